@@ -1,0 +1,50 @@
+"""Every error that astitch raises on purpose.
+
+Each message says where (computation and instruction), what, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class AstitchError(Exception):
+    """Base of all errors raised on purpose by astitch."""
+
+
+class MalformedHlo(AstitchError):
+    """The HLO module cannot be read: truncated, inconsistent, or with elided constants."""
+
+
+class UnsupportedOp(AstitchError):
+    """An opcode (or a form of it) that no part of astitch can compute."""
+
+
+class UnsupportedType(AstitchError):
+    """An element type that astitch does not know."""
+
+
+class DynamicShape(AstitchError):
+    """A shape whose extents are not all known at compile time."""
+
+
+class ArgumentMismatch(AstitchError):
+    """The number, shape or dtype of the arguments differs from what the program was compiled for."""
+
+
+class IllegalProduct(AstitchError):
+    """A stage handed on a Graph, Plan, Kernel or Program that breaks its own rules: a bug in astitch."""
+
+
+class KernelCompileError(AstitchError):
+    """The CUDA or the host compiler refused emitted text, or is missing."""
+
+
+class KernelFault(AstitchError):
+    """The emulation found a fault in a kernel: race, out of bounds, uninitialised read, deadlock."""
+
+
+class LaunchRefused(AstitchError):
+    """A launch that would hang or fail: blocks that cannot be resident together, too much shared memory."""
+
+
+class OutOfMemory(AstitchError):
+    """The device has no room for the arena or an output."""

@@ -1,0 +1,124 @@
+"""The Program: ordered steps over buffers, ready for an engine.
+
+A Program says everything an engine needs: which buffers exist and where they live, which kernels,
+library calls and interpreted nodes run in which order on which buffers.  Engines decide nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from astitch.ir import ArrayType, Literal, Node
+
+ALIGNMENT_BYTES = 256
+"""Every buffer in the arena starts at a multiple of this, so that 16-byte accesses are legal."""
+
+
+class Space(enum.Enum):
+    """Where a buffer lives."""
+
+    PARAMETER = "parameter"  # argument `index` of the program, read only
+    CONSTANT = "constant"  # constant `index` of the program, read only, uploaded once
+    OUTPUT = "output"  # allocated for each call, handed to the caller
+    ARENA = "arena"  # intermediate at byte `offset` of the one arena; shares space by liveness
+    BARRIER = "barrier"  # barrier words at byte `offset` of the arena; zero before the first launch, never shared
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Contiguous row-major memory for `type`.
+
+    index: position in Program.parameters / Program.constants / the output allocations (0 for arena buffers).
+    offset: bytes from the start of the arena (0 unless ARENA or BARRIER).
+    """
+
+    name: str
+    type: ArrayType
+    space: Space
+    index: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A buffer read or written as an array of `type` (same number of bytes as the buffer, maybe another shape)."""
+
+    buffer: str
+    type: ArrayType
+
+
+@dataclass(frozen=True, slots=True)
+class CudaKernel:
+    """One kernel as text, and how it must be launched.
+
+    source: the whole translation unit after `#include "astitch.cuh"`; the entry is `extern "C" __global__` `name`.
+    Parameters are pointers only, in the order of KernelStep.arguments; with `pointer_table` the kernel takes one
+    parameter, the device address of an array of those pointers.
+    grid, block: number of blocks and threads (one-dimensional).  shared_bytes: dynamic shared memory per block.
+    global_barriers: grid-wide barriers inside; when not 0 all `grid` blocks must be resident together.
+    blocks_per_sm: what the plan assumed for residency.  reads_bytes/writes_bytes: least possible traffic.
+    """
+
+    name: str
+    source: str
+    grid: int
+    block: int
+    shared_bytes: int
+    global_barriers: int
+    blocks_per_sm: int
+    pointer_table: bool = False
+    reads_bytes: int = 0
+    writes_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStep:
+    """Launch `kernel` on `arguments` (one View per pointer parameter).  `written` are the indices of arguments it writes."""
+
+    kernel: CudaKernel
+    arguments: tuple[View, ...]
+    written: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryStep:
+    """A dot or convolution done by a vendor library (or by the reference on the host)."""
+
+    node: Node
+    operands: tuple[View, ...]
+    results: tuple[View, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceStep:
+    """A node that no emitted kernel and no library computes yet: runs through reference.py.  Never silent."""
+
+    node: Node
+    operands: tuple[View, ...]
+    results: tuple[View, ...]
+    reason: str
+
+
+Step = KernelStep | LibraryStep | ReferenceStep
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """parameters, constants: buffer names in order.  outputs: a View for each result, in order (may repeat, and may
+    view a parameter or constant).  arena_bytes: size of the one allocation that holds all ARENA and BARRIER buffers.
+    """
+
+    name: str
+    buffers: dict[str, Buffer]
+    parameters: tuple[View, ...]
+    constants: tuple[tuple[str, Literal], ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[View, ...]
+    arena_bytes: int
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def kernels(self) -> tuple[CudaKernel, ...]:
+        """The stitched kernels in launch order."""
+        return tuple(s.kernel for s in self.steps if isinstance(s, KernelStep))
