@@ -113,7 +113,7 @@ class GraphBuilder:
         return value
 
     def constant(self, value: object, dtype: str = "", name: str = "") -> str:
-        """A constant from anything NumPy reads; `dtype` names it as HLO does (default: NumPy's own)."""
+        """A constant from anything NumPy reads; `dtype` as HLO names it (default: NumPy's own)."""
         array = np.asarray(value, DType(dtype).numpy if dtype else None)
         literal = Literal.of(array)
         array_type = ArrayType(literal.dtype, literal.shape)
@@ -125,7 +125,7 @@ class GraphBuilder:
     # ---- ops whose type follows from the call
 
     def same(self, op: str, *operands: str, name: str = "") -> str:
-        """An element-wise op whose result has the type of its last operand (also select, shifts)."""
+        """An element-wise op whose result has the type of its last operand (also select)."""
         return self.op(op, self.array(operands[-1]), *operands, name=name)
 
     def convert(self, x: str, dtype: str, name: str = "") -> str:
@@ -259,12 +259,8 @@ class GraphBuilder:
             tuple(lhs_contracting), tuple(rhs_contracting), tuple(lhs_batch), tuple(rhs_batch)
         )
         shape = [left.shape[i] for i in lhs_batch]
-        shape += [
-            n for i, n in enumerate(left.shape) if i not in (*lhs_contracting, *lhs_batch)
-        ]
-        shape += [
-            n for i, n in enumerate(right.shape) if i not in (*rhs_contracting, *rhs_batch)
-        ]
+        shape += [n for i, n in enumerate(left.shape) if i not in (*lhs_contracting, *lhs_batch)]
+        shape += [n for i, n in enumerate(right.shape) if i not in (*rhs_contracting, *rhs_batch)]
         type = ArrayType(DType(dtype) if dtype else left.dtype, tuple(shape))
         return self.op("dot", type, x, y, attrs=attrs, name=name)
 
@@ -278,7 +274,7 @@ def combiner(op: str, dtype: DType) -> Graph:
 
 
 def arg_max_combiner(value: DType, index: DType) -> Graph:
-    """(v, i), (w, j) -> the pair with the larger value (NaN is largest), or the smaller index when equal."""
+    """(v, i), (w, j) -> the pair of the larger value (NaN is largest); if equal the smaller index."""
     g = GraphBuilder(f"argmax_{value.value}_{index.value}")
     scalar, position = ArrayType(value, ()), ArrayType(index, ())
     v, i = g.parameter(scalar, "v"), g.parameter(position, "i")
@@ -286,9 +282,7 @@ def arg_max_combiner(value: DType, index: DType) -> Graph:
     larger = g.op("or", "pred[]", g.compare("GT", v, w), g.compare("NE", v, v))
     first = g.op("and", "pred[]", g.compare("EQ", v, w), g.compare("LT", i, j))
     keep_index = g.op("or", "pred[]", larger, first)
-    return g.build(
-        g.op("select", scalar, larger, v, w), g.op("select", position, keep_index, i, j)
-    )
+    return g.build(g.op("select", scalar, larger, v, w), g.op("select", position, keep_index, i, j))
 
 
 def _usual_init(op: str, dtype: DType) -> object:

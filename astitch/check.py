@@ -1,0 +1,761 @@
+"""Takes the product of a stage; hands it on unchanged, or raises IllegalProduct around the fault.
+
+The idea: an op's legality is a row in a table of rules, `infer_type(node, operand types)`, so a
+stage may build any graph it likes and the first wrong node is named here, not five stages later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from astitch.errors import IllegalProduct
+from astitch.ir import (
+    ArrayType,
+    BatchNormAttrs,
+    BroadcastAttrs,
+    CompareAttrs,
+    ConditionalAttrs,
+    ConstantAttrs,
+    ConvolutionAttrs,
+    DimensionAttrs,
+    DimensionsAttrs,
+    DotAttrs,
+    DType,
+    DynamicSliceAttrs,
+    GatherAttrs,
+    GetTupleElementAttrs,
+    Graph,
+    IotaAttrs,
+    Node,
+    PadAttrs,
+    ParameterAttrs,
+    ScatterAttrs,
+    SliceAttrs,
+    SortAttrs,
+    TransposeAttrs,
+    TupleType,
+    Type,
+    WindowAttrs,
+    WindowDimension,
+)
+from astitch.ops import OPS, Kind
+
+_LINES_AROUND = 3
+A = TypeVar("A")
+
+
+def check_graph(graph: Graph) -> Graph:
+    """The same graph, if it keeps the rules of ir.py and every op's rule below.
+
+    Order is topological; operands, parameters and outputs exist; parameters are numbered; counts,
+    types and regions fit the op.  Regions are checked too.  Raises IllegalProduct with the lines
+    around the first fault.
+    """
+    _check_nodes(graph, {})
+    return graph
+
+
+def infer_type(node: Node, operand_types: Sequence[Type]) -> Type:
+    """The type that the op's rule gives the node.
+
+    What an op leaves open (the dtype of convert, dot or iota; the shape of broadcast or reshape;
+    everything of custom-call) is taken from the node's own type, once that is found possible.
+    Raises IllegalProduct with a sentence where operands, attributes or regions break the rule.
+    """
+    rule = _RULES.get(node.op)
+    if rule is None:
+        if node.op in OPS and OPS[node.op].kind is Kind.ELEMENTWISE:
+            rule = _infer_same
+        else:
+            _require(node.op in OPS, f"there is no op {node.op!r} in astitch/ops.py")
+            return node.type
+    return rule(node, operand_types)
+
+
+# ---- the graph as a whole
+
+
+def _check_nodes(graph: Graph, checked: dict[int, Graph]) -> None:
+    if id(graph) in checked:
+        return
+    checked[id(graph)] = graph  # keeps it alive, so that its id stays its own
+    types: dict[str, Type] = {}
+    for key, node in graph.nodes.items():
+        try:
+            _require(key == node.name, f"is stored under the name {key!r}")
+            for operand in node.operands:
+                _require(operand in graph.nodes, f"operand %{operand} does not exist")
+                _require(operand in types, f"operand %{operand} comes after its user")
+            _check_parameter(graph, node)
+            inferred = infer_type(node, [types[o] for o in node.operands])
+            _require(_elements(inferred) == _elements(node.type), f"the operands give {inferred}")
+        except IllegalProduct as fault:
+            raise IllegalProduct(_show_fault(graph, node, str(fault))) from None
+        for region in node.regions:
+            _check_nodes(region, checked)
+        types[node.name] = node.type
+    _check_edges(graph)
+
+
+def _check_parameter(graph: Graph, node: Node) -> None:
+    if node.op != "parameter":
+        return
+    attrs = _attrs(node, ParameterAttrs)
+    _require(isinstance(node.type, ArrayType), "a parameter is an array")
+    _require(
+        attrs.index in range(len(graph.parameters)) and graph.parameters[attrs.index] == node.name,
+        f"the graph does not list it as parameter {attrs.index}",
+    )
+
+
+def _check_edges(graph: Graph) -> None:
+    def refuse(sentence: str) -> None:
+        raise IllegalProduct(f"graph {graph.name}: {sentence}{_ADVICE}")
+
+    for i, name in enumerate(graph.parameters):
+        if name not in graph.nodes or graph[name].op != "parameter":
+            refuse(f"parameter {i}, %{name}, is not a parameter node")
+    for i, name in enumerate(graph.outputs):
+        if name not in graph.nodes:
+            refuse(f"output {i}, %{name}, does not exist")
+        if isinstance(graph[name].type, TupleType):
+            refuse(f"output {i}, %{name}, is a tuple; outputs are arrays")
+    for output, parameter in graph.aliases:
+        if output not in range(len(graph.outputs)) or parameter not in range(len(graph.parameters)):
+            refuse(f"alias of output {output} to parameter {parameter} names what does not exist")
+
+
+_ADVICE = "\n  the stage that handed on this graph has a bug; print its input and report both"
+
+
+def _show_fault(graph: Graph, node: Node, sentence: str) -> str:
+    names = list(graph.nodes)
+    at = next(i for i, name in enumerate(names) if graph.nodes[name] is node)
+    lines = [
+        f"  {'>' if i == at else ' '} {graph.nodes[names[i]]}"
+        for i in range(max(0, at - _LINES_AROUND), min(len(names), at + _LINES_AROUND + 1))
+    ]
+    return f"graph {graph.name}, %{node.name}: {sentence}\n" + "\n".join(lines) + _ADVICE
+
+
+# ---- words shared by the rules
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise IllegalProduct(sentence)
+
+
+def _attrs(node: Node, kind: type[A]) -> A:
+    if not isinstance(node.attrs, kind):
+        raise IllegalProduct(f"{node.op} needs {kind.__name__}, not {type(node.attrs).__name__}")
+    return node.attrs
+
+
+def _elements(type: Type) -> tuple[ArrayType, ...]:
+    return type.elements if isinstance(type, TupleType) else (type,)
+
+
+def _result(types: Sequence[ArrayType]) -> Type:
+    return types[0] if len(types) == 1 else TupleType(tuple(types))
+
+
+def _arrays(types: Sequence[Type], count: int | None = None) -> list[ArrayType]:
+    arrays = []
+    for i, type in enumerate(types):
+        if isinstance(type, TupleType):
+            raise IllegalProduct(f"operand {i} is a tuple, {type}")
+        arrays.append(type)
+    _require(
+        count is None or len(arrays) == count, f"has {len(arrays)} operands, the op takes {count}"
+    )
+    return arrays
+
+
+def _array(node: Node) -> ArrayType:
+    if isinstance(node.type, TupleType):
+        raise IllegalProduct(f"{node.op} has one result, not {node.type}")
+    return node.type
+
+
+def _check_distinct(what: str, dimensions: Sequence[int], rank: int) -> None:
+    _require(
+        len(set(dimensions)) == len(dimensions) and all(0 <= d < rank for d in dimensions),
+        f"{what} {tuple(dimensions)} are not distinct dimensions of rank {rank}",
+    )
+
+
+def _check_index(types: Sequence[ArrayType]) -> None:
+    for i, type in enumerate(types):
+        _require(
+            type.shape == () and type.dtype.is_integer,
+            f"index {i} is {type}, not an integer scalar",
+        )
+
+
+def _check_region(
+    node: Node, at: int, parameters: Sequence[ArrayType], results: Sequence[ArrayType]
+) -> None:
+    """Region `at` takes `parameters` and returns `results`."""
+    _require(at < len(node.regions), f"{node.op} needs region {at}, it has {len(node.regions)}")
+    region = node.regions[at]
+    for what, names, expected in (
+        ("takes", region.parameters, parameters),
+        ("returns", region.outputs, results),
+    ):
+        for name in names:
+            _require(name in region.nodes, f"region {region.name} {what} %{name}, a node it lacks")
+        found = [region[name].type for name in names]
+        _require(
+            found == list(expected),
+            f"region {region.name} {what} ({', '.join(map(str, found))}), "
+            f"not ({', '.join(map(str, expected))})",
+        )
+
+
+def _without(shape: Sequence[int], dropped: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n for i, n in enumerate(shape) if i not in dropped)
+
+
+# ---- sources
+
+
+def _infer_parameter(node: Node, operands: Sequence[Type]) -> Type:
+    _arrays(operands, 0)
+    return node.type
+
+
+def _infer_constant(node: Node, operands: Sequence[Type]) -> Type:
+    _arrays(operands, 0)
+    literal = _attrs(node, ConstantAttrs).value
+    return ArrayType(literal.dtype, literal.shape)
+
+
+def _infer_iota(node: Node, operands: Sequence[Type]) -> Type:
+    _arrays(operands, 0)
+    result = _array(node)
+    _check_distinct("iota dimension", (_attrs(node, IotaAttrs).dimension,), result.rank)
+    _require(result.dtype is not DType.PRED, "iota of pred has no meaning")
+    return result
+
+
+# ---- element-wise
+
+
+_BINARY = frozenset(
+    "add subtract multiply divide remainder maximum minimum power atan2 and or xor shift-left "
+    "shift-right-arithmetic shift-right-logical".split()
+)
+_BITS = frozenset("and or xor not popcnt count-leading-zeros".split())
+_INTEGERS = frozenset(
+    "shift-left shift-right-arithmetic shift-right-logical popcnt count-leading-zeros".split()
+)
+_NOT_PRED = frozenset("subtract divide remainder power atan2 negate abs sign".split())
+_ANY_NUMBER = frozenset("add multiply maximum minimum copy optimization-barrier".split())
+
+
+def _infer_same(node: Node, operands: Sequence[Type]) -> Type:
+    """Every operand and the result have one type."""
+    arrays = _arrays(operands, 2 if node.op in _BINARY else 1)
+    for i, array in enumerate(arrays[1:], 1):
+        _require(array == arrays[0], f"operand 0 is {arrays[0]}, operand {i} is {array}")
+    dtype = arrays[0].dtype
+    if node.op in _INTEGERS:
+        legal = dtype.is_integer
+    elif node.op in _BITS:
+        legal = dtype.is_integer or dtype is DType.PRED
+    elif node.op in _NOT_PRED:
+        legal = dtype is not DType.PRED
+    else:
+        legal = node.op in _ANY_NUMBER or dtype.is_float or dtype.is_complex
+    _require(legal, f"{node.op} of {dtype.value} has no meaning")
+    return arrays[0]
+
+
+def _infer_abs(node: Node, operands: Sequence[Type]) -> Type:
+    (x,) = _arrays(operands, 1)
+    _require(x.dtype is not DType.PRED, "abs of pred has no meaning")
+    return ArrayType(_PART.get(x.dtype, x.dtype), x.shape)
+
+
+def _infer_is_finite(node: Node, operands: Sequence[Type]) -> Type:
+    (x,) = _arrays(operands, 1)
+    _require(x.dtype.is_float, f"is-finite of {x.dtype.value} has no meaning")
+    return ArrayType(DType.PRED, x.shape)
+
+
+def _infer_compare(node: Node, operands: Sequence[Type]) -> Type:
+    x, y = _arrays(operands, 2)
+    direction = _attrs(node, CompareAttrs).direction
+    _require(x == y, f"operand 0 is {x}, operand 1 is {y}")
+    _require(direction in ("EQ", "NE", "LT", "LE", "GT", "GE"), f"unknown direction {direction!r}")
+    return ArrayType(DType.PRED, x.shape)
+
+
+def _infer_select(node: Node, operands: Sequence[Type]) -> Type:
+    predicate, x, y = _arrays(operands, 3)
+    _require(
+        predicate == ArrayType(DType.PRED, x.shape),
+        f"operand 0 is {predicate}, not a pred of the shape of {x}",
+    )
+    _require(x == y, f"operand 1 is {x}, operand 2 is {y}")
+    return x
+
+
+def _infer_clamp(node: Node, operands: Sequence[Type]) -> Type:
+    low, x, high = _arrays(operands, 3)
+    _require(low == x == high, f"operands are {low}, {x} and {high}, not of one type")
+    return x
+
+
+def _infer_convert(node: Node, operands: Sequence[Type]) -> Type:
+    (x,) = _arrays(operands, 1)
+    return ArrayType(_array(node).dtype, x.shape)
+
+
+def _infer_bitcast_convert(node: Node, operands: Sequence[Type]) -> Type:
+    """Same size: same shape.  To a smaller dtype: one more, last, dimension; to a larger: one less."""
+    (x,) = _arrays(operands, 1)
+    dtype = _array(node).dtype
+    if x.dtype.bytes == dtype.bytes:
+        return ArrayType(dtype, x.shape)
+    if x.dtype.bytes > dtype.bytes:
+        return ArrayType(dtype, (*x.shape, x.dtype.bytes // dtype.bytes))
+    _require(
+        x.shape[-1:] == (dtype.bytes // x.dtype.bytes,),
+        f"the last dimension of {x} does not hold one {dtype.value}",
+    )
+    return ArrayType(dtype, x.shape[:-1])
+
+
+_PART = {DType.C64: DType.F32, DType.C128: DType.F64}
+_WHOLE = {DType.F32: DType.C64, DType.F64: DType.C128}
+
+
+def _infer_complex(node: Node, operands: Sequence[Type]) -> Type:
+    x, y = _arrays(operands, 2)
+    _require(x == y and x.dtype in _WHOLE, f"operands are {x} and {y}, not both f32 or f64")
+    return ArrayType(_WHOLE[x.dtype], x.shape)
+
+
+def _infer_part(node: Node, operands: Sequence[Type]) -> Type:
+    (x,) = _arrays(operands, 1)
+    return ArrayType(_PART.get(x.dtype, x.dtype), x.shape)
+
+
+# ---- broadcast and index maps
+
+
+def _infer_broadcast(node: Node, operands: Sequence[Type]) -> Type:
+    (x,) = _arrays(operands, 1)
+    result, dimensions = _array(node), _attrs(node, BroadcastAttrs).dimensions
+    _check_distinct("dimensions", dimensions, result.rank)
+    _require(len(dimensions) == x.rank, f"{len(dimensions)} dimensions for an operand of {x}")
+    for i, d in enumerate(dimensions):
+        _require(
+            x.shape[i] == result.shape[d],
+            f"operand dimension {i} has {x.shape[i]} elements, result dimension {d} has "
+            f"{result.shape[d]}",
+        )
+    return ArrayType(x.dtype, result.shape)
+
+
+def _infer_reshape(node: Node, operands: Sequence[Type]) -> Type:
+    (x,) = _arrays(operands, 1)
+    result = _array(node)
+    _require(x.size == result.size, f"{x} has {x.size} elements, the result {result.size}")
+    return ArrayType(x.dtype, result.shape)
+
+
+def _infer_transpose(node: Node, operands: Sequence[Type]) -> Type:
+    (x,) = _arrays(operands, 1)
+    permutation = _attrs(node, TransposeAttrs).permutation
+    _require(
+        sorted(permutation) == list(range(x.rank)),
+        f"{permutation} is no permutation of {x.rank} dimensions",
+    )
+    return ArrayType(x.dtype, tuple(x.shape[p] for p in permutation))
+
+
+def _infer_slice(node: Node, operands: Sequence[Type]) -> Type:
+    (x,) = _arrays(operands, 1)
+    a = _attrs(node, SliceAttrs)
+    _require(
+        len(a.starts) == len(a.limits) == len(a.strides) == x.rank,
+        f"starts, limits and strides are not {x.rank} each",
+    )
+    for i, (start, limit, stride) in enumerate(zip(a.starts, a.limits, a.strides, strict=True)):
+        _require(
+            0 <= start <= limit <= x.shape[i] and stride >= 1,
+            f"[{start}:{limit}:{stride}] of dimension {i} of {x}",
+        )
+    spans = zip(a.starts, a.limits, a.strides, strict=True)
+    return ArrayType(x.dtype, tuple(-((start - limit) // stride) for start, limit, stride in spans))
+
+
+def _infer_pad(node: Node, operands: Sequence[Type]) -> Type:
+    x, value = _arrays(operands, 2)
+    a = _attrs(node, PadAttrs)
+    _require(value == ArrayType(x.dtype, ()), f"the padding value is {value}, the operand {x}")
+    _require(
+        len(a.low) == len(a.high) == len(a.interior) == x.rank,
+        f"low, high and interior are not {x.rank} each",
+    )
+    _require(all(i >= 0 for i in a.interior), f"negative interior padding {a.interior}")
+    shape = tuple(
+        n + low + high + max(n - 1, 0) * between
+        for n, low, high, between in zip(x.shape, a.low, a.high, a.interior, strict=True)
+    )
+    _require(all(n >= 0 for n in shape), f"padding leaves {shape}")
+    return ArrayType(x.dtype, shape)
+
+
+def _infer_concatenate(node: Node, operands: Sequence[Type]) -> Type:
+    arrays = _arrays(operands)
+    _require(len(arrays) > 0, "concatenate of nothing")
+    first, d = arrays[0], _attrs(node, DimensionAttrs).dimension
+    _check_distinct("dimension", (d,), first.rank)
+    for i, array in enumerate(arrays):
+        fits = array.dtype == first.dtype and array.rank == first.rank
+        _require(
+            fits and _without(array.shape, (d,)) == _without(first.shape, (d,)),
+            f"operand {i} is {array}, operand 0 is {first}: they differ beyond dimension {d}",
+        )
+    shape = list(first.shape)
+    shape[d] = sum(array.shape[d] for array in arrays)
+    return ArrayType(first.dtype, tuple(shape))
+
+
+def _infer_reverse(node: Node, operands: Sequence[Type]) -> Type:
+    (x,) = _arrays(operands, 1)
+    _check_distinct("dimensions", _attrs(node, DimensionsAttrs).dimensions, x.rank)
+    return x
+
+
+def _infer_dynamic_slice(node: Node, operands: Sequence[Type]) -> Type:
+    x, *indices = _arrays(operands)
+    sizes = _attrs(node, DynamicSliceAttrs).sizes
+    _require(len(indices) == len(sizes) == x.rank, f"indices and sizes are not {x.rank} each")
+    _check_index(indices)
+    fits = all(0 <= size <= n for size, n in zip(sizes, x.shape, strict=True))
+    _require(fits, f"sizes {sizes} exceed {x}")
+    return ArrayType(x.dtype, sizes)
+
+
+def _infer_dynamic_update_slice(node: Node, operands: Sequence[Type]) -> Type:
+    _require(len(operands) >= 2, "needs an operand and an update")
+    x, update, *indices = _arrays(operands)
+    _require(len(indices) == x.rank, f"{len(indices)} indices for {x}")
+    _check_index(indices)
+    _require(
+        update.dtype == x.dtype
+        and update.rank == x.rank
+        and all(m <= n for m, n in zip(update.shape, x.shape, strict=True)),
+        f"the update {update} does not fit into {x}",
+    )
+    return x
+
+
+def _infer_gather(node: Node, operands: Sequence[Type]) -> Type:
+    x, indices = _arrays(operands, 2)
+    a = _attrs(node, GatherAttrs)
+    _require(indices.dtype.is_integer, f"indices are {indices}")
+    _require(
+        0 <= a.index_vector_dim <= indices.rank,
+        f"index_vector_dim {a.index_vector_dim} of indices {indices}",
+    )
+    _require(len(a.slice_sizes) == x.rank, f"{len(a.slice_sizes)} slice sizes for {x}")
+    _check_distinct("start_index_map", a.start_index_map, x.rank)
+    dropped = (*a.collapsed_slice_dims, *a.operand_batching_dims)
+    _check_distinct("collapsed and batching dimensions", dropped, x.rank)
+    for d, size in enumerate(a.slice_sizes):
+        _require(0 <= size <= x.shape[d], f"slice size {size} of dimension {d} of {x}")
+        _require(d not in dropped or size <= 1, f"collapsed dimension {d} has slice size {size}")
+    vector = 1 if a.index_vector_dim == indices.rank else indices.shape[a.index_vector_dim]
+    _require(
+        vector == len(a.start_index_map),
+        f"index vectors have {vector} elements, start_index_map {len(a.start_index_map)}",
+    )
+    batch = list(_without(indices.shape, (a.index_vector_dim,)))
+    window = list(_without(a.slice_sizes, dropped))
+    rank = len(batch) + len(window)
+    _check_distinct("offset_dims", a.offset_dims, rank)
+    _require(len(a.offset_dims) == len(window), f"{len(a.offset_dims)} offset_dims for {window}")
+    # Offset dimensions take the window in order, the others the batch.
+    shape = tuple(window.pop(0) if d in a.offset_dims else batch.pop(0) for d in range(rank))
+    return ArrayType(x.dtype, shape)
+
+
+# ---- ops with regions
+
+
+def _scalars(arrays: Sequence[ArrayType]) -> list[ArrayType]:
+    return [ArrayType(a.dtype, ()) for a in arrays]
+
+
+def _split_inits(node: Node, operands: Sequence[Type]) -> tuple[list[ArrayType], list[ArrayType]]:
+    """(inputs, inits) of reduce and reduce-window, with its combiner checked."""
+    arrays = _arrays(operands)
+    _require(
+        len(arrays) >= 2 and len(arrays) % 2 == 0,
+        f"has {len(arrays)} operands, needs as many initial values as inputs",
+    )
+    half = len(arrays) // 2
+    inputs, inits = arrays[:half], arrays[half:]
+    for i in range(half):
+        _require(inits[i].shape == (), f"initial value {i} is {inits[i]}, not a scalar")
+        _require(
+            inputs[i].shape == inputs[0].shape, f"input {i} is {inputs[i]}, input 0 {inputs[0]}"
+        )
+    _check_region(node, 0, [*inits, *_scalars(inputs)], inits)
+    return inputs, inits
+
+
+def _infer_reduce(node: Node, operands: Sequence[Type]) -> Type:
+    inputs, inits = _split_inits(node, operands)
+    dimensions = _attrs(node, DimensionsAttrs).dimensions
+    _check_distinct("dimensions", dimensions, inputs[0].rank)
+    shape = _without(inputs[0].shape, dimensions)
+    return _result([ArrayType(init.dtype, shape) for init in inits])
+
+
+def _slide(n: int, w: WindowDimension) -> int:
+    """How many positions the window has along a dimension of n elements."""
+    _require(
+        w.size >= 1 and w.stride >= 1 and w.window_dilation >= 1 and w.base_dilation >= 1,
+        f"impossible window {w}",
+    )
+    base = ((n - 1) * w.base_dilation + 1 if n else 0) + w.padding_low + w.padding_high
+    window = (w.size - 1) * w.window_dilation + 1
+    return (base - window) // w.stride + 1 if base >= window else 0
+
+
+def _infer_reduce_window(node: Node, operands: Sequence[Type]) -> Type:
+    inputs, inits = _split_inits(node, operands)
+    window = _attrs(node, WindowAttrs).window
+    _require(len(window) == inputs[0].rank, f"a window of rank {len(window)} over {inputs[0]}")
+    shape = tuple(_slide(n, w) for n, w in zip(inputs[0].shape, window, strict=True))
+    return _result([ArrayType(init.dtype, shape) for init in inits])
+
+
+def _infer_select_and_scatter(node: Node, operands: Sequence[Type]) -> Type:
+    x, source, init = _arrays(operands, 3)
+    window = _attrs(node, WindowAttrs).window
+    _require(len(window) == x.rank, f"a window of rank {len(window)} over {x}")
+    shape = tuple(_slide(n, w) for n, w in zip(x.shape, window, strict=True))
+    _require(source.shape == shape, f"the source is {source}, the window has {shape} positions")
+    _require(init == ArrayType(x.dtype, ()), f"the initial value is {init}, the operand {x}")
+    scalar = _scalars([x])
+    _check_region(node, 0, scalar * 2, [ArrayType(DType.PRED, ())])
+    _check_region(node, 1, scalar * 2, scalar)
+    return x
+
+
+def _infer_scatter(node: Node, operands: Sequence[Type]) -> Type:
+    arrays = _arrays(operands)
+    a = _attrs(node, ScatterAttrs)
+    _require(len(arrays) >= 3 and len(arrays) % 2 == 1, f"has {len(arrays)} operands")
+    half = len(arrays) // 2
+    inputs, indices, updates = arrays[:half], arrays[half], arrays[half + 1 :]
+    _require(indices.dtype.is_integer, f"indices are {indices}")
+    for x, update in zip(inputs, updates, strict=True):
+        _require(x.shape == inputs[0].shape, f"inputs {inputs[0]} and {x} differ in shape")
+        _check_distinct("update_window_dims", a.update_window_dims, update.rank)
+        inserted = (*a.inserted_window_dims, *a.input_batching_dims)
+        _check_distinct("inserted and batching dimensions", inserted, x.rank)
+        window = [update.shape[d] for d in a.update_window_dims]
+        room = _without(x.shape, inserted)
+        _require(
+            len(window) == len(room) and all(m <= n for m, n in zip(window, room, strict=True)),
+            f"update windows {window} do not fit into {x}",
+        )
+        batch = _without(update.shape, a.update_window_dims)
+        _require(
+            batch == _without(indices.shape, (a.index_vector_dim,)),
+            f"the updates {update} have batch {batch}, the indices are {indices}",
+        )
+    _check_region(node, 0, [*_scalars(inputs), *_scalars(updates)], _scalars(inputs))
+    return _result(inputs)
+
+
+def _infer_sort(node: Node, operands: Sequence[Type]) -> Type:
+    arrays = _arrays(operands)
+    _require(len(arrays) > 0, "sort of nothing")
+    _check_distinct("dimension", (_attrs(node, SortAttrs).dimension,), arrays[0].rank)
+    for i, array in enumerate(arrays):
+        _require(array.shape == arrays[0].shape, f"operand {i} is {array}, operand 0 {arrays[0]}")
+    pairs = [s for s in _scalars(arrays) for _ in range(2)]
+    _check_region(node, 0, pairs, [ArrayType(DType.PRED, ())])
+    return _result(arrays)
+
+
+def _infer_map(node: Node, operands: Sequence[Type]) -> Type:
+    arrays = _arrays(operands)
+    result = _array(node)
+    for i, array in enumerate(arrays):
+        _require(array.shape == result.shape, f"operand {i} is {array}, the result {result}")
+    _check_region(node, 0, _scalars(arrays), _scalars([result]))
+    return result
+
+
+def _infer_while(node: Node, operands: Sequence[Type]) -> Type:
+    state = _arrays(operands)
+    _check_region(node, 0, state, [ArrayType(DType.PRED, ())])
+    _check_region(node, 1, state, state)
+    return _result(state) if state else TupleType(())
+
+
+def _infer_conditional(node: Node, operands: Sequence[Type]) -> Type:
+    _require(len(operands) >= 1, "needs a selector")
+    selector, *rest = _arrays(operands)
+    counts = _attrs(node, ConditionalAttrs).operand_counts
+    _require(
+        selector in (ArrayType(DType.PRED, ()), ArrayType(DType.S32, ())),
+        f"the selector is {selector}, not pred[] or s32[]",
+    )
+    _require(
+        selector.dtype is DType.S32 or len(counts) == 2, f"pred chooses of 2, not {len(counts)}"
+    )
+    _require(
+        len(counts) == len(node.regions) and sum(counts) == len(rest),
+        f"operand_counts {counts} for {len(node.regions)} branches and {len(rest)} operands",
+    )
+    at = 0
+    for branch, count in enumerate(counts):
+        _check_region(node, branch, rest[at : at + count], _elements(node.type))
+        at += count
+    return node.type
+
+
+def _infer_call(node: Node, operands: Sequence[Type]) -> Type:
+    _check_region(node, 0, _arrays(operands), _elements(node.type))
+    return node.type
+
+
+# ---- library calls and steps of their own
+
+
+def _infer_dot(node: Node, operands: Sequence[Type]) -> Type:
+    x, y = _arrays(operands, 2)
+    a = _attrs(node, DotAttrs)
+    _check_distinct("lhs dimensions", (*a.lhs_contracting, *a.lhs_batch), x.rank)
+    _check_distinct("rhs dimensions", (*a.rhs_contracting, *a.rhs_batch), y.rank)
+    for what, left, right in (
+        ("contracting", a.lhs_contracting, a.rhs_contracting),
+        ("batch", a.lhs_batch, a.rhs_batch),
+    ):
+        _require(
+            [x.shape[d] for d in left] == [y.shape[d] for d in right],
+            f"{what} dimensions {left} of {x} and {right} of {y} differ",
+        )
+    shape = (
+        *(x.shape[d] for d in a.lhs_batch),
+        *_without(x.shape, (*a.lhs_contracting, *a.lhs_batch)),
+        *_without(y.shape, (*a.rhs_contracting, *a.rhs_batch)),
+    )
+    return ArrayType(_array(node).dtype, shape)
+
+
+def _infer_convolution(node: Node, operands: Sequence[Type]) -> Type:
+    x, kernel = _arrays(operands, 2)
+    a = _attrs(node, ConvolutionAttrs)
+    rank = len(a.window) + 2
+    for what, dimensions, array in (
+        ("input", (a.input_batch, a.input_feature, *a.input_spatial), x),
+        ("kernel", (a.kernel_input_feature, a.kernel_output_feature, *a.kernel_spatial), kernel),
+        ("output", (a.output_batch, a.output_feature, *a.output_spatial), _array(node)),
+    ):
+        _require(
+            sorted(dimensions) == list(range(rank)) and array.rank == rank,
+            f"{what} dimensions {dimensions} of {array} under a window of rank {len(a.window)}",
+        )
+    features = kernel.shape[a.kernel_input_feature]
+    _require(
+        x.shape[a.input_feature] == features * a.feature_group_count,
+        f"{x.shape[a.input_feature]} input features in {a.feature_group_count} groups, the kernel "
+        f"takes {features}",
+    )
+    shape = [0] * rank
+    shape[a.output_batch] = x.shape[a.input_batch] // a.batch_group_count
+    shape[a.output_feature] = kernel.shape[a.kernel_output_feature]
+    for i, w in enumerate(a.window):
+        size = kernel.shape[a.kernel_spatial[i]]
+        _require(w.size == size, f"window dimension {i} has {w.size}, the kernel {size} elements")
+        shape[a.output_spatial[i]] = _slide(x.shape[a.input_spatial[i]], w)
+    return ArrayType(_array(node).dtype, tuple(shape))
+
+
+def _infer_get_tuple_element(node: Node, operands: Sequence[Type]) -> Type:
+    _require(len(operands) == 1, f"has {len(operands)} operands, the op takes 1")
+    elements, index = _elements(operands[0]), _attrs(node, GetTupleElementAttrs).index
+    _require(0 <= index < len(elements), f"element {index} of {operands[0]}")
+    return elements[index]
+
+
+def _infer_batch_norm(node: Node, operands: Sequence[Type]) -> Type:
+    """training: (x, scale, offset) -> (y, mean, variance).
+    inference: (x, scale, offset, mean, variance) -> y.
+    grad: (x, scale, mean, variance, dy) -> (dx, dscale, doffset).
+    """
+    inference, training = node.op == "batch-norm-inference", node.op == "batch-norm-training"
+    x, *rest = _arrays(operands, 3 if training else 5)
+    feature_index = _attrs(node, BatchNormAttrs).feature_index
+    _check_distinct("feature_index", (feature_index,), x.rank)
+    features = x.shape[feature_index]
+    vectors = rest if inference or training else rest[:-1]
+    for i, vector in enumerate(vectors, 1):
+        _require(vector.shape == (features,), f"operand {i} is {vector}, {features} features")
+    if node.op == "batch-norm-grad":
+        _require(rest[-1].shape == x.shape, f"dy is {rest[-1]}, x is {x}")
+    return x if inference else TupleType((x, vectors[0], vectors[0]))
+
+
+def _infer_first(node: Node, operands: Sequence[Type]) -> Type:
+    _require(len(operands) >= 1, f"{node.op} needs an operand")
+    return _arrays(operands)[0]
+
+
+_Rule = Callable[[Node, Sequence[Type]], Type]
+_RULES: Mapping[str, _Rule] = {
+    "parameter": _infer_parameter,
+    "constant": _infer_constant,
+    "iota": _infer_iota,
+    "abs": _infer_abs,
+    "is-finite": _infer_is_finite,
+    "compare": _infer_compare,
+    "select": _infer_select,
+    "clamp": _infer_clamp,
+    "convert": _infer_convert,
+    "bitcast-convert": _infer_bitcast_convert,
+    "complex": _infer_complex,
+    "real": _infer_part,
+    "imag": _infer_part,
+    "broadcast": _infer_broadcast,
+    "reshape": _infer_reshape,
+    "transpose": _infer_transpose,
+    "slice": _infer_slice,
+    "pad": _infer_pad,
+    "concatenate": _infer_concatenate,
+    "reverse": _infer_reverse,
+    "dynamic-slice": _infer_dynamic_slice,
+    "dynamic-update-slice": _infer_dynamic_update_slice,
+    "gather": _infer_gather,
+    "reduce": _infer_reduce,
+    "reduce-window": _infer_reduce_window,
+    "select-and-scatter": _infer_select_and_scatter,
+    "scatter": _infer_scatter,
+    "sort": _infer_sort,
+    "map": _infer_map,
+    "while": _infer_while,
+    "conditional": _infer_conditional,
+    "call": _infer_call,
+    "dot": _infer_dot,
+    "convolution": _infer_convolution,
+    "get-tuple-element": _infer_get_tuple_element,
+    "batch-norm-training": _infer_batch_norm,
+    "batch-norm-inference": _infer_batch_norm,
+    "batch-norm-grad": _infer_batch_norm,
+    "triangular-solve": lambda node, operands: _arrays(operands, 2)[1],
+    "cholesky": _infer_first,
+}
