@@ -335,6 +335,14 @@ class SortAttrs:
 
 
 @dataclass(frozen=True, slots=True)
+class TopKAttrs:
+    """topk: the k largest (or smallest) along the last dimension, sorted, and their indices (s32)."""
+
+    k: int
+    largest: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RngAttrs:
     """rng: distribution is RNG_UNIFORM or RNG_NORMAL; operands are its two parameters."""
 
@@ -397,7 +405,7 @@ class CustomCallAttrs:
 Attrs = (
     NoAttrs | ParameterAttrs | ConstantAttrs | IotaAttrs | BroadcastAttrs | TransposeAttrs | DimensionsAttrs
     | DimensionAttrs | SliceAttrs | PadAttrs | CompareAttrs | DynamicSliceAttrs | GatherAttrs | ScatterAttrs
-    | DotAttrs | WindowAttrs | ConvolutionAttrs | GetTupleElementAttrs | SortAttrs | RngAttrs
+    | DotAttrs | WindowAttrs | ConvolutionAttrs | GetTupleElementAttrs | SortAttrs | TopKAttrs | RngAttrs
     | RngBitGeneratorAttrs | ReducePrecisionAttrs | BatchNormAttrs | FftAttrs | TriangularSolveAttrs
     | CholeskyAttrs | ConditionalAttrs | CustomCallAttrs
 )

@@ -1,0 +1,717 @@
+"""Reads HLO: takes a serialized HloModuleProto (or HLO text), hands on the Graph of its entry computation.
+
+`call` and `fusion` are inlined; tuples vanish: a value is followed through tuple, get-tuple-element, copy and
+bitcast to the node that computes it, so that only nodes with several results keep get-tuple-element projections.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from astitch import hlo_schema
+from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
+from astitch.ir import (
+    ArrayType,
+    Attrs,
+    BatchNormAttrs,
+    BroadcastAttrs,
+    CholeskyAttrs,
+    CompareAttrs,
+    ConditionalAttrs,
+    ConstantAttrs,
+    ConvolutionAttrs,
+    CustomCallAttrs,
+    DimensionAttrs,
+    DimensionsAttrs,
+    DotAttrs,
+    DType,
+    DynamicSliceAttrs,
+    FftAttrs,
+    GatherAttrs,
+    GetTupleElementAttrs,
+    Graph,
+    IotaAttrs,
+    Literal,
+    NoAttrs,
+    Node,
+    PadAttrs,
+    ParameterAttrs,
+    ReducePrecisionAttrs,
+    RngAttrs,
+    RngBitGeneratorAttrs,
+    ScatterAttrs,
+    SliceAttrs,
+    SortAttrs,
+    TopKAttrs,
+    TransposeAttrs,
+    TriangularSolveAttrs,
+    TupleType,
+    Type,
+    WindowAttrs,
+    WindowDimension,
+)
+from astitch.ops import OPS
+
+
+def import_hlo(data: bytes | str) -> Graph:
+    """The Graph of an HLO module's entry computation.
+
+    data: a serialized HloModuleProto or HloProto, or HLO text (str or bytes), which jaxlib's parser reads.
+    Raises MalformedHlo, UnsupportedOp, UnsupportedType, DynamicShape.
+    """
+    if isinstance(data, bytes) and _is_text(data):
+        data = data.decode(errors="replace")
+    module = _parse_module(_parse_text(data) if isinstance(data, str) else data)
+    return _Module(module).import_entry()
+
+
+# ---- bytes and text -> message -------------------------------------------------------------------------------
+
+
+def _is_text(data: bytes) -> bool:
+    """HLO text opens with `HloModule`, or with comments; a proto opens with the tag byte of its name."""
+    return data.lstrip()[:9] == b"HloModule" or data.lstrip()[:2] in (b"//", b"/*")
+
+
+def _parse_text(text: str) -> bytes:
+    elided = re.search(r"(\S+) = [^\n]*?constant\(\{\.\.\.\}\)", text)
+    if elided:
+        raise MalformedHlo(
+            f"HLO text, instruction {elided[1]}: the text elides large constants; dump the proto instead: "
+            "XLA_FLAGS=--xla_dump_hlo_as_proto"
+        )
+    try:
+        from jax._src.lib import xla_client
+    except ImportError as error:
+        raise MalformedHlo(
+            "HLO text is read by jaxlib's parser, and jax is not installed: install jax, or pass the serialized "
+            "HloModuleProto instead (XLA_FLAGS=--xla_dump_hlo_as_proto)"
+        ) from error
+    try:
+        return bytes(xla_client.hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+    except Exception as error:  # jaxlib raises its own runtime error for a syntax error
+        raise MalformedHlo(f"HLO text: {error}\n  correct the text, or pass the module as a proto") from error
+
+
+def _parse_module(data: bytes) -> Any:
+    """An HloModuleProto, also when an HloProto wraps it: an HloProto has no entry computation."""
+    if not data:
+        raise MalformedHlo("HLO module: the input is empty; pass the contents of an HLO dump")
+    try:
+        module = hlo_schema.HloModuleProto.FromString(data)
+        if module.entry_computation_id or module.entry_computation_name:
+            return module
+    except DecodeError:
+        pass
+    try:
+        wrapped = hlo_schema.HloProto.FromString(data)
+    except DecodeError as error:
+        raise MalformedHlo(
+            f"HLO module: {len(data)} bytes are no serialized HloModuleProto, or it is truncated; "
+            "write the dump again (XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_proto)"
+        ) from error
+    if not wrapped.hlo_module.computations:
+        raise MalformedHlo(
+            f"HLO module: {len(data)} bytes hold no entry computation: no HloModuleProto, or it is truncated; "
+            "write the dump again (XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_proto)"
+        )
+    return wrapped.hlo_module
+
+
+# ---- message -> Graph ----------------------------------------------------------------------------------------
+
+# What an instruction stands for: a node's name, one result of a node with several, or a tuple of values.
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """Result `index` of the multi-result node `node`; it becomes a projection when somebody reads it."""
+
+    node: str
+    index: int
+
+
+_Value = str | _Result | tuple["_Value", ...]
+
+
+def _flatten(value: _Value) -> list[str | _Result]:
+    if isinstance(value, tuple):
+        return [leaf for element in value for leaf in _flatten(element)]
+    return [value]
+
+
+def _leaf_types(type_: _TypeTree) -> list[ArrayType]:
+    if isinstance(type_, tuple):
+        return [leaf for element in type_ for leaf in _leaf_types(element)]
+    return [type_]
+
+
+_TypeTree = ArrayType | tuple["_TypeTree", ...]
+
+
+def _unflatten(type_: _TypeTree, leaves: Iterator[str | _Result]) -> _Value:
+    if isinstance(type_, tuple):
+        return tuple(_unflatten(element, leaves) for element in type_)
+    return next(leaves)
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A computation being read: the entry or a region, or a call that is being inlined into it."""
+
+    computation: Any
+    arguments: Sequence[_Value] | None  # of an inlined call; None: parameters become nodes
+    values: dict[int, _Value] = field(default_factory=dict)
+    shapes: dict[int, Any] = field(default_factory=dict)  # of the instructions read, for their layouts
+    position: int = 0
+    calls: int | None = None  # id of the call instruction in the frame below
+
+
+class _Module:
+    """The computations of a module by id, and the regions already imported."""
+
+    def __init__(self, proto: Any) -> None:
+        self.proto = proto
+        self.name = _text(proto.name)
+        self.computations = {c.id: c for c in proto.computations}
+        self.regions: dict[int, Graph] = {}
+        self.open: set[int] = set()  # computations being imported: a call to one of them would never end
+
+    def import_entry(self) -> Graph:
+        entry = self.computations.get(self.proto.entry_computation_id)
+        if entry is None:
+            raise MalformedHlo(
+                f"HLO module {self.name}: it has no entry computation (id {self.proto.entry_computation_id}, "
+                f"name {_text(self.proto.entry_computation_name)!r}); the dump is incomplete, write it again"
+            )
+        return _Reader(self, entry).read(self.proto.input_output_alias)
+
+    def find_computation(self, id_: int, where: str) -> Any:
+        if id_ not in self.computations:
+            raise MalformedHlo(f"{where}: it calls computation id {id_}, which the module does not have")
+        return self.computations[id_]
+
+    def import_region(self, id_: int, where: str) -> Graph:
+        """The Graph of a called computation, made once however many instructions call it."""
+        if id_ not in self.regions:
+            self.regions[id_] = _Reader(self, self.find_computation(id_, where)).read()
+        return self.regions[id_]
+
+    def find_source(self, metadata: Any) -> str:
+        """`file:line` of the user's program, or an empty string."""
+        if metadata.source_file:
+            return f"{_text(metadata.source_file)}:{metadata.source_line}"
+        index = self.proto.stack_frame_index
+        if not 0 < metadata.stack_frame_id <= len(index.stack_frames):
+            return ""
+        location_id = index.stack_frames[metadata.stack_frame_id - 1].file_location_id
+        if not 0 < location_id <= len(index.file_locations):
+            return ""
+        location = index.file_locations[location_id - 1]
+        if not 0 < location.file_name_id <= len(index.file_names):
+            return ""
+        return f"{_text(index.file_names[location.file_name_id - 1])}:{location.line}"
+
+
+class _Reader:
+    """Imports one computation, with the calls in it inlined, into one Graph."""
+
+    def __init__(self, module: _Module, computation: Any) -> None:
+        self.module = module
+        self.name = _text(computation.name)
+        self.computation = computation
+        self.nodes: dict[str, Node] = {}
+        self.parameters: dict[int, list[str]] = {}  # parameter number -> one node for each leaf
+        self.parameter_shapes: dict[int, Any] = {}
+        self.projections: dict[_Result, str] = {}
+        self.suffix: dict[str, int] = {}
+
+    def read(self, alias: Any = None) -> Graph:
+        root = self._read_frames()
+        numbers = sorted(self.parameters)
+        if numbers != list(range(len(numbers))):
+            raise MalformedHlo(f"HLO computation {self.name}: parameters are numbered {numbers}, not 0, 1, 2 ...")
+        parameters = [name for number in numbers for name in self.parameters[number]]
+        for index, name in enumerate(parameters):
+            node = self.nodes[name]
+            self.nodes[name] = Node(
+                name, node.op, node.type, attrs=ParameterAttrs(index), op_name=node.op_name, source=node.source
+            )
+        outputs = tuple(self._name_of(leaf) for leaf in _flatten(root))
+        aliases = self._read_aliases(alias, root) if alias is not None else ()
+        return Graph(self.name, self.nodes, tuple(parameters), outputs, aliases)
+
+    def _read_frames(self) -> _Value:
+        """Reads the computation and the calls in it, with a stack of our own: calls may nest deeper than Python."""
+        stack = [self._open(self.computation, None, None)]
+        while True:
+            frame = stack[-1]
+            instructions = frame.computation.instructions
+            if frame.position < len(instructions):
+                instruction = instructions[frame.position]
+                frame.position += 1
+                opcode = instruction.opcode
+                frame.shapes[instruction.id] = instruction.shape
+                if opcode == b"call" or opcode == b"fusion":
+                    where = self._where(frame, instruction)
+                    callee = self.module.find_computation(_only(instruction.called_computation_ids, where), where)
+                    arguments = [self._operand(frame, instruction, i) for i in range(len(instruction.operand_ids))]
+                    stack.append(self._open(callee, arguments, instruction.id))
+                else:
+                    frame.values[instruction.id] = self._read_instruction(frame, instruction)
+                continue
+            stack.pop()
+            self.module.open.discard(frame.computation.id)
+            if frame.computation.root_id not in frame.values:
+                raise MalformedHlo(
+                    f"HLO computation {_text(frame.computation.name)}: its root, instruction id "
+                    f"{frame.computation.root_id}, is missing; the dump is incomplete, write it again"
+                )
+            result = frame.values[frame.computation.root_id]
+            if not stack:
+                return result
+            assert frame.calls is not None
+            stack[-1].values[frame.calls] = result
+
+    def _open(self, computation: Any, arguments: Sequence[_Value] | None, calls: int | None) -> _Frame:
+        if computation.id in self.module.open:
+            raise MalformedHlo(f"HLO computation {_text(computation.name)} calls itself; HLO has no recursion")
+        self.module.open.add(computation.id)
+        return _Frame(computation, arguments, calls=calls)
+
+    def _where(self, frame: _Frame, instruction: Any) -> str:
+        return f"HLO computation {_text(frame.computation.name)}, instruction %{_text(instruction.name)}"
+
+    def _operand(self, frame: _Frame, instruction: Any, index: int) -> _Value:
+        if index >= len(instruction.operand_ids):
+            raise MalformedHlo(
+                f"{self._where(frame, instruction)}: {_text(instruction.opcode)} has {len(instruction.operand_ids)} "
+                f"operands, operand {index} is missing"
+            )
+        id_ = instruction.operand_ids[index]
+        if id_ not in frame.values:
+            raise MalformedHlo(
+                f"{self._where(frame, instruction)}: operand {index} is instruction id {id_}, which no earlier "
+                "instruction has; the dump is damaged, write it again"
+            )
+        return frame.values[id_]
+
+    def _name_of(self, leaf: str | _Result) -> str:
+        """The node of a value; a result of a multi-result node gets its projection when first read."""
+        if isinstance(leaf, str):
+            return leaf
+        if leaf not in self.projections:
+            self._project(leaf, f"{leaf.node}.{leaf.index}", "", "")
+        return self.projections[leaf]
+
+    def _project(self, leaf: _Result, name: str, op_name: str, source: str) -> None:
+        type_ = self.nodes[leaf.node].type
+        assert isinstance(type_, TupleType)
+        self.projections[leaf] = self._add(
+            name, "get-tuple-element", type_.elements[leaf.index], (leaf.node,), GetTupleElementAttrs(leaf.index),
+            op_name=op_name, source=source,
+        )  # fmt: skip
+
+    def _add(
+        self,
+        name: str,
+        op: str,
+        type_: Type,
+        operands: tuple[str, ...] = (),
+        attrs: Attrs = NoAttrs(),
+        regions: tuple[Graph, ...] = (),
+        op_name: str = "",
+        source: str = "",
+    ) -> str:
+        """Adds a node under a name that is unique in the graph; returns the name."""
+        unique = name or op
+        while unique in self.nodes:
+            self.suffix[name] = self.suffix.get(name, 0) + 1
+            unique = f"{name or op}.{self.suffix[name]}"
+        self.nodes[unique] = Node(unique, op, type_, operands, attrs, regions, op_name, source)
+        return unique
+
+    def _read_instruction(self, frame: _Frame, instruction: Any) -> _Value:
+        """What an instruction other than a call stands for, its node added to the graph where it needs one."""
+        opcode = _text(instruction.opcode)
+        name = _text(instruction.name)
+        where = self._where(frame, instruction)
+        if opcode == "parameter" and frame.arguments is not None:
+            if not 0 <= instruction.parameter_number < len(frame.arguments):
+                raise MalformedHlo(f"{where}: the call passes {len(frame.arguments)} arguments, not enough for it")
+            return frame.arguments[instruction.parameter_number]
+        if opcode == "tuple":
+            return tuple(self._operand(frame, instruction, i) for i in range(len(instruction.operand_ids)))
+        if opcode == "get-tuple-element":
+            return self._read_projection(frame, instruction, name, where)
+        if opcode == "copy":
+            return self._operand(frame, instruction, 0)
+        if opcode == "custom-call" and instruction.custom_call_target == b"Sharding":
+            return self._operand(frame, instruction, 0)  # a remark to the partitioner
+        if opcode == "set-dimension-size" or opcode == "dynamic-reshape":
+            raise DynamicShape(f"{where}: {opcode} makes a dynamic shape; pad to a fixed shape")
+        if opcode not in OPS and opcode not in ("bitcast", "get-dimension-size"):
+            raise UnsupportedOp(
+                f"{where}: no entry for '{opcode}' in astitch/ops.py\n  rewrite the program without it, "
+                "or run it through XLA"
+            )
+        type_ = _read_type(instruction.shape, where)
+        op_name = _text(instruction.metadata.op_name)
+        source = self.module.find_source(instruction.metadata)
+
+        def add(op: str, type_: Type, operands: Sequence[str] = (), attrs: Attrs = NoAttrs(), suffix: str = "") -> str:
+            return self._add(name + suffix, op, type_, tuple(operands), attrs, (), op_name, source)
+
+        if opcode == "parameter":
+            leaves = _leaf_types(type_)
+            suffixes = [f".{i}" for i in range(len(leaves))] if isinstance(type_, tuple) else [""]
+            names = [
+                add("parameter", leaf, attrs=ParameterAttrs(0), suffix=s)
+                for leaf, s in zip(leaves, suffixes, strict=True)
+            ]
+            if instruction.parameter_number in self.parameters:
+                raise MalformedHlo(f"{where}: there is a second parameter {instruction.parameter_number}")
+            self.parameters[instruction.parameter_number] = names
+            self.parameter_shapes[instruction.parameter_number] = type_
+            return _unflatten(type_, iter(names))
+        if opcode == "constant":
+            return self._read_constant(instruction.literal, type_, name, op_name, source, where)
+        operands = [
+            self._name_of(leaf)
+            for i in range(len(instruction.operand_ids))
+            for leaf in _flatten(self._operand(frame, instruction, i))
+        ]
+        if opcode == "get-dimension-size":
+            size = self.nodes[operands[0]].shape[instruction.dimensions[0]]
+            return add("constant", _array(type_, where), attrs=ConstantAttrs(Literal.of(np.int32(size))))
+        if opcode == "bitcast":
+            return self._read_bitcast(frame, instruction, operands, _array(type_, where), where, add)
+        if opcode == "optimization-barrier":
+            leaves = _leaf_types(type_)
+            names = [add(opcode, t, (o,)) for t, o in zip(leaves, operands, strict=True)]
+            return _unflatten(type_, iter(names))
+        attrs = self._read_attrs(frame, instruction, opcode, where)
+        regions = tuple(self._import_region(id_, where) for id_ in instruction.called_computation_ids)
+        leaves = _leaf_types(type_)
+        result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
+        node = self._add(name, opcode, result, tuple(operands), attrs, regions, op_name, source)
+        if isinstance(result, ArrayType):
+            return _unflatten(type_, iter([node]))
+        return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))
+
+    def _import_region(self, id_: int, where: str) -> Graph:
+        try:
+            return self.module.import_region(id_, where)
+        except RecursionError as error:
+            raise MalformedHlo(f"{where}: regions nest too deep to be read; flatten the loops") from error
+
+    def _read_projection(self, frame: _Frame, instruction: Any, name: str, where: str) -> _Value:
+        value = self._operand(frame, instruction, 0)
+        if not isinstance(value, tuple) or not 0 <= instruction.tuple_index < len(value):
+            what = f"a tuple of {len(value)}" if isinstance(value, tuple) else "an array"
+            raise MalformedHlo(f"{where}: get-tuple-element takes element {instruction.tuple_index} of {what}")
+        leaf = value[instruction.tuple_index]
+        if isinstance(leaf, _Result) and leaf not in self.projections:
+            metadata = instruction.metadata
+            self._project(leaf, name, _text(metadata.op_name), self.module.find_source(metadata))
+        return leaf
+
+    def _read_constant(
+        self, literal: Any, type_: _TypeTree, name: str, op_name: str, source: str, where: str
+    ) -> _Value:
+        if isinstance(type_, tuple):
+            if len(literal.tuple_literals) != len(type_):
+                raise MalformedHlo(f"{where}: the literal has {len(literal.tuple_literals)} of {len(type_)} elements")
+            return tuple(
+                self._read_constant(element, t, f"{name}.{i}", op_name, source, where)
+                for i, (element, t) in enumerate(zip(literal.tuple_literals, type_, strict=True))
+            )
+        value = ConstantAttrs(_read_literal(literal, type_, where))
+        return self._add(name, "constant", type_, attrs=value, op_name=op_name, source=source)
+
+    def _read_bitcast(
+        self,
+        frame: _Frame,
+        instruction: Any,
+        operands: Sequence[str],
+        type_: ArrayType,
+        where: str,
+        add: Callable[..., str],
+    ) -> str:
+        """A bitcast reinterprets memory: a reshape of the elements in the order of the two layouts."""
+        operand = self.nodes[operands[0]].array
+        if operand.dtype is not type_.dtype or operand.size != type_.size:
+            raise UnsupportedOp(
+                f"{where}: bitcast of {operand} to {type_}: only one that keeps the elements is supported\n"
+                "  dump the module before optimisation"
+            )
+        before = _layout_order(frame.shapes[instruction.operand_ids[0]])
+        after = _layout_order(instruction.shape)
+        value = operands[0]
+        if before != tuple(range(operand.rank)):
+            physical = ArrayType(operand.dtype, tuple(operand.shape[d] for d in before))
+            value = add("transpose", physical, (value,), TransposeAttrs(before))
+        physical = ArrayType(type_.dtype, tuple(type_.shape[d] for d in after))
+        value = add("reshape", physical, (value,))
+        if after != tuple(range(type_.rank)):
+            inverse = tuple(after.index(d) for d in range(type_.rank))
+            value = add("transpose", type_, (value,), TransposeAttrs(inverse))
+        return value
+
+    def _read_attrs(self, frame: _Frame, instruction: Any, opcode: str, where: str) -> Attrs:
+        read = _ATTRS.get(opcode)
+        if opcode == "conditional":
+            counts = [
+                len(_flatten(self._operand(frame, instruction, i))) for i in range(1, len(instruction.operand_ids))
+            ]
+            return ConditionalAttrs(tuple(counts))
+        try:
+            return read(instruction) if read else NoAttrs()
+        except (IndexError, KeyError) as error:
+            raise MalformedHlo(f"{where}: {opcode} lacks an attribute, or has an unknown value ({error})") from error
+
+    def _read_aliases(self, alias: Any, root: _Value) -> tuple[tuple[int, int], ...]:
+        first_leaf = {}
+        count = 0
+        for number in sorted(self.parameters):
+            first_leaf[number] = count
+            count += len(self.parameters[number])
+        pairs = []
+        for entry in alias.entries:
+            shape = self.parameter_shapes.get(entry.parameter_number)
+            output = _find_leaf(root, entry.output_shape_index)
+            inner = None if shape is None else _find_leaf(shape, entry.parameter_shape_index)
+            if output is None or inner is None:
+                raise MalformedHlo(
+                    f"HLO module {self.module.name}: input_output_alias pairs output {list(entry.output_shape_index)} "
+                    f"with parameter {entry.parameter_number} {list(entry.parameter_shape_index)}: one does not exist"
+                )
+            pairs.append((output, first_leaf[entry.parameter_number] + inner))
+        return tuple(pairs)
+
+
+def _find_leaf(tree: Any, path: Sequence[int]) -> int | None:
+    """The position among the leaves of the leaf at `path`; None if there is none."""
+    before = 0
+    for step in path:
+        if not isinstance(tree, tuple) or step >= len(tree):
+            return None
+        before += sum(len(_flatten(element)) for element in tree[:step])
+        tree = tree[step]
+    return None if isinstance(tree, tuple) else before
+
+
+# ---- pieces of the message -----------------------------------------------------------------------------------
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _only(ids: Sequence[int], where: str) -> int:
+    if len(ids) != 1:
+        raise MalformedHlo(f"{where}: it calls {len(ids)} computations, one was expected")
+    return ids[0]
+
+
+def _array(type_: _TypeTree, where: str) -> ArrayType:
+    if isinstance(type_, tuple):
+        raise MalformedHlo(f"{where}: it has a tuple shape, an array was expected")
+    return type_
+
+
+def _read_type(shape: Any, where: str) -> _TypeTree:
+    element = hlo_schema.ELEMENT_TYPES.get(shape.element_type, f"number {shape.element_type}")
+    if element == "tuple":
+        return tuple(_read_type(s, where) for s in shape.tuple_shapes)
+    try:
+        dtype = DType(element)
+    except ValueError:
+        raise UnsupportedType(
+            f"{where}: element type {element} is not supported; astitch knows {', '.join(d.value for d in DType)}"
+        ) from None
+    if any(shape.is_dynamic_dimension) or any(d < 0 for d in shape.dimensions):
+        raise DynamicShape(
+            f"{where}: the shape {element}{list(shape.dimensions)} has a dynamic dimension; compile for a fixed shape"
+        )
+    return ArrayType(dtype, tuple(shape.dimensions))
+
+
+def _layout_order(shape: Any) -> tuple[int, ...]:
+    """Dimensions from major to minor; row-major when the shape has no layout."""
+    return tuple(reversed(shape.layout.minor_to_major)) or tuple(range(len(shape.dimensions)))
+
+
+def _read_literal(literal: Any, type_: ArrayType, where: str) -> Literal:
+    """A literal's elements stand in the order of its layout, in a field of its own for each element type."""
+    stored = getattr(literal, f"{type_.dtype.value}s")
+    if isinstance(stored, bytes):
+        flat = np.frombuffer(stored[: len(stored) // type_.dtype.bytes * type_.dtype.bytes], type_.dtype.numpy)
+    elif type_.dtype.is_complex:
+        part = np.float32 if type_.dtype is DType.C64 else np.float64
+        flat = np.array(stored, part)
+        flat = flat[: len(flat) // 2 * 2].view(type_.dtype.numpy)
+    else:
+        flat = np.array(stored, type_.dtype.numpy)
+    if flat.size != type_.size:
+        raise MalformedHlo(
+            f"{where}: the literal has {flat.size} of {type_.size} elements; the dump elides large constants, write it "
+            "again as a proto: XLA_FLAGS=--xla_dump_hlo_as_proto"
+        )
+    order = _layout_order(literal.shape)
+    if order != tuple(range(type_.rank)) and len(order) == type_.rank:
+        physical = flat.reshape([type_.shape[d] for d in order])
+        flat = physical.transpose([order.index(d) for d in range(type_.rank)])
+    return Literal(type_.dtype, type_.shape, flat.tobytes())
+
+
+def _read_window(instruction: Any) -> tuple[WindowDimension, ...]:
+    return tuple(
+        WindowDimension(
+            size=d.size,
+            stride=d.stride or 1,
+            padding_low=d.padding_low,
+            padding_high=d.padding_high,
+            window_dilation=d.window_dilation or 1,
+            base_dilation=d.base_dilation or 1,
+            reversed=d.window_reversal,
+        )
+        for d in instruction.window.dimensions
+    )
+
+
+def _read_precision(instruction: Any) -> tuple[str, ...]:
+    numbers = instruction.precision_config.operand_precision or (0, 0)
+    return tuple(hlo_schema.PRECISIONS[n] for n in numbers)
+
+
+def _read_compare(i: Any) -> CompareAttrs:
+    return CompareAttrs(_text(i.comparison_direction), i.comparison_type == b"TOTALORDER")
+
+
+def _read_slice(i: Any) -> SliceAttrs:
+    dims = i.slice_dimensions
+    return SliceAttrs(tuple(d.start for d in dims), tuple(d.limit for d in dims), tuple(d.stride or 1 for d in dims))
+
+
+def _read_pad(i: Any) -> PadAttrs:
+    dims = i.padding_config.dimensions
+    return PadAttrs(
+        tuple(d.edge_padding_low for d in dims),
+        tuple(d.edge_padding_high for d in dims),
+        tuple(d.interior_padding for d in dims),
+    )
+
+
+def _read_gather(i: Any) -> GatherAttrs:
+    n = i.gather_dimension_numbers
+    return GatherAttrs(
+        tuple(n.offset_dims),
+        tuple(n.collapsed_slice_dims),
+        tuple(n.start_index_map),
+        n.index_vector_dim,
+        tuple(i.gather_slice_sizes),
+        tuple(n.operand_batching_dims),
+        tuple(n.start_indices_batching_dims),
+        i.indices_are_sorted,
+    )
+
+
+def _read_scatter(i: Any) -> ScatterAttrs:
+    n = i.scatter_dimension_numbers
+    return ScatterAttrs(
+        tuple(n.update_window_dims),
+        tuple(n.inserted_window_dims),
+        tuple(n.scatter_dims_to_operand_dims),
+        n.index_vector_dim,
+        tuple(n.input_batching_dims),
+        tuple(n.scatter_indices_batching_dims),
+        i.indices_are_sorted,
+        i.unique_indices,
+    )
+
+
+def _read_dot(i: Any) -> DotAttrs:
+    n = i.dot_dimension_numbers
+    return DotAttrs(
+        tuple(n.lhs_contracting_dimensions),
+        tuple(n.rhs_contracting_dimensions),
+        tuple(n.lhs_batch_dimensions),
+        tuple(n.rhs_batch_dimensions),
+        _read_precision(i),
+    )
+
+
+def _read_convolution(i: Any) -> ConvolutionAttrs:
+    n = i.convolution_dimension_numbers
+    return ConvolutionAttrs(
+        _read_window(i),
+        n.input_batch_dimension,
+        n.input_feature_dimension,
+        tuple(n.input_spatial_dimensions),
+        n.kernel_input_feature_dimension,
+        n.kernel_output_feature_dimension,
+        tuple(n.kernel_spatial_dimensions),
+        n.output_batch_dimension,
+        n.output_feature_dimension,
+        tuple(n.output_spatial_dimensions),
+        i.feature_group_count or 1,
+        i.batch_group_count or 1,
+        _read_precision(i),
+    )
+
+
+def _read_triangular_solve(i: Any) -> TriangularSolveAttrs:
+    o = i.triangular_solve_options
+    return TriangularSolveAttrs(o.left_side, o.lower, o.unit_diagonal, hlo_schema.TRANSPOSES[o.transpose_a])
+
+
+def _read_dimensions(i: Any) -> DimensionsAttrs:
+    return DimensionsAttrs(tuple(i.dimensions))
+
+
+def _read_window_attrs(i: Any) -> WindowAttrs:
+    return WindowAttrs(_read_window(i))
+
+
+def _read_batch_norm(i: Any) -> BatchNormAttrs:
+    return BatchNormAttrs(i.epsilon, i.feature_index)
+
+
+_ATTRS: Mapping[str, Callable[[Any], Attrs]] = {
+    "iota": lambda i: IotaAttrs(i.dimensions[0]),
+    "broadcast": lambda i: BroadcastAttrs(tuple(i.dimensions)),
+    "transpose": lambda i: TransposeAttrs(tuple(i.dimensions)),
+    "concatenate": lambda i: DimensionAttrs(i.dimensions[0]),
+    "reduce": _read_dimensions,
+    "reverse": _read_dimensions,
+    "map": _read_dimensions,
+    "slice": _read_slice,
+    "pad": _read_pad,
+    "compare": _read_compare,
+    "dynamic-slice": lambda i: DynamicSliceAttrs(tuple(i.dynamic_slice_sizes)),
+    "gather": _read_gather,
+    "scatter": _read_scatter,
+    "dot": _read_dot,
+    "convolution": _read_convolution,
+    "reduce-window": _read_window_attrs,
+    "select-and-scatter": _read_window_attrs,
+    "sort": lambda i: SortAttrs(i.dimensions[0], i.is_stable),
+    "topk": lambda i: TopKAttrs(i.k, i.largest),
+    "rng": lambda i: RngAttrs(hlo_schema.DISTRIBUTIONS[i.distribution]),
+    "rng-bit-generator": lambda i: RngBitGeneratorAttrs(hlo_schema.RANDOM_ALGORITHMS[i.rng_algorithm]),
+    "reduce-precision": lambda i: ReducePrecisionAttrs(i.exponent_bits, i.mantissa_bits),
+    "batch-norm-training": _read_batch_norm,
+    "batch-norm-inference": _read_batch_norm,
+    "batch-norm-grad": _read_batch_norm,
+    "fft": lambda i: FftAttrs(hlo_schema.FFT_TYPES[i.fft_type], tuple(i.fft_length)),
+    "triangular-solve": _read_triangular_solve,
+    "cholesky": lambda i: CholeskyAttrs(i.cholesky_options.lower),
+    "custom-call": lambda i: CustomCallAttrs(_text(i.custom_call_target), i.backend_config),
+}
