@@ -1,0 +1,381 @@
+// The scalar meaning of HLO's element-wise ops on compute types (see types.cuh), as XLA defines them.
+//
+// One function per op: hlo_add(a, b), hlo_exp(x) ...; both operands have the same type and the result has it
+// too (hlo_is_finite gives bool).  f16, bf16 and f8 values are computed as float; the emitted text rounds
+// each result with round_to<T>.  Integers wrap around, narrow ones at their own width.  Compile with
+// --fmad=false (g++: -ffp-contract=off) and without fast math: every + - * / sqrt rounds once.
+#ifndef ASTITCH_HLO_MATH_CUH
+#define ASTITCH_HLO_MATH_CUH
+
+#include "types.cuh"
+
+// The C library's functions: NVRTC declares them itself, g++ has them as built-ins without <math.h>, whose
+// inclusion would double the time of a host compilation.
+#ifdef ASTITCH_HOST
+#define ASTITCH_LIBM(function) __builtin_##function
+#else
+#define ASTITCH_LIBM(function) function
+#endif
+
+// ---- integer pieces ---------------------------------------------------------------------------------
+
+template <class T> constexpr int bits_in = int(sizeof(T)) * 8;
+
+// Unsigned type in which integer arithmetic of T is done: wide enough that C++ does not promote it to int.
+template <class T> using arithmetic_of = choose<(sizeof(T) > 4), unsigned long long, unsigned int>;
+
+// Smallest value of a signed integer type.
+template <class T> __device__ __forceinline__ constexpr T smallest_of()
+{
+    return is_signed_integer<T> ? T(1ull << (bits_in<T> - 1)) : T(0);
+}
+template <class T> __device__ __forceinline__ constexpr T largest_of()
+{
+    return is_signed_integer<T> ? T((1ull << (bits_in<T> - 1)) - 1) : T(~0ull);
+}
+
+// ---- arithmetic -------------------------------------------------------------------------------------
+
+// Integers wrap; pred: or.
+template <class T> __device__ __forceinline__ T hlo_add(T a, T b)
+{
+    if constexpr (is_pred<T>) return a || b;
+    else if constexpr (is_integer<T>) return T(arithmetic_of<T>(a) + arithmetic_of<T>(b));
+    else return a + b;
+}
+
+// Integers wrap; pred: xor.
+template <class T> __device__ __forceinline__ T hlo_subtract(T a, T b)
+{
+    if constexpr (is_pred<T>) return a != b;
+    else if constexpr (is_integer<T>) return T(arithmetic_of<T>(a) - arithmetic_of<T>(b));
+    else return a - b;
+}
+
+// Integers wrap; pred: and.
+template <class T> __device__ __forceinline__ T hlo_multiply(T a, T b)
+{
+    if constexpr (is_pred<T>) return a && b;
+    else if constexpr (is_integer<T>) return T(arithmetic_of<T>(a) * arithmetic_of<T>(b));
+    else return a * b;
+}
+
+// x/0 = -1 (all bits set), smallest / -1 = smallest.
+template <class T> __device__ __forceinline__ T hlo_divide(T a, T b)
+{
+    if constexpr (is_integer<T>) {
+        if (b == 0) return T(-1);
+        if constexpr (is_signed_integer<T>) {
+            if (b == -1) return T(arithmetic_of<T>(0) - arithmetic_of<T>(a));
+        }
+        return T(a / b);
+    } else {
+        return a / b;
+    }
+}
+
+// The sign of the dividend; x % 0 = x, smallest % -1 = 0.
+template <class T> __device__ __forceinline__ T hlo_remainder(T a, T b)
+{
+    if constexpr (is_integer<T>) {
+        if (b == 0) return a;
+        if constexpr (is_signed_integer<T>) {
+            if (b == -1) return 0;
+        }
+        return T(a % b);
+    } else if constexpr (is_same<T, float>) {
+        return ASTITCH_LIBM(fmodf)(a, b);
+    } else {
+        return ASTITCH_LIBM(fmod)(a, b);
+    }
+}
+
+template <class T> __device__ __forceinline__ T hlo_negate(T x)
+{
+    if constexpr (is_integer<T>) return T(arithmetic_of<T>(0) - arithmetic_of<T>(x));
+    else return -x;
+}
+
+// |smallest| = smallest.
+template <class T> __device__ __forceinline__ T hlo_abs(T x)
+{
+    if constexpr (is_signed_integer<T>) return x < 0 ? hlo_negate(x) : x;
+    else if constexpr (is_unsigned_integer<T> || is_pred<T>) return x;
+    else return same_bits<T>(bits_of(x) & (~unsigned_of<T>(0) >> 1));
+}
+
+// -1, 0 or 1; of a float: NaN and both zeros stay what they are.
+template <class T> __device__ __forceinline__ T hlo_sign(T x)
+{
+    if constexpr (is_wide_float<T>) return x > 0 ? T(1) : x < 0 ? T(-1) : x;
+    else if constexpr (is_signed_integer<T>) return T((x > 0) - (x < 0));
+    else return T(x != 0);
+}
+
+// NaN wins; +0 is larger than -0; pred: or.
+template <class T> __device__ __forceinline__ T hlo_maximum(T a, T b)
+{
+    if constexpr (is_wide_float<T>) {
+        if (a != a) return a;
+        if (a == b) return bits_of(a) < bits_of(b) ? a : b;  // the sign bit decides between the zeros
+    }
+    return a > b ? a : b;
+}
+
+// NaN wins; -0 is smaller than +0; pred: and.
+template <class T> __device__ __forceinline__ T hlo_minimum(T a, T b)
+{
+    if constexpr (is_wide_float<T>) {
+        if (a != a) return a;
+        if (a == b) return bits_of(a) > bits_of(b) ? a : b;
+    }
+    return a < b ? a : b;
+}
+
+#if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 800
+// The same in one instruction.
+__device__ __forceinline__ float hlo_maximum(float a, float b)
+{
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+__device__ __forceinline__ float hlo_minimum(float a, float b)
+{
+    float result;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+#endif
+
+// low wins over x, high wins over low; NaN anywhere gives NaN.
+template <class T> __device__ __forceinline__ T hlo_clamp(T low, T x, T high)
+{
+    return hlo_minimum(hlo_maximum(low, x), high);
+}
+
+// ---- bits -------------------------------------------------------------------------------------------
+
+template <class T> __device__ __forceinline__ T hlo_and(T a, T b) { return T(a & b); }
+template <class T> __device__ __forceinline__ T hlo_or(T a, T b) { return T(a | b); }
+template <class T> __device__ __forceinline__ T hlo_xor(T a, T b) { return T(a ^ b); }
+template <class T> __device__ __forceinline__ T hlo_not(T x)
+{
+    if constexpr (is_pred<T>) return !x;
+    else return T(~x);
+}
+
+// Shift amounts are read as unsigned; one of the width or more gives 0 (arithmetic: the sign everywhere).
+template <class T> __device__ __forceinline__ T hlo_shift_left(T x, T amount)
+{
+    const unsigned_of<T> n = unsigned_of<T>(amount);
+    return n < bits_in<T> ? T(arithmetic_of<T>(x) << n) : T(0);
+}
+template <class T> __device__ __forceinline__ T hlo_shift_right_logical(T x, T amount)
+{
+    const unsigned_of<T> n = unsigned_of<T>(amount);
+    return n < bits_in<T> ? T(unsigned_of<T>(x) >> n) : T(0);
+}
+// On unsigned types too the upper bit is taken for the sign, as XLA does.
+template <class T> __device__ __forceinline__ T hlo_shift_right_arithmetic(T x, T amount)
+{
+    const unsigned_of<T> n = unsigned_of<T>(amount);
+    const bool negative = (unsigned_of<T>(x) >> (bits_in<T> - 1)) != 0;
+    if (n >= bits_in<T>) return negative ? T(-1) : T(0);
+    const arithmetic_of<T> fill = negative ? ~(arithmetic_of<T>(unsigned_of<T>(-1)) >> n) : arithmetic_of<T>(0);
+    return T((arithmetic_of<T>(unsigned_of<T>(x)) >> n) | fill);
+}
+
+template <class T> __device__ __forceinline__ T hlo_popcnt(T x)
+{
+#ifdef ASTITCH_HOST
+    return T(__builtin_popcountll(unsigned_of<T>(x)));
+#else
+    if constexpr (sizeof(T) == 8) return T(__popcll((long long)x));
+    else return T(__popc((unsigned int)unsigned_of<T>(x)));
+#endif
+}
+
+// Leading zeros; the width for 0.
+template <class T> __device__ __forceinline__ T hlo_clz(T x)
+{
+    const unsigned_of<T> u = unsigned_of<T>(x);
+#ifdef ASTITCH_HOST
+    return u == 0 ? T(bits_in<T>) : T(__builtin_clzll(u) - (64 - bits_in<T>));
+#else
+    if constexpr (sizeof(T) == 8) return T(__clzll((long long)u));
+    else return T(__clz((int)(unsigned int)u) - (32 - bits_in<T>));
+#endif
+}
+
+// ---- powers -----------------------------------------------------------------------------------------
+
+// By squaring.  As in XLA only the six lowest bits of a non-negative exponent count; a negative exponent is
+// the reciprocal rounded toward zero: 0 unless the base is 1 or -1.
+template <class T> __device__ __forceinline__ T hlo_power(T base, T exponent)
+{
+    static_assert(is_integer<T>, "hlo_power: integer, float or double");
+    if constexpr (is_signed_integer<T>) {
+        if (exponent < 0) return base == 1 || base == -1 ? ((exponent & 1) ? base : T(1)) : T(0);
+    }
+    arithmetic_of<T> square = arithmetic_of<T>(base), result = 1;
+    unsigned int bits = (unsigned int)exponent & 63u;
+    for (; bits != 0; bits >>= 1) {
+        if (bits & 1) result *= square;
+        square *= square;
+    }
+    return T(result);
+}
+__device__ __forceinline__ float hlo_power(float base, float exponent) { return ASTITCH_LIBM(powf)(base, exponent); }
+__device__ __forceinline__ double hlo_power(double base, double exponent) { return ASTITCH_LIBM(pow)(base, exponent); }
+
+// ---- functions of floats ----------------------------------------------------------------------------
+
+#define ASTITCH_UNARY(name, function)                                                                 \
+    __device__ __forceinline__ float name(float x) { return ASTITCH_LIBM(function##f)(x); }            \
+    __device__ __forceinline__ double name(double x) { return ASTITCH_LIBM(function)(x); }
+
+ASTITCH_UNARY(hlo_floor, floor)
+ASTITCH_UNARY(hlo_ceil, ceil)
+ASTITCH_UNARY(hlo_round_nearest_even, rint)
+ASTITCH_UNARY(hlo_round_nearest_afz, round)
+ASTITCH_UNARY(hlo_exp, exp)
+ASTITCH_UNARY(hlo_expm1, expm1)
+ASTITCH_UNARY(hlo_log, log)
+ASTITCH_UNARY(hlo_log1p, log1p)
+ASTITCH_UNARY(hlo_tanh, tanh)
+ASTITCH_UNARY(hlo_tan, tan)
+ASTITCH_UNARY(hlo_sin, sin)
+ASTITCH_UNARY(hlo_cos, cos)
+ASTITCH_UNARY(hlo_sqrt, sqrt)
+ASTITCH_UNARY(hlo_cbrt, cbrt)
+ASTITCH_UNARY(hlo_erf, erf)
+ASTITCH_UNARY(hlo_acos, acos)
+ASTITCH_UNARY(hlo_acosh, acosh)
+ASTITCH_UNARY(hlo_asin, asin)
+ASTITCH_UNARY(hlo_asinh, asinh)
+ASTITCH_UNARY(hlo_atan, atan)
+ASTITCH_UNARY(hlo_atanh, atanh)
+ASTITCH_UNARY(hlo_cosh, cosh)
+ASTITCH_UNARY(hlo_sinh, sinh)
+#undef ASTITCH_UNARY
+
+#ifdef ASTITCH_HOST
+__device__ __forceinline__ float hlo_rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
+__device__ __forceinline__ double hlo_rsqrt(double x) { return 1.0 / __builtin_sqrt(x); }
+#else
+__device__ __forceinline__ float hlo_rsqrt(float x) { return rsqrtf(x); }
+__device__ __forceinline__ double hlo_rsqrt(double x) { return rsqrt(x); }
+#endif
+template <class T> __device__ __forceinline__ T hlo_logistic(T x) { return T(1) / (T(1) + hlo_exp(-x)); }
+
+__device__ __forceinline__ float hlo_atan2(float y, float x) { return ASTITCH_LIBM(atan2f)(y, x); }
+__device__ __forceinline__ double hlo_atan2(double y, double x) { return ASTITCH_LIBM(atan2)(y, x); }
+
+template <class T> __device__ __forceinline__ bool hlo_is_finite(T x)
+{
+    if constexpr (is_wide_float<T>) return x - x == 0;
+    else return true;
+}
+
+// ---- comparisons ------------------------------------------------------------------------------------
+
+// Integer that orders floats totally: -NaN < -inf < ... < -0 < +0 < ... < inf < NaN.
+__device__ __forceinline__ int total_order_key(float x)
+{
+    const int bits = same_bits<int>(x);
+    return bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+__device__ __forceinline__ long long total_order_key(double x)
+{
+    const long long bits = same_bits<long long>(x);
+    return bits < 0 ? bits ^ 0x7fffffffffffffffll : bits;
+}
+template <class T> __device__ __forceinline__ T total_order_key(T x) { return x; }
+
+#define ASTITCH_COMPARE(direction, sign)                                                             \
+    template <class T> __device__ __forceinline__ bool hlo_compare_##direction(T a, T b) { return a sign b; } \
+    template <class T> __device__ __forceinline__ bool hlo_compare_##direction##_total(T a, T b)      \
+    {                                                                                                \
+        return total_order_key(a) sign total_order_key(b);                                           \
+    }
+
+ASTITCH_COMPARE(eq, ==)
+ASTITCH_COMPARE(ne, !=)
+ASTITCH_COMPARE(lt, <)
+ASTITCH_COMPARE(le, <=)
+ASTITCH_COMPARE(gt, >)
+ASTITCH_COMPARE(ge, >=)
+#undef ASTITCH_COMPARE
+
+// ---- conversions ------------------------------------------------------------------------------------
+
+// Float to integer: toward zero, out of range gives the nearest bound, NaN gives 0.
+template <class To, class From> __device__ __forceinline__ To saturate_to_integer(From x)
+{
+    // 2^(value bits) is exact in every float type, the largest integer often is not.
+    constexpr From bound = From(is_signed_integer<To> ? 1ull << (bits_in<To> - 2) : 1ull << (bits_in<To> - 1)) * From(2);
+    if (x >= bound) return largest_of<To>();
+    if (is_signed_integer<To> ? x < -bound : x <= From(-1)) return smallest_of<To>();
+    return x == x ? To(x) : To(0);
+}
+
+// Value x (in the compute type of From) converted to storage type To, in the compute type of To.
+// From may be left out: the compute type says enough.  Integers and pred wrap into integers; anything to pred is
+// x != 0; integers round to the nearest float; f64 to bf16 and integers to f16, bf16, f8 go through float, as in XLA.
+template <class To, class From = void, class X> __device__ __forceinline__ compute_of<To> hlo_convert(X x)
+{
+    static_assert(is_same<From, void> || is_same<compute_of<From>, X>, "hlo_convert: x is not a value of From");
+    static_assert(is_pred<X> || is_integer<X> || is_wide_float<X>, "hlo_convert: x has no compute type");
+    if constexpr (is_pred<To>) {
+        return x != X(0);
+    } else if constexpr (is_integer<To>) {
+        if constexpr (is_wide_float<X>) return saturate_to_integer<To>(x);
+        else return To(x);
+    } else if constexpr (is_wide_float<To>) {
+        return To(x);
+    } else if constexpr (is_same<X, double>) {
+        return to_float(from_double<To>(x));
+    } else if constexpr (is_same<To, From>) {
+        return x;
+    } else {
+        return round_to<To>(float(x));
+    }
+}
+
+// The bits of x, a value of HLO type From, read as HLO type To of the same size.
+template <class To, class From = void, class X> __device__ __forceinline__ compute_of<To> hlo_bitcast(X x)
+{
+    using Stored = choose<is_same<From, void>, X, From>;
+    static_assert(is_same<compute_of<Stored>, X>, "hlo_bitcast: x is not a value of From");
+    return load_as<compute_of<To>>(same_bits<To>(store_as<Stored>(x)));
+}
+
+// x rounded to a float format of the given exponent and mantissa bits, subnormals of that format flushed to zero;
+// too large gives infinity; NaN stays.
+template <int exponent, int mantissa, class T> __device__ __forceinline__ T hlo_reduce_precision(T x)
+{
+    static_assert(is_wide_float<T>, "hlo_reduce_precision: float or double");
+    using U = unsigned_of<T>;
+    constexpr int own_mantissa = is_same<T, float> ? 23 : 52;
+    constexpr int own_exponent = is_same<T, float> ? 8 : 11;
+    U u = bits_of(x);
+    if (x != x) return x;
+    if constexpr (mantissa < own_mantissa) {
+        constexpr int dropped = own_mantissa - mantissa;
+        u += ((U(1) << dropped) >> 1) - 1 + ((u >> dropped) & 1);
+        u &= ~((U(1) << dropped) - 1);
+    }
+    if constexpr (exponent < own_exponent) {
+        constexpr U bias = (U(1) << (own_exponent - 1)) - 1;
+        constexpr U narrow_bias = (U(1) << (exponent - 1)) - 1;
+        constexpr U sign_bit = U(1) << (bits_in<T> - 1);
+        constexpr U infinity = ((U(1) << own_exponent) - 1) << own_mantissa;
+        const U e = (u & infinity) >> own_mantissa;
+        if (e > bias + narrow_bias) u = (u & sign_bit) | infinity;
+        if (e <= bias - narrow_bias) u &= sign_bit;
+    }
+    return same_bits<T>(u);
+}
+
+#endif

@@ -1,0 +1,231 @@
+// Storage types of HLO elements and their conversions to the types that registers hold.
+//
+// Needs no other header, so NVRTC compiles it in milliseconds; the host compiler reads the same text
+// (ASTITCH_HOST).  A storage type is what lies in memory; a compute type is what an expression uses:
+//
+//   HLO     storage          compute        HLO       storage    compute
+//   pred    bool             bool           f16       f16        float, rounded to f16 after every op
+//   s8..64  signed char ...  same           bf16      bf16       float, rounded to bf16 after every op
+//   u8..64  unsigned char..  same           f8e4m3fn  f8e4m3fn   float, rounded likewise
+//   f32/64  float, double    same           f8e5m2    f8e5m2     float, rounded likewise
+//
+//   load_as<C>(stored), store_as<T>(value), round_to<T>(value)   what emitted text uses
+//   to_float(stored), from_float<T>(f), from_double<T>(d)        round to nearest even; NaN stays NaN;
+//     overflow gives infinity (f16, bf16, f8e5m2) or NaN (f8e4m3fn, which has no infinity), as ml_dtypes does
+#ifndef ASTITCH_TYPES_CUH
+#define ASTITCH_TYPES_CUH
+
+struct f16 { unsigned short bits; };
+struct bf16 { unsigned short bits; };
+struct f8e4m3fn { unsigned char bits; };
+struct f8e5m2 { unsigned char bits; };
+
+// ---- what C++ type stands for what ------------------------------------------------------------------
+
+template <class A, class B> struct is_same_type { static constexpr bool value = false; };
+template <class A> struct is_same_type<A, A> { static constexpr bool value = true; };
+template <class A, class B> constexpr bool is_same = is_same_type<A, B>::value;
+
+template <class T> constexpr bool is_narrow_float =
+    is_same<T, f16> || is_same<T, bf16> || is_same<T, f8e4m3fn> || is_same<T, f8e5m2>;
+template <class T> constexpr bool is_wide_float = is_same<T, float> || is_same<T, double>;
+template <class T> constexpr bool is_pred = is_same<T, bool>;
+template <class T> constexpr bool is_signed_integer =
+    is_same<T, signed char> || is_same<T, short> || is_same<T, int> || is_same<T, long long>;
+template <class T> constexpr bool is_unsigned_integer =
+    is_same<T, unsigned char> || is_same<T, unsigned short> || is_same<T, unsigned int> ||
+    is_same<T, unsigned long long>;
+template <class T> constexpr bool is_integer = is_signed_integer<T> || is_unsigned_integer<T>;
+
+template <bool condition, class A, class B> struct choose_type { using type = A; };
+template <class A, class B> struct choose_type<false, A, B> { using type = B; };
+template <bool condition, class A, class B> using choose = typename choose_type<condition, A, B>::type;
+
+template <class T> using compute_of = choose<is_narrow_float<T>, float, T>;
+
+// The unsigned integer of as many bytes.
+template <int bytes> struct unsigned_type;
+template <> struct unsigned_type<1> { using type = unsigned char; };
+template <> struct unsigned_type<2> { using type = unsigned short; };
+template <> struct unsigned_type<4> { using type = unsigned int; };
+template <> struct unsigned_type<8> { using type = unsigned long long; };
+template <class T> using unsigned_of = typename unsigned_type<int(sizeof(T))>::type;
+
+// ---- bits of floats ---------------------------------------------------------------------------------
+
+// The same bytes as another type of the same size (NVRTC and g++ turn it into a register move).
+template <class To, class From> __device__ __forceinline__ To same_bits(From x)
+{
+    static_assert(sizeof(To) == sizeof(From), "same_bits: the sizes differ");
+    To result;
+#ifdef ASTITCH_HOST
+    __builtin_memcpy(&result, &x, sizeof(To));
+#else
+    memcpy(&result, &x, sizeof(To));
+#endif
+    return result;
+}
+
+__device__ __forceinline__ unsigned int bits_of(float x) { return same_bits<unsigned int>(x); }
+__device__ __forceinline__ unsigned long long bits_of(double x) { return same_bits<unsigned long long>(x); }
+
+// Code of the float with bits `u` in a format of `exponent` and `mantissa` bits, rounded to nearest even.
+template <int exponent, int mantissa, bool has_infinity>
+__device__ __forceinline__ unsigned int encode_float(unsigned int u)
+{
+    constexpr unsigned int all = (1u << (exponent + mantissa)) - 1;
+    constexpr unsigned int infinity = all - ((1u << mantissa) - 1);
+    constexpr unsigned int bias = (1u << (exponent - 1)) - 1;
+    constexpr unsigned int overflow = has_infinity ? infinity : all;
+    const unsigned int sign = (u >> 31) << (exponent + mantissa);
+    const unsigned int a = u & 0x7fffffffu;
+    unsigned int code;
+    if (a > 0x7f800000u) {  // NaN: quiet, the upper bits of the payload kept
+        return sign | (has_infinity ? infinity | (1u << (mantissa - 1)) | ((a >> (23 - mantissa)) & (all - infinity))
+                                    : all);
+    }
+    if (a >= ((128 - bias) << 23)) {  // normal in the narrow format
+        constexpr int shift = 23 - mantissa;
+        code = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) - ((127 - bias) << mantissa);
+        if (code > overflow) code = overflow;
+    } else {
+        const unsigned int e = a >> 23;
+        const unsigned int m = (a & 0x7fffffu) | (e ? 0x800000u : 0u);
+        const unsigned int shift = 151 - bias - mantissa - (e ? e : 1);
+        code = shift > 25 ? 0u : (m + ((1u << (shift - 1)) - 1) + ((m >> shift) & 1)) >> shift;
+    }
+    return sign | code;
+}
+
+// 2 to the power n, a normal float.
+__device__ __forceinline__ float power_of_two(int n) { return same_bits<float>((unsigned int)(n + 127) << 23); }
+
+// The float that a code of the format stands for (exact).
+template <int exponent, int mantissa, bool has_infinity>
+__device__ __forceinline__ float decode_float(unsigned int code)
+{
+    constexpr unsigned int all = (1u << (exponent + mantissa)) - 1;
+    constexpr unsigned int infinity = all - ((1u << mantissa) - 1);
+    constexpr unsigned int bias = (1u << (exponent - 1)) - 1;
+    const unsigned int sign = (code >> (exponent + mantissa)) << 31;
+    const unsigned int a = code & all;
+    unsigned int u;
+    if (has_infinity ? a >= infinity : a == all) {
+        u = 0x7f800000u | (has_infinity ? (a & (all - infinity)) << (23 - mantissa) : 0x400000u);
+    } else if (a >> mantissa) {
+        u = (a << (23 - mantissa)) + ((127 - bias) << 23);
+    } else {
+        u = bits_of(float(a) * power_of_two(1 - int(bias) - mantissa));
+    }
+    return same_bits<float>(sign | u);
+}
+
+// ---- storage to float -------------------------------------------------------------------------------
+
+__device__ __forceinline__ float to_float(f16 x)
+{
+#ifdef ASTITCH_HOST
+    return decode_float<5, 10, true>(x.bits);
+#else
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+    return result;
+#endif
+}
+__device__ __forceinline__ float to_float(bf16 x) { return same_bits<float>((unsigned int)x.bits << 16); }
+__device__ __forceinline__ float to_float(f8e4m3fn x) { return decode_float<4, 3, false>(x.bits); }
+__device__ __forceinline__ float to_float(f8e5m2 x) { return decode_float<5, 2, true>(x.bits); }
+__device__ __forceinline__ float to_float(float x) { return x; }
+
+// ---- float to storage -------------------------------------------------------------------------------
+
+template <class T> __device__ __forceinline__ T from_float(float x)
+{
+    if constexpr (is_same<T, f16>) {
+#ifdef ASTITCH_HOST
+        return f16{(unsigned short)encode_float<5, 10, true>(bits_of(x))};
+#else
+        unsigned short bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+        return f16{bits};
+#endif
+    } else if constexpr (is_same<T, bf16>) {
+#if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 800
+        unsigned short bits;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+        return bf16{bits};
+#else
+        const unsigned int u = bits_of(x);
+        if (x != x) return bf16{(unsigned short)((u >> 16) | 0x40u)};
+        return bf16{(unsigned short)((u + 0x7fffu + ((u >> 16) & 1)) >> 16)};
+#endif
+    } else if constexpr (is_same<T, f8e4m3fn>) {
+        return f8e4m3fn{(unsigned char)encode_float<4, 3, false>(bits_of(x))};
+    } else if constexpr (is_same<T, f8e5m2>) {
+        return f8e5m2{(unsigned char)encode_float<5, 2, true>(bits_of(x))};
+    } else {
+        static_assert(is_same<T, float>, "from_float: not a float storage type");
+        return x;
+    }
+}
+
+// The float nearest to x on the side that keeps "x is not representable" visible in the last bit, so that
+// rounding it once more to a narrower format gives what rounding x directly would give.
+__device__ __forceinline__ float round_to_odd(double x)
+{
+    const float nearest = float(x);
+    const unsigned int u = bits_of(nearest);
+    if (double(nearest) == x || x != x || (u & 1)) return nearest;
+    // The even neighbour was chosen: step to the odd one on the side of x.
+    const bool too_large = (double(nearest) < 0 ? -double(nearest) : double(nearest)) > (x < 0 ? -x : x);
+    return same_bits<float>(too_large ? u - 1 : u + 1);
+}
+
+// From double.  bf16 goes through float (two roundings), as XLA and ml_dtypes do; the others round once.
+template <class T> __device__ __forceinline__ T from_double(double x)
+{
+    if constexpr (is_same<T, float> || is_same<T, bf16>) {
+        return from_float<T>(float(x));
+    } else if constexpr (is_same<T, f16>) {
+#ifdef ASTITCH_HOST
+        return from_float<f16>(round_to_odd(x));
+#else
+        unsigned short bits;
+        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(bits) : "d"(x));
+        return f16{bits};
+#endif
+    } else {
+        return from_float<T>(round_to_odd(x));
+    }
+}
+
+// ---- what emitted text uses -------------------------------------------------------------------------
+
+// The value of a stored element in its compute type.
+template <class C, class T> __device__ __forceinline__ C load_as(T stored)
+{
+    static_assert(is_same<C, compute_of<T>>, "load_as: C is not the compute type of T");
+    if constexpr (is_narrow_float<T>) {
+        return to_float(stored);
+    } else {
+        return stored;
+    }
+}
+
+// The element that stores `value`.
+template <class T> __device__ __forceinline__ T store_as(compute_of<T> value)
+{
+    if constexpr (is_narrow_float<T>) {
+        return from_float<T>(value);
+    } else {
+        return value;
+    }
+}
+
+// `value` rounded to what storage type T can hold (nothing to do for types that registers hold as they are).
+template <class T> __device__ __forceinline__ compute_of<T> round_to(compute_of<T> value)
+{
+    return load_as<compute_of<T>>(store_as<T>(value));
+}
+
+#endif
