@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from astitch import demo
+
 CORPUS = Path(__file__).parent / "data" / "corpus"
 
 F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
@@ -772,6 +774,24 @@ def dense_residual_norm(
 ) -> jax.Array:
     """A product, its epilogue, and a LayerNorm of the sum."""
     return layer_norm(jax.nn.gelu(x @ w + bias) + residual, gamma, beta)
+
+
+def _bert_layer_args() -> tuple[tuple[Arg, ...], Any]:
+    """x, mask and the flat parameters of a narrow layer, and the tree that they unflatten to."""
+    leaves, tree = jax.tree.flatten(
+        jax.eval_shape(lambda: demo.make_layer(0, hidden=64, inner=128))
+    )
+    x, mask = normal(2, 16, 64), attention_mask(2, 1, 1, 16)
+    return (x, mask, *(normal(*leaf.shape, scale=leaf.shape[0] ** -0.5) for leaf in leaves)), tree
+
+
+_bert_args, _bert_tree = _bert_layer_args()
+
+
+@program(*_bert_args)
+def bert_layer(x: jax.Array, mask: jax.Array, *leaves: jax.Array) -> jax.Array:
+    """The layer of the demo, narrow: products, epilogues, attention, two residual LayerNorms."""
+    return demo.layer(jax.tree.unflatten(_bert_tree, leaves), x, mask, heads=4)
 
 
 # ---- data movement -------------------------------------------------------------------------------
