@@ -1,0 +1,244 @@
+"""What the planner knows of a device: a Gpu, from a preset or from the device that CuPy sees.
+
+Takes a preset's name or a device number, hands on a frozen Gpu.  The idea: everything that differs
+between generations is a number here, and residency is computed with CUDA's own occupancy rule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from astitch.errors import AstitchError
+
+REGISTER_UNIT = 256
+"""Registers are allocated to a warp in units of this many (cuda_occupancy.h, since Kepler)."""
+
+SCHEDULERS = 4
+"""Sub-partitions of an SM, each with its own quarter of the registers (same source)."""
+
+COPY_SHARE_OF_PEAK = 0.9
+"""What a copy reaches of the data sheet's bandwidth: measured 3,015 of 3,352 GB/s on an H100 and
+4,300 of 4,800 on an H200; assumed for the devices that were not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A device, or the rule of one.
+
+    arch: what NVRTC calls it.  shared_per_block_bytes: most dynamic + static shared memory of a
+    block (opt-in).  shared_reserved_bytes: taken by the driver for each block.  shared_unit_bytes:
+    granularity of allocation.  bandwidth_gbs: bytes read plus written by a large copy, 1e9 a
+    second.  launch_us: one more kernel in a CUDA graph.  barrier_us: one barrier over the grid.
+    """
+
+    name: str
+    arch: str
+    sms: int
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    registers_per_sm: int
+    shared_per_sm_bytes: int
+    shared_per_block_bytes: int
+    shared_reserved_bytes: int
+    shared_unit_bytes: int
+    l2_bytes: int
+    bandwidth_gbs: float
+    launch_us: float
+    barrier_us: float
+    clock_ghz: float
+    fp32_lanes_per_sm: int
+    warp_size: int = 32
+    max_threads_per_block: int = 1024
+    max_registers_per_thread: int = 255
+
+    @property
+    def fp32_gflops(self) -> float:
+        """Peak of fused multiply-adds, two operations each, 1e9 a second."""
+        return self.sms * self.fp32_lanes_per_sm * 2 * self.clock_ghz
+
+    def blocks_per_sm(self, block: int, registers: int, shared_bytes: int) -> int:
+        """How many blocks fit an SM at once: CUDA's occupancy rule.  0: not even one can be launched.
+
+        block: threads of a block.  registers: of a thread, as the compiler reports them.
+        shared_bytes: static plus dynamic shared memory of a block, without what the driver reserves.
+        """
+        if not 0 < block <= self.max_threads_per_block or registers > self.max_registers_per_thread:
+            return 0
+        if shared_bytes > self.shared_per_block_bytes:
+            return 0
+        warps = -(-block // self.warp_size)
+        by_threads = self.max_threads_per_sm // self.warp_size // warps
+        warp_registers = _round_up(max(registers, 1) * self.warp_size, REGISTER_UNIT)
+        if warp_registers * _round_up(warps, SCHEDULERS) > self.registers_per_sm:
+            return 0
+        by_registers = self.registers_per_sm // SCHEDULERS // warp_registers * SCHEDULERS // warps
+        block_shared = _round_up(shared_bytes + self.shared_reserved_bytes, self.shared_unit_bytes)
+        by_shared = self.shared_per_sm_bytes // block_shared if block_shared else self.max_blocks_per_sm
+        return min(self.max_blocks_per_sm, by_threads, by_registers, by_shared)
+
+    def wave(self, block: int, registers: int, shared_bytes: int) -> int:
+        """Blocks that are resident on the whole device at once: the most that a global barrier may join."""
+        return self.sms * self.blocks_per_sm(block, registers, shared_bytes)
+
+    def max_registers(self, block: int, blocks_per_sm: int) -> int:
+        """Most registers a thread may use so that `blocks_per_sm` blocks of `block` threads fit an SM.
+
+        0: they never do.
+        """
+        step = REGISTER_UNIT // self.warp_size
+        for registers in range(_round_up(self.max_registers_per_thread, step), 0, -step):
+            bounded = min(registers, self.max_registers_per_thread)
+            if self.blocks_per_sm(block, bounded, 0) >= blocks_per_sm:
+                return bounded
+        return 0
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+_KB = 1024
+_MB = 1024 * 1024
+
+# Sources.  Limits per SM and block: CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability", and cuda_occupancy.h for the units (256 bytes of shared memory on 7.x, 128 from 8.0 on,
+# where the driver also reserves 1 KB a block).  SMs, L2, bandwidth, boost clock, fp32 lanes: NVIDIA's
+# architecture whitepapers and data sheets (V100, Turing, A100, H100, H200, Blackwell).
+# launch_us: 0.8 measured on an H100 inside a CUDA graph; assumed for the others.
+# barrier_us: V100 2.6 is the AStitch paper's (2.5 to 2.7); H100 1.2 measured (1.0 to 1.4 at 132 x 1024
+# threads; 2.0 for a launch with one barrier less 0.8 for the launch), assumed for H200 and B200; T4 and
+# A100 lie between, not measured.
+PRESETS: dict[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu(  # Tesla V100 SXM2 16 GB, peak 900 GB/s
+            name="v100", arch="sm_70", sms=80, max_threads_per_sm=2048, max_blocks_per_sm=32,
+            registers_per_sm=65536, shared_per_sm_bytes=96 * _KB, shared_per_block_bytes=96 * _KB,
+            shared_reserved_bytes=0, shared_unit_bytes=256, l2_bytes=6 * _MB,
+            bandwidth_gbs=900 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=2.6, clock_ghz=1.53,
+            fp32_lanes_per_sm=64,
+        ),
+        Gpu(  # T4, peak 320 GB/s
+            name="t4", arch="sm_75", sms=40, max_threads_per_sm=1024, max_blocks_per_sm=16,
+            registers_per_sm=65536, shared_per_sm_bytes=64 * _KB, shared_per_block_bytes=64 * _KB,
+            shared_reserved_bytes=0, shared_unit_bytes=256, l2_bytes=4 * _MB,
+            bandwidth_gbs=320 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=2.0, clock_ghz=1.59,
+            fp32_lanes_per_sm=64,
+        ),
+        Gpu(  # A100 SXM4 80 GB, peak 2,039 GB/s
+            name="a100", arch="sm_80", sms=108, max_threads_per_sm=2048, max_blocks_per_sm=32,
+            registers_per_sm=65536, shared_per_sm_bytes=164 * _KB, shared_per_block_bytes=163 * _KB,
+            shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=40 * _MB,
+            bandwidth_gbs=2039 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=1.6, clock_ghz=1.41,
+            fp32_lanes_per_sm=64,
+        ),
+        Gpu(  # H100 SXM5 80 GB HBM3; bandwidth: driver copy, measured; clock: measured under load
+            name="h100", arch="sm_90", sms=132, max_threads_per_sm=2048, max_blocks_per_sm=32,
+            registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
+            shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=50 * _MB,
+            bandwidth_gbs=3015, launch_us=0.8, barrier_us=1.2, clock_ghz=1.98, fp32_lanes_per_sm=128,
+        ),
+        Gpu(  # H200 SXM5 141 GB HBM3e; bandwidth: copy, measured; L2: as the driver reports it
+            name="h200", arch="sm_90", sms=132, max_threads_per_sm=2048, max_blocks_per_sm=32,
+            registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
+            shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=60 * _MB,
+            bandwidth_gbs=4300, launch_us=0.8, barrier_us=1.2, clock_ghz=1.98, fp32_lanes_per_sm=128,
+        ),
+        Gpu(  # B200 SXM 180 GB HBM3e, peak 8,000 GB/s
+            name="b200", arch="sm_100", sms=148, max_threads_per_sm=2048, max_blocks_per_sm=32,
+            registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
+            shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=126 * _MB,
+            bandwidth_gbs=8000 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=1.2, clock_ghz=1.965,
+            fp32_lanes_per_sm=128,
+        ),
+    )
+}
+# The emulated device: an H100 with few SMs, so that all blocks of a kernel with a global barrier stay affordable.
+PRESETS["host"] = dataclasses.replace(PRESETS["h100"], name="host", sms=8)
+
+
+def preset(name: str) -> Gpu:
+    """The Gpu of a preset: v100, t4, a100, h100, h200, b200 or host.  Raises AstitchError for another name."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise AstitchError(
+            f"no GPU preset {name!r}\n  choose one of {', '.join(PRESETS)}, "
+            "or call astitch.gpu.from_device() on a machine with a GPU"
+        ) from None
+
+
+# cudaDeviceAttr: CuPy exposes the query, not the names.
+_ATTRIBUTE = {
+    "warp_size": 10,
+    "clock_khz": 13,
+    "sms": 16,
+    "memory_clock_khz": 36,
+    "memory_bus_bits": 37,
+    "l2_bytes": 38,
+    "max_threads_per_sm": 39,
+    "max_threads_per_block": 1,
+    "major": 75,
+    "minor": 76,
+    "shared_per_sm_bytes": 81,
+    "registers_per_sm": 82,
+    "shared_per_block_bytes": 97,
+    "max_blocks_per_sm": 106,
+    "shared_reserved_bytes": 111,
+}
+
+
+def from_device(device: int = 0) -> Gpu:
+    """The Gpu of CUDA device number `device`, asked through CuPy.
+
+    The limits are the device's own.  What no attribute says (measured bandwidth, launch and barrier
+    cost) comes from the preset of the same device, or else from the memory's data and the nearest one.
+    Raises AstitchError without CuPy or without the device.
+    """
+    try:
+        runtime: Any = importlib.import_module("cupy").cuda.runtime
+    except ImportError as error:
+        raise AstitchError(
+            f"asking for CUDA device {device} needs CuPy: {error}\n"
+            f"  install astitch[cuda13] (or [cuda12]), or name a preset: {', '.join(PRESETS)}"
+        ) from None
+    try:
+        has = {key: int(runtime.deviceGetAttribute(number, device)) for key, number in _ATTRIBUTE.items()}
+    except Exception as error:  # CuPy's CUDARuntimeError; its class exists only where CuPy does
+        raise AstitchError(
+            f"CUDA device {device} cannot be asked: {error}\n"
+            f"  check nvidia-smi, or name a preset: {', '.join(PRESETS)}"
+        ) from error
+    major, minor = has.pop("major"), has.pop("minor")
+    clock_ghz = has.pop("clock_khz") / 1e6
+    peak_gbs = 2 * has.pop("memory_clock_khz") * 1e3 * has.pop("memory_bus_bits") / 8 / 1e9
+    copy_gbs = peak_gbs * COPY_SHARE_OF_PEAK
+    arch = f"sm_{major}{minor}"
+    relative = _nearest_preset(arch, has["sms"], copy_gbs)
+    same = (relative.arch, relative.sms) == (arch, has["sms"]) and (
+        abs(relative.bandwidth_gbs / copy_gbs - 1) < 0.1
+    )
+    return Gpu(
+        name=relative.name if same else f"{arch}x{has['sms']}",
+        arch=arch,
+        shared_unit_bytes=256 if major < 8 else 128,
+        bandwidth_gbs=relative.bandwidth_gbs if same else round(copy_gbs, 1),
+        launch_us=relative.launch_us,
+        barrier_us=relative.barrier_us,
+        clock_ghz=clock_ghz,
+        fp32_lanes_per_sm=64 if (major, minor) in ((7, 0), (7, 2), (7, 5), (8, 0)) else 128,
+        **has,
+    )
+
+
+def _nearest_preset(arch: str, sms: int, copy_gbs: float) -> Gpu:
+    """The preset most like a device: by architecture, then by SM count, then by bandwidth."""
+
+    def distance(gpu: Gpu) -> tuple[int, int, float]:
+        generation = abs(int(gpu.arch[3:]) - int(arch[3:]))
+        return generation, abs(gpu.sms - sms), abs(gpu.bandwidth_gbs - copy_gbs)
+
+    return min((gpu for gpu in PRESETS.values() if gpu.name != "host"), key=distance)
