@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src.lib import xla_client
 
 from astitch import demo
 
@@ -881,6 +882,68 @@ def many_views(x: jax.Array) -> tuple[jax.Array, ...]:
     return x, y, y, y.reshape(50, 40), jnp.broadcast_to(x[0], (3, 50)), jnp.float32(7.0)
 
 
+# ---- what is not stitched ------------------------------------------------------------------------
+
+
+@program(normal(20, 90), integers(20, 30, low=0, high=50))
+def sorts(x: jax.Array, n: jax.Array) -> tuple[jax.Array, ...]:
+    """Along rows, along columns with a permutation, and the k largest."""
+    return jnp.sort(x, axis=1) * 2, jnp.argsort(n, axis=0), *lax.top_k(jnp.exp(x), 5)
+
+
+@program(normal(20, 100), normal(2, 12, 12, 8))
+def windows(x: jax.Array, image: jax.Array) -> tuple[jax.Array, ...]:
+    """Running sums; max-pooling and its gradient (select-and-scatter); average-pooling."""
+
+    def pool(a: jax.Array) -> jax.Array:
+        return lax.reduce_window(a, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+    mean = lax.reduce_window(image, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
+    return (
+        jnp.cumsum(jnp.exp(x), axis=1),
+        pool(image),
+        jax.grad(lambda a: pool(a).sum())(image),
+        mean,
+    )
+
+
+@program(normal(2, 10, 10, 4), normal(3, 3, 4, 8, scale=0.2), normal(8), normal(8), normal(8))
+def convolution_batch_norm(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array, gamma: jax.Array, beta: jax.Array
+) -> tuple[jax.Array, ...]:
+    y = lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return batch_norm(y + bias, gamma, beta, 3)
+
+
+@program(integers(low=-1, high=4), normal(10, 20), normal(10, 20))
+def branches(which: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+    """A switch of three and a condition, light ops around both."""
+    chosen = lax.switch(which, [lambda a: a * 2, lambda a: jnp.exp(a), lambda a: a - a.max()], x)
+    return chosen + y, lax.cond(x[0, 0] > 0, lambda: (x + y).sum(axis=0), lambda: x[0] * 3)
+
+
+@program(normal(4, 6), integers(low=3, high=9))
+def newton_loop(x: jax.Array, count: jax.Array) -> jax.Array:
+    """A loop whose trip count is an argument: square roots of 1 + |x|."""
+    target = 1 + jnp.abs(x)
+    return lax.fori_loop(0, count, lambda _, guess: 0.5 * (guess + target / guess), target)
+
+
+@program(normal(24, 64), normal(64), normal(64), normal(24, 64))
+def checkpointed_norm(x: jax.Array, gamma: jax.Array, beta: jax.Array, dy: jax.Array) -> jax.Array:
+    """Rematerialisation: the forward pass appears again behind an optimization-barrier."""
+    norm = jax.checkpoint(lambda a: jnp.tanh(layer_norm(a, gamma, beta)))
+    return jax.vjp(lambda a: norm(norm(a)), x)[1](dy)[0]
+
+
+@program(normal(16, 32), normal(16, 32))
+def complex_products(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+    z = lax.complex(x, y)
+    return (z * z).real + 1, jnp.abs(z), jnp.fft.rfft(x * 2).imag
+
+
 # ---- arithmetic of every dtype -------------------------------------------------------------------
 
 
@@ -1053,17 +1116,25 @@ def load(name: str) -> bytes:
 
 
 def write_corpus(names: Iterable[str]) -> int:
-    """Lowers each program into CORPUS, drops stale files; returns the bytes written."""
+    """Lowers each program into CORPUS and drops stale files; returns the size of all in bytes.
+
+    A file whose program is the same but for source lines stays as it is.
+    """
     CORPUS.mkdir(parents=True, exist_ok=True)
     wanted = {corpus_path(name) for name in PROGRAMS}
     for stale in set(CORPUS.glob("*.hlo.pb.gz")) - wanted:
         stale.unlink()
-    written = 0
     for name in names:
-        data = gzip.compress(PROGRAMS[name].lower(), compresslevel=9, mtime=0)
-        corpus_path(name).write_bytes(data)
-        written += len(data)
-    return written
+        proto = PROGRAMS[name].lower()
+        if not corpus_path(name).exists() or show_hlo(proto) != show_hlo(load(name)):
+            corpus_path(name).write_bytes(gzip.compress(proto, compresslevel=9, mtime=0))
+    return sum(path.stat().st_size for path in wanted)
+
+
+def show_hlo(proto: bytes) -> str:
+    """HLO text without metadata: equal texts are equal programs."""
+    text: str = xla_client.XlaComputation(proto).as_hlo_text()
+    return text
 
 
 def main() -> None:
