@@ -1,0 +1,1008 @@
+"""Graph -> Graph: merges, folds, and one canonical form of broadcasts, reshapes and transposes.
+
+The idea: a rule is a small function whose docstring is the equation; it looks only at a node and at
+what lies below it, so one bottom-up pass that puts every new node through the rules is a fixpoint.
+No rule changes a bit of a result (the payload of a NaN excepted, which HLO leaves open).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from astitch.errors import UnsupportedOp
+from astitch.ir import (
+    ArrayType,
+    Attrs,
+    BroadcastAttrs,
+    ConditionalAttrs,
+    ConstantAttrs,
+    DimensionAttrs,
+    DimensionsAttrs,
+    DotAttrs,
+    DType,
+    DynamicSliceAttrs,
+    GetTupleElementAttrs,
+    Graph,
+    IotaAttrs,
+    Literal,
+    NoAttrs,
+    Node,
+    PadAttrs,
+    SliceAttrs,
+    TransposeAttrs,
+    TupleType,
+)
+from astitch.ops import OPS, Kind
+from astitch.reference import eval_node
+
+FOLD_RESULT_ELEMENTS = 1024
+"""A constant is folded into its user as long as the result has no more elements than this."""
+
+FOLD_OPERAND_ELEMENTS = 65536
+"""... and no operand has more than this: folding must stay quicker than compiling."""
+
+Log = Callable[[str, str], None]
+"""Called with (name of the rule, name of the node) each time that a rule fires."""
+
+
+def simplify(graph: Graph, log: Log | None = None) -> Graph:
+    """The same function of the same parameters with fewer and simpler nodes.
+
+    Parameters stay, dead ones too; so do the number and order of outputs, and the name, op_name
+    and source of every node that survives.  Regions are simplified as well.  Applying it again
+    changes nothing.  `log` hears of every rule that fires, in regions too.
+    """
+    return _simplify_graph(graph, log or _ignore, {})
+
+
+def _ignore(rule: str, node: str) -> None:
+    """The log of a caller who does not want one."""
+
+
+def _simplify_graph(graph: Graph, log: Log, regions: dict[int, Graph]) -> Graph:
+    """`regions`: id of a region of the source graph -> its simplified form."""
+    draft = Draft(graph, log)
+    values: dict[str, str] = {}
+    for node in graph:
+        for region in node.regions:
+            if id(region) not in regions:
+                regions[id(region)] = _simplify_graph(region, log, regions)
+        operands = tuple(values[o] for o in node.operands)
+        node_regions = tuple(regions[id(r)] for r in node.regions)
+        if operands != node.operands or node_regions:
+            node = replace(node, operands=operands, regions=node_regions)
+        values[node.name] = draft.put(node)
+    outputs = tuple(values[o] for o in graph.outputs)
+    nodes = _keep_live_nodes(draft.nodes, outputs)
+    for name in draft.nodes:
+        if name in graph.nodes and name not in nodes:
+            log("drop_dead_nodes", name)
+    return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
+
+
+def _keep_live_nodes(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[str, Node]:
+    """The nodes that an output, a parameter or an effect needs, in their order."""
+    live = set(outputs)
+    for node in reversed(nodes.values()):
+        if node.name in live or node.op == "parameter" or not _is_pure(node):
+            live.add(node.name)
+            live.update(node.operands)
+    return {name: node for name, node in nodes.items() if name in live}
+
+
+_IMPURE = frozenset({"rng", "rng-get-and-update-state", "custom-call"})
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether equal nodes have equal results, and a dead one may go."""
+    return node.op not in _IMPURE and all(_is_pure(n) for r in node.regions for n in r)
+
+
+# ---- the graph in the making
+
+
+class Draft:
+    """Nodes already in simplest form.  `put` is the only way in."""
+
+    def __init__(self, source: Graph, log: Log) -> None:
+        self.nodes: dict[str, Node] = {}
+        self._log = log
+        self._taken = set(source.nodes)
+        self._known: dict[tuple[object, ...], str] = {}
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[name]
+
+    def put(self, node: Node) -> str:
+        """Append the simplest form of `node`, whose operands are here; the name of its value."""
+        simpler = self._apply_rules(node)
+        if isinstance(simpler, str):
+            return simpler
+        key = (
+            simpler.op,
+            simpler.type,
+            simpler.operands,
+            simpler.attrs,
+            tuple(region.key for region in simpler.regions),
+        )
+        if simpler.op == "parameter" or not _is_pure(simpler):
+            self.nodes[simpler.name] = simpler
+            return simpler.name
+        name = self._known.setdefault(key, simpler.name)
+        if name == simpler.name:
+            self.nodes[name] = simpler
+        else:
+            self._log("merge_equal_nodes", simpler.name)
+        return name
+
+    def _apply_rules(self, node: Node) -> Node | str:
+        while True:
+            for rule in RULES.get(node.op, _NO_RULES):
+                result = rule(node, self)
+                if result is None:
+                    continue
+                self._log(rule.__name__, node.name)
+                if isinstance(result, str):
+                    return result
+                node = result
+                break
+            else:
+                return node
+
+    def add(
+        self,
+        origin: Node,
+        op: str,
+        type: ArrayType,
+        operands: tuple[str, ...] = (),
+        attrs: Attrs = NoAttrs(),  # noqa: B008 - a frozen value
+        regions: tuple[Graph, ...] = (),
+    ) -> str:
+        """Put a new node that a rule needs on the way to `origin`; the name of its value."""
+        name = self.fresh(f"{origin.name}.{op}")
+        return self.put(
+            Node(name, op, type, operands, attrs, regions, origin.op_name, origin.source)
+        )
+
+    def fresh(self, name: str) -> str:
+        """`name`, or `name` and a number if that is taken.  Used up by this call."""
+        unique, number = name, 1
+        while unique in self._taken:
+            number += 1
+            unique = f"{name}.{number}"
+        self._taken.add(unique)
+        return unique
+
+
+Rule = Callable[[Node, Draft], Node | str | None]
+"""The value or the simpler node that may stand for the node, of its type; None: does not apply."""
+
+
+def _become(
+    node: Node,
+    op: str,
+    operands: tuple[str, ...] = (),
+    attrs: Attrs = NoAttrs(),  # noqa: B008
+) -> Node:
+    """`node` computed in another way: same name and type."""
+    return replace(node, op=op, operands=operands, attrs=attrs, regions=())
+
+
+# ---- what is known of a value
+
+
+def _read_constant(draft: Draft, name: str) -> np.ndarray | None:
+    """The elements of a constant, or of a small broadcast of one."""
+    node = draft[name]
+    if isinstance(node.attrs, ConstantAttrs):
+        return node.attrs.value.numpy() if node.array.size <= FOLD_OPERAND_ELEMENTS else None
+    if isinstance(node.attrs, BroadcastAttrs) and node.array.size <= FOLD_RESULT_ELEMENTS:
+        value = _read_constant(draft, node.operands[0])
+        return None if value is None else _broadcast(value, node.shape, node.attrs.dimensions)
+    return None
+
+
+def _broadcast(
+    value: np.ndarray, shape: tuple[int, ...], dimensions: tuple[int, ...]
+) -> np.ndarray:
+    """`dimensions` ascend, as they do in every broadcast in simplest form."""
+    spread = [1] * len(shape)
+    for extent, d in zip(value.shape, dimensions, strict=True):
+        spread[d] = extent
+    return np.broadcast_to(value.reshape(spread), shape)
+
+
+def _read_splat(draft: Draft, name: str) -> np.ndarray | None:
+    """The scalar (rank 0) that every element of the value is; None if that is not known."""
+    node = draft[name]
+    if node.op == "broadcast":
+        node = draft[node.operands[0]]
+    if isinstance(node.attrs, ConstantAttrs) and node.array.size == 1:
+        return node.attrs.value.numpy().reshape(())
+    return None
+
+
+def _same_bits(x: np.ndarray, y: np.ndarray) -> bool:
+    return x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def _squeeze(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def _ascends(numbers: Sequence[int]) -> bool:
+    return all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+
+
+# ---- constants
+
+
+def fold_empty(node: Node, draft: Draft) -> Node | str | None:
+    """f(...) : t[.., 0, ..] -> constant"""
+    if isinstance(node.type, TupleType) or node.type.size > 0 or not _is_pure(node):
+        return None
+    return _become(node, "constant", (), ConstantAttrs(Literal(node.dtype, node.shape, b"")))
+
+
+def spread_splat_constant(node: Node, draft: Draft) -> Node | str | None:
+    """constant [c, c, .. c] -> broadcast(constant c)"""
+    assert isinstance(node.attrs, ConstantAttrs)
+    literal = node.attrs.value
+    if node.array.size <= 1:
+        return None
+    item = literal.data[: literal.dtype.bytes]
+    if not literal.data.startswith(item * 2):
+        return None  # most large constants end here, unread
+    if literal.data != item * node.array.size:
+        return None
+    scalar = ConstantAttrs(Literal(literal.dtype, (), item))
+    value = draft.add(node, "constant", ArrayType(node.dtype, ()), (), scalar)
+    return _become(node, "broadcast", (value,), BroadcastAttrs(()))
+
+
+def fold_constants(node: Node, draft: Draft) -> Node | str | None:
+    """f(constants) -> constant, while the result is small"""
+    if isinstance(node.type, TupleType) or node.type.size > FOLD_RESULT_ELEMENTS:
+        return None
+    operands = []
+    for name in node.operands:
+        value = _read_constant(draft, name)
+        if value is None:
+            return None
+        operands.append(value)
+    return _evaluate(node, operands)
+
+
+def fold_splats(node: Node, draft: Draft) -> Node | str | None:
+    """f(broadcast(c), broadcast(d)) -> broadcast(f(c, d)) for element-wise f and constants c, d"""
+    if node.shape == ():
+        return None
+    operands = []
+    for name in node.operands:
+        value = _read_splat(draft, name)
+        if value is None or draft[name].shape != node.shape:
+            return None
+        operands.append(value)
+    scalar = _evaluate(replace(node, type=ArrayType(node.dtype, ())), operands)
+    if scalar is None:
+        return None
+    value_name = draft.add(node, "constant", scalar.array, (), scalar.attrs)
+    return _become(node, "broadcast", (value_name,), BroadcastAttrs(()))
+
+
+def _evaluate(node: Node, operands: Sequence[np.ndarray]) -> Node | None:
+    """The constant that `node` is for these operands; None where the reference cannot say."""
+    try:
+        (value,) = eval_node(node, operands)
+    except UnsupportedOp:
+        return None
+    return _become(node, "constant", (), ConstantAttrs(Literal.of(value)))
+
+
+def zero_short_iota(node: Node, draft: Draft) -> Node | str | None:
+    """iota along a dimension of one element -> broadcast(0)"""
+    assert isinstance(node.attrs, IotaAttrs)
+    if node.shape[node.attrs.dimension] != 1:
+        return None
+    zero = Literal.of(np.zeros((), node.dtype.numpy))
+    value = draft.add(node, "constant", ArrayType(node.dtype, ()), (), ConstantAttrs(zero))
+    return _become(node, "broadcast", (value,), BroadcastAttrs(()))
+
+
+# ---- element-wise identities: exact ones only
+
+_ALL_FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
+
+
+def _neutral(op: str, dtype: DType) -> np.ndarray | None:
+    """The e for which op(x, e) is x, to the bit, for every x; None if there is none."""
+    number = dtype in _ALL_FLOATS or dtype.is_integer
+    bits = dtype.is_integer or dtype is DType.PRED
+    value: object
+    match op:
+        case "add" if number:
+            value = -0.0 if dtype.is_float else 0  # -0.0 + 0.0 is 0.0
+        case "subtract" if number:
+            value = 0
+        case "multiply" | "divide" if number:
+            value = 1
+        case "or" | "xor" if bits:
+            value = 0
+        case "shift-left" | "shift-right-logical" | "shift-right-arithmetic" if bits:
+            value = 0
+        case "and" if bits:
+            return ~np.zeros((), dtype.numpy)
+        case "maximum" if number or bits:
+            return _bound(dtype, least=True)
+        case "minimum" if number or bits:
+            return _bound(dtype, least=False)
+        case _:
+            return None
+    return np.asarray(value, dtype.numpy)
+
+
+def _bound(dtype: DType, least: bool) -> np.ndarray:
+    if dtype is DType.PRED:
+        return np.asarray(not least)
+    if dtype.is_float:
+        return np.asarray(-np.inf if least else np.inf, dtype.numpy)
+    info = np.iinfo(dtype.numpy)
+    return np.asarray(info.min if least else info.max, dtype.numpy)
+
+
+_ONE_SIDED = frozenset(
+    "subtract divide shift-left shift-right-logical shift-right-arithmetic".split()
+)
+
+
+def drop_neutral_operand(node: Node, draft: Draft) -> Node | str | None:
+    """x*1, x/1, x-0, x + -0.0, i+0, max(x, -inf), min(x, inf), x&~0, x|0, x^0, x<<0 -> x"""
+    neutral = _neutral(node.op, node.dtype)
+    if neutral is None:
+        return None
+    sides = ((0, 1),) if node.op in _ONE_SIDED else ((0, 1), (1, 0))
+    for kept, dropped in sides:
+        value = _read_splat(draft, node.operands[dropped])
+        if value is not None and _same_bits(value, neutral):
+            return node.operands[kept]
+    return None
+
+
+def take_absorbing_operand(node: Node, draft: Draft) -> Node | str | None:
+    """i*0, i&0 -> 0;  i|~0 -> ~0, for integers and pred"""
+    if not (node.dtype.is_integer or node.dtype is DType.PRED):
+        return None
+    zero = np.zeros((), node.dtype.numpy)
+    absorbing = ~zero if node.op == "or" else zero
+    for name in node.operands:
+        value = _read_splat(draft, name)
+        if value is not None and _same_bits(value, absorbing):
+            return name
+    return None
+
+
+def merge_equal_operands(node: Node, draft: Draft) -> Node | str | None:
+    """x&x, x|x, max(x, x), min(x, x) -> x"""
+    return node.operands[0] if node.operands[0] == node.operands[1] else None
+
+
+def cancel_involution(node: Node, draft: Draft) -> Node | str | None:
+    """-(-x), ~(~x) -> x"""
+    inner = draft[node.operands[0]]
+    return inner.operands[0] if inner.op == node.op else None
+
+
+def drop_copy(node: Node, draft: Draft) -> Node | str | None:
+    """copy(x), optimization-barrier(x) -> x"""
+    operand = node.operands[0]
+    return operand if len(node.operands) == 1 and draft[operand].type == node.type else None
+
+
+def choose_branch(node: Node, draft: Draft) -> Node | str | None:
+    """select(true, x, y) -> x;  select(false, x, y) -> y;  select(p, x, x) -> x"""
+    predicate, x, y = node.operands
+    if x == y:
+        return x
+    value = _read_splat(draft, predicate)
+    if value is None:
+        return None
+    return x if value else y
+
+
+def drop_convert(node: Node, draft: Draft) -> Node | str | None:
+    """convert(x : t) : t -> x;  bitcast-convert(x : t) : t -> x"""
+    operand = node.operands[0]
+    return operand if draft[operand].type == node.type else None
+
+
+def merge_converts(node: Node, draft: Draft) -> Node | str | None:
+    """convert(convert(x : a) : b) : c -> convert(x) : c, if every value of a is one of b"""
+    inner = draft[node.operands[0]]
+    if inner.op != "convert":
+        return None
+    x = draft[inner.operands[0]]
+    if not _is_exact(x.dtype, inner.dtype):
+        return None
+    # Integers wrap into integers, floats saturate: the way through a float is another function.
+    wraps = x.dtype.is_integer and node.dtype.is_integer
+    if wraps and inner.dtype.is_float and not _is_exact(x.dtype, node.dtype):
+        return None
+    return replace(node, operands=(x.name,))
+
+
+_FLOAT_PRECISION_BITS = {DType.F16: 11, DType.BF16: 8, DType.F32: 24, DType.F64: 53}
+_FLOAT_EXPONENT_BITS = {DType.F16: 5, DType.BF16: 8, DType.F32: 8, DType.F64: 11}
+
+
+def _is_exact(source: DType, target: DType) -> bool:
+    """Whether converting keeps every value."""
+    if source is target:
+        return True
+    if source.is_complex or target.is_complex or target is DType.PRED:
+        return False
+    if source is DType.PRED:
+        return target.is_integer or target in _ALL_FLOATS
+    if source.is_integer:
+        magnitude = 8 * source.bytes - source.is_signed
+        if target.is_integer:
+            holds_sign = target.is_signed or source.is_unsigned
+            return holds_sign and magnitude <= 8 * target.bytes - target.is_signed
+        return magnitude <= _FLOAT_PRECISION_BITS.get(target, 0)
+    if source in _ALL_FLOATS and target in _ALL_FLOATS:
+        return (
+            _FLOAT_PRECISION_BITS[source] <= _FLOAT_PRECISION_BITS[target]
+            and _FLOAT_EXPONENT_BITS[source] <= _FLOAT_EXPONENT_BITS[target]
+        )
+    return False
+
+
+def merge_bitcast_converts(node: Node, draft: Draft) -> Node | str | None:
+    """bitcast-convert(bitcast-convert(x)) -> bitcast-convert(x), all of one size"""
+    inner = draft[node.operands[0]]
+    if inner.op != "bitcast-convert":
+        return None
+    x = draft[inner.operands[0]]
+    if not x.dtype.bytes == inner.dtype.bytes == node.dtype.bytes:
+        return None
+    return replace(node, operands=(x.name,))
+
+
+# ---- broadcasts: in simplest form they enlarge, dimensions ascend, and none reads another
+
+
+def sort_broadcast_dimensions(node: Node, draft: Draft) -> Node | str | None:
+    """broadcast(x, d) -> broadcast(transpose(x, p), sorted(d)) with sorted(d)[i] = d[p[i]]"""
+    assert isinstance(node.attrs, BroadcastAttrs)
+    d = node.attrs.dimensions
+    if _ascends(d):
+        return None
+    p = tuple(sorted(range(len(d)), key=d.__getitem__))
+    turned = _add_transpose(node, draft, node.operands[0], p)
+    return replace(node, operands=(turned,), attrs=BroadcastAttrs(tuple(sorted(d))))
+
+
+def merge_broadcasts(node: Node, draft: Draft) -> Node | str | None:
+    """broadcast(broadcast(x, d), e) -> broadcast(x, e∘d)"""
+    assert isinstance(node.attrs, BroadcastAttrs)
+    inner, e = draft[node.operands[0]], node.attrs.dimensions
+    if not isinstance(inner.attrs, BroadcastAttrs):
+        return None
+    composed = tuple(e[d] for d in inner.attrs.dimensions)
+    return replace(node, operands=inner.operands, attrs=BroadcastAttrs(composed))
+
+
+def drop_identity_broadcast(node: Node, draft: Draft) -> Node | str | None:
+    """broadcast(x, d) that adds dimensions of one element only -> reshape(x)"""
+    assert isinstance(node.attrs, BroadcastAttrs)
+    x = draft[node.operands[0]]
+    if x.array.size != node.array.size or not _ascends(node.attrs.dimensions):
+        return None
+    return _become(node, "reshape", (x.name,))
+
+
+def absorb_reshape_into_broadcast(node: Node, draft: Draft) -> Node | str | None:
+    """broadcast(reshape(x), d) -> broadcast(squeeze(x), d') if they differ in dimensions of 1
+
+    A constant counts as a reshape of itself.
+    """
+    assert isinstance(node.attrs, BroadcastAttrs)
+    inner = draft[node.operands[0]]
+    squeezed = _squeeze(inner.shape)
+    if inner.op not in ("reshape", "constant") or not _ascends(node.attrs.dimensions):
+        return None
+    x = draft[inner.operands[0]] if inner.op == "reshape" else inner
+    if _squeeze(x.shape) != squeezed or inner.shape == squeezed:
+        return None
+    d = tuple(d for d, n in zip(node.attrs.dimensions, inner.shape, strict=True) if n != 1)
+    operand = draft.add(node, "reshape", ArrayType(node.dtype, squeezed), (x.name,))
+    return replace(node, operands=(operand,), attrs=BroadcastAttrs(d))
+
+
+# ---- reshapes
+
+
+def drop_identity_reshape(node: Node, draft: Draft) -> Node | str | None:
+    """reshape(x : t) : t -> x"""
+    operand = node.operands[0]
+    return operand if draft[operand].type == node.type else None
+
+
+def merge_reshapes(node: Node, draft: Draft) -> Node | str | None:
+    """reshape(reshape(x)) -> reshape(x)"""
+    inner = draft[node.operands[0]]
+    return replace(node, operands=inner.operands) if inner.op == "reshape" else None
+
+
+def reshape_constant(node: Node, draft: Draft) -> Node | str | None:
+    """reshape(constant) -> constant, of any size: the bytes are shared"""
+    inner = draft[node.operands[0]]
+    if not isinstance(inner.attrs, ConstantAttrs):
+        return None
+    literal = Literal(node.dtype, node.shape, inner.attrs.value.data)
+    return _become(node, "constant", (), ConstantAttrs(literal))
+
+
+def sink_reshape_below_broadcast(node: Node, draft: Draft) -> Node | str | None:
+    """reshape(broadcast(x, d)) -> broadcast(reshape(x), d')
+
+    if no dimension of the result mixes elements of x with copies of them.
+    """
+    inner = draft[node.operands[0]]
+    if not isinstance(inner.attrs, BroadcastAttrs) or node.array.size == 0:
+        return None
+    owned = set(inner.attrs.dimensions)
+    d: list[int] = []
+    for before, after in _group_dimensions(inner.shape, node.shape):
+        of_x = [i in owned for i in before]
+        if all(of_x):
+            d += after
+        elif any(of_x):
+            return None
+    shape = tuple(node.shape[i] for i in d)
+    operand = draft.add(node, "reshape", ArrayType(node.dtype, shape), inner.operands)
+    return _become(node, "broadcast", (operand,), BroadcastAttrs(tuple(d)))
+
+
+def _group_dimensions(
+    before: Sequence[int], after: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """The finest runs of dimensions of two shapes that hold the same elements, without the ones."""
+    left = [i for i, n in enumerate(before) if n != 1]
+    right = [i for i, n in enumerate(after) if n != 1]
+    groups: list[tuple[list[int], list[int]]] = []
+    while left:
+        a, b = [left.pop(0)], [right.pop(0)]
+        x, y = before[a[0]], after[b[0]]
+        while x != y:
+            if x < y:
+                a.append(left.pop(0))
+                x *= before[a[-1]]
+            else:
+                b.append(right.pop(0))
+                y *= after[b[-1]]
+        groups.append((a, b))
+    return groups
+
+
+# ---- transposes
+
+
+def _add_transpose(origin: Node, draft: Draft, x: str, permutation: Sequence[int]) -> str:
+    shape = draft[x].shape
+    type = ArrayType(draft[x].dtype, tuple(shape[p] for p in permutation))
+    return draft.add(origin, "transpose", type, (x,), TransposeAttrs(tuple(permutation)))
+
+
+def merge_transposes(node: Node, draft: Draft) -> Node | str | None:
+    """transpose(transpose(x, p), q) -> transpose(x, p∘q)"""
+    assert isinstance(node.attrs, TransposeAttrs)
+    inner, q = draft[node.operands[0]], node.attrs.permutation
+    if not isinstance(inner.attrs, TransposeAttrs):
+        return None
+    p = inner.attrs.permutation
+    composed = TransposeAttrs(tuple(p[i] for i in q))
+    return replace(node, operands=inner.operands, attrs=composed)
+
+
+def drop_trivial_transpose(node: Node, draft: Draft) -> Node | str | None:
+    """transpose(x, p) that moves dimensions of one element only -> reshape(x)"""
+    assert isinstance(node.attrs, TransposeAttrs)
+    x = draft[node.operands[0]]
+    if not _ascends([p for p in node.attrs.permutation if x.shape[p] != 1]):
+        return None
+    return _become(node, "reshape", (x.name,))
+
+
+def absorb_transpose_into_broadcast(node: Node, draft: Draft) -> Node | str | None:
+    """transpose(broadcast(x, d), p) -> broadcast(x, p⁻¹∘d)"""
+    assert isinstance(node.attrs, TransposeAttrs)
+    inner, p = draft[node.operands[0]], node.attrs.permutation
+    if not isinstance(inner.attrs, BroadcastAttrs):
+        return None
+    d = tuple(p.index(i) for i in inner.attrs.dimensions)
+    return _become(node, "broadcast", inner.operands, BroadcastAttrs(d))
+
+
+# ---- slice, pad, concatenate, reverse, dynamic-slice
+
+
+def drop_full_slice(node: Node, draft: Draft) -> Node | str | None:
+    """slice(x) of all of x -> x"""
+    operand = node.operands[0]
+    return operand if draft[operand].type == node.type else None
+
+
+def tighten_slice(node: Node, draft: Draft) -> Node | str | None:
+    """slice(x, [s:l:t]) -> the same elements with the least limit, and stride 1 for one element"""
+    assert isinstance(node.attrs, SliceAttrs)
+    a, extents = node.attrs, node.shape
+    if node.array.size == 0:
+        return None
+    strides = tuple(1 if n == 1 else t for n, t in zip(extents, a.strides, strict=True))
+    limits = tuple(s + (n - 1) * t + 1 for s, n, t in zip(a.starts, extents, strides, strict=True))
+    tight = SliceAttrs(a.starts, limits, strides)
+    return replace(node, attrs=tight) if tight != a else None
+
+
+def merge_slices(node: Node, draft: Draft) -> Node | str | None:
+    """slice(slice(x, [s:_:t]), [u:_:v]) -> slice(x, [s+t*u:_:t*v])"""
+    assert isinstance(node.attrs, SliceAttrs)
+    inner, outer = draft[node.operands[0]], node.attrs
+    if not isinstance(inner.attrs, SliceAttrs) or node.array.size == 0:
+        return None
+    below = inner.attrs
+    starts = tuple(
+        s + t * u for s, t, u in zip(below.starts, below.strides, outer.starts, strict=True)
+    )
+    strides = tuple(t * v for t, v in zip(below.strides, outer.strides, strict=True))
+    limits = tuple(s + (n - 1) * t + 1 for s, n, t in zip(starts, node.shape, strides, strict=True))
+    return replace(node, operands=inner.operands, attrs=SliceAttrs(starts, limits, strides))
+
+
+def sink_slice_below_broadcast(node: Node, draft: Draft) -> Node | str | None:
+    """slice(broadcast(x, d)) -> broadcast(slice(x), d)"""
+    assert isinstance(node.attrs, SliceAttrs)
+    inner, a = draft[node.operands[0]], node.attrs
+    if not isinstance(inner.attrs, BroadcastAttrs):
+        return None
+    d = inner.attrs.dimensions
+    attrs = SliceAttrs(
+        tuple(a.starts[i] for i in d),
+        tuple(a.limits[i] for i in d),
+        tuple(a.strides[i] for i in d),
+    )
+    type = ArrayType(node.dtype, tuple(node.shape[i] for i in d))
+    operand = draft.add(node, "slice", type, inner.operands, attrs)
+    return _become(node, "broadcast", (operand,), inner.attrs)
+
+
+def slice_one_piece(node: Node, draft: Draft) -> Node | str | None:
+    """slice(concatenate(.., x, ..)) that lies within x -> slice(x)"""
+    assert isinstance(node.attrs, SliceAttrs)
+    inner, a = draft[node.operands[0]], node.attrs
+    if not isinstance(inner.attrs, DimensionAttrs):
+        return None
+    d, at = inner.attrs.dimension, 0
+    for piece in inner.operands:
+        extent = draft[piece].shape[d]
+        if at <= a.starts[d] and a.limits[d] <= at + extent:
+            starts, limits = list(a.starts), list(a.limits)
+            starts[d] -= at
+            limits[d] -= at
+            attrs = SliceAttrs(tuple(starts), tuple(limits), a.strides)
+            return replace(node, operands=(piece,), attrs=attrs)
+        at += extent
+    return None
+
+
+def drop_empty_pad(node: Node, draft: Draft) -> Node | str | None:
+    """pad(x, v) by nothing -> x;  pad of an empty x -> broadcast(v)"""
+    assert isinstance(node.attrs, PadAttrs)
+    x, value = node.operands
+    if draft[x].array.size == 0:
+        return _become(node, "broadcast", (value,), BroadcastAttrs(()))
+    a = node.attrs
+    inside = any(i and n > 1 for i, n in zip(a.interior, draft[x].shape, strict=True))
+    return None if inside or any(a.low) or any(a.high) else x
+
+
+def drop_empty_pieces(node: Node, draft: Draft) -> Node | str | None:
+    """concatenate(x, empty, y) -> concatenate(x, y);  concatenate(x) -> x"""
+    pieces = tuple(o for o in node.operands if draft[o].array.size > 0)
+    if len(pieces) == 1:
+        return pieces[0]
+    return replace(node, operands=pieces) if pieces and pieces != node.operands else None
+
+
+def drop_trivial_reverse(node: Node, draft: Draft) -> Node | str | None:
+    """reverse(x, dimensions of one element) -> x"""
+    assert isinstance(node.attrs, DimensionsAttrs)
+    d = tuple(sorted(d for d in node.attrs.dimensions if node.shape[d] > 1))
+    if not d:
+        return node.operands[0]
+    return replace(node, attrs=DimensionsAttrs(d)) if d != node.attrs.dimensions else None
+
+
+def merge_reverses(node: Node, draft: Draft) -> Node | str | None:
+    """reverse(reverse(x, d), e) -> reverse(x, d xor e)"""
+    assert isinstance(node.attrs, DimensionsAttrs)
+    inner = draft[node.operands[0]]
+    if inner.op != "reverse":
+        return None
+    assert isinstance(inner.attrs, DimensionsAttrs)
+    d = tuple(sorted(set(inner.attrs.dimensions) ^ set(node.attrs.dimensions)))
+    return replace(node, operands=inner.operands, attrs=DimensionsAttrs(d))
+
+
+def slice_statically(node: Node, draft: Draft) -> Node | str | None:
+    """dynamic-slice(x, constants) -> slice(x) at the clamped indices"""
+    assert isinstance(node.attrs, DynamicSliceAttrs)
+    x, *indices = node.operands
+    starts = []
+    for index, extent, size in zip(indices, draft[x].shape, node.attrs.sizes, strict=True):
+        value = _read_splat(draft, index)
+        if extent == size:
+            starts.append(0)
+        elif value is None:
+            return None
+        else:
+            starts.append(min(max(int(value), 0), extent - size))
+    limits = tuple(s + n for s, n in zip(starts, node.shape, strict=True))
+    attrs = SliceAttrs(tuple(starts), limits, (1,) * len(starts))
+    return _become(node, "slice", (x,), attrs)
+
+
+def drop_full_update(node: Node, draft: Draft) -> Node | str | None:
+    """dynamic-update-slice(x, u) with u as large as x -> u;  with u empty -> x"""
+    x, update = node.operands[:2]
+    if draft[update].array.size == 0:
+        return x
+    return update if draft[update].type == node.type else None
+
+
+# ---- reduce
+
+
+def _combiner_op(region: Graph) -> str | None:
+    """The op of a region that is `a, b -> op(a, b)`."""
+    if len(region) != 3 or len(region.outputs) != 1:
+        return None
+    body = region[region.outputs[0]]
+    if body.op == "parameter" or sorted(body.operands) != sorted(region.parameters):
+        return None
+    return body.op if isinstance(body.attrs, NoAttrs) else None
+
+
+def drop_trivial_reduce(node: Node, draft: Draft) -> Node | str | None:
+    """reduce(x, e, dimensions of one element) -> op(broadcast(e), reshape(x))
+
+    The op goes too where e is neutral; 0.0 is not for the addition of floats (-0.0 + 0.0 is 0.0).
+    """
+    if len(node.operands) != 2:
+        return None
+    x, init = draft[node.operands[0]], draft[node.operands[1]]
+    op = _combiner_op(node.regions[0])
+    if op is None or x.array.size != node.array.size or x.array.size == 0:
+        return None
+    if not x.dtype == init.dtype == node.dtype:
+        return None
+    start = draft.add(node, "broadcast", node.array, (init.name,), BroadcastAttrs(()))
+    value = draft.add(node, "reshape", node.array, (x.name,))
+    body = node.regions[0][node.regions[0].outputs[0]]
+    straight = body.operands == node.regions[0].parameters
+    return _become(node, op, (start, value) if straight else (value, start))
+
+
+def start_empty_reduce(node: Node, draft: Draft) -> Node | str | None:
+    """reduce(empty, e) -> broadcast(e)"""
+    if len(node.operands) != 2 or draft[node.operands[0]].array.size > 0:
+        return None
+    return _become(node, "broadcast", (node.operands[1],), BroadcastAttrs(()))
+
+
+def absorb_transpose_into_reduce(node: Node, draft: Draft) -> Node | str | None:
+    """reduce(transpose(x, p), e, d) -> reduce(x, e, p∘d)
+
+    if kept and reduced dimensions stay in order among themselves: the elements meet as before.
+    """
+    assert isinstance(node.attrs, DimensionsAttrs)
+    inner = draft[node.operands[0]]
+    if len(node.operands) != 2 or not isinstance(inner.attrs, TransposeAttrs):
+        return None
+    p = inner.attrs.permutation
+    reduced = [p[i] for i in range(len(p)) if i in node.attrs.dimensions]
+    kept = [p[i] for i in range(len(p)) if i not in node.attrs.dimensions]
+    if not (_ascends(reduced) and _ascends(kept)):
+        return None
+    operands = (inner.operands[0], node.operands[1])
+    return replace(node, operands=operands, attrs=DimensionsAttrs(tuple(reduced)))
+
+
+def sort_reduced_dimensions(node: Node, draft: Draft) -> Node | str | None:
+    """reduce(x, e, d) -> reduce(x, e, sorted(d)): the order of d has no meaning"""
+    assert isinstance(node.attrs, DimensionsAttrs)
+    d = tuple(sorted(node.attrs.dimensions))
+    return replace(node, attrs=DimensionsAttrs(d)) if d != node.attrs.dimensions else None
+
+
+# ---- dot
+
+
+def absorb_transpose_into_dot(node: Node, draft: Draft) -> Node | str | None:
+    """dot(transpose(x, p), y, contracting c, batch b) -> dot(x, y, contracting p∘c, batch p∘b)
+
+    and alike for y, if the free dimensions stay in order, and a library can still read x as one
+    strided batch of matrices: batch, contracting and free dimensions are each one run, and the
+    last dimension is not a batch dimension.  Else the transpose is better done by its producer.
+    """
+    a = node.attrs
+    assert isinstance(a, DotAttrs)
+    left, right = (draft[o] for o in node.operands)
+    x = _absorb_transpose(left, a.lhs_contracting, a.lhs_batch)
+    if x is not None:
+        contracting, batch = x
+        attrs = replace(a, lhs_contracting=contracting, lhs_batch=batch)
+        return replace(node, operands=(left.operands[0], right.name), attrs=attrs)
+    y = _absorb_transpose(right, a.rhs_contracting, a.rhs_batch)
+    if y is not None:
+        contracting, batch = y
+        attrs = replace(a, rhs_contracting=contracting, rhs_batch=batch)
+        return replace(node, operands=(left.name, right.operands[0]), attrs=attrs)
+    return None
+
+
+def _absorb_transpose(
+    operand: Node, contracting: Sequence[int], batch: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(contracting, batch) as dimensions of the transpose's own operand."""
+    if not isinstance(operand.attrs, TransposeAttrs):
+        return None
+    p = operand.attrs.permutation
+    free = [p[i] for i in range(len(p)) if i not in (*contracting, *batch)]
+    c, b = tuple(p[i] for i in contracting), tuple(p[i] for i in batch)
+    if not (_is_run(free) and _is_run(c) and _is_run(b)) or len(p) - 1 in b:
+        return None
+    return c, b
+
+
+def _is_run(numbers: Sequence[int]) -> bool:
+    return all(b == a + 1 for a, b in zip(numbers, numbers[1:], strict=False))
+
+
+# ---- control
+
+
+def project_known_result(node: Node, draft: Draft) -> Node | str | None:
+    """get-tuple-element(while(x, ..), i) -> x if the loop never runs or hands x on unchanged;
+    get-tuple-element(conditional(constant, ..), i) -> result i of that branch
+    """
+    assert isinstance(node.attrs, GetTupleElementAttrs)
+    return _known_result(draft[node.operands[0]], node.attrs.index, draft)
+
+
+def choose_known_result(node: Node, draft: Draft) -> Node | str | None:
+    """the same for a while or a conditional with one result"""
+    return None if isinstance(node.type, TupleType) else _known_result(node, 0, draft)
+
+
+def _known_result(node: Node, index: int, draft: Draft) -> str | None:
+    if node.op == "while":
+        condition, body = node.regions
+        proceed = condition[condition.outputs[0]]
+        never = isinstance(proceed.attrs, ConstantAttrs) and not proceed.attrs.value.numpy()
+        if never or body.outputs[index] == body.parameters[index]:
+            return node.operands[index]
+        return None
+    if node.op != "conditional":
+        return None
+    assert isinstance(node.attrs, ConditionalAttrs)
+    selector = _read_splat(draft, node.operands[0])
+    if selector is None or not all(_is_pure(n) for r in node.regions for n in r):
+        return None
+    last = len(node.regions) - 1
+    if selector.dtype == np.bool_:
+        branch = 0 if selector else 1
+    else:
+        branch = int(selector) if 0 <= selector <= last else last
+    counts = node.attrs.operand_counts
+    first = 1 + sum(counts[:branch])
+    operands = node.operands[first : first + counts[branch]]
+    region = node.regions[branch]
+    return _inline(node, region, operands, region.outputs[index], draft)
+
+
+def _inline(origin: Node, region: Graph, operands: Sequence[str], output: str, draft: Draft) -> str:
+    """Put the nodes of `region` that `output` needs into the draft; the name of its value."""
+    values = dict(zip(region.parameters, operands, strict=True))
+    needed = _keep_live_nodes(region.nodes, (output,))
+    for inner in needed.values():
+        if inner.op != "parameter":
+            name = draft.fresh(f"{origin.name}.{inner.name}")
+            inner_operands = tuple(values[o] for o in inner.operands)
+            values[inner.name] = draft.put(replace(inner, name=name, operands=inner_operands))
+    return values[output]
+
+
+# ---- the table
+
+_NO_RULES: tuple[Rule, ...] = (fold_empty,)
+
+_OWN_RULES: dict[str, tuple[Rule, ...]] = {
+    "parameter": (),
+    "constant": (spread_splat_constant,),
+    "iota": (zero_short_iota,),
+    "add": (drop_neutral_operand,),
+    "subtract": (drop_neutral_operand,),
+    "multiply": (drop_neutral_operand, take_absorbing_operand),
+    "divide": (drop_neutral_operand,),
+    "shift-left": (drop_neutral_operand,),
+    "shift-right-arithmetic": (drop_neutral_operand,),
+    "shift-right-logical": (drop_neutral_operand,),
+    "xor": (drop_neutral_operand,),
+    "and": (drop_neutral_operand, take_absorbing_operand, merge_equal_operands),
+    "or": (drop_neutral_operand, take_absorbing_operand, merge_equal_operands),
+    "maximum": (drop_neutral_operand, merge_equal_operands),
+    "minimum": (drop_neutral_operand, merge_equal_operands),
+    "negate": (cancel_involution,),
+    "not": (cancel_involution,),
+    "copy": (drop_copy,),
+    "optimization-barrier": (drop_copy,),
+    "select": (choose_branch,),
+    "convert": (drop_convert, merge_converts),
+    "bitcast-convert": (drop_convert, merge_bitcast_converts),
+    "broadcast": (
+        merge_broadcasts,
+        absorb_reshape_into_broadcast,
+        sort_broadcast_dimensions,
+        drop_identity_broadcast,
+    ),
+    "reshape": (
+        drop_identity_reshape,
+        merge_reshapes,
+        reshape_constant,
+        sink_reshape_below_broadcast,
+    ),
+    "transpose": (merge_transposes, drop_trivial_transpose, absorb_transpose_into_broadcast),
+    "slice": (
+        drop_full_slice,
+        merge_slices,
+        sink_slice_below_broadcast,
+        slice_one_piece,
+        tighten_slice,
+    ),
+    "pad": (drop_empty_pad,),
+    "concatenate": (drop_empty_pieces,),
+    "reverse": (drop_trivial_reverse, merge_reverses),
+    "dynamic-slice": (slice_statically,),
+    "dynamic-update-slice": (drop_full_update,),
+    "reduce": (
+        start_empty_reduce,
+        drop_trivial_reduce,
+        absorb_transpose_into_reduce,
+        sort_reduced_dimensions,
+    ),
+    "dot": (absorb_transpose_into_dot,),
+    "while": (choose_known_result,),
+    "conditional": (choose_known_result,),
+    "get-tuple-element": (project_known_result,),
+}
+
+
+def _rules_of(op: str) -> tuple[Rule, ...]:
+    if op == "parameter" or op not in OPS:
+        return ()
+    own, kind = _OWN_RULES.get(op, ()), OPS[op].kind
+    if kind is Kind.ELEMENTWISE:
+        return (fold_empty, *own, fold_splats, fold_constants)
+    if op == "constant":
+        return own
+    if kind in (Kind.INDEX, Kind.REDUCE):
+        return (fold_empty, *own, fold_constants)
+    return (fold_empty, *own)
+
+
+RULES: Mapping[str, tuple[Rule, ...]] = {op: _rules_of(op) for op in OPS}
+"""For each op the rules that may apply.  Their order does not matter for what they arrive at."""
