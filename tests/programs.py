@@ -274,6 +274,8 @@ program(normal(1, 1), name="softmax_1x1")(softmax_over(1))
 program(normal(5, 1023), name="softmax_5x1023")(softmax_over(1))
 program(normal(64, 512, dtype=BF16, scale=3), name="softmax_bf16")(softmax_over(1))
 program(normal(64, 512, dtype=F16, scale=3), name="softmax_f16")(softmax_over(1))
+program(normal(9, 1001, dtype=BF16, scale=3), name="softmax_bf16_odd_rows")(softmax_over(1))
+program(normal(257, 33), name="softmax_columns_257x33")(softmax_over(0))
 program(normal(24, 130, dtype=F64), name="softmax_f64", x64=True)(softmax_over(1))
 
 
@@ -353,7 +355,16 @@ for suffix, dtype in (("", F32), ("_bf16", BF16)):
     program(matrix, vector, name=f"rms_norm{suffix}")(rms_norm)
     program(matrix, vector, matrix, name=f"rms_norm_backward{suffix}")(rms_norm_backward)
 
-program(normal(33, 257), normal(257), normal(257), name="layer_norm_33x257")(layer_norm)
+for rows, columns in ((33, 257), (3000, 16), (4, 20_000)):
+    weights = normal(columns, scale=0.2, shift=1)
+    title = f"layer_norm_{rows}x{columns}"
+    program(normal(rows, columns), weights, weights, name=title)(layer_norm)
+program(normal(2000, 24), normal(24), normal(2000, 24), name="rms_norm_backward_2000x24")(
+    rms_norm_backward
+)
+program(normal(3, 12_000), normal(12_000), normal(3, 12_000), name="rms_norm_backward_3x12000")(
+    rms_norm_backward
+)
 program(
     normal(24, 100, dtype=F64),
     normal(100, dtype=F64),
@@ -436,6 +447,12 @@ def eight_small_norms(*xs: jax.Array) -> list[jax.Array]:
         (x - x.mean(axis=-1, keepdims=True)) * lax.rsqrt(x.var(axis=-1, keepdims=True) + 1e-5)
         for x in xs
     ]
+
+
+@program(normal(48, 320), normal(320), normal(320), normal(48, 320))
+def two_layer_norms(x: jax.Array, gamma: jax.Array, beta: jax.Array, y: jax.Array) -> jax.Array:
+    """Reduces that depend on reduces of the same rows: four in one task."""
+    return layer_norm(jnp.tanh(layer_norm(x, gamma, beta)) + y, gamma, beta)
 
 
 @program(normal(64, 300))
@@ -586,6 +603,25 @@ def column_sum(x: jax.Array) -> jax.Array:
 def column_sum_narrow(x: jax.Array) -> jax.Array:
     """Fewer columns than a warp has threads."""
     return x.sum(axis=0)
+
+
+@program(normal(12, 9000))
+def column_sum_wide(x: jax.Array) -> jax.Array:
+    return jnp.square(x).sum(axis=0)
+
+
+@program(normal(24, 20, 36))
+def reduces_of_reduces(x: jax.Array) -> tuple[jax.Array, ...]:
+    """Each result is reduced again along another axis."""
+    sums = jnp.exp(x).sum(axis=2)
+    return sums, sums.max(axis=1), sums.max(axis=1).sum(), jnp.sqrt(sums).sum(axis=0)
+
+
+@program(normal(80, 60), normal(60, 80))
+def reduce_read_transposed(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Row results read along columns: no block holds what it needs."""
+    scale = 1 / (1 + jnp.abs(x).sum(axis=1))
+    return y * scale, x.T * scale + y
 
 
 @program(normal(96, 400))
@@ -793,6 +829,19 @@ _bert_args, _bert_tree = _bert_layer_args()
 def bert_layer(x: jax.Array, mask: jax.Array, *leaves: jax.Array) -> jax.Array:
     """The layer of the demo, narrow: products, epilogues, attention, two residual LayerNorms."""
     return demo.layer(jax.tree.unflatten(_bert_tree, leaves), x, mask, heads=4)
+
+
+@program(normal(2, 16, 64), *_bert_args)
+def bert_layer_backward(
+    dy: jax.Array, x: jax.Array, mask: jax.Array, *leaves: jax.Array
+) -> tuple[jax.Array, demo.Params]:
+    """Gradients of every parameter: products and stitched parts alternate."""
+    params = jax.tree.unflatten(_bert_tree, leaves)
+    _, pull = jax.vjp(lambda value, weights: demo.layer(weights, value, mask, heads=4), x, params)
+    dx, gradients = pull(dy)
+    # A softmax does not feel a shift of all keys: this gradient is rounding noise around zero.
+    del gradients["key_bias"]
+    return dx, gradients
 
 
 # ---- data movement -------------------------------------------------------------------------------
@@ -1053,6 +1102,14 @@ def quantise_int8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The largest magnitude is a full reduce; then an element-wise pass over the same input."""
     scale = jnp.max(jnp.abs(x)) / 127.0
     return jnp.clip(jnp.round(x / scale), -127, 127).astype(jnp.int8), scale
+
+
+@program(normal(64, 300, scale=30))
+def quantise_f8(x: jax.Array) -> tuple[jax.Array, ...]:
+    """Rows scaled to the range of f8e4m3fn, and back."""
+    scale = jnp.max(jnp.abs(x), axis=1, keepdims=True) / 448
+    small = (x / scale).astype(jnp.float8_e4m3fn)
+    return small.astype(jnp.float32) * scale, x.astype(jnp.float8_e5m2).astype(jnp.float32)
 
 
 @program(integers(64, 500, low=-127, high=128, dtype=S8), uniform(64, 1, low=0.01, high=0.1))
