@@ -3,14 +3,16 @@
 kind: what the stitcher does with it.  cost: LIGHT or HEAVY (paper section 2: heavy ops are worth a buffer
 before a broadcast).  cuda: how the scalar is spelled in CUDA, `{0}` `{1}` `{2}` being the operands in their
 compute type (float for f16 and bf16); the functions are in cuda/hlo_math.cuh.  flops: rough work of one element.
+meaning: the op in NumPy, from semantics.py; none for parameter and for ops with a region, which reference.py interprets.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from astitch.ir import Node
+from astitch.semantics import MEANINGS, Meaning
 
 
 class Kind(enum.Enum):
@@ -38,6 +40,7 @@ class Op:
     cost: Cost = Cost.LIGHT
     cuda: str = ""
     flops: int = 1
+    meaning: Meaning | None = None
 
 
 def _light(cuda: str, flops: int = 1) -> Op:
@@ -153,6 +156,8 @@ OPS: dict[str, Op] = {
     "cholesky": Op(Kind.OTHER),
     "custom-call": Op(Kind.OTHER),
 }
+
+OPS = {opcode: replace(row, meaning=MEANINGS.get(opcode)) for opcode, row in OPS.items()}
 
 
 def op_of(node: Node) -> Op:
