@@ -1,0 +1,320 @@
+"""CUDA text -> cubin, through NVRTC; needs no GPU and no driver.
+
+Takes a translation unit and an architecture, hands on the cubin, the PTX and what each kernel uses
+(registers, spills, stack, shared memory).  The idea: of all NVRTC libraries on the machine take the newest
+that knows the architecture and that is not newer than the driver, so that the cubin can be loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import glob
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from astitch.errors import KernelCompileError
+
+FLAGS: tuple[str, ...] = (
+    "-std=c++17",
+    # An HLO op rounds once: a multiply and an add must not become one operation.  cuda/hlo_math.cuh relies on it.
+    "--fmad=false",
+    "--generate-line-info",
+    "--ptxas-options=-v",
+)
+"""What every kernel is compiled with, besides the architecture and the register bound."""
+
+SOURCE_NAME = "kernel.cu"
+INSTALL = "pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 12 and for sm_70 (V100)"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What ptxas says of one kernel: registers of a thread; bytes of a thread's stack and spills, static of a block."""
+
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    static_shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A loadable cubin, the PTX it came from, and the resources of its kernels by name."""
+
+    cubin: bytes = field(repr=False)
+    ptx: bytes = field(repr=False)
+    kernels: Mapping[str, Resources]
+    log: str = field(repr=False)
+    nvrtc_version: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One compilation: a translation unit for `arch` ("sm_90"), registers of a thread bounded or not."""
+
+    source: str = field(repr=False)
+    arch: str
+    max_registers: int | None = None
+    extra: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Every option that NVRTC gets, in order."""
+        bound = () if self.max_registers is None else (f"--maxrregcount={self.max_registers}",)
+        return (f"--gpu-architecture={self.arch}", *FLAGS, *bound, *self.extra)
+
+
+@dataclass(frozen=True, slots=True)
+class Nvrtc:
+    """One NVRTC library.  architectures: the numbers it compiles for, 90 standing for sm_90."""
+
+    path: str
+    version: tuple[int, int]
+    architectures: tuple[int, ...]
+    library: ctypes.CDLL = field(repr=False, compare=False)
+
+    def knows(self, arch: str) -> bool:
+        return _number_of(arch) in self.architectures
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An NVRTC and why it was taken."""
+
+    nvrtc: Nvrtc
+    reason: str
+
+
+# ---- which library -----------------------------------------------------------------------------------
+
+
+def _candidate_paths() -> tuple[str, ...]:
+    """Files that may be NVRTC: the wheels (nvidia/cu13, nvidia/cuda_nvrtc), then CUDA toolkits, then the loader's path."""
+    folders: list[str] = []
+    wheels = importlib.util.find_spec("nvidia")
+    for root in (wheels.submodule_search_locations or ()) if wheels else ():
+        folders += sorted(glob.glob(os.path.join(glob.escape(root), "*", "lib")))
+    toolkits = [os.environ[name] for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
+    for root in [*toolkits, *sorted(glob.glob("/usr/local/cuda*"))]:
+        folders += [os.path.join(root, "lib64"), os.path.join(root, "targets/x86_64-linux/lib")]
+    folders += os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    folders += ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"]
+    found: dict[str, None] = {}
+    for folder in filter(None, folders):
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "libnvrtc.so.*"))):
+            found[os.path.realpath(path)] = None
+    return tuple(found)
+
+
+def _open(path: str) -> Nvrtc | None:
+    """The library at `path`, or None where the loader refuses it (another processor, a broken link)."""
+    folder = os.path.dirname(path)
+    try:
+        # libnvrtc asks for its built-ins by bare name; once loaded by path they are found.
+        for builtins in glob.glob(os.path.join(glob.escape(folder), "libnvrtc-builtins.so.*")):
+            ctypes.CDLL(builtins)
+        library = ctypes.CDLL(path)
+        major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        if library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)):
+            return None
+        library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+        architectures = (ctypes.c_int * count.value)()
+        library.nvrtcGetSupportedArchs(architectures)
+    except (OSError, AttributeError):
+        return None
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return Nvrtc(path, (major.value, minor.value), tuple(sorted(architectures)), library)
+
+
+@functools.cache
+def find_nvrtcs() -> tuple[Nvrtc, ...]:
+    """All NVRTC libraries of this machine, newest first."""
+    opened = [nvrtc for path in _candidate_paths() if (nvrtc := _open(path)) is not None]
+    by_version = {nvrtc.version: nvrtc for nvrtc in reversed(opened)}  # of equal ones the first found
+    return tuple(by_version[version] for version in sorted(by_version, reverse=True))
+
+
+@functools.cache
+def driver_version() -> tuple[int, int] | None:
+    """The CUDA version of the driver, None on a machine without one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(version)) or version.value == 0:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def choose_nvrtc(arch: str) -> Choice:
+    """The NVRTC to compile for `arch` ("sm_90") with, and why.
+
+    The newest that knows the architecture; where a driver is installed, one that is not newer than the driver comes
+    first, then one of the driver's major version (its cubins still load).  Raises KernelCompileError.
+    """
+    return _choose(arch, find_nvrtcs(), driver_version())
+
+
+def _choose(arch: str, libraries: Sequence[Nvrtc], driver: tuple[int, int] | None) -> Choice:
+    if not re.fullmatch(r"sm_\d+[af]?", arch):
+        raise KernelCompileError(f"{arch!r} is not an architecture\n  write it as sm_90 or sm_90a")
+    if not libraries:
+        raise KernelCompileError(f"compiling for {arch} needs NVRTC, which was not found\n  {INSTALL}")
+    knowing = [nvrtc for nvrtc in libraries if nvrtc.knows(arch)]
+    if not knowing:
+        listed = "\n".join(
+            f"  NVRTC {show_version(n.version)} knows {' '.join(f'sm_{a}' for a in n.architectures)} ({n.path})"
+            for n in libraries
+        )
+        raise KernelCompileError(f"no installed NVRTC knows {arch}\n{listed}\n  {INSTALL}")
+    newest = knowing[0]
+    if driver is None:
+        return Choice(newest, f"newest that knows {arch}; no driver to agree with")
+    for nvrtc in knowing:
+        if nvrtc.version <= driver:
+            return Choice(nvrtc, f"newest that knows {arch}, not newer than the driver ({show_version(driver)})")
+    for nvrtc in reversed(knowing):
+        if nvrtc.version[0] == driver[0]:
+            return Choice(
+                nvrtc, f"oldest that knows {arch}; newer than the driver ({show_version(driver)}), same major version"
+            )
+    oldest = knowing[-1]
+    return Choice(
+        oldest, f"oldest that knows {arch}; newer than the driver ({show_version(driver)}), its cubins may not load"
+    )
+
+
+def show_version(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _number_of(arch: str) -> int:
+    return int(arch.removeprefix("sm_").rstrip("af"))
+
+
+# ---- compiling ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def read_headers() -> Mapping[str, str]:
+    """The text of astitch/cuda/*.cuh by file name; a kernel includes them as "types.cuh"."""
+    folder = Path(__file__).parent / "cuda"
+    return MappingProxyType({p.name: p.read_text("utf-8") for p in sorted(folder.glob("*.cuh"))})
+
+
+def compile_cuda(
+    source: str, arch: str, *, max_registers: int | None = None, extra: tuple[str, ...] = ()
+) -> CompiledKernel:
+    """Compile a translation unit for `arch` ("sm_90").
+
+    max_registers: bound for every kernel without __launch_bounds__.  extra: more NVRTC options.
+    Raises KernelCompileError with the compiler's words and the lines they are about.
+    """
+    return compile_request(Request(source, arch, max_registers, extra))
+
+
+def compile_request(request: Request) -> CompiledKernel:
+    """compile_cuda of one Request."""
+    nvrtc = choose_nvrtc(request.arch).nvrtc
+    headers = read_headers()
+    library, program = nvrtc.library, ctypes.c_void_p()
+    names = (ctypes.c_char_p * len(headers))(*[name.encode() for name in headers])
+    texts = (ctypes.c_char_p * len(headers))(*[text.encode() for text in headers.values()])
+    options = (ctypes.c_char_p * len(request.flags))(*[flag.encode() for flag in request.flags])
+    created = library.nvrtcCreateProgram(
+        ctypes.byref(program), request.source.encode(), SOURCE_NAME.encode(), len(headers), texts, names
+    )
+    if created:
+        raise KernelCompileError(f"NVRTC {show_version(nvrtc.version)}: {_error(nvrtc, created)}")
+    try:
+        status = library.nvrtcCompileProgram(program, len(options), options)
+        log = _fetch(nvrtc, program, "ProgramLog").rstrip(b"\0").decode("utf-8", "replace").strip()
+        if status:
+            head = f"NVRTC {show_version(nvrtc.version)} refuses the kernel for {request.arch}"
+            raise KernelCompileError(f"{head}: {_error(nvrtc, status)}\n{quote_errors(log, request.source)}")
+        cubin = _fetch(nvrtc, program, "CUBIN")
+        ptx = _fetch(nvrtc, program, "PTX").rstrip(b"\0")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+    return CompiledKernel(cubin, ptx, MappingProxyType(parse_resources(log)), log, nvrtc.version)
+
+
+def compile_many_cuda(
+    requests: Iterable[Request],
+    *,
+    compile_one: Callable[[Request], CompiledKernel] = compile_request,
+    threads: int | None = None,
+) -> tuple[CompiledKernel, ...]:
+    """Compile requests side by side (NVRTC runs without the interpreter's lock), results in their order.
+
+    compile_one: kernel_cache.compile_cached puts the cache in front.  Every request is tried before the first
+    KernelCompileError is raised.
+    """
+    requests = tuple(requests)
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        futures = [pool.submit(compile_one, request) for request in requests]
+    return tuple(future.result() for future in futures)
+
+
+def _error(nvrtc: Nvrtc, status: int) -> str:
+    words: bytes = nvrtc.library.nvrtcGetErrorString(status)
+    return words.decode()
+
+
+def _fetch(nvrtc: Nvrtc, program: ctypes.c_void_p, what: str) -> bytes:
+    """nvrtcGet<what> of a program."""
+    size = ctypes.c_size_t()
+    status = getattr(nvrtc.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    status = status or getattr(nvrtc.library, f"nvrtcGet{what}")(program, buffer)
+    if status:
+        raise KernelCompileError(f"NVRTC {show_version(nvrtc.version)} hands out no {what}: {_error(nvrtc, status)}")
+    return buffer.raw
+
+
+# ---- reading the log ---------------------------------------------------------------------------------
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+_PROPERTIES = re.compile(r"Function properties for '?([^'\s]+)")
+_FAULT = re.compile(rf"^{re.escape(SOURCE_NAME)}\((\d+)\): .*error", re.MULTILINE)
+
+
+def parse_resources(log: str) -> dict[str, Resources]:
+    """The kernels in a `ptxas -v` log, by name."""
+    kernels: dict[str, Resources] = {}
+    entry, described, frame = "", "", (0, 0, 0)
+    for line in log.splitlines():
+        if found := _ENTRY.search(line):
+            entry, frame = found[1], (0, 0, 0)
+        elif found := _PROPERTIES.search(line):
+            described = found[1]
+        elif (found := _FRAME.search(line)) and described == entry:
+            frame = int(found[1]), int(found[2]), int(found[3])
+        elif (found := _USED.search(line)) and entry:
+            stack, stores, loads = frame
+            kernels[entry] = Resources(int(found[1]), stores, loads, stack, int(found[2] or 0))
+            entry = ""
+    return kernels
+
+
+def quote_errors(log: str, source: str, *, most: int = 3) -> str:
+    """The log, and under it the lines of the kernel that its first errors are about, each with two around it."""
+    lines = source.splitlines()
+    quoted = []
+    for fault in list(dict.fromkeys(int(found[1]) for found in _FAULT.finditer(log)))[:most]:
+        quoted += [
+            f"{'>' if number == fault else ' '} {number:5} | {lines[number - 1]}"
+            for number in range(max(1, fault - 2), min(len(lines), fault + 2) + 1)
+        ] + ["        ~"]
+    return "\n".join([log, *quoted[:-1]])
