@@ -470,6 +470,36 @@ def merge_bitcast_converts(node: Node, draft: Draft) -> Node | str | None:
     return replace(node, operands=(x.name,))
 
 
+def lift_reshape_over_elementwise(node: Node, draft: Draft) -> Node | str | None:
+    """f(reshape(x), reshape(y), broadcast(c)) -> reshape(f(x, y, broadcast(c)))
+
+    for x and y of one shape, which differs from f's in dimensions of 1 only, and constant c.
+    """
+    shape: tuple[int, ...] | None = None
+    for name in node.operands:
+        operand = draft[name]
+        if operand.op == "reshape":
+            below = draft[operand.operands[0]].shape
+            if _squeeze(below) != _squeeze(node.shape) or shape not in (None, below):
+                return None
+            shape = below
+        elif _read_splat(draft, name) is None:
+            return None
+    if shape is None or any(draft[o].shape != node.shape for o in node.operands):
+        return None
+    operands = []
+    for name in node.operands:
+        operand = draft[name]
+        if operand.op == "reshape":
+            operands.append(operand.operands[0])
+        else:
+            type = ArrayType(operand.dtype, shape)
+            operands.append(draft.add(node, "reshape", type, (name,)))
+    type = ArrayType(node.dtype, shape)
+    value = draft.add(node, node.op, type, tuple(operands), node.attrs)
+    return _become(node, "reshape", (value,))
+
+
 # ---- broadcasts: in simplest form they enlarge, dimensions ascend, and none reads another
 
 
@@ -996,7 +1026,7 @@ def _rules_of(op: str) -> tuple[Rule, ...]:
         return ()
     own, kind = _OWN_RULES.get(op, ()), OPS[op].kind
     if kind is Kind.ELEMENTWISE:
-        return (fold_empty, *own, fold_splats, fold_constants)
+        return (fold_empty, *own, fold_splats, fold_constants, lift_reshape_over_elementwise)
     if op == "constant":
         return own
     if kind in (Kind.INDEX, Kind.REDUCE):
