@@ -345,15 +345,34 @@ def rms_norm_backward(x: jax.Array, gamma: jax.Array, dy: jax.Array) -> tuple[ja
     return jax.vjp(rms_norm, x, gamma)[1](dy)
 
 
-for suffix, dtype in (("", F32), ("_bf16", BF16)):
+# The sums of a gradient in bf16 may be kept in bf16 or wider: XLA for the CPU rounds at every step.
+BF16_SUMS = 4.0
+
+for suffix, dtype, sums in (("", F32, 1.0), ("_bf16", BF16, BF16_SUMS)):
     vector = normal(768, dtype=dtype, scale=0.2, shift=1)
     matrix = normal(64, 768, dtype=dtype)
-    program(matrix, vector, vector, name=f"layer_norm{suffix}")(layer_norm)
-    program(matrix, vector, vector, matrix, name=f"layer_norm_backward{suffix}")(
+    norm_args = (matrix, vector, vector)
+    program(*norm_args, name=f"layer_norm{suffix}")(layer_norm)
+    program(*norm_args, matrix, name=f"layer_norm_backward{suffix}", scale=sums)(
         layer_norm_backward
     )
     program(matrix, vector, name=f"rms_norm{suffix}")(rms_norm)
-    program(matrix, vector, matrix, name=f"rms_norm_backward{suffix}")(rms_norm_backward)
+    program(matrix, vector, matrix, name=f"rms_norm_backward{suffix}", scale=sums)(
+        rms_norm_backward
+    )
+
+
+@program(normal(64, 768, dtype=BF16), normal(768), normal(768), normal(64, 768, dtype=BF16))
+def layer_norm_backward_mixed(
+    x: jax.Array, gamma: jax.Array, beta: jax.Array, dy: jax.Array
+) -> tuple[jax.Array, ...]:
+    """bf16 activations, f32 weights and arithmetic: dx in bf16, dgamma and dbeta in f32."""
+
+    def norm(a: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+        return layer_norm(a.astype(jnp.float32), scale, shift).astype(a.dtype)
+
+    return jax.vjp(norm, x, gamma, beta)[1](dy)
+
 
 for rows, columns in ((33, 257), (3000, 16), (4, 20_000)):
     weights = normal(columns, scale=0.2, shift=1)
@@ -513,11 +532,14 @@ def bias_and_backward(
     return forward_backward
 
 
-for _dtype, _suffix in ((F32, ""), (BF16, "_bf16")):
-    _wide = normal(48, 640, dtype=_dtype)
-    _bias = normal(640, dtype=_dtype)
-    program(_wide, _bias, _wide, name=f"gelu_tanh{_suffix}", scale=2)(bias_and_backward(gelu_tanh))
-    program(_wide, _bias, _wide, name=f"gelu_erf{_suffix}", scale=2)(bias_and_backward(gelu_erf))
+for suffix, dtype, sums in (("", F32, 2.0), ("_bf16", BF16, BF16_SUMS)):
+    gelu_args = (
+        normal(48, 640, dtype=dtype),
+        normal(640, dtype=dtype),
+        normal(48, 640, dtype=dtype),
+    )
+    for form, function in (("tanh", gelu_tanh), ("erf", gelu_erf)):
+        program(*gelu_args, name=f"gelu_{form}{suffix}", scale=sums)(bias_and_backward(function))
 program(normal(48, 640), normal(640), normal(48, 640), name="silu")(bias_and_backward(jax.nn.silu))
 
 
