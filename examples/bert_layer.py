@@ -1,7 +1,7 @@
 """A BERT encoder layer through astitch: python examples/bert_layer.py
 
-The model is plain JAX and lives in astitch/demo.py.  With a GPU the kernels run there; without one the
-same CUDA text runs through the host emulation.
+The model is plain JAX and lives in astitch/demo.py.  With a GPU the kernels run there; without one
+the same CUDA text runs through the host emulation.
 """
 
 import jax.numpy as jnp
