@@ -397,7 +397,10 @@ class _Reader:
             names = [add(opcode, t, (o,)) for t, o in zip(leaves, operands, strict=True)]
             return _unflatten(type_, iter(names))
         attrs = self._read_attrs(frame, instruction, opcode, where)
-        regions = tuple(self._import_region(id_, where) for id_ in instruction.called_computation_ids)
+        called = list(instruction.called_computation_ids)
+        if opcode == "while":
+            called.reverse()  # XLA stores the body first
+        regions = tuple(self._import_region(id_, where) for id_ in called)
         leaves = _leaf_types(type_)
         result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
         node = self._add(name, opcode, result, tuple(operands), attrs, regions, op_name, source)
