@@ -351,22 +351,30 @@ template <class To, class From = void, class X> __device__ __forceinline__ compu
     return load_as<compute_of<To>>(same_bits<To>(store_as<Stored>(x)));
 }
 
-// x rounded to a float format of the given exponent and mantissa bits, subnormals of that format flushed to zero;
-// too large gives infinity; NaN stays.
-template <int exponent, int mantissa, class T> __device__ __forceinline__ T hlo_reduce_precision(T x)
+// Exponent and mantissa bits of a float type.
+template <class T> constexpr int exponent_bits =
+    is_same<T, double> ? 11 : is_same<T, f16> || is_same<T, f8e5m2> ? 5 : is_same<T, f8e4m3fn> ? 4 : 8;
+template <class T> constexpr int mantissa_bits =
+    is_same<T, double> ? 52 : is_same<T, float> ? 23 : is_same<T, f16> ? 10 : is_same<T, bf16> ? 7 : is_same<T, f8e4m3fn> ? 3 : 2;
+
+// x, a value of HLO type From, rounded to a float format of the given exponent and mantissa bits.  Subnormals of that
+// format are flushed to zero, too large gives infinity, NaN stays.  A format as wide as From changes nothing.
+template <int exponent, int mantissa, class From = void, class T>
+__device__ __forceinline__ T hlo_reduce_precision(T x)
 {
-    static_assert(is_wide_float<T>, "hlo_reduce_precision: float or double");
+    using Stored = choose<is_same<From, void>, T, From>;
+    static_assert(is_wide_float<T> && is_same<compute_of<Stored>, T>, "hlo_reduce_precision: x is not a value of From");
     using U = unsigned_of<T>;
-    constexpr int own_mantissa = is_same<T, float> ? 23 : 52;
-    constexpr int own_exponent = is_same<T, float> ? 8 : 11;
+    constexpr int own_mantissa = mantissa_bits<T>;
+    constexpr int own_exponent = exponent_bits<T>;
     U u = bits_of(x);
     if (x != x) return x;
-    if constexpr (mantissa < own_mantissa) {
+    if constexpr (mantissa < mantissa_bits<Stored>) {
         constexpr int dropped = own_mantissa - mantissa;
         u += ((U(1) << dropped) >> 1) - 1 + ((u >> dropped) & 1);
         u &= ~((U(1) << dropped) - 1);
     }
-    if constexpr (exponent < own_exponent) {
+    if constexpr (exponent < exponent_bits<Stored>) {
         constexpr U bias = (U(1) << (own_exponent - 1)) - 1;
         constexpr U narrow_bias = (U(1) << (exponent - 1)) - 1;
         constexpr U sign_bit = U(1) << (bits_in<T> - 1);

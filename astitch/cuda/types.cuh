@@ -80,9 +80,9 @@ __device__ __forceinline__ unsigned int encode_float(unsigned int u)
     const unsigned int sign = (u >> 31) << (exponent + mantissa);
     const unsigned int a = u & 0x7fffffffu;
     unsigned int code;
-    if (a > 0x7f800000u) {  // NaN: quiet, the upper bits of the payload kept
-        return sign | (has_infinity ? infinity | (1u << (mantissa - 1)) | ((a >> (23 - mantissa)) & (all - infinity))
-                                    : all);
+    if (a > 0x7f800000u) {  // NaN: the upper bits of the payload are kept, quiet if none is set
+        const unsigned int payload = (a >> (23 - mantissa)) & (all - infinity);
+        return sign | (has_infinity ? infinity | (payload ? payload : 1u << (mantissa - 1)) : all);
     }
     if (a >= ((128 - bias) << 23)) {  // normal in the narrow format
         constexpr int shift = 23 - mantissa;
@@ -156,7 +156,7 @@ template <class T> __device__ __forceinline__ T from_float(float x)
         return bf16{bits};
 #else
         const unsigned int u = bits_of(x);
-        if (x != x) return bf16{(unsigned short)((u >> 16) | 0x40u)};
+        if (x != x) return bf16{(unsigned short)((u >> 16) | (u & 0x7f0000u ? 0u : 0x40u))};
         return bf16{(unsigned short)((u + 0x7fffu + ((u >> 16) & 1)) >> 16)};
 #endif
     } else if constexpr (is_same<T, f8e4m3fn>) {
