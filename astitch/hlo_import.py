@@ -339,7 +339,7 @@ class _Reader:
 
     def _read_instruction(self, frame: _Frame, instruction: Any) -> _Value:
         """What an instruction other than a call stands for, its node added to the graph where it needs one."""
-        opcode = _text(instruction.opcode)
+        opcode = _OPCODES.get(instruction.opcode, _text(instruction.opcode))
         name = _text(instruction.name)
         where = self._where(frame, instruction)
         if opcode == "parameter" and frame.arguments is not None:
@@ -389,7 +389,7 @@ class _Reader:
         ]
         if opcode == "get-dimension-size":
             size = self.nodes[operands[0]].shape[instruction.dimensions[0]]
-            return add("constant", _array(type_, where), attrs=ConstantAttrs(Literal.of(np.int32(size))))
+            return add("constant", _array(type_, where), attrs=ConstantAttrs(Literal.of(np.asarray(size, np.int32))))
         if opcode == "bitcast":
             return self._read_bitcast(frame, instruction, operands, _array(type_, where), where, add)
         if opcode == "optimization-barrier":
@@ -686,6 +686,9 @@ def _read_window_attrs(i: Any) -> WindowAttrs:
 def _read_batch_norm(i: Any) -> BatchNormAttrs:
     return BatchNormAttrs(i.epsilon, i.feature_index)
 
+
+# Opcodes that the proto spells otherwise than astitch.
+_OPCODES = {b"opt-barrier": "optimization-barrier"}
 
 _ATTRS: Mapping[str, Callable[[Any], Attrs]] = {
     "iota": lambda i: IotaAttrs(i.dimensions[0]),

@@ -146,7 +146,10 @@ def _remainder(x: Array, y: Array) -> Array:
 
 
 def _power(x: Array, y: Array) -> Array:
-    """Integers: by squaring, wrapping; a negative exponent gives 0 unless the base is 1 or -1."""
+    """Integers: the power modulo 2^bits; a negative exponent gives 0 unless the base is 1 or -1.
+
+    (XLA's CPU and GPU code looks at the six low bits of the exponent only, enough wherever nothing overflows.)
+    """
     if not _is_integer(x):
         return np.power(x, y)
     result, base, exponent = np.ones_like(x * y), x, np.where(y < 0, np.zeros_like(y), y)
