@@ -86,7 +86,7 @@ def _simplify_graph(graph: Graph, log: Log, regions: dict[int, Graph]) -> Graph:
 def _keep_live_nodes(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[str, Node]:
     """The nodes that an output, a parameter or an effect needs, in their order."""
     live = set(outputs)
-    for node in reversed(nodes.values()):
+    for node in reversed(list(nodes.values())):
         if node.name in live or node.op == "parameter" or not _is_pure(node):
             live.add(node.name)
             live.update(node.operands)
@@ -533,21 +533,19 @@ def drop_identity_broadcast(node: Node, draft: Draft) -> Node | str | None:
     return _become(node, "reshape", (x.name,))
 
 
-def absorb_reshape_into_broadcast(node: Node, draft: Draft) -> Node | str | None:
-    """broadcast(reshape(x), d) -> broadcast(squeeze(x), d') if they differ in dimensions of 1
+def squeeze_broadcast_operand(node: Node, draft: Draft) -> Node | str | None:
+    """broadcast(reshape(x), d) -> broadcast(reshape(x) without its dimensions of 1, d')
 
     A constant counts as a reshape of itself.
     """
     assert isinstance(node.attrs, BroadcastAttrs)
     inner = draft[node.operands[0]]
     squeezed = _squeeze(inner.shape)
-    if inner.op not in ("reshape", "constant") or not _ascends(node.attrs.dimensions):
-        return None
-    x = draft[inner.operands[0]] if inner.op == "reshape" else inner
-    if _squeeze(x.shape) != squeezed or inner.shape == squeezed:
+    if inner.op not in ("reshape", "constant") or inner.shape == squeezed:
         return None
     d = tuple(d for d, n in zip(node.attrs.dimensions, inner.shape, strict=True) if n != 1)
-    operand = draft.add(node, "reshape", ArrayType(node.dtype, squeezed), (x.name,))
+    type = ArrayType(node.dtype, squeezed)
+    operand = draft.add(node, "reshape", type, (inner.name,))
     return replace(node, operands=(operand,), attrs=BroadcastAttrs(d))
 
 
@@ -985,7 +983,7 @@ _OWN_RULES: dict[str, tuple[Rule, ...]] = {
     "bitcast-convert": (drop_convert, merge_bitcast_converts),
     "broadcast": (
         merge_broadcasts,
-        absorb_reshape_into_broadcast,
+        squeeze_broadcast_operand,
         sort_broadcast_dimensions,
         drop_identity_broadcast,
     ),
