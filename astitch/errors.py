@@ -48,3 +48,11 @@ class LaunchRefused(AstitchError):
 
 class OutOfMemory(AstitchError):
     """The device has no room for the arena or an output."""
+
+
+class InvalidOption(AstitchError):
+    """An ASTITCH_* environment name with a value that it does not take."""
+
+
+class EngineUnavailable(AstitchError):
+    """The GPU engine was asked for, and CuPy or a GPU is missing."""

@@ -1,0 +1,38 @@
+# make demo, make test: everything from a fresh clone, in a virtual environment of their own.
+# PYTHON=python3.12 chooses the interpreter; VENV=dir the place of the environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint format gpu-test clean
+
+demo: $(INSTALLED)
+	$(BIN)/python -m astitch.demo
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) -q
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# On a machine with an NVIDIA GPU whose PYTHON already has CuPy, JAX for CUDA and pytest.
+gpu-test:
+	$(PYTHON) -m pytest -q -m gpu
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "astitch needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,jax]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info build

@@ -1,0 +1,62 @@
+"""Every environment name that astitch reads, in one place.
+
+Takes the environment, hands on values; a name set to nothing counts as not set.  No name changes a result:
+they choose where things are kept, what is shown and which engine runs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from astitch.errors import InvalidOption
+
+NAMES = {
+    "ASTITCH_CACHE_DIR": "folder of the kernel cache (default ~/.cache/astitch)",
+    "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: every stage; 4: the CUDA text",
+    "ASTITCH_DUMP": "folder that gets every stage of each compilation",
+    "ASTITCH_ENGINE": "gpu or host: the engine, instead of the GPU where there is one",
+}
+"""The names and what they mean.  At most ten."""
+
+DEBUG_LEVELS = 4
+ENGINES = ("gpu", "host")
+
+
+def cache_dir() -> Path:
+    """Where caches live, whether or not the folder exists."""
+    given = _read("ASTITCH_CACHE_DIR")
+    return Path(given) if given else Path.home() / ".cache" / "astitch"
+
+
+def debug_level() -> int:
+    """0 (silent) to 4.  Raises InvalidOption."""
+    given = _read("ASTITCH_DEBUG")
+    if not given:
+        return 0
+    if not given.isdecimal() or int(given) > DEBUG_LEVELS:
+        raise _invalid("ASTITCH_DEBUG", given)
+    return int(given)
+
+
+def dump_dir() -> Path | None:
+    """Where the stages of each compilation are written; None to write nothing."""
+    given = _read("ASTITCH_DUMP")
+    return Path(given) if given else None
+
+
+def engine() -> str | None:
+    """The engine asked for: "gpu", "host", or None to take the GPU where there is one.  Raises InvalidOption."""
+    given = _read("ASTITCH_ENGINE")
+    if given and given not in ENGINES:
+        raise _invalid("ASTITCH_ENGINE", given)
+    return given or None
+
+
+def _read(name: str) -> str:
+    assert name in NAMES, name
+    return os.environ.get(name, "").strip()
+
+
+def _invalid(name: str, given: str) -> InvalidOption:
+    return InvalidOption(f"environment: {name}={given!r} is not understood\n  {name} is {NAMES[name]}")
