@@ -59,4 +59,6 @@ def _read(name: str) -> str:
 
 
 def _invalid(name: str, given: str) -> InvalidOption:
-    return InvalidOption(f"environment: {name}={given!r} is not understood\n  {name} is {NAMES[name]}")
+    return InvalidOption(
+        f"environment: {name}={given!r} is not understood\n  {name} is {NAMES[name]}"
+    )

@@ -1,0 +1,89 @@
+"""Lifetimes -> offsets: every intermediate of a program in one allocation.
+
+Takes when each buffer is first written and last read, hands on its byte offset and the size of the arena.
+The idea: largest buffer first, each into the tightest gap between the buffers that live at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from astitch.errors import IllegalProduct
+from astitch.program import ALIGNMENT_BYTES
+
+BARRIER_BYTES = ALIGNMENT_BYTES
+"""What one barrier word takes: a line of its own, so that two barriers do not share a cache line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A buffer of `bytes` that is in use from step `first_step` to step `last_step`, both included."""
+
+    name: str
+    bytes: int
+    first_step: int
+    last_step: int
+
+    def overlaps(self, other: Lifetime) -> bool:
+        return self.first_step <= other.last_step and other.first_step <= self.last_step
+
+
+def plan_arena(
+    lifetimes: Sequence[Lifetime], *, barrier_words: Sequence[str] = ()
+) -> tuple[dict[str, int], int]:
+    """Offsets in bytes by name, each a multiple of ALIGNMENT_BYTES, and the size of the arena in bytes.
+
+    Two buffers in use at the same step share no byte.  Barrier words come first, in their order, each in
+    BARRIER_BYTES that nothing else ever uses.  A buffer of no bytes gets an offset inside the arena or at its end.
+    Raises IllegalProduct for a name given twice, a negative size, or a lifetime that ends before it starts.
+    """
+    _check_lifetimes(lifetimes, barrier_words)
+    offsets = {name: i * BARRIER_BYTES for i, name in enumerate(barrier_words)}
+    floor = len(barrier_words) * BARRIER_BYTES
+    total = floor
+    placed: list[tuple[Lifetime, int, int]] = []  # with start and end, by start
+    # Among equals the order of the steps, then of the input: the plan depends on nothing else.
+    for lifetime in sorted(lifetimes, key=lambda x: (-x.bytes, x.first_step)):
+        size = align(lifetime.bytes)
+        taken = [(start, end) for other, start, end in placed if lifetime.overlaps(other)]
+        start = _find_gap(taken, size, floor)
+        offsets[lifetime.name] = start
+        if size:
+            placed.append((lifetime, start, start + size))
+            placed.sort(key=lambda row: row[1])
+        total = max(total, start + size)
+    return offsets, total
+
+
+def align(count: int) -> int:
+    """The multiple of ALIGNMENT_BYTES at or above `count` bytes."""
+    return -(-count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _find_gap(taken: Sequence[tuple[int, int]], size: int, floor: int) -> int:
+    """The start of the smallest free gap of `size` bytes; the end of all when none is large enough.
+
+    taken: (start, end) by start; they may overlap one another.
+    """
+    best: tuple[int, int] | None = None  # width, start
+    free = floor
+    for start, end in taken:
+        width = start - free
+        if width >= size and width > 0 and (best is None or width < best[0]):
+            best = (width, free)
+        free = max(free, end)
+    return free if best is None else best[1]
+
+
+def _check_lifetimes(lifetimes: Sequence[Lifetime], barrier_words: Sequence[str]) -> None:
+    names = set[str]()
+    for name in (*barrier_words, *(x.name for x in lifetimes)):
+        if name in names:
+            raise IllegalProduct(f"arena: buffer {name} is given twice; each needs one lifetime")
+        names.add(name)
+    for x in lifetimes:
+        if x.bytes < 0 or x.last_step < x.first_step:
+            raise IllegalProduct(
+                f"arena: buffer {x.name} of {x.bytes} bytes lives from step {x.first_step} to {x.last_step}"
+            )
