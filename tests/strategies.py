@@ -50,7 +50,7 @@ def random_graphs(max_ops: int = 12, dtypes: Sequence[DType] = DTYPES) -> st.Sea
 def random_arguments(graph: Graph, seed: int) -> list[np.ndarray]:
     """An array for each parameter: floats are multiples of 1/8 within ±4, integers of all sizes."""
     rng = np.random.default_rng(seed)
-    return [_random_array(rng, graph[name].array) for name in graph.parameters]
+    return [np.asarray(_random_array(rng, graph[name].array)) for name in graph.parameters]
 
 
 def _random_array(rng: np.random.Generator, type: ArrayType) -> np.ndarray:
