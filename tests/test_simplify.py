@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gzip
+import importlib
 import random
 import time
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import random_arguments, random_graphs
 
-from astitch import simplify as module
 from astitch.check import check_graph
 from astitch.hlo_import import import_hlo
 from astitch.ir import (
@@ -30,6 +30,8 @@ from astitch.ir import (
 )
 from astitch.reference import run_graph
 from astitch.simplify import FOLD_RESULT_ELEMENTS, RULES, fold_empty, simplify
+
+module = importlib.import_module("astitch.simplify")
 
 # ---- each rule: a graph, and the lines that are left of it
 
@@ -780,7 +782,7 @@ def sort_reduced_dimensions(g: GraphBuilder) -> str | tuple[str, ...]:
 %p1 = f32[4,3] parameter() (index=1)
 %dot.3 = f32[2,4] dot(%p0, %p1) (lhs_contracting=(1,), rhs_contracting=(1,), lhs_batch=(), rhs_batch=())
 return %dot.3, %dot.3
-""")
+""")  # noqa: E501
 def absorb_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
     x, y = g.parameter("f32[2,3]"), g.parameter("f32[4,3]")
     return g.dot(x, g.transpose(y, (1, 0)), (1,), (0,)), g.dot(
@@ -793,7 +795,7 @@ def absorb_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
 %p1 = f32[3,5,4] parameter() (index=1)
 %dot.4 = f32[5,2,4] dot(%p0, %p1) (lhs_contracting=(1,), rhs_contracting=(0,), lhs_batch=(0,), rhs_batch=(1,))
 return %dot.4
-""")
+""")  # noqa: E501
 def absorb_batched_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
     x = g.transpose(g.parameter("f32[5,3,2]"), (0, 2, 1))
     y = g.transpose(g.parameter("f32[3,5,4]"), (1, 0, 2))
@@ -810,7 +812,7 @@ def absorb_batched_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
 %p3 = f32[4,6] parameter() (index=3)
 %dot.7 = f32[2,3,6] dot(%transpose.4, %p3) (lhs_contracting=(2,), rhs_contracting=(0,), lhs_batch=(), rhs_batch=())
 return %dot.5, %dot.7
-""")
+""")  # noqa: E501
 def keep_transpose_that_no_strided_batch_reads(g: GraphBuilder) -> str | tuple[str, ...]:
     heads = g.transpose(g.parameter("f32[2,5,3,4]"), (0, 2, 1, 3))
     other = g.parameter("f32[2,3,5,4]")
@@ -1098,8 +1100,9 @@ def test_simplifying_again_changes_nothing(graph: Graph) -> None:
 
 
 @_FUZZ
-@given(random_graphs(16), st.randoms(use_true_random=False))
-def test_the_order_of_the_rules_does_not_matter(graph: Graph, chance: random.Random) -> None:
+@given(random_graphs(16), st.integers(0, 999))
+def test_the_order_of_the_rules_does_not_matter(graph: Graph, seed: int) -> None:
+    chance = random.Random(seed)
     wanted = _strip_names(simplify(graph))
     # An empty result is a constant, whatever else it might be: that rule stays first.
     shuffled = {
@@ -1112,7 +1115,7 @@ def test_the_order_of_the_rules_does_not_matter(graph: Graph, chance: random.Ran
 
 
 def _strip_names(graph: Graph) -> list[object]:
-    """What each output computes, as nested tuples shared by identity; node order does not count."""
+    """A hash of what each output computes; names and the order of nodes do not count."""
     terms: dict[str, int] = {}
     for node in graph:
         operands = tuple(terms[o] for o in node.operands)
