@@ -116,6 +116,8 @@ def _check_edges(graph: Graph) -> None:
     for i, name in enumerate(graph.parameters):
         if name not in graph.nodes or graph[name].op != "parameter":
             refuse(f"parameter {i}, %{name}, is not a parameter node")
+        if graph.parameters.index(name) != i:
+            refuse(f"%{name} is listed as parameter {graph.parameters.index(name)} and {i}")
     for i, name in enumerate(graph.outputs):
         if name not in graph.nodes:
             refuse(f"output {i}, %{name}, does not exist")
@@ -315,7 +317,7 @@ def _infer_convert(node: Node, operands: Sequence[Type]) -> Type:
 
 
 def _infer_bitcast_convert(node: Node, operands: Sequence[Type]) -> Type:
-    """Same size: same shape.  To a smaller dtype: one more, last, dimension; to a larger: one less."""
+    """Same size: same shape.  Smaller dtype: one more, last, dimension; larger: one less."""
     (x,) = _arrays(operands, 1)
     dtype = _array(node).dtype
     if x.dtype.bytes == dtype.bytes:

@@ -274,7 +274,7 @@ def combiner(op: str, dtype: DType) -> Graph:
 
 
 def arg_max_combiner(value: DType, index: DType) -> Graph:
-    """(v, i), (w, j) -> the pair of the larger value (NaN is largest); if equal the smaller index."""
+    """(v, i), (w, j) -> the pair of the larger value (NaN is largest), of equals the first."""
     g = GraphBuilder(f"argmax_{value.value}_{index.value}")
     scalar, position = ArrayType(value, ()), ArrayType(index, ())
     v, i = g.parameter(scalar, "v"), g.parameter(position, "i")
