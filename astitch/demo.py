@@ -30,7 +30,7 @@ TOLERANCE = {"cpu": 1e-4, "gpu": 1e-2}
 def make_layer(seed: int, *, hidden: int = 768, inner: int = 3072) -> Params:
     """Random f32 weights of one encoder layer: name -> [in, out], [inner] or [hidden]."""
     rng = np.random.default_rng(seed)
-    shapes = {name: (hidden, hidden) for name in ("query", "key", "value", "attention_out")}
+    shapes = dict.fromkeys(("query", "key", "value", "attention_out"), (hidden, hidden))
     shapes |= {"inner": (hidden, inner), "outer": (inner, hidden)}
     params: dict[str, np.ndarray] = {}
     for name, (rows, columns) in shapes.items():
