@@ -1,0 +1,72 @@
+// What every emitted kernel includes: the words that differ between the GPU and the host, then the parts
+// of the device library.  On the host (ASTITCH_HOST) host.h, forced in before, has defined the same words.
+//
+//   ASTITCH_SHARED_ARENA(bytes);                   once, at the top of a kernel with shared memory
+//   ASTITCH_SHARED(T, name, offset_bytes, count);  a slot of it, used as name[i]; slots may overlap
+//   ASTITCH_GLOBAL_BARRIER(word);                  all threads of all (resident) blocks; orders all memory
+//   shared_vec<T, N>(name, i)                      elements i .. i + N - 1 of a slot as one access
+//   astitch_load_acquire, astitch_store_release, astitch_add_release   on unsigned words, device scope
+#pragma once
+
+#ifndef ASTITCH_HOST
+
+#define ASTITCH_SHARED_ARENA(bytes) extern __shared__ __align__(16) unsigned char astitch_shared[]
+#define ASTITCH_SHARED(T, name, offset_bytes, count) \
+    T* const name = reinterpret_cast<T*>(astitch_shared + (offset_bytes))
+
+__device__ __forceinline__ unsigned astitch_load_acquire(const unsigned* word)
+{
+    unsigned value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+__device__ __forceinline__ void astitch_store_release(unsigned* word, unsigned value)
+{
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
+}
+__device__ __forceinline__ unsigned astitch_add_release(unsigned* word, unsigned value)
+{
+    unsigned old;
+    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(old) : "l"(word), "r"(value) : "memory");
+    return old;
+}
+
+// The first block adds 2^31 - (blocks - 1) and every other block 1, so the top bit flips when the last one
+// has come while the rest returns to zero: no reset between launches.  One thread speaks for its block;
+// the block barriers around it make its release and its acquire hold for all of them.
+__device__ __forceinline__ void astitch_global_barrier(unsigned* word)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const unsigned arrive = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
+        const unsigned before = astitch_add_release(word, arrive);
+        while (!((astitch_load_acquire(word) ^ before) & 0x80000000u)) {
+        }
+    }
+    __syncthreads();
+}
+#define ASTITCH_GLOBAL_BARRIER(word) astitch_global_barrier(word)
+
+#endif  // ASTITCH_HOST
+
+// N elements moved by one instruction; the address must be a multiple of the whole size.
+template <class T, int N> struct alignas(sizeof(T) * N) Vec { T v[N]; };
+
+// Where the host's check mode hangs its own overload, for slots that know their bounds.
+template <class T, class Index>
+__device__ __forceinline__ T* astitch_vector_address(T* slot, Index i, unsigned)
+{
+    return slot + i;
+}
+template <class T, int N, class Slot, class Index>
+__device__ __forceinline__ Vec<T, N>& shared_vec(const Slot& slot, Index i)
+{
+    return *reinterpret_cast<Vec<T, N>*>(astitch_vector_address(slot, i, N));
+}
+
+#include "types.cuh"
+#include "hlo_math.cuh"
+#if __has_include("collectives.cuh")
+#include "collectives.cuh"
+#endif
