@@ -76,7 +76,9 @@ class Gpu:
             return 0
         by_registers = self.registers_per_sm // SCHEDULERS // warp_registers * SCHEDULERS // warps
         block_shared = _round_up(shared_bytes + self.shared_reserved_bytes, self.shared_unit_bytes)
-        by_shared = self.shared_per_sm_bytes // block_shared if block_shared else self.max_blocks_per_sm
+        by_shared = (
+            self.shared_per_sm_bytes // block_shared if block_shared else self.max_blocks_per_sm
+        )
         return min(self.max_blocks_per_sm, by_threads, by_registers, by_shared)
 
     def wave(self, block: int, registers: int, shared_bytes: int) -> int:
@@ -111,6 +113,7 @@ _MB = 1024 * 1024
 # barrier_us: V100 2.6 is the AStitch paper's (2.5 to 2.7); H100 1.2 measured (1.0 to 1.4 at 132 x 1024
 # threads; 2.0 for a launch with one barrier less 0.8 for the launch), assumed for H200 and B200; T4 and
 # A100 lie between, not measured.
+# fmt: off
 PRESETS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
@@ -156,7 +159,8 @@ PRESETS: dict[str, Gpu] = {
         ),
     )
 }
-# The emulated device: an H100 with few SMs, so that all blocks of a kernel with a global barrier stay affordable.
+# fmt: on
+# The emulated device: an H100 with few SMs, so that as many blocks as a global barrier may join are affordable.
 PRESETS["host"] = dataclasses.replace(PRESETS["h100"], name="host", sms=8)
 
 
@@ -206,7 +210,10 @@ def from_device(device: int = 0) -> Gpu:
             f"  install astitch[cuda13] (or [cuda12]), or name a preset: {', '.join(PRESETS)}"
         ) from None
     try:
-        has = {key: int(runtime.deviceGetAttribute(number, device)) for key, number in _ATTRIBUTE.items()}
+        has = {
+            key: int(runtime.deviceGetAttribute(number, device))
+            for key, number in _ATTRIBUTE.items()
+        }
     except Exception as error:  # CuPy's CUDARuntimeError; its class exists only where CuPy does
         raise AstitchError(
             f"CUDA device {device} cannot be asked: {error}\n"

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
-from astitch import nvrtc
+from astitch import nvrtc, options
 from astitch.nvrtc import CompiledKernel, Request, Resources
 
 MAGIC = b"astitch kernel 1\n"
@@ -34,9 +34,8 @@ _ABANDONED_AFTER_S = 3600.0
 
 
 def cache_folder() -> Path:
-    """Where entries live: `$ASTITCH_CACHE_DIR/kernels`, or ~/.cache/astitch/kernels."""
-    root = os.environ.get("ASTITCH_CACHE_DIR")
-    return (Path(root) if root else Path.home() / ".cache" / "astitch") / "kernels"
+    """Where entries live: a folder of their own in the cache's, so that only it need be private."""
+    return options.cache_dir() / "kernels"
 
 
 def key_of(request: Request, nvrtc_version: tuple[int, int]) -> str:
@@ -80,7 +79,9 @@ def unpack_kernel(data: bytes) -> CompiledKernel | None:
     return CompiledKernel(
         cubin=body[split:end],
         ptx=body[end : end + header["ptx_bytes"]],
-        kernels=MappingProxyType({name: Resources(**used) for name, used in header["kernels"].items()}),
+        kernels=MappingProxyType(
+            {name: Resources(**used) for name, used in header["kernels"].items()}
+        ),
         log=header["log"],
         nvrtc_version=(major, minor),
     )

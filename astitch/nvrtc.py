@@ -23,7 +23,7 @@ from astitch.errors import KernelCompileError
 
 FLAGS: tuple[str, ...] = (
     "-std=c++17",
-    # An HLO op rounds once: a multiply and an add must not become one operation.  cuda/hlo_math.cuh relies on it.
+    # An HLO op rounds once: a multiply and an add must not become one (cuda/hlo_math.cuh relies on it).
     "--fmad=false",
     "--generate-line-info",
     "--ptxas-options=-v",
@@ -31,12 +31,14 @@ FLAGS: tuple[str, ...] = (
 """What every kernel is compiled with, besides the architecture and the register bound."""
 
 SOURCE_NAME = "kernel.cu"
-INSTALL = "pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 12 and for sm_70 (V100)"
+INSTALL = (
+    "pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 12 and for sm_70 (V100)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What ptxas says of one kernel: registers of a thread; bytes of a thread's stack and spills, static of a block."""
+    """What ptxas says of a kernel: registers, stack and spills of a thread, shared memory of a block."""
 
     registers: int
     spill_store_bytes: int
@@ -74,12 +76,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Nvrtc:
-    """One NVRTC library.  architectures: the numbers it compiles for, 90 standing for sm_90."""
+    """One NVRTC library.
+
+    architectures: the numbers it compiles for, 90 standing for sm_90.  flags: options of its own that
+    every compilation gets.
+    """
 
     path: str
     version: tuple[int, int]
     architectures: tuple[int, ...]
     library: ctypes.CDLL = field(repr=False, compare=False)
+    flags: tuple[str, ...] = ()
 
     def knows(self, arch: str) -> bool:
         return _number_of(arch) in self.architectures
@@ -97,7 +104,7 @@ class Choice:
 
 
 def _candidate_paths() -> tuple[str, ...]:
-    """Files that may be NVRTC: the wheels (nvidia/cu13, nvidia/cuda_nvrtc), then CUDA toolkits, then the loader's path."""
+    """Files that may be NVRTC: wheels (nvidia/cu13, nvidia/cuda_nvrtc), toolkits, the loader's path."""
     folders: list[str] = []
     wheels = importlib.util.find_spec("nvidia")
     for root in (wheels.submodule_search_locations or ()) if wheels else ():
@@ -131,14 +138,27 @@ def _open(path: str) -> Nvrtc | None:
     except (OSError, AttributeError):
         return None
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
-    return Nvrtc(path, (major.value, minor.value), tuple(sorted(architectures)), library)
+    # Newer libraries keep cubins in ~/.nv, and what comes from there has an empty log: no resources.
+    flags = ("--no-cache",) if _accepts(library, "--no-cache") else ()
+    return Nvrtc(path, (major.value, minor.value), tuple(sorted(architectures)), library, flags)
+
+
+def _accepts(library: ctypes.CDLL, flag: str) -> bool:
+    """Whether a library knows an option: older ones refuse the compilation."""
+    program = ctypes.c_void_p()
+    library.nvrtcCreateProgram(ctypes.byref(program), b"", b"empty.cu", 0, None, None)
+    status: int = library.nvrtcCompileProgram(program, 1, (ctypes.c_char_p * 1)(flag.encode()))
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    return status == 0
 
 
 @functools.cache
 def find_nvrtcs() -> tuple[Nvrtc, ...]:
     """All NVRTC libraries of this machine, newest first."""
     opened = [nvrtc for path in _candidate_paths() if (nvrtc := _open(path)) is not None]
-    by_version = {nvrtc.version: nvrtc for nvrtc in reversed(opened)}  # of equal ones the first found
+    by_version = {
+        nvrtc.version: nvrtc for nvrtc in reversed(opened)
+    }  # of equal ones the first found
     return tuple(by_version[version] for version in sorted(by_version, reverse=True))
 
 
@@ -158,8 +178,9 @@ def driver_version() -> tuple[int, int] | None:
 def choose_nvrtc(arch: str) -> Choice:
     """The NVRTC to compile for `arch` ("sm_90") with, and why.
 
-    The newest that knows the architecture; where a driver is installed, one that is not newer than the driver comes
-    first, then one of the driver's major version (its cubins still load).  Raises KernelCompileError.
+    The newest that knows the architecture; where a driver is installed, one that is not newer than
+    the driver comes first, then one of the driver's major version (its cubins still load).
+    Raises KernelCompileError.
     """
     return _choose(arch, find_nvrtcs(), driver_version())
 
@@ -168,7 +189,9 @@ def _choose(arch: str, libraries: Sequence[Nvrtc], driver: tuple[int, int] | Non
     if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise KernelCompileError(f"{arch!r} is not an architecture\n  write it as sm_90 or sm_90a")
     if not libraries:
-        raise KernelCompileError(f"compiling for {arch} needs NVRTC, which was not found\n  {INSTALL}")
+        raise KernelCompileError(
+            f"compiling for {arch} needs NVRTC, which was not found\n  {INSTALL}"
+        )
     knowing = [nvrtc for nvrtc in libraries if nvrtc.knows(arch)]
     if not knowing:
         listed = "\n".join(
@@ -179,18 +202,13 @@ def _choose(arch: str, libraries: Sequence[Nvrtc], driver: tuple[int, int] | Non
     newest = knowing[0]
     if driver is None:
         return Choice(newest, f"newest that knows {arch}; no driver to agree with")
+    shown = show_version(driver)
     for nvrtc in knowing:
         if nvrtc.version <= driver:
-            return Choice(nvrtc, f"newest that knows {arch}, not newer than the driver ({show_version(driver)})")
-    for nvrtc in reversed(knowing):
-        if nvrtc.version[0] == driver[0]:
-            return Choice(
-                nvrtc, f"oldest that knows {arch}; newer than the driver ({show_version(driver)}), same major version"
-            )
+            return Choice(nvrtc, f"newest that knows {arch}, not newer than the driver ({shown})")
     oldest = knowing[-1]
-    return Choice(
-        oldest, f"oldest that knows {arch}; newer than the driver ({show_version(driver)}), its cubins may not load"
-    )
+    loads = "same major version" if oldest.version[0] == driver[0] else "its cubins may not load"
+    return Choice(oldest, f"oldest that knows {arch}; newer than the driver ({shown}), {loads}")
 
 
 def show_version(version: tuple[int, int]) -> str:
@@ -206,7 +224,7 @@ def _number_of(arch: str) -> int:
 
 @functools.cache
 def read_headers() -> Mapping[str, str]:
-    """The text of astitch/cuda/*.cuh by file name; a kernel includes them as "types.cuh"."""
+    """The text of astitch/cuda/*.cuh by file name, as a kernel includes it: "types.cuh"."""
     folder = Path(__file__).parent / "cuda"
     return MappingProxyType({p.name: p.read_text("utf-8") for p in sorted(folder.glob("*.cuh"))})
 
@@ -229,9 +247,15 @@ def compile_request(request: Request) -> CompiledKernel:
     library, program = nvrtc.library, ctypes.c_void_p()
     names = (ctypes.c_char_p * len(headers))(*[name.encode() for name in headers])
     texts = (ctypes.c_char_p * len(headers))(*[text.encode() for text in headers.values()])
-    options = (ctypes.c_char_p * len(request.flags))(*[flag.encode() for flag in request.flags])
+    flags = (*request.flags, *nvrtc.flags)
+    options = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
     created = library.nvrtcCreateProgram(
-        ctypes.byref(program), request.source.encode(), SOURCE_NAME.encode(), len(headers), texts, names
+        ctypes.byref(program),
+        request.source.encode(),
+        SOURCE_NAME.encode(),
+        len(headers),
+        texts,
+        names,
     )
     if created:
         raise KernelCompileError(f"NVRTC {show_version(nvrtc.version)}: {_error(nvrtc, created)}")
@@ -240,12 +264,20 @@ def compile_request(request: Request) -> CompiledKernel:
         log = _fetch(nvrtc, program, "ProgramLog").rstrip(b"\0").decode("utf-8", "replace").strip()
         if status:
             head = f"NVRTC {show_version(nvrtc.version)} refuses the kernel for {request.arch}"
-            raise KernelCompileError(f"{head}: {_error(nvrtc, status)}\n{quote_errors(log, request.source)}")
+            raise KernelCompileError(
+                f"{head}: {_error(nvrtc, status)}\n{quote_errors(log, request.source)}"
+            )
         cubin = _fetch(nvrtc, program, "CUBIN")
         ptx = _fetch(nvrtc, program, "PTX").rstrip(b"\0")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
-    return CompiledKernel(cubin, ptx, MappingProxyType(parse_resources(log)), log, nvrtc.version)
+    kernels = parse_resources(log)
+    if unknown := sorted(set(_ENTRY_POINT.findall(ptx)) - {name.encode() for name in kernels}):
+        raise KernelCompileError(
+            f"NVRTC {show_version(nvrtc.version)} ({nvrtc.path}) does not say what {unknown[0].decode()} uses\n"
+            f"  without registers and shared memory its residency cannot be proved; its log: {log!r}"
+        )
+    return CompiledKernel(cubin, ptx, MappingProxyType(kernels), log, nvrtc.version)
 
 
 def compile_many_cuda(
@@ -256,8 +288,8 @@ def compile_many_cuda(
 ) -> tuple[CompiledKernel, ...]:
     """Compile requests side by side (NVRTC runs without the interpreter's lock), results in their order.
 
-    compile_one: kernel_cache.compile_cached puts the cache in front.  Every request is tried before the first
-    KernelCompileError is raised.
+    compile_one: kernel_cache.compile_cached puts the cache in front.  Every request is tried before
+    the first KernelCompileError is raised.
     """
     requests = tuple(requests)
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
@@ -277,7 +309,9 @@ def _fetch(nvrtc: Nvrtc, program: ctypes.c_void_p, what: str) -> bytes:
     buffer = ctypes.create_string_buffer(size.value)
     status = status or getattr(nvrtc.library, f"nvrtcGet{what}")(program, buffer)
     if status:
-        raise KernelCompileError(f"NVRTC {show_version(nvrtc.version)} hands out no {what}: {_error(nvrtc, status)}")
+        raise KernelCompileError(
+            f"NVRTC {show_version(nvrtc.version)} hands out no {what}: {_error(nvrtc, status)}"
+        )
     return buffer.raw
 
 
@@ -286,6 +320,7 @@ def _fetch(nvrtc: Nvrtc, program: ctypes.c_void_p, what: str) -> bytes:
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+_ENTRY_POINT = re.compile(rb"\.entry ([\w$]+)")
 _PROPERTIES = re.compile(r"Function properties for '?([^'\s]+)")
 _FAULT = re.compile(rf"^{re.escape(SOURCE_NAME)}\((\d+)\): .*error", re.MULTILINE)
 
@@ -309,7 +344,7 @@ def parse_resources(log: str) -> dict[str, Resources]:
 
 
 def quote_errors(log: str, source: str, *, most: int = 3) -> str:
-    """The log, and under it the lines of the kernel that its first errors are about, each with two around it."""
+    """The log, and under it the lines that its first errors are about, each with two around it."""
     lines = source.splitlines()
     quoted = []
     for fault in list(dict.fromkeys(int(found[1]) for found in _FAULT.finditer(log)))[:most]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from types import SimpleNamespace
 
@@ -11,13 +12,16 @@ import pytest
 from astitch import gpu
 from astitch.errors import AstitchError
 from astitch.gpu import Gpu, from_device, preset
+from astitch.nvrtc import compile_cuda
 
 
 @pytest.mark.parametrize("name", gpu.PRESETS)
 def test_preset_is_consistent(name: str) -> None:
     device = preset(name)
     assert device.name == name
-    assert device.shared_per_block_bytes + device.shared_reserved_bytes <= device.shared_per_sm_bytes
+    assert (
+        device.shared_per_block_bytes + device.shared_reserved_bytes <= device.shared_per_sm_bytes
+    )
     assert device.max_threads_per_sm % device.warp_size == 0
     assert device.blocks_per_sm(device.max_threads_per_block, 32, 0) >= 1
     assert device.l2_bytes > device.shared_per_sm_bytes
@@ -148,3 +152,34 @@ def test_from_device_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "cupy", _cupy_of(preset("h100"), 2_619_000, 5120))
     with pytest.raises(AstitchError, match="CUDA device 3 cannot be asked: .*invalid device"):
         from_device(3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bound", [16, 32, 40, 64, 72, 96, 128, 168, 255])
+def test_occupancy_is_the_drivers(bound: int) -> None:
+    import cupy
+    from cupy_backends.cuda.api import driver
+
+    device = from_device()
+    loads = "".join(f"float v{i} = x[{i} * n];" for i in range(260))
+    total = " + ".join(f"v{i} * v{259 - i}" for i in range(260))
+    stores = "".join(f"x[{i}] = v{i} * s;" for i in range(260))
+    compiled = compile_cuda(
+        'extern "C" __global__ void k(float* x, int n)'
+        f"{{ extern __shared__ float most[]; {loads} float s = {total} + most[0]; {stores} }}",
+        device.arch,
+        max_registers=bound,
+    )
+    module = cupy.cuda.function.Module()
+    module.load(compiled.cubin)
+    function = module.get_function("k").ptr
+    driver.funcSetAttribute(
+        function, 8, device.shared_per_block_bytes
+    )  # most dynamic shared memory
+    registers = compiled.kernels["k"].registers
+    blocks = (32, 64, 96, 128, 160, 224, 256, 288, 384, 416, 512, 544, 736, 768, 960, 1024)
+    shared = (0, 1, 100, 5000, 32767, 48 << 10, 75 << 10, 113 << 10, (113 << 10) + 1, 227 << 10)
+    for block, bytes_ in itertools.product(blocks, shared):
+        if bytes_ <= device.shared_per_block_bytes:
+            expected = driver.occupancyMaxActiveBlocksPerMultiprocessor(function, block, bytes_)
+            assert device.blocks_per_sm(block, registers, bytes_) == expected, (block, bytes_)

@@ -16,12 +16,13 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from astitch.ir import ArrayType, Attrs, CompareAttrs, DType, NoAttrs, Node, ReducePrecisionAttrs
-from astitch.nvrtc import compile_cuda
+from astitch.nvrtc import Request, compile_cuda, compile_many_cuda
 from astitch.ops import OPS, Kind
 from astitch.reference import eval_node
 
@@ -69,7 +70,16 @@ INEXACT = frozenset(
 HOST = """
 #define ASTITCH_HOST 1
 #define __device__
+#define __global__
 #define __forceinline__ inline __attribute__((always_inline))
+#define FIRST 0
+#define STEP 1
+#include "hlo_math.cuh"
+
+"""
+DEVICE = """
+#define FIRST (blockIdx.x * blockDim.x + threadIdx.x)
+#define STEP (gridDim.x * blockDim.x)
 #include "hlo_math.cuh"
 
 """
@@ -103,8 +113,8 @@ class Case:
         ]
         result = CPP[self.result]
         return (
-            f'extern "C" void {self.name}(const void* const* in, void* out, long long n)\n'
-            f"{{ for (long long k = 0; k < n; ++k) static_cast<{result}*>(out)[k] = "
+            f'extern "C" __global__ void {self.name}(const void* const* in, void* out, long long n)\n'
+            f"{{ for (long long k = FIRST; k < n; k += STEP) static_cast<{result}*>(out)[k] = "
             f"store_as<{result}>({self.expression.format(*values)}); }}\n"
         )
 
@@ -122,17 +132,33 @@ def _table_cases() -> Iterator[Case]:
 
 def _typed_cases() -> Iterator[Case]:
     """Ops that are spelled by their attributes and types."""
-    for dtype, direction, total in itertools.product(ALL, ("EQ", "NE", "LT", "LE", "GT", "GE"), (False, True)):
+    for dtype, direction, total in itertools.product(
+        ALL, ("EQ", "NE", "LT", "LE", "GT", "GE"), (False, True)
+    ):
         function = f"hlo_compare_{direction.lower()}{'_total' if total else ''}"
-        yield Case("compare", (dtype,) * 2, DType.PRED, function + "({0}, {1})", CompareAttrs(direction, total))
+        yield Case(
+            "compare",
+            (dtype,) * 2,
+            DType.PRED,
+            function + "({0}, {1})",
+            CompareAttrs(direction, total),
+        )
     for to, source in itertools.product(ALL, ALL):
         yield Case("convert", (source,), to, f"hlo_convert<{CPP[to]}, {CPP[source]}>({{0}})")
         if to.bytes == source.bytes and DType.PRED not in (to, source):
-            yield Case("bitcast-convert", (source,), to, f"hlo_bitcast<{CPP[to]}, {CPP[source]}>({{0}})")
+            yield Case(
+                "bitcast-convert", (source,), to, f"hlo_bitcast<{CPP[to]}, {CPP[source]}>({{0}})"
+            )
     for exponent, mantissa in ((5, 10), (8, 7), (5, 2), (4, 3), (8, 23), (2, 20), (8, 0), (11, 52)):
         for dtype in (DType.F32, DType.F64, DType.F16, DType.BF16):
             function = f"hlo_reduce_precision<{exponent}, {mantissa}, {CPP[dtype]}>({{0}})"
-            yield Case("reduce-precision", (dtype,), dtype, function, ReducePrecisionAttrs(exponent, mantissa))
+            yield Case(
+                "reduce-precision",
+                (dtype,),
+                dtype,
+                function,
+                ReducePrecisionAttrs(exponent, mantissa),
+            )
 
 
 CASES = {case.name: case for case in (*_table_cases(), *_typed_cases())}
@@ -152,10 +178,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     for part in range(parts):
         source = folder / f"part{part}.cpp"
         source.write_text(HOST + "".join(loops[part::parts]))
-        running.append(subprocess.Popen(["g++", *flags, include, "-c", source, "-o", f"{source}.o"]))
+        running.append(
+            subprocess.Popen(["g++", *flags, include, "-c", source, "-o", f"{source}.o"])
+        )
     assert [process.wait() for process in running] == [0] * parts
     path = folder / "library.so"
-    subprocess.run(["g++", "-shared", *(f"{folder}/part{p}.cpp.o" for p in range(parts)), "-o", path], check=True)
+    subprocess.run(
+        ["g++", "-shared", *(f"{folder}/part{p}.cpp.o" for p in range(parts)), "-o", path],
+        check=True,
+    )
     return ctypes.CDLL(os.fspath(path))
 
 
@@ -163,7 +194,9 @@ def _run(library: ctypes.CDLL, case: Case, operands: list[np.ndarray]) -> np.nda
     operands = [np.ascontiguousarray(x) for x in operands]
     result = np.empty(operands[0].shape, case.result.numpy)
     pointers = (ctypes.c_void_p * len(operands))(*[x.ctypes.data for x in operands])
-    getattr(library, case.name)(pointers, ctypes.c_void_p(result.ctypes.data), ctypes.c_longlong(result.size))
+    getattr(library, case.name)(
+        pointers, ctypes.c_void_p(result.ctypes.data), ctypes.c_longlong(result.size)
+    )
     return result
 
 
@@ -184,7 +217,21 @@ def _edges(dtype: DType) -> np.ndarray:
     if dtype.is_integer:
         info = np.iinfo(dtype.numpy)
         width = info.bits
-        near = [0, 1, 2, 3, 5, 7, width - 1, width, width + 1, 63, info.max, info.max - 1, info.max // 2]
+        near = [
+            0,
+            1,
+            2,
+            3,
+            5,
+            7,
+            width - 1,
+            width,
+            width + 1,
+            63,
+            info.max,
+            info.max - 1,
+            info.max // 2,
+        ]
         if dtype.is_signed:
             near += [-1, -2, -3, -7, -width, info.min, info.min + 1]
         return np.array([v for v in near if info.min <= v <= info.max], dtype.numpy)
@@ -203,7 +250,11 @@ def _values(dtype: DType, seed: int, count: int = 4000) -> np.ndarray:
     else:
         bits = random.integers(0, np.iinfo(unsigned).max, count, unsigned, endpoint=True)
     ordinary = random.normal(0, 4, count)
-    ordinary = ordinary.astype(dtype.numpy) if dtype.is_float else ordinary.astype(np.int8).astype(dtype.numpy)
+    ordinary = (
+        ordinary.astype(dtype.numpy)
+        if dtype.is_float
+        else ordinary.astype(np.int8).astype(dtype.numpy)
+    )
     return np.concatenate([_edges(dtype), bits.view(dtype.numpy), ordinary])
 
 
@@ -216,9 +267,14 @@ def _operands(case: Case) -> list[np.ndarray]:
         edges = [e[::2] if e.size > 16 else e for e in edges]
     grid = [g.ravel() for g in np.meshgrid(*edges, indexing="ij")]
     random = np.random.default_rng(7)
-    free = [random.permutation(np.resize(_values(d, i + 1), 20_000)) for i, d in enumerate(case.operands)]
+    free = [
+        random.permutation(np.resize(_values(d, i + 1), 20_000))
+        for i, d in enumerate(case.operands)
+    ]
     operands = [np.concatenate(pair) for pair in zip(grid, free, strict=True)]
-    if case.op == "power" and case.result.is_integer:  # beyond, only six bits count: tested by itself
+    if (
+        case.op == "power" and case.result.is_integer
+    ):  # beyond, only six bits count: tested by itself
         operands[1] = np.minimum(operands[1], operands[1].dtype.type(63))
     return operands
 
@@ -235,7 +291,11 @@ def _ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     integer = np.dtype(f"i{got.dtype.itemsize}")
 
     def ordered(x: np.ndarray) -> np.ndarray:
-        bits = np.ascontiguousarray(x).view(integer).astype(object if integer.itemsize == 8 else np.int64)
+        bits = (
+            np.ascontiguousarray(x)
+            .view(integer)
+            .astype(object if integer.itemsize == 8 else np.int64)
+        )
         top = 1 << (8 * integer.itemsize - 1)
         return np.where(bits < 0, -(bits + top), bits)
 
@@ -245,7 +305,9 @@ def _ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     return np.where(both_nan, 0.0, np.where(one_nan, np.inf, distance))
 
 
-def _assert_agree(case: Case, operands: list[np.ndarray], got: np.ndarray, want: np.ndarray) -> None:
+def _assert_agree(
+    case: Case, operands: list[np.ndarray], got: np.ndarray, want: np.ndarray
+) -> None:
     assert got.dtype == want.dtype
     if not case.result.is_float:
         wrong = got != want
@@ -258,19 +320,28 @@ def _assert_agree(case: Case, operands: list[np.ndarray], got: np.ndarray, want:
         same = got.view(unsigned) == want.view(unsigned)
         wrong = ~same & ~(np.isnan(_wide(got)) & np.isnan(_wide(want)))
     where = np.flatnonzero(wrong)
-    shown = [f"  {case.op}({', '.join(str(x[k]) for x in operands)}) = {got[k]}, expected {want[k]}" for k in where[:8]]
+    shown = [
+        f"  {case.op}({', '.join(str(x[k]) for x in operands)}) = {got[k]}, expected {want[k]}"
+        for k in where[:8]
+    ]
     assert not where.size, f"{case.name}: {where.size} of {got.size} wrong\n" + "\n".join(shown)
 
 
-@pytest.mark.parametrize("op", sorted({case.op for case in CASES.values()}))
+OPCODES = sorted({case.op for case in CASES.values()})
+
+
+def _meaning(case: Case, operands: list[np.ndarray]) -> np.ndarray:
+    names = tuple(f"x{i}" for i in range(len(operands)))
+    node = Node("result", case.op, ArrayType(case.result, operands[0].shape), names, case.attrs)
+    with np.errstate(all="ignore"):
+        return np.asarray(eval_node(node, operands)[0])
+
+
+@pytest.mark.parametrize("op", OPCODES)
 def test_op_agrees_with_its_meaning(library: ctypes.CDLL, op: str) -> None:
     for case in (case for case in CASES.values() if case.op == op):
         operands = _operands(case)
-        names = tuple(f"x{i}" for i in range(len(operands)))
-        node = Node("result", op, ArrayType(case.result, operands[0].shape), names, case.attrs)
-        with np.errstate(all="ignore"):
-            (want,) = eval_node(node, operands)
-        _assert_agree(case, operands, _run(library, case, operands), np.asarray(want))
+        _assert_agree(case, operands, _run(library, case, operands), _meaning(case, operands))
 
 
 def test_every_spelled_op_is_covered() -> None:
@@ -290,14 +361,29 @@ def _call(library: ctypes.CDLL, name: str, *operands: object) -> list[object]:
 
 def test_integer_power_reads_six_bits_of_the_exponent(library: ctypes.CDLL) -> None:
     """As XLA's CPU and GPU backends do: 5^100 is 5^36, wrapped."""
-    got = _call(library, "power_s32_s32_to_s32", [5, 2, -1, -1, 2, 0, 1, -3], [100, 31, 100, -3, -2, -1, -5, -1])
+    got = _call(
+        library,
+        "power_s32_s32_to_s32",
+        [5, 2, -1, -1, 2, 0, 1, -3],
+        [100, 31, 100, -3, -2, -1, -5, -1],
+    )
     assert got == [1530182129, -(2**31), 1, -1, 0, 0, 1, 0]
 
 
 def test_integer_division_never_faults(library: ctypes.CDLL) -> None:
     low = -(2**31)
-    assert _call(library, "divide_s32_s32_to_s32", [7, low, -7, low], [0, -1, 2, 0]) == [-1, low, -3, -1]
-    assert _call(library, "remainder_s32_s32_to_s32", [7, low, -7, low], [0, -1, 2, 0]) == [7, 0, -1, low]
+    assert _call(library, "divide_s32_s32_to_s32", [7, low, -7, low], [0, -1, 2, 0]) == [
+        -1,
+        low,
+        -3,
+        -1,
+    ]
+    assert _call(library, "remainder_s32_s32_to_s32", [7, low, -7, low], [0, -1, 2, 0]) == [
+        7,
+        0,
+        -1,
+        low,
+    ]
     assert _call(library, "divide_u8_u8_to_u8", [7], [0]) == [255]
 
 
@@ -308,10 +394,51 @@ def test_double_becomes_half_in_one_rounding_and_bfloat_in_two(library: ctypes.C
     assert got.astype(np.float64).tolist() == [1.0]
 
 
+# ---- on the device -----------------------------------------------------------------------------------
+
+
 def test_a_device_compiles_every_op() -> None:
     """The same loops through NVRTC, for one type of each kind."""
     sample = [case for case in CASES.values() if case.operands[-1] in (DType.BF16, DType.S16)]
-    text = '#include "hlo_math.cuh"\n' + "".join(
-        case.loop.replace('extern "C" void', 'extern "C" __global__ void') for case in sample
-    )
+    text = DEVICE + "".join(case.loop for case in sample)
     assert set(compile_cuda(text, "sm_90").kernels) == {case.name for case in sample}
+
+
+@pytest.fixture(scope="session")
+def kernels() -> dict[str, Any]:
+    """All cases compiled for the GPU of this machine, as CuPy functions by name."""
+    import cupy
+
+    arch = f"sm_{cupy.cuda.Device(0).compute_capability}"
+    by_op = [[case for case in CASES.values() if case.op == op] for op in OPCODES]
+    parts = [cases[i : i + 20] for cases in by_op for i in range(0, len(cases), 20)]
+    compiled = compile_many_cuda(
+        Request(DEVICE + "".join(c.loop for c in part), arch) for part in parts
+    )
+    functions = {}
+    for result in compiled:
+        module = cupy.cuda.function.Module()
+        module.load(result.cubin)
+        functions |= {name: module.get_function(name) for name in result.kernels}
+    return functions
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPCODES)
+def test_op_on_the_device_agrees_with_its_meaning(kernels: dict[str, Any], op: str) -> None:
+    import cupy
+
+    for case in (case for case in CASES.values() if case.op == op):
+        operands = _operands(case)
+        if op == "bitcast-convert" or (op == "compare" and case.operands[0] is DType.F16):
+            # The conversion instructions of f16 and bf16 keep NaN, but neither its sign nor its payload.
+            operands = [np.where(x != x, np.ones_like(x), x) for x in operands]
+        if op == "bitcast-convert" and case.result.is_float:
+            continue
+        inputs = [cupy.asarray(np.ascontiguousarray(x).view(np.uint8)) for x in operands]
+        size = operands[0].size
+        output = cupy.empty(size * case.result.bytes, np.uint8)
+        table = cupy.asarray(np.array([x.data.ptr for x in inputs], np.uint64))
+        kernels[case.name]((64,), (256,), (table, output, np.int64(size)))
+        got = output.get().view(case.result.numpy)
+        _assert_agree(case, operands, got, _meaning(case, operands))

@@ -120,9 +120,7 @@ def test_a_folder_that_cannot_be_made_warns_once(tmp_path: Path) -> None:
     assert len(seen) == 1
 
 
-def test_a_full_disk_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -80,7 +80,9 @@ def test_the_register_bound_holds() -> None:
     body = "".join(f"float v{i} = x[{i} * n];\n" for i in range(96))
     summed = " + ".join(f"v{i} * v{95 - i}" for i in range(96))
     stores = "".join(f"x[{i}] = v{i} * s;\n" for i in range(96))
-    source = f'extern "C" __global__ void k(float* x, int n) {{ {body} float s = {summed}; {stores} }}'
+    source = (
+        f'extern "C" __global__ void k(float* x, int n) {{ {body} float s = {summed}; {stores} }}'
+    )
     free, bound = compile_cuda(source, "sm_90"), compile_cuda(source, "sm_90", max_registers=32)
     assert free.kernels["k"].registers > 90
     assert free.kernels["k"].spill_store_bytes == 0
@@ -116,9 +118,13 @@ def test_an_error_of_the_assembler_is_reported() -> None:
 
 
 def test_an_unknown_architecture_lists_the_known_ones() -> None:
-    with pytest.raises(KernelCompileError, match=r"no installed NVRTC knows sm_20\n  NVRTC \d+\.\d+ knows .*sm_90"):
+    with pytest.raises(
+        KernelCompileError, match=r"no installed NVRTC knows sm_20\n  NVRTC \d+\.\d+ knows .*sm_90"
+    ):
         compile_cuda(REVERSE, "sm_20")
-    with pytest.raises(KernelCompileError, match="'compute_90' is not an architecture\n  write it as sm_90"):
+    with pytest.raises(
+        KernelCompileError, match="'compute_90' is not an architecture\n  write it as sm_90"
+    ):
         compile_cuda(REVERSE, "compute_90")
 
 
@@ -223,3 +229,22 @@ ptxas info    : Used 8 registers
         "a": Resources(40, 36, 40, 48, 1024),
         "b": Resources(8, 0, 0, 0, 0),
     }
+
+
+def test_a_kernel_whose_resources_are_not_said_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "parse_resources", lambda log: {"twice": Resources(8, 0, 0, 0, 0)})
+    with pytest.raises(
+        KernelCompileError, match="does not say what reverse uses\n  without registers"
+    ):
+        compile_cuda(REVERSE, "sm_90")
+
+
+def test_the_second_compilation_says_as_much_as_the_first() -> None:
+    """NVRTC's own cache on disk would hand out the cubin with an empty log."""
+    assert compile_cuda(REVERSE, "sm_90").kernels == compile_cuda(REVERSE, "sm_90").kernels
+
+
+def test_an_option_that_a_library_does_not_know_is_not_passed() -> None:
+    library = choose_nvrtc("sm_90").nvrtc.library
+    assert nvrtc._accepts(library, "--std=c++17")
+    assert not nvrtc._accepts(library, "--no-such-option")
