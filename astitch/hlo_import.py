@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -87,16 +87,19 @@ def _parse_text(text: str) -> bytes:
             "XLA_FLAGS=--xla_dump_hlo_as_proto"
         )
     try:
-        from jax._src.lib import xla_client
+        from jax._src.lib import xla_client  # type: ignore[attr-defined]
     except ImportError as error:
         raise MalformedHlo(
             "HLO text is read by jaxlib's parser, and jax is not installed: install jax, or pass the serialized "
             "HloModuleProto instead (XLA_FLAGS=--xla_dump_hlo_as_proto)"
         ) from error
     try:
-        return bytes(xla_client.hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+        hlo: Any = xla_client.hlo  # type: ignore[attr-defined]
+        return bytes(hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
     except Exception as error:  # jaxlib raises its own runtime error for a syntax error
-        raise MalformedHlo(f"HLO text: {error}\n  correct the text, or pass the module as a proto") from error
+        raise MalformedHlo(
+            f"HLO text: {error}\n  correct the text, or pass the module as a proto"
+        ) from error
 
 
 def _parse_module(data: bytes) -> Any:
@@ -137,7 +140,8 @@ class _Result:
     index: int
 
 
-_Value = str | _Result | tuple["_Value", ...]
+_TypeTree: TypeAlias = "ArrayType | tuple[_TypeTree, ...]"
+_Value: TypeAlias = "str | _Result | tuple[_Value, ...]"
 
 
 def _flatten(value: _Value) -> list[str | _Result]:
@@ -150,9 +154,6 @@ def _leaf_types(type_: _TypeTree) -> list[ArrayType]:
     if isinstance(type_, tuple):
         return [leaf for element in type_ for leaf in _leaf_types(element)]
     return [type_]
-
-
-_TypeTree = ArrayType | tuple["_TypeTree", ...]
 
 
 def _unflatten(type_: _TypeTree, leaves: Iterator[str | _Result]) -> _Value:
@@ -168,7 +169,9 @@ class _Frame:
     computation: Any
     arguments: Sequence[_Value] | None  # of an inlined call; None: parameters become nodes
     values: dict[int, _Value] = field(default_factory=dict)
-    shapes: dict[int, Any] = field(default_factory=dict)  # of the instructions read, for their layouts
+    shapes: dict[int, Any] = field(
+        default_factory=dict
+    )  # of the instructions read, for their layouts
     position: int = 0
     calls: int | None = None  # id of the call instruction in the frame below
 
@@ -181,7 +184,9 @@ class _Module:
         self.name = _text(proto.name)
         self.computations = {c.id: c for c in proto.computations}
         self.regions: dict[int, Graph] = {}
-        self.open: set[int] = set()  # computations being imported: a call to one of them would never end
+        self.open: set[int] = (
+            set()
+        )  # computations being imported: a call to one of them would never end
 
     def import_entry(self) -> Graph:
         entry = self.computations.get(self.proto.entry_computation_id)
@@ -194,7 +199,9 @@ class _Module:
 
     def find_computation(self, id_: int, where: str) -> Any:
         if id_ not in self.computations:
-            raise MalformedHlo(f"{where}: it calls computation id {id_}, which the module does not have")
+            raise MalformedHlo(
+                f"{where}: it calls computation id {id_}, which the module does not have"
+            )
         return self.computations[id_]
 
     def import_region(self, id_: int, where: str) -> Graph:
@@ -236,12 +243,19 @@ class _Reader:
         root = self._read_frames()
         numbers = sorted(self.parameters)
         if numbers != list(range(len(numbers))):
-            raise MalformedHlo(f"HLO computation {self.name}: parameters are numbered {numbers}, not 0, 1, 2 ...")
+            raise MalformedHlo(
+                f"HLO computation {self.name}: parameters are numbered {numbers}, not 0, 1, 2 ..."
+            )
         parameters = [name for number in numbers for name in self.parameters[number]]
         for index, name in enumerate(parameters):
             node = self.nodes[name]
             self.nodes[name] = Node(
-                name, node.op, node.type, attrs=ParameterAttrs(index), op_name=node.op_name, source=node.source
+                name,
+                node.op,
+                node.type,
+                attrs=ParameterAttrs(index),
+                op_name=node.op_name,
+                source=node.source,
             )
         outputs = tuple(self._name_of(leaf) for leaf in _flatten(root))
         aliases = self._read_aliases(alias, root) if alias is not None else ()
@@ -260,8 +274,13 @@ class _Reader:
                 frame.shapes[instruction.id] = instruction.shape
                 if opcode == b"call" or opcode == b"fusion":
                     where = self._where(frame, instruction)
-                    callee = self.module.find_computation(_only(instruction.called_computation_ids, where), where)
-                    arguments = [self._operand(frame, instruction, i) for i in range(len(instruction.operand_ids))]
+                    callee = self.module.find_computation(
+                        _only(instruction.called_computation_ids, where), where
+                    )
+                    arguments = [
+                        self._operand(frame, instruction, i)
+                        for i in range(len(instruction.operand_ids))
+                    ]
                     stack.append(self._open(callee, arguments, instruction.id))
                 else:
                     frame.values[instruction.id] = self._read_instruction(frame, instruction)
@@ -279,9 +298,13 @@ class _Reader:
             assert frame.calls is not None
             stack[-1].values[frame.calls] = result
 
-    def _open(self, computation: Any, arguments: Sequence[_Value] | None, calls: int | None) -> _Frame:
+    def _open(
+        self, computation: Any, arguments: Sequence[_Value] | None, calls: int | None
+    ) -> _Frame:
         if computation.id in self.module.open:
-            raise MalformedHlo(f"HLO computation {_text(computation.name)} calls itself; HLO has no recursion")
+            raise MalformedHlo(
+                f"HLO computation {_text(computation.name)} calls itself; HLO has no recursion"
+            )
         self.module.open.add(computation.id)
         return _Frame(computation, arguments, calls=calls)
 
@@ -342,12 +365,17 @@ class _Reader:
         opcode = _OPCODES.get(instruction.opcode, _text(instruction.opcode))
         name = _text(instruction.name)
         where = self._where(frame, instruction)
+        number: int = instruction.parameter_number
         if opcode == "parameter" and frame.arguments is not None:
-            if not 0 <= instruction.parameter_number < len(frame.arguments):
-                raise MalformedHlo(f"{where}: the call passes {len(frame.arguments)} arguments, not enough for it")
-            return frame.arguments[instruction.parameter_number]
+            if not 0 <= number < len(frame.arguments):
+                raise MalformedHlo(
+                    f"{where}: the call passes {len(frame.arguments)} arguments, not enough for it"
+                )
+            return frame.arguments[number]
         if opcode == "tuple":
-            return tuple(self._operand(frame, instruction, i) for i in range(len(instruction.operand_ids)))
+            return tuple(
+                self._operand(frame, instruction, i) for i in range(len(instruction.operand_ids))
+            )
         if opcode == "get-tuple-element":
             return self._read_projection(frame, instruction, name, where)
         if opcode == "copy":
@@ -365,7 +393,13 @@ class _Reader:
         op_name = _text(instruction.metadata.op_name)
         source = self.module.find_source(instruction.metadata)
 
-        def add(op: str, type_: Type, operands: Sequence[str] = (), attrs: Attrs = NoAttrs(), suffix: str = "") -> str:
+        def add(
+            op: str,
+            type_: Type,
+            operands: Sequence[str] = (),
+            attrs: Attrs = NoAttrs(),
+            suffix: str = "",
+        ) -> str:
             return self._add(name + suffix, op, type_, tuple(operands), attrs, (), op_name, source)
 
         if opcode == "parameter":
@@ -375,10 +409,12 @@ class _Reader:
                 add("parameter", leaf, attrs=ParameterAttrs(0), suffix=s)
                 for leaf, s in zip(leaves, suffixes, strict=True)
             ]
-            if instruction.parameter_number in self.parameters:
-                raise MalformedHlo(f"{where}: there is a second parameter {instruction.parameter_number}")
-            self.parameters[instruction.parameter_number] = names
-            self.parameter_shapes[instruction.parameter_number] = type_
+            if number in self.parameters:
+                raise MalformedHlo(
+                    f"{where}: there is a second parameter {number}"
+                )
+            self.parameters[number] = names
+            self.parameter_shapes[number] = type_
             return _unflatten(type_, iter(names))
         if opcode == "constant":
             return self._read_constant(instruction.literal, type_, name, op_name, source, where)
@@ -389,9 +425,15 @@ class _Reader:
         ]
         if opcode == "get-dimension-size":
             size = self.nodes[operands[0]].shape[instruction.dimensions[0]]
-            return add("constant", _array(type_, where), attrs=ConstantAttrs(Literal.of(np.asarray(size, np.int32))))
+            return add(
+                "constant",
+                _array(type_, where),
+                attrs=ConstantAttrs(Literal.of(np.asarray(size, np.int32))),
+            )
         if opcode == "bitcast":
-            return self._read_bitcast(frame, instruction, operands, _array(type_, where), where, add)
+            return self._read_bitcast(
+                frame, instruction, operands, _array(type_, where), where, add
+            )
         if opcode == "optimization-barrier":
             leaves = _leaf_types(type_)
             names = [add(opcode, t, (o,)) for t, o in zip(leaves, operands, strict=True)]
@@ -412,14 +454,19 @@ class _Reader:
         try:
             return self.module.import_region(id_, where)
         except RecursionError as error:
-            raise MalformedHlo(f"{where}: regions nest too deep to be read; flatten the loops") from error
+            raise MalformedHlo(
+                f"{where}: regions nest too deep to be read; flatten the loops"
+            ) from error
 
     def _read_projection(self, frame: _Frame, instruction: Any, name: str, where: str) -> _Value:
         value = self._operand(frame, instruction, 0)
         if not isinstance(value, tuple) or not 0 <= instruction.tuple_index < len(value):
             what = f"a tuple of {len(value)}" if isinstance(value, tuple) else "an array"
-            raise MalformedHlo(f"{where}: get-tuple-element takes element {instruction.tuple_index} of {what}")
-        leaf = value[instruction.tuple_index]
+            raise MalformedHlo(
+                f"{where}: get-tuple-element takes element {instruction.tuple_index} of {what}"
+            )
+        index: int = instruction.tuple_index
+        leaf = value[index]
         if isinstance(leaf, _Result) and leaf not in self.projections:
             metadata = instruction.metadata
             self._project(leaf, name, _text(metadata.op_name), self.module.find_source(metadata))
@@ -430,7 +477,9 @@ class _Reader:
     ) -> _Value:
         if isinstance(type_, tuple):
             if len(literal.tuple_literals) != len(type_):
-                raise MalformedHlo(f"{where}: the literal has {len(literal.tuple_literals)} of {len(type_)} elements")
+                raise MalformedHlo(
+                    f"{where}: the literal has {len(literal.tuple_literals)} of {len(type_)} elements"
+                )
             return tuple(
                 self._read_constant(element, t, f"{name}.{i}", op_name, source, where)
                 for i, (element, t) in enumerate(zip(literal.tuple_literals, type_, strict=True))
@@ -471,13 +520,16 @@ class _Reader:
         read = _ATTRS.get(opcode)
         if opcode == "conditional":
             counts = [
-                len(_flatten(self._operand(frame, instruction, i))) for i in range(1, len(instruction.operand_ids))
+                len(_flatten(self._operand(frame, instruction, i)))
+                for i in range(1, len(instruction.operand_ids))
             ]
             return ConditionalAttrs(tuple(counts))
         try:
             return read(instruction) if read else NoAttrs()
         except (IndexError, KeyError) as error:
-            raise MalformedHlo(f"{where}: {opcode} lacks an attribute, or has an unknown value ({error})") from error
+            raise MalformedHlo(
+                f"{where}: {opcode} lacks an attribute, or has an unknown value ({error})"
+            ) from error
 
     def _read_aliases(self, alias: Any, root: _Value) -> tuple[tuple[int, int], ...]:
         first_leaf = {}
@@ -555,7 +607,9 @@ def _read_literal(literal: Any, type_: ArrayType, where: str) -> Literal:
     """A literal's elements stand in the order of its layout, in a field of its own for each element type."""
     stored = getattr(literal, f"{type_.dtype.value}s")
     if isinstance(stored, bytes):
-        flat = np.frombuffer(stored[: len(stored) // type_.dtype.bytes * type_.dtype.bytes], type_.dtype.numpy)
+        flat = np.frombuffer(
+            stored[: len(stored) // type_.dtype.bytes * type_.dtype.bytes], type_.dtype.numpy
+        )
     elif type_.dtype.is_complex:
         part = np.float32 if type_.dtype is DType.C64 else np.float64
         flat = np.array(stored, part)
@@ -600,7 +654,11 @@ def _read_compare(i: Any) -> CompareAttrs:
 
 def _read_slice(i: Any) -> SliceAttrs:
     dims = i.slice_dimensions
-    return SliceAttrs(tuple(d.start for d in dims), tuple(d.limit for d in dims), tuple(d.stride or 1 for d in dims))
+    return SliceAttrs(
+        tuple(d.start for d in dims),
+        tuple(d.limit for d in dims),
+        tuple(d.stride or 1 for d in dims),
+    )
 
 
 def _read_pad(i: Any) -> PadAttrs:
@@ -672,7 +730,9 @@ def _read_convolution(i: Any) -> ConvolutionAttrs:
 
 def _read_triangular_solve(i: Any) -> TriangularSolveAttrs:
     o = i.triangular_solve_options
-    return TriangularSolveAttrs(o.left_side, o.lower, o.unit_diagonal, hlo_schema.TRANSPOSES[o.transpose_a])
+    return TriangularSolveAttrs(
+        o.left_side, o.lower, o.unit_diagonal, hlo_schema.TRANSPOSES[o.transpose_a]
+    )
 
 
 def _read_dimensions(i: Any) -> DimensionsAttrs:
@@ -711,7 +771,9 @@ _ATTRS: Mapping[str, Callable[[Any], Attrs]] = {
     "sort": lambda i: SortAttrs(i.dimensions[0], i.is_stable),
     "topk": lambda i: TopKAttrs(i.k, i.largest),
     "rng": lambda i: RngAttrs(hlo_schema.DISTRIBUTIONS[i.distribution]),
-    "rng-bit-generator": lambda i: RngBitGeneratorAttrs(hlo_schema.RANDOM_ALGORITHMS[i.rng_algorithm]),
+    "rng-bit-generator": lambda i: RngBitGeneratorAttrs(
+        hlo_schema.RANDOM_ALGORITHMS[i.rng_algorithm]
+    ),
     "reduce-precision": lambda i: ReducePrecisionAttrs(i.exponent_bits, i.mantissa_bits),
     "batch-norm-training": _read_batch_norm,
     "batch-norm-inference": _read_batch_norm,

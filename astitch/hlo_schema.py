@@ -85,13 +85,17 @@ TRANSPOSES = {1: "NO_TRANSPOSE", 2: "TRANSPOSE", 3: "ADJOINT"}
 def _build_messages() -> dict[str, Any]:
     """The message classes, in a descriptor pool of our own: XLA's may be loaded in the same process."""
     field_proto = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="astitch_hlo.proto", package="astitch", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="astitch_hlo.proto", package="astitch", syntax="proto3"
+    )
     for message_name, fields in _MESSAGES.items():
         message = file.message_type.add(name=message_name)
         for spec in fields.split(","):
             name, kind, number = spec.split()
             field = message.field.add(name=name, number=int(number))
-            field.label = field_proto.LABEL_REPEATED if kind.endswith("*") else field_proto.LABEL_OPTIONAL
+            field.label = (
+                field_proto.LABEL_REPEATED if kind.endswith("*") else field_proto.LABEL_OPTIONAL
+            )
             kind = kind.rstrip("*")
             if kind[0].isupper():
                 field.type, field.type_name = field_proto.TYPE_MESSAGE, f".astitch.{kind}"
@@ -99,7 +103,10 @@ def _build_messages() -> dict[str, Any]:
                 field.type = getattr(field_proto, f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {m: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"astitch.{m}")) for m in _MESSAGES}
+    return {
+        m: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"astitch.{m}"))
+        for m in _MESSAGES
+    }
 
 
 _CLASSES = _build_messages()

@@ -39,7 +39,9 @@ def threefry2x32(
     return x, y
 
 
-def philox4x32(key: tuple[np.ndarray, np.ndarray], counter: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+def philox4x32(
+    key: tuple[np.ndarray, np.ndarray], counter: tuple[np.ndarray, ...]
+) -> tuple[np.ndarray, ...]:
     """One block of Philox 4x32 for each element.  key: 2, counter and result: 4 u32 arrays."""
     k0, k1 = key
     a, b, c, d = counter

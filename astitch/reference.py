@@ -33,7 +33,6 @@ from astitch.ops import OPS, Kind
 from astitch.semantics import (
     Array,
     batch_positions,
-    convert,
     index_vectors,
     meanings_of_batch_norm_grad,
     meanings_of_batch_norm_training,
@@ -54,7 +53,10 @@ def run_graph(graph: Graph, arguments: Sequence[np.ndarray]) -> list[np.ndarray]
     UnsupportedOp for an op that only a device library can compute (custom-call, rng-get-and-update-state).
     """
     _check_arguments(graph, arguments)
-    return [np.array(output, order="C") for output in _run(graph, tuple(np.asarray(a) for a in arguments))]
+    return [
+        np.array(output, order="C")
+        for output in _run(graph, tuple(np.asarray(a) for a in arguments))
+    ]
 
 
 def eval_node(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -69,7 +71,9 @@ def eval_node(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, .
     found = tuple((r.shape, r.dtype) for r in results)
     if found != tuple((t.shape, t.dtype.numpy) for t in types):
         shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in found)
-        raise IllegalProduct(f"{node}: its operands give {shown}; the node's type or attributes are wrong")
+        raise IllegalProduct(
+            f"{node}: its operands give {shown}; the node's type or attributes are wrong"
+        )
     return results
 
 
@@ -180,7 +184,10 @@ def _is_elementwise(region: Graph) -> bool:
         node.op in ("parameter", "constant")
         or OPS[node.op].kind is Kind.ELEMENTWISE
         or node.op in ("complex", "real", "imag")
-        or (node.op in ("reshape", "broadcast") and node.shape == () == region[node.operands[0]].shape)
+        or (
+            node.op in ("reshape", "broadcast")
+            and node.shape == () == region[node.operands[0]].shape
+        )
         for node in region
         if not isinstance(node.type, TupleType)
     ) and not any(isinstance(node.type, TupleType) for node in region)
@@ -267,7 +274,9 @@ def _reduce_by_tree(
     starts = [np.broadcast_to(i, shape) for i in initial]
     while len(rows[0]) > 1:
         paired = len(rows[0]) // 2 * 2
-        combined = apply_region(region, [x[0:paired:2] for x in rows] + [x[1:paired:2] for x in rows])
+        combined = apply_region(
+            region, [x[0:paired:2] for x in rows] + [x[1:paired:2] for x in rows]
+        )
         rows = [np.concatenate([c, x[paired:]]) for c, x in zip(combined, rows, strict=True)]
     return apply_region(region, [*starts, *(x[0] for x in rows)]) if len(rows[0]) else starts
 
@@ -374,11 +383,17 @@ def _scatter(node: Node, operands: Arrays) -> Arrays:
     vectors = index_vectors(indices, a.index_vector_dim)
     batch = vectors.shape[:-1]
     batch_axes = [d for d in range(updates[0].ndim) if d not in a.update_window_dims]
-    windowed = [d for d in range(len(shape)) if d not in a.inserted_window_dims and d not in a.input_batching_dims]
+    windowed = [
+        d
+        for d in range(len(shape))
+        if d not in a.inserted_window_dims and d not in a.input_batching_dims
+    ]
     sizes = [1] * len(shape)
     for d, u in zip(windowed, a.update_window_dims, strict=True):
         sizes[d] = updates[0].shape[u]
-    moved = [u.transpose([*batch_axes, *a.update_window_dims]).reshape(*batch, *sizes) for u in updates]
+    moved = [
+        u.transpose([*batch_axes, *a.update_window_dims]).reshape(*batch, *sizes) for u in updates
+    ]
     if 0 in moved[0].shape or 0 in shape:
         return inputs
     starts = [np.zeros(batch, np.int64) for _ in shape]
@@ -409,7 +424,9 @@ def _scatter(node: Node, operands: Arrays) -> Arrays:
         return (wide.astype(inputs[0].dtype, copy=False),)
     results = [x.copy() for x in inputs]
     for i in range(int(valid.sum())):
-        where = tuple(slice(int(s[i]), int(s[i]) + n) for s, n in zip(kept_starts, sizes, strict=True))
+        where = tuple(
+            slice(int(s[i]), int(s[i]) + n) for s, n in zip(kept_starts, sizes, strict=True)
+        )
         new = apply_region(region, [r[where] for r in results] + [u[i] for u in kept_updates])
         for result, value in zip(results, new, strict=True):
             result[where] = value
@@ -434,7 +451,9 @@ def _find_order(comparator: Graph, arrays: Sequence[Array], length: int) -> Arra
     order = np.broadcast_to(order, (padded_length, *arrays[0].shape[1:])).copy()
     span = 2
     while span <= padded_length:
-        partners = [np.arange(padded_length) ^ (span - 1)]  # mirrored, so that every span ends up ascending
+        partners = [
+            np.arange(padded_length) ^ (span - 1)
+        ]  # mirrored, so that every span ends up ascending
         step = span // 4
         while step:
             partners.append(np.arange(padded_length) ^ step)
@@ -449,13 +468,17 @@ def _find_order(comparator: Graph, arrays: Sequence[Array], length: int) -> Arra
     return order[:length]
 
 
-def _comes_before(comparator: Graph, arrays: Sequence[Array], a: Array, b: Array, length: int) -> Array:
+def _comes_before(
+    comparator: Graph, arrays: Sequence[Array], a: Array, b: Array, length: int
+) -> Array:
     """Whether the elements at positions `a` go before those at `b`; positions from `length` on are padding."""
     real_a, real_b = np.minimum(a, length - 1), np.minimum(b, length - 1)
     left = [np.take_along_axis(x, real_a, 0) for x in arrays]
     right = [np.take_along_axis(x, real_b, 0) for x in arrays]
     less = apply_region(comparator, [v for pair in zip(left, right, strict=True) for v in pair])[0]
-    greater = apply_region(comparator, [v for pair in zip(right, left, strict=True) for v in pair])[0]
+    greater = apply_region(comparator, [v for pair in zip(right, left, strict=True) for v in pair])[
+        0
+    ]
     before = np.where(less == greater, a < b, less)
     return np.where(a >= length, False, np.where(b >= length, True, before))
 

@@ -6,6 +6,9 @@ Element-wise meanings also accept operands with more dimensions than the node sa
 body of a reduce can be evaluated for whole arrays at once.  The table is the `meaning` column of ops.py.
 """
 
+# NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.
+# mypy: disable-error-code="no-any-return"
+
 from __future__ import annotations
 
 import math
@@ -89,7 +92,9 @@ def _function(function: Callable[..., Array]) -> Meaning:
     """A function computed with more digits than the result keeps."""
 
     def meaning(node: Node, *operands: Array) -> Array:
-        return np.asarray(function(*map(widen_more, operands))).astype(operands[0].dtype, copy=False)
+        return np.asarray(function(*map(widen_more, operands))).astype(
+            operands[0].dtype, copy=False
+        )
 
     return meaning
 
@@ -158,12 +163,10 @@ def _power(x: Array, y: Array) -> Array:
         base, exponent = base * base, exponent >> 1
     if x.dtype.kind == "u":
         return result
-    unit = np.where(x == -1, np.where(y & 1, -np.ones_like(x), np.ones_like(x)), np.where(x == 1, x, 0 * x))
+    unit = np.where(
+        x == -1, np.where(y & 1, -np.ones_like(x), np.ones_like(x)), np.where(x == 1, x, 0 * x)
+    )
     return np.where(y < 0, unit, result)
-
-
-def _negate(x: Array) -> Array:
-    return np.negative(x)
 
 
 def meaning_of_abs(node: Node, x: Array) -> Array:
@@ -190,7 +193,9 @@ def _round_half_away(x: Array) -> Array:
 
 def meaning_of_clamp(node: Node, low: Array, x: Array, high: Array) -> Array:
     """min(max(x, low), high); NaN anywhere gives NaN."""
-    return np.asarray(_minimum(_maximum(widen(x), widen(low)), widen(high))).astype(x.dtype, copy=False)
+    return np.asarray(_minimum(_maximum(widen(x), widen(low)), widen(high))).astype(
+        x.dtype, copy=False
+    )
 
 
 # ---- element-wise: bits --------------------------------------------------------------------------------------
@@ -216,7 +221,12 @@ def _shift_left(x: Array, count: Array) -> Array:
 
 def _shift_right_arithmetic(x: Array, count: Array) -> Array:
     signed = x.view(np.dtype(f"i{x.dtype.itemsize}"))
-    shifted = _shift(np.right_shift, signed, count.view(signed.dtype), np.where(signed < 0, -1, 0).astype(signed.dtype))
+    shifted = _shift(
+        np.right_shift,
+        signed,
+        count.view(signed.dtype),
+        np.where(signed < 0, -1, 0).astype(signed.dtype),
+    )
     return np.asarray(shifted).view(x.dtype)
 
 
@@ -354,7 +364,9 @@ _ERF_TERMS = 10
 def _tabulate_erf() -> Array:
     """Taylor coefficients of erf around k/32 for 0 <= k/32 <= 6: erf' = c, and c_n+1 from y'' = -2 x y'."""
     points = np.arange(int(6 / _ERF_STEP) + 1) * _ERF_STEP
-    derivatives = [2 / math.sqrt(math.pi) * np.exp(-points * points)]  # of erf, the first, second ...
+    derivatives = [
+        2 / math.sqrt(math.pi) * np.exp(-points * points)
+    ]  # of erf, the first, second ...
     derivatives.append(-2 * points * derivatives[0])
     for n in range(1, _ERF_TERMS):
         derivatives.append(-2 * points * derivatives[n] - 2 * n * derivatives[n - 1])
@@ -391,7 +403,9 @@ def meaning_of_constant(node: Node) -> Array:
 
 def meaning_of_iota(node: Node) -> Array:
     dimension = _attrs(node, IotaAttrs).dimension
-    counts = np.arange(node.shape[dimension]).reshape([-1 if d == dimension else 1 for d in range(len(node.shape))])
+    counts = np.arange(node.shape[dimension]).reshape(
+        [-1 if d == dimension else 1 for d in range(len(node.shape))]
+    )
     return np.broadcast_to(counts, node.shape).astype(node.dtype.numpy)
 
 
@@ -421,9 +435,13 @@ def meaning_of_slice(node: Node, x: Array) -> Array:
     return x[tuple(slice(*t) for t in zip(a.starts, a.limits, a.strides, strict=True))]
 
 
-def pad(x: Array, value: Array, low: Sequence[int], high: Sequence[int], interior: Sequence[int]) -> Array:
+def pad(
+    x: Array, value: Array, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
+) -> Array:
     """HLO pad: `interior` elements of `value` between neighbours, then the edges, which may be negative (a cut)."""
-    spread = tuple(max(0, (n - 1) * (i + 1) + 1) if n else 0 for n, i in zip(x.shape, interior, strict=True))
+    spread = tuple(
+        max(0, (n - 1) * (i + 1) + 1) if n else 0 for n, i in zip(x.shape, interior, strict=True)
+    )
     size = tuple(max(0, s + lo + hi) for s, lo, hi in zip(spread, low, high, strict=True))
     dilated = np.full(spread, value, x.dtype)
     dilated[tuple(slice(None, None, i + 1) for i in interior)] = x
@@ -483,7 +501,9 @@ def batch_positions(vectors: Array, batching_dim: int, index_vector_dim: int) ->
     """For each index vector its coordinate along `batching_dim` of the indices."""
     axis = batching_dim - (batching_dim > index_vector_dim)
     batch = vectors.shape[:-1]
-    return np.broadcast_to(np.arange(batch[axis]).reshape([-1 if d == axis else 1 for d in range(len(batch))]), batch)
+    return np.broadcast_to(
+        np.arange(batch[axis]).reshape([-1 if d == axis else 1 for d in range(len(batch))]), batch
+    )
 
 
 def meaning_of_gather(node: Node, x: Array, indices: Array) -> Array:
@@ -497,12 +517,18 @@ def meaning_of_gather(node: Node, x: Array, indices: Array) -> Array:
         starts[d] = _clamp_start(vectors[..., i], x.shape[d] - a.slice_sizes[d])
     for d, b in zip(a.operand_batching_dims, a.start_indices_batching_dims, strict=True):
         starts[d] = batch_positions(vectors, b, a.index_vector_dim)
-    windows = sliding_window_view(x, a.slice_sizes)[tuple(starts)] if x.ndim else np.broadcast_to(x, batch)
+    windows = (
+        sliding_window_view(x, a.slice_sizes)[tuple(starts)]
+        if x.ndim
+        else np.broadcast_to(x, batch)
+    )
     dropped = set(a.collapsed_slice_dims) | set(a.operand_batching_dims)
     windows = windows.squeeze(tuple(len(batch) + d for d in sorted(dropped)))
     window_axes = iter(range(len(batch), windows.ndim))
     batch_axes = iter(range(len(batch)))
-    return windows.transpose([next(window_axes if d in a.offset_dims else batch_axes) for d in range(windows.ndim)])
+    return windows.transpose(
+        [next(window_axes if d in a.offset_dims else batch_axes) for d in range(windows.ndim)]
+    )
 
 
 # ---- products ------------------------------------------------------------------------------------------------
@@ -513,10 +539,12 @@ def _widen_factors(x: Array, y: Array, result: np.dtype) -> tuple[Array, Array]:
     if x.dtype.kind in "iub" and result.kind in "iub":
         common = np.dtype(np.int64) if result == np.bool_ else result
         return x.astype(common), y.astype(common)
-    wide = np.result_type(widen_more(x[:0].ravel()), widen_more(y[:0].ravel())) if x.ndim and y.ndim else None
-    if wide is None:
-        wide = np.result_type(widen_more(x.ravel()), widen_more(y.ravel()))
+    wide = np.result_type(_wide_type(x), _wide_type(y))
     return widen(x).astype(wide), widen(y).astype(wide)
+
+
+def _wide_type(x: Array) -> np.dtype:
+    return widen_more(np.empty(0, x.dtype)).dtype
 
 
 def meaning_of_dot(node: Node, x: Array, y: Array) -> Array:
@@ -527,8 +555,12 @@ def meaning_of_dot(node: Node, x: Array, y: Array) -> Array:
     batch = [x.shape[d] for d in a.lhs_batch]
     depth = math.prod(x.shape[d] for d in a.lhs_contracting)
     rows, columns = math.prod(x.shape[d] for d in x_free), math.prod(y.shape[d] for d in y_free)
-    left = wide_x.transpose([*a.lhs_batch, *x_free, *a.lhs_contracting]).reshape(*batch, rows, depth)
-    right = wide_y.transpose([*a.rhs_batch, *a.rhs_contracting, *y_free]).reshape(*batch, depth, columns)
+    left = wide_x.transpose([*a.lhs_batch, *x_free, *a.lhs_contracting]).reshape(
+        *batch, rows, depth
+    )
+    right = wide_y.transpose([*a.rhs_batch, *a.rhs_contracting, *y_free]).reshape(
+        *batch, depth, columns
+    )
     return convert(np.matmul(left, right).reshape(node.shape), node.dtype.numpy)
 
 
@@ -543,10 +575,14 @@ def meaning_of_convolution(node: Node, x: Array, kernel: Array) -> Array:
     if a.batch_group_count > 1:
         images = images.reshape(groups, -1, *images.shape[1:])
     else:
-        images = np.moveaxis(images.reshape(*images.shape[:-1], groups, images.shape[-1] // groups), -2, 0)
+        images = np.moveaxis(
+            images.reshape(*images.shape[:-1], groups, images.shape[-1] // groups), -2, 0
+        )
     kernel = kernel.transpose([*a.kernel_spatial, a.kernel_input_feature, a.kernel_output_feature])
-    kernel = np.flip(kernel, [i for i, w in enumerate(a.window) if w.reversed])
-    kernel = np.moveaxis(kernel.reshape(*kernel.shape[:-1], groups, kernel.shape[-1] // groups), -2, 0)
+    kernel = np.flip(kernel, tuple(i for i, w in enumerate(a.window) if w.reversed))
+    kernel = np.moveaxis(
+        kernel.reshape(*kernel.shape[:-1], groups, kernel.shape[-1] // groups), -2, 0
+    )
     spatial = tuple(node.shape[d] for d in a.output_spatial)
     extents = tuple(w.size for w in a.window)
     batch, inputs, outputs = images.shape[1], kernel.shape[-2], kernel.shape[-1]
@@ -554,7 +590,9 @@ def meaning_of_convolution(node: Node, x: Array, kernel: Array) -> Array:
     if 0 not in result.shape and math.prod(extents) <= math.prod(spatial):
         for k in np.ndindex(*extents):
             where = [
-                slice(i * w.window_dilation, i * w.window_dilation + (n - 1) * w.stride + 1, w.stride)
+                slice(
+                    i * w.window_dilation, i * w.window_dilation + (n - 1) * w.stride + 1, w.stride
+                )
                 for i, n, w in zip(k, spatial, a.window, strict=True)
             ]
             patch = images[(slice(None), slice(None), *where)].reshape(groups, -1, inputs)
@@ -563,7 +601,11 @@ def meaning_of_convolution(node: Node, x: Array, kernel: Array) -> Array:
         flat_kernel = kernel.reshape(groups, -1, outputs)
         for o in np.ndindex(*spatial):
             where = [
-                slice(i * w.stride, i * w.stride + (w.size - 1) * w.window_dilation + 1, w.window_dilation)
+                slice(
+                    i * w.stride,
+                    i * w.stride + (w.size - 1) * w.window_dilation + 1,
+                    w.window_dilation,
+                )
                 for i, w in zip(o, a.window, strict=True)
             ]
             patch = images[(slice(None), slice(None), *where)].reshape(groups, batch, -1)
@@ -583,19 +625,21 @@ def _dilate_and_pad(images: Array, window: Sequence[WindowDimension]) -> Array:
 # ---- linear algebra, Fourier ---------------------------------------------------------------------------------
 
 
+_TRANSFORMS: dict[str, Callable[..., Array]] = {
+    "FFT": np.fft.fftn,
+    "IFFT": np.fft.ifftn,
+    "RFFT": np.fft.rfftn,
+    "IRFFT": np.fft.irfftn,
+}
+
+
 def meaning_of_fft(node: Node, x: Array) -> Array:
     a = _attrs(node, FftAttrs)
     axes = tuple(range(x.ndim - len(a.lengths), x.ndim))
     wide = widen_more(x)
     if 0 in node.shape or 0 in x.shape:
         return np.zeros(node.shape, node.dtype.numpy)
-    if a.kind == "RFFT":
-        result = np.fft.rfftn(wide, a.lengths, axes)
-    elif a.kind == "IRFFT":
-        result = np.fft.irfftn(wide, a.lengths, axes)
-    else:
-        result = (np.fft.fftn if a.kind == "FFT" else np.fft.ifftn)(wide, a.lengths, axes)
-    return result.astype(node.dtype.numpy)
+    return _TRANSFORMS[a.kind](wide, a.lengths, axes).astype(node.dtype.numpy)
 
 
 def _adjoint(x: Array) -> Array:
@@ -624,7 +668,9 @@ def meaning_of_triangular_solve(node: Node, a: Array, b: Array) -> Array:
     matrix, right = widen_more(a), widen_more(b).copy()
     matrix = np.tril(matrix) if lower else np.triu(matrix)
     if attrs.transpose_a != "NO_TRANSPOSE":
-        matrix = np.swapaxes(matrix, -1, -2) if attrs.transpose_a == "TRANSPOSE" else _adjoint(matrix)
+        matrix = (
+            np.swapaxes(matrix, -1, -2) if attrs.transpose_a == "TRANSPOSE" else _adjoint(matrix)
+        )
         lower = not lower
     if not attrs.left_side:  # x a = b is a' x' = b'
         matrix, right, lower = np.swapaxes(matrix, -1, -2), np.swapaxes(right, -1, -2), not lower
@@ -664,10 +710,13 @@ def meanings_of_rng_bit_generator(node: Node, state: Array) -> tuple[Array, ...]
     if algorithm == "RNG_THREE_FRY":
         new, bits = generate_threefry_bits(wide, result.shape, size)
     else:
-        padded = np.concatenate([wide, np.zeros(max(0, 3 - wide.size), np.uint64)])
-        new, bits = generate_philox_bits(padded, result.shape, size)
+        # With a state of two words (JAX's rbg keys) XLA takes the key for the high half of the counter too.
+        full = wide if wide.size == 3 else np.array([wide[0], wide[1], wide[0]])
+        new, bits = generate_philox_bits(full, result.shape, size)
     unsigned = bits.astype(np.dtype(f"u{size}"))
-    return new[: wide.size].view(state.dtype), np.asarray(unsigned, order="C").view(result.dtype.numpy)
+    return new[: wide.size].view(state.dtype), np.asarray(unsigned, order="C").view(
+        result.dtype.numpy
+    )
 
 
 def meaning_of_rng(node: Node, first: Array, second: Array) -> Array:
@@ -677,7 +726,9 @@ def meaning_of_rng(node: Node, first: Array, second: Array) -> Array:
     if _attrs(node, RngAttrs).distribution == "RNG_NORMAL":
         return (a + b * generator.standard_normal(node.shape)).astype(node.dtype.numpy)
     if not node.dtype.is_float:
-        return np.asarray(generator.integers(int(a), max(int(b), int(a) + 1), node.shape)).astype(node.dtype.numpy)
+        return np.asarray(generator.integers(int(a), max(int(b), int(a) + 1), node.shape)).astype(
+            node.dtype.numpy
+        )
     return (a + (b - a) * generator.random(node.shape)).astype(node.dtype.numpy)
 
 
@@ -696,7 +747,10 @@ def meanings_of_batch_norm_training(node: Node, *operands: Array) -> tuple[Array
     mean, variance = x.mean(axes), x.var(axes)
     shape = [-1 if d == a.feature_index else 1 for d in range(x.ndim)]
     result = _normalise(x, mean, variance, a)[0] * scale.reshape(shape) + offset.reshape(shape)
-    return tuple(r.astype(t.dtype.numpy) for r, t in zip((result, mean, variance), _array_types(node), strict=True))
+    return tuple(
+        r.astype(t.dtype.numpy)
+        for r, t in zip((result, mean, variance), _array_types(node), strict=True)
+    )
 
 
 def meaning_of_batch_norm_inference(node: Node, *operands: Array) -> Array:
@@ -716,7 +770,10 @@ def meanings_of_batch_norm_grad(node: Node, *operands: Array) -> tuple[Array, ..
     count = x.size // max(1, x.shape[a.feature_index])
     normalised, inverse = _normalise(x, mean, variance, a)
     scale_gradient, offset_gradient = (gradient * normalised).sum(axes), gradient.sum(axes)
-    centred = gradient - (offset_gradient.reshape(shape) + normalised * scale_gradient.reshape(shape)) / count
+    centred = (
+        gradient
+        - (offset_gradient.reshape(shape) + normalised * scale_gradient.reshape(shape)) / count
+    )
     results = (centred * inverse * scale.reshape(shape), scale_gradient, offset_gradient)
     return tuple(r.astype(t.dtype.numpy) for r, t in zip(results, _array_types(node), strict=True))
 
@@ -731,7 +788,7 @@ MEANINGS: dict[str, Meaning] = {
     "multiply": _arithmetic(np.multiply),
     "maximum": _arithmetic(_maximum),
     "minimum": _arithmetic(_minimum),
-    "negate": _arithmetic(_negate),
+    "negate": _arithmetic(np.negative),
     "abs": meaning_of_abs,
     "sign": _arithmetic(_sign),
     "floor": _arithmetic(np.floor),

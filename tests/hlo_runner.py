@@ -1,7 +1,7 @@
 """XLA on the CPU as the judge: HLO modules made from JAX functions, arguments for them, and XLA's results.
 
-    proto = lower(jnp.tanh, np.zeros(4, np.float32))
-    run_xla(proto, random_arguments(import_hlo(proto)))
+proto = lower(jnp.tanh, np.zeros(4, np.float32))
+run_xla(proto, random_arguments(import_hlo(proto)))
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def run_xla(proto: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [np.asarray(shards[0]) for shards in results]
 
 
-def random_arguments(graph: Graph, seed: int = 0, *, index_limit: int | None = None) -> list[np.ndarray]:
+def random_arguments(
+    graph: Graph, seed: int = 0, *, index_limit: int | None = None
+) -> list[np.ndarray]:
     """One array for each parameter: floats in about [-1, 1], booleans, integers that are valid as indices.
 
     An integer parameter may end up as an index of any gather in the graph, so it stays below the smallest

@@ -32,7 +32,9 @@ def _all_dtypes():
         yield
 
 
-def assert_same(got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: float = 0.0) -> None:
+def assert_same(
+    got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: float = 0.0
+) -> None:
     """Same dtype, shape, NaN, infinities and signs of zero; values within `tolerance`, relative and absolute."""
     assert len(got) == len(want)
     for g, w in zip(got, want, strict=True):
@@ -65,14 +67,32 @@ def random_floats(seed: int, shape: tuple[int, ...], dtype: Any = np.float32) ->
 
 def edge_floats(dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Every pair of special and ordinary values."""
-    values = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.25, 100.0, -7.75, np.inf, -np.inf, np.nan]
+    values = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        -0.5,
+        1.5,
+        2.5,
+        -2.5,
+        3.25,
+        100.0,
+        -7.75,
+        np.inf,
+        -np.inf,
+        np.nan,
+    ]
     x, y = np.meshgrid(values, values)
     return x.ravel().astype(dtype), y.ravel().astype(dtype)
 
 
 def edge_integers(dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     info = np.iinfo(dtype)
-    values = np.array([info.min, info.min + 1, info.max, info.max - 1, 0, 1, 2, 3, 5, 7, 31, 63, 100], dtype)
+    values = np.array(
+        [info.min, info.min + 1, info.max, info.max - 1, 0, 1, 2, 3, 5, 7, 31, 63, 100], dtype
+    )
     values = np.concatenate([values, ~values])
     x, y = np.meshgrid(values, values)
     return x.ravel(), y.ravel()
@@ -159,7 +179,20 @@ def test_integer_power(dtype):
 
 def test_booleans():
     x, y = np.array([False, False, True, True]), np.array([False, True, False, True])
-    compare(lambda x, y: (x & y, x | y, x ^ y, ~x, lax.max(x, y), lax.min(x, y), lax.eq(x, y), lax.lt(x, y)), x, y)
+    compare(
+        lambda x, y: (
+            x & y,
+            x | y,
+            x ^ y,
+            ~x,
+            lax.max(x, y),
+            lax.min(x, y),
+            lax.eq(x, y),
+            lax.lt(x, y),
+        ),
+        x,
+        y,
+    )
 
 
 @pytest.mark.parametrize("source", [*FLOATS, *INTEGERS, np.dtype(bool)], ids=str)
@@ -169,8 +202,37 @@ def test_conversions(source):
     elif source.kind == "b":
         values = np.array([False, True])
     else:
-        wide = [0.0, -0.0, 0.5, -0.5, 0.999, 127.5, 128.0, -128.9, -129.0, 255.9, 300.0, -1.5, 3e4, 7e4, -7e4, 2.0**31]
-        wide += [-(2.0**31), 2.0**32, 2.0**63, -(2.0**63), 2.0**64, 1e30, np.inf, -np.inf, np.nan, 1.0009765, 65519.9]
+        wide = [
+            0.0,
+            -0.0,
+            0.5,
+            -0.5,
+            0.999,
+            127.5,
+            128.0,
+            -128.9,
+            -129.0,
+            255.9,
+            300.0,
+            -1.5,
+            3e4,
+            7e4,
+            -7e4,
+            2.0**31,
+        ]
+        wide += [
+            -(2.0**31),
+            2.0**32,
+            2.0**63,
+            -(2.0**63),
+            2.0**64,
+            1e30,
+            np.inf,
+            -np.inf,
+            np.nan,
+            1.0009765,
+            65519.9,
+        ]
         values = np.array(wide).astype(source)
     targets = [*FLOATS, *INTEGERS, np.dtype(bool)]
     compare(lambda x: tuple(lax.convert_element_type(x, t) for t in targets), values)
@@ -196,9 +258,16 @@ def test_bitcasts():
     )
 
 
-@pytest.mark.parametrize("bits", [(8, 7), (5, 10), (4, 3), (8, 23), (2, 0), (5, 23), (8, 1)], ids=str)
+@pytest.mark.parametrize(
+    "bits", [(8, 7), (5, 10), (4, 3), (8, 23), (2, 0), (5, 23), (8, 1)], ids=str
+)
 def test_reduce_precision(bits):
-    x = np.concatenate([edge_floats(np.dtype(np.float32))[0], random_floats(4, (2000,)) * 10.0 ** np.arange(-10, 10).repeat(100)])
+    x = np.concatenate(
+        [
+            edge_floats(np.dtype(np.float32))[0],
+            random_floats(4, (2000,)) * 10.0 ** np.arange(-10, 10).repeat(100),
+        ]
+    )
     compare(lambda x: lax.reduce_precision(x, *bits), x.astype(np.float32))
 
 
@@ -217,7 +286,8 @@ def test_complex_numbers():
 def test_total_order_comparison():
     x, y = edge_floats(np.dtype(np.float32))
     lines = "\n".join(
-        f" c{d} = pred[{x.size}] compare(x, y), direction={d}, type=TOTALORDER" for d in ("LT", "LE", "EQ", "GE")
+        f" c{d} = pred[{x.size}] compare(x, y), direction={d}, type=TOTALORDER"
+        for d in ("LT", "LE", "EQ", "GE")
     )
     proto = parse_hlo_text(
         f"HloModule t\nENTRY e {{ x = f32[{x.size}] parameter(0)\n y = f32[{x.size}] parameter(1)\n{lines}\n"
@@ -233,9 +303,16 @@ def test_shapes():
     x = random_floats(7, (3, 4, 5))
     compare(
         lambda x: (
-            x.reshape(12, 5), x.transpose(2, 0, 1), lax.broadcast_in_dim(x, (3, 2, 4, 5), (0, 2, 3)), x[1:, ::2, 1:4],
-            lax.rev(x, (0, 2)), lax.concatenate([x, x[:, :2]], 1), lax.iota(jnp.int8, 7),
-            lax.broadcasted_iota(jnp.float32, (3, 4), 1), jnp.float32(2) + x[0, 0, 0], lax.optimization_barrier((x, x)),
+            x.reshape(12, 5),
+            x.transpose(2, 0, 1),
+            lax.broadcast_in_dim(x, (3, 2, 4, 5), (0, 2, 3)),
+            x[1:, ::2, 1:4],
+            lax.rev(x, (0, 2)),
+            lax.concatenate([x, x[:, :2]], 1),
+            lax.iota(jnp.int8, 7),
+            lax.broadcasted_iota(jnp.float32, (3, 4), 1),
+            jnp.float32(2) + x[0, 0, 0],
+            lax.optimization_barrier((x, x)),
         ),  # fmt: skip
         x,
     )
@@ -243,7 +320,12 @@ def test_shapes():
 
 @pytest.mark.parametrize(
     "config",
-    [((1, 2, 0), (0, 1, 2)), ((-1, -2, 0), (-1, 1, 0)), ((2, -1, 1), (0, 2, 3)), ((-3, 0, 0), (-3, 0, 5))],
+    [
+        ((1, 2, 0), (0, 1, 2)),
+        ((-1, -2, 0), (-1, 1, 0)),
+        ((2, -1, 1), (0, 2, 3)),
+        ((-3, 0, 0), (-3, 0, 5)),
+    ],
     ids=str,
 )
 def test_pad(config):
@@ -282,16 +364,22 @@ def test_empty_arrays_and_scalars():
 @pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
 def test_take(mode):
     x = random_floats(10, (7, 4))
-    indices = np.array([[0, 6], [3, 3]]) if mode == "promise_in_bounds" else np.array([[-9, 6], [3, 100]])
+    indices = (
+        np.array([[0, 6], [3, 3]]) if mode == "promise_in_bounds" else np.array([[-9, 6], [3, 100]])
+    )
     compare(lambda x, i: x.at[i, 1].get(mode=mode), x, indices)
 
 
 def test_general_gather():
     x = random_floats(11, (5, 6, 7))
     indices = np.array([[0, 1], [4, 9], [-3, 2]], np.int32)
-    numbers = lax.GatherDimensionNumbers(offset_dims=(0, 2), collapsed_slice_dims=(1,), start_index_map=(2, 0))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(0, 2), collapsed_slice_dims=(1,), start_index_map=(2, 0)
+    )
     compare(
-        lambda x, i: lax.gather(x, i, numbers, (2, 1, 3), mode=lax.GatherScatterMode.CLIP), x, indices
+        lambda x, i: lax.gather(x, i, numbers, (2, 1, 3), mode=lax.GatherScatterMode.CLIP),
+        x,
+        indices,
     )
 
 
@@ -377,7 +465,9 @@ def test_reduction_with_a_general_body_keeps_the_order(length):
 
 def test_cumulative_ops():
     x = random_floats(20, (4, 9))
-    compare(lambda x: (jnp.cumsum(x, 1), lax.cummax(x, 1), lax.cumlogsumexp(x, 1)), x, tolerance=1e-5)
+    compare(
+        lambda x: (jnp.cumsum(x, 1), lax.cummax(x, 1), lax.cumlogsumexp(x, 1)), x, tolerance=1e-5
+    )
 
 
 @pytest.mark.parametrize("padding", ["VALID", "SAME", ((1, 2), (0, 3))], ids=str)
@@ -427,14 +517,27 @@ def test_sort(length):
     x = random_floats(24, (3, length)).round(1)
     x[0, 0] = np.nan
     x[1, -1] = -0.0
-    compare(lambda x: (jnp.sort(x, 1), jnp.argsort(x, 1), jnp.sort(x, 0), jnp.sort(x, 1, descending=True)), x)
+    compare(
+        lambda x: (
+            jnp.sort(x, 1),
+            jnp.argsort(x, 1),
+            jnp.sort(x, 0),
+            jnp.sort(x, 1, descending=True),
+        ),
+        x,
+    )
 
 
 def test_sort_of_several_arrays_is_stable():
     keys = np.random.default_rng(0).integers(0, 4, (50,)).astype(np.int32)
     second = np.random.default_rng(1).integers(0, 3, (50,)).astype(np.uint8)
     places = np.arange(50, dtype=np.int32)
-    compare(lambda k, s, p: (lax.sort((k, s, p), num_keys=2), lax.sort((k, p), num_keys=1)), keys, second, places)
+    compare(
+        lambda k, s, p: (lax.sort((k, s, p), num_keys=2), lax.sort((k, p), num_keys=1)),
+        keys,
+        second,
+        places,
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BF16, np.dtype(np.int32)], ids=str)
@@ -450,7 +553,15 @@ def test_top_k(dtype):
 
 @pytest.mark.parametrize(
     "dtypes",
-    [("f4", "f4"), ("f8", "f8"), (BF16, "f4"), (BF16, BF16), ("f2", "f2"), ("i1", "i4"), ("c8", "c8")],
+    [
+        ("f4", "f4"),
+        ("f8", "f8"),
+        (BF16, "f4"),
+        (BF16, BF16),
+        ("f2", "f2"),
+        ("i1", "i4"),
+        ("c8", "c8"),
+    ],
     ids=str,
 )
 def test_dot_general(dtypes):
@@ -473,13 +584,22 @@ def test_dot_general(dtypes):
     [
         {"window_strides": (1, 1), "padding": "SAME"},
         {"window_strides": (2, 1), "padding": ((1, 2), (0, 3))},
-        {"window_strides": (1, 2), "padding": ((-1, 1), (2, -1)), "lhs_dilation": (2, 1), "rhs_dilation": (1, 2)},
+        {
+            "window_strides": (1, 2),
+            "padding": ((-1, 1), (2, -1)),
+            "lhs_dilation": (2, 1),
+            "rhs_dilation": (1, 2),
+        },
         {"window_strides": (1, 1), "padding": "VALID", "feature_group_count": 2},
         {"window_strides": (1, 1), "padding": "VALID", "batch_group_count": 2},
     ],
     ids=["same", "stride", "dilation", "feature groups", "batch groups"],
 )
-@pytest.mark.parametrize("layout", [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("CHWN", "IHWO", "HWNC")], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("CHWN", "IHWO", "HWNC")],
+    ids=str,
+)
 def test_convolution(options, layout):
     groups = options.get("feature_group_count", 1)
     sizes = {"N": 4, "H": 7, "W": 6, "C": 4}
@@ -487,7 +607,10 @@ def test_convolution(options, layout):
     x = random_floats(28, tuple(sizes[c] for c in layout[0]))
     kernel = random_floats(29, tuple(kernel_sizes[c] for c in layout[1]))
     compare(
-        lambda x, k: lax.conv_general_dilated(x, k, dimension_numbers=layout, **options), x, kernel, tolerance=1e-4
+        lambda x, k: lax.conv_general_dilated(x, k, dimension_numbers=layout, **options),
+        x,
+        kernel,
+        tolerance=1e-4,
     )
 
 
@@ -496,7 +619,12 @@ def test_convolution_gradients():
     x, kernel = random_floats(30, (2, 9, 8, 3)), random_floats(31, (3, 2, 3, 5))
 
     def loss(x, k):
-        return (lax.conv_general_dilated(x, k, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) ** 2).sum()
+        return (
+            lax.conv_general_dilated(
+                x, k, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            ** 2
+        ).sum()
 
     compare(lambda x, k: jax.grad(loss, (0, 1))(x, k), x, kernel, tolerance=1e-4)
 
@@ -509,7 +637,9 @@ def test_loops_and_branches():
 
     def program(x, n):
         total = lax.fori_loop(0, n, lambda i, s: s + x[i % 4] * i, jnp.zeros(3, jnp.float32))
-        carry, rows = lax.scan(lambda c, row: (c * 0.5 + row, c.sum()), jnp.zeros(3, jnp.float32), x)
+        carry, rows = lax.scan(
+            lambda c, row: (c * 0.5 + row, c.sum()), jnp.zeros(3, jnp.float32), x
+        )
         branch = lax.switch(n, [lambda x: x + 1, lambda x: x * 2, lambda x: -x], x)
         either = lax.cond(n > 3, lambda x, y: x + y, lambda x, y: x - y, x, total)
         return total, carry, rows, branch, either
@@ -544,7 +674,13 @@ ENTRY e { x = f32[3,4] parameter(0)
 def test_region_that_is_not_elementwise_runs_position_by_position():
     g = GraphBuilder()
     a, b = g.parameter("f32[]"), g.parameter("f32[]")
-    both = g.op("concatenate", "f32[2]", g.op("reshape", "f32[1]", a), g.op("reshape", "f32[1]", b), attrs=_dimension(0))
+    both = g.op(
+        "concatenate",
+        "f32[2]",
+        g.op("reshape", "f32[1]", a),
+        g.op("reshape", "f32[1]", b),
+        attrs=_dimension(0),
+    )
     region = g.build(g.reduce(both, (0,), "maximum"))
     x, y = random_floats(34, (3, 2)), random_floats(35, (3, 2))
     np.testing.assert_array_equal(apply_region(region, [x, y])[0], np.maximum(x, y))
@@ -584,7 +720,11 @@ def test_philox_bits(dtype, algorithm, words):
 def test_jax_random():
     def program(key):
         a, b = jax.random.split(jax.random.wrap_key_data(key))
-        return jax.random.normal(a, (7, 3)), jax.random.uniform(b, (11,)), jax.random.bernoulli(a, 0.3, (9,))
+        return (
+            jax.random.normal(a, (7, 3)),
+            jax.random.uniform(b, (11,)),
+            jax.random.bernoulli(a, 0.3, (9,)),
+        )
 
     compare(program, np.array([1, 2], np.uint32), tolerance=1e-5)
 
@@ -629,7 +769,9 @@ ENTRY e {{ a = f32[2,4,4] parameter(0)
  ROOT c = f32[2,4,4] cholesky(a), lower={str(lower_triangle).lower()} }}"""
     (got,) = run_graph(import_hlo(text), [matrix])
     want = np.linalg.cholesky(matrix)
-    np.testing.assert_allclose(got, want if lower_triangle else want.swapaxes(1, 2), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        got, want if lower_triangle else want.swapaxes(1, 2), rtol=1e-4, atol=1e-5
+    )
     assert np.isnan(run_graph(import_hlo(text), [-matrix])[0]).all()
 
 
@@ -701,7 +843,9 @@ def test_arguments_must_fit():
     graph = g.build(g.op("negate", "f32[2]", g.parameter("f32[2]", name="x")))
     with pytest.raises(ArgumentMismatch, match="takes 1 arguments, 0 were given"):
         run_graph(graph, [])
-    with pytest.raises(ArgumentMismatch, match=r"argument 0 \(%x\): f32\[2\] was expected, float32\[3\] was given"):
+    with pytest.raises(
+        ArgumentMismatch, match=r"argument 0 \(%x\): f32\[2\] was expected, float32\[3\] was given"
+    ):
         run_graph(graph, [np.zeros(3, np.float32)])
     with pytest.raises(ArgumentMismatch, match=r"f32\[2\] was expected, float64\[2\] was given"):
         run_graph(graph, [np.zeros(2)])
