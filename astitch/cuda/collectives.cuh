@@ -1,0 +1,76 @@
+// Reductions over threads, in a fixed order.  A reducer R has a State, identity(), combine(a, b) and
+// shuffle(state, mask); every thread of a set ends with the set's total.
+#pragma once
+
+// __shfl_xor_sync knows words of 4 and 8 bytes; narrower values travel as int.
+template <class T> __device__ __forceinline__ T shuffle_value(T value, int mask)
+{
+    if constexpr (sizeof(T) < 4) {
+        return T(__shfl_xor_sync(0xffffffffu, int(value), mask));
+    } else {
+        return __shfl_xor_sync(0xffffffffu, value, mask);
+    }
+}
+
+// Sets of THREADS lanes that are STRIDE apart, within one warp: a butterfly.  The lower lane's state always
+// comes first, so that all lanes compute the same bits even where combine(a, b) and combine(b, a) differ.
+template <class R, int THREADS, int STRIDE, int COUNT>
+__device__ __forceinline__ void reduce_lanes(typename R::State (&states)[COUNT])
+{
+#pragma unroll
+    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) {
+        const bool upper = threadIdx.x & mask;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const typename R::State other = R::shuffle(states[i], mask);
+            states[i] = upper ? R::combine(other, states[i]) : R::combine(states[i], other);
+        }
+    }
+}
+
+// Sets of THREADS > 32 consecutive threads: warps first, then every thread adds the warps' states itself.
+// slot: COUNT states for each warp of the block.
+template <class R, int THREADS, int COUNT, class Slot>
+__device__ __forceinline__ void reduce_consecutive(typename R::State (&states)[COUNT], Slot slot)
+{
+    reduce_lanes<R, 32, 1>(states);
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) slot[threadIdx.x / 32 * COUNT + i] = states[i];
+    }
+    __syncthreads();
+    const int first = threadIdx.x / THREADS * (THREADS / 32) * COUNT;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        states[i] = slot[first + i];
+#pragma unroll
+        for (int warp = 1; warp < THREADS / 32; ++warp)
+            states[i] = R::combine(states[i], slot[first + warp * COUNT + i]);
+    }
+}
+
+// Sets of THREADS threads that are STRIDE apart and span warps: threads that own the same columns.
+// slot: CHUNK states for each thread of the block; more states than that take turns.
+template <class R, int THREADS, int STRIDE, int BLOCK, int CHUNK, int COUNT, class Slot>
+__device__ __forceinline__ void reduce_strided(typename R::State (&states)[COUNT], Slot slot)
+{
+    const int first = threadIdx.x / (THREADS * STRIDE) * (THREADS * STRIDE) + threadIdx.x % STRIDE;
+#pragma unroll
+    for (int base = 0; base < COUNT; base += CHUNK) {
+        if (base) __syncthreads();
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i)
+            if (base + i < COUNT) slot[i * BLOCK + threadIdx.x] = states[base + i];
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i) {
+            if (base + i < COUNT) {
+                typename R::State total = slot[i * BLOCK + first];
+#pragma unroll 8
+                for (int j = 1; j < THREADS; ++j)
+                    total = R::combine(total, slot[i * BLOCK + first + j * STRIDE]);
+                states[base + i] = total;
+            }
+        }
+    }
+}

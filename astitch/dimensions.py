@@ -1,0 +1,215 @@
+"""Which dimensions of which nodes are the same loop: Graph -> Dimensions.
+
+Every dimension of every node becomes a row of *atoms* (major to minor).  Element-wise ops, broadcasts,
+transposes, reduces and whole-dimension slices identify atoms of operand and result; a reshape splits them
+until both sides agree.  Two nodes whose atoms agree can be computed by one thread at one index, which is
+what the propagation of a thread mapping (paper section 4.3) asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from astitch import index as ix
+from astitch.index import Linear, Symbol
+from astitch.ir import (
+    ArrayType,
+    BroadcastAttrs,
+    DimensionAttrs,
+    DimensionsAttrs,
+    DynamicSliceAttrs,
+    GatherAttrs,
+    Graph,
+    Node,
+    PadAttrs,
+    SliceAttrs,
+    TransposeAttrs,
+    TupleType,
+)
+from astitch.ops import OPS, Kind
+
+Atoms = tuple[Symbol, ...]
+
+
+def array_of(node: Node) -> ArrayType:
+    """The (first) result array of a node; all results of a variadic reduce share one shape."""
+    return node.type.elements[0] if isinstance(node.type, TupleType) else node.type
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """atoms[node][d] = the atoms of dimension d, major to minor; empty for an extent of 1."""
+
+    atoms: Mapping[str, tuple[Atoms, ...]]
+
+    def space(self, node: str) -> Atoms:
+        """All atoms of a node, major to minor: its iteration space."""
+        return tuple(atom for dimension in self.atoms[node] for atom in dimension)
+
+    def canonical_index(self, node: str) -> tuple[Linear, ...]:
+        """The index at which a thread that stands at the atoms computes the node."""
+        index = []
+        for dimension in self.atoms[node]:
+            position = ix.ZERO
+            for atom in dimension:
+                position = ix.add(ix.scale(position, atom.extent), ix.of_symbol(atom))
+            index.append(position)
+        return tuple(index)
+
+
+class _Union:
+    """Union-find over atoms, in which an atom may also be split into a major and a minor part."""
+
+    def __init__(self) -> None:
+        self.parent: list[int] = []
+        self.extent: list[int] = []
+        self.parts: list[tuple[int, int] | None] = []
+        self.nodes: list[set[str]] = []
+
+    def fresh(self, extent: int, nodes: Iterable[str]) -> int:
+        self.parent.append(len(self.parent))
+        self.extent.append(extent)
+        self.parts.append(None)
+        self.nodes.append(set(nodes))
+        return len(self.parent) - 1
+
+    def root(self, atom: int) -> int:
+        while self.parent[atom] != atom:
+            self.parent[atom] = self.parent[self.parent[atom]]
+            atom = self.parent[atom]
+        return atom
+
+    def leaves(self, atoms: Iterable[int]) -> list[int]:
+        found: list[int] = []
+        for atom in atoms:
+            root = self.root(atom)
+            parts = self.parts[root]
+            found.extend([root] if parts is None else self.leaves(parts))
+        return found
+
+    def split(self, atom: int, minor: int) -> None:
+        """Cut a leaf into (extent / minor, minor)."""
+        self.parts[atom] = (
+            self.fresh(self.extent[atom] // minor, self.nodes[atom]),
+            self.fresh(minor, self.nodes[atom]),
+        )
+
+    def merge(self, a: int, b: int) -> bool:
+        """Make two leaves one; refused when a node would then have one atom twice."""
+        a, b = self.root(a), self.root(b)
+        if a == b:
+            return True
+        if not self.nodes[a].isdisjoint(self.nodes[b]):
+            return False
+        if len(self.nodes[a]) < len(self.nodes[b]):
+            a, b = b, a
+        self.parent[b] = a
+        self.nodes[a] |= self.nodes[b]
+        return True
+
+    def unify(self, left: Sequence[int], right: Sequence[int]) -> None:
+        """Identify two rows of atoms from the minor end, splitting where one extent divides the other."""
+        while True:
+            a, b = self.leaves(left), self.leaves(right)
+            shared = 0
+            while shared < min(len(a), len(b)) and a[-1 - shared] == b[-1 - shared]:
+                shared += 1
+            if shared in (len(a), len(b)):
+                return
+            x, y = a[-1 - shared], b[-1 - shared]
+            if self.extent[x] == self.extent[y]:
+                if not self.merge(x, y):
+                    return
+            elif self.extent[x] % self.extent[y] == 0:
+                self.split(x, self.extent[y])
+            elif self.extent[y] % self.extent[x] == 0:
+                self.split(y, self.extent[x])
+            else:
+                return
+
+
+def _pairs(node: Node, operand: Node, number: int) -> list[tuple[int, int]]:
+    """(operand dimension, result dimension) pairs that are the same loop; reshape is treated apart."""
+    source, target = array_of(operand).shape, array_of(node).shape
+    same = [(d, d) for d in range(len(source))] if len(source) == len(target) else []
+    match node.attrs:
+        case BroadcastAttrs(dimensions):
+            return [(d, r) for d, r in enumerate(dimensions) if source[d] == target[r]]
+        case TransposeAttrs(permutation):
+            return [(d, r) for r, d in enumerate(permutation)]
+        case DimensionsAttrs(dimensions) if node.op == "reduce":
+            kept = [d for d in range(len(source)) if d not in dimensions]
+            return list(zip(kept, range(len(kept)), strict=True)) if source else []
+        case DimensionsAttrs(dimensions) if node.op == "reverse":
+            return [(d, d) for d in range(len(source)) if d not in dimensions]
+        case SliceAttrs(starts, limits, strides):
+            whole = zip(starts, limits, strides, source, strict=True)
+            return [(d, d) for d, (a, b, s, n) in enumerate(whole) if (a, b, s) == (0, n, 1)]
+        case PadAttrs(low, high, interior) if number == 0:
+            edges = zip(low, high, interior, strict=True)
+            return [(d, d) for d, edge in enumerate(edges) if edge == (0, 0, 0)]
+        case DimensionAttrs(dimension):
+            return [(d, r) for d, r in same if d != dimension]
+        case DynamicSliceAttrs() if number == 0:
+            return [(d, d) for d in range(len(source)) if source[d] == target[d]]
+        case GatherAttrs() as gather:
+            return _gather_pairs(gather, source, target, number)
+    if node.op == "dynamic-update-slice":
+        return [(d, r) for d, r in same if number < 2 and source[d] == target[r]]
+    if OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.PROJECTION) and source == target:
+        return same
+    return []
+
+
+def _gather_pairs(
+    gather: GatherAttrs, source: Sequence[int], target: Sequence[int], number: int
+) -> list[tuple[int, int]]:
+    batch = [d for d in range(len(target)) if d not in gather.offset_dims]
+    if number == 1:  # the start indices: their dimensions but the index vector's
+        rows = [d for d in range(len(source)) if d != gather.index_vector_dim]
+        return list(zip(rows, batch, strict=True))
+    gone = (*gather.collapsed_slice_dims, *gather.operand_batching_dims)
+    windows = [d for d in range(len(source)) if d not in gone]
+    pairs = zip(windows, gather.offset_dims, strict=True)
+    return [(d, r) for d, r in pairs if gather.slice_sizes[d] == source[d]]
+
+
+def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
+    """Atoms of the members and of everything they read, by one walk in topological order."""
+    inside = list(members)
+    union = _Union()
+    raw: dict[str, list[list[int]]] = {}
+
+    def make(name: str) -> list[list[int]]:
+        if name not in raw:
+            shape = array_of(graph[name]).shape
+            raw[name] = [[union.fresh(extent, (name,))] if extent != 1 else [] for extent in shape]
+        return raw[name]
+
+    for name in inside:
+        node = graph[name]
+        result = make(name)
+        for number, operand in enumerate(node.operands):
+            source = make(operand)
+            if node.op == "reshape":
+                if array_of(node).size:
+                    union.unify([a for d in source for a in d], [a for d in result for a in d])
+                continue
+            for d, r in _pairs(node, graph[operand], number):
+                union.unify(source[d], result[r])
+            if node.op == "reduce" and 0 < number < len(node.operands) // 2:
+                for first, other in zip(make(node.operands[0]), source, strict=True):
+                    union.unify(first, other)
+    named: dict[int, Symbol] = {}
+
+    def symbol(atom: int) -> Symbol:
+        if atom not in named:
+            named[atom] = Symbol(f"d{len(named)}", union.extent[atom])
+        return named[atom]
+
+    atoms = {
+        name: tuple(tuple(symbol(leaf) for leaf in union.leaves(dimension)) for dimension in dimensions)
+        for name, dimensions in raw.items()
+    }
+    return Dimensions(atoms)

@@ -1,0 +1,197 @@
+"""Scope -> Groups: dominants, sub-dominants and the Local ops around them (paper section 4.2, step S1).
+
+Candidates are the reduces, the heavy element-wise ops read through a broadcast, the outputs, and ops that
+would be recomputed at too many different indices.  Everything else is Local: it lives in the registers of
+the thread that needs it.  Candidates that connect through Local ops (in either direction) share a group;
+one of them, a reduce if there is one, is the dominant and its thread mapping is the group's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from astitch.dimensions import array_of
+from astitch.ir import DimensionsAttrs, Graph
+from astitch.ops import OPS, Cost, Kind
+from astitch.stitch_scope import Scope
+
+REINDEXING = frozenset(
+    {"slice", "pad", "concatenate", "reverse", "transpose", "gather", "dynamic-slice", "dynamic-update-slice"}
+)
+"""Ops that read their operand at another index than their own: each such reader recomputes what is above it."""
+
+MAX_RECOMPUTED_OPS = 96
+"""Local ops above a value x the indices at which it is needed: beyond this the value is buffered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A value that is computed once and kept; `reason` says why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """dominant: the op whose thread mapping the group takes.  sub_dominants: the other candidates of the group,
+    in topological order.  members: all ops of the group, candidates included."""
+
+    dominant: str
+    sub_dominants: tuple[str, ...]
+    members: tuple[str, ...]
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return (self.dominant, *self.sub_dominants)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    scope: Scope
+    candidates: tuple[Candidate, ...]
+    groups: tuple[Group, ...]
+
+    def __str__(self) -> str:
+        lines = [f"groups of {self.scope.name}:"]
+        for group in self.groups:
+            subs = ", ".join("%" + s for s in group.sub_dominants) or "none"
+            lines.append(f"  dominant %{group.dominant}, sub-dominants {subs}, {len(group.members)} ops")
+        lines += [f"  %{c.name}: {c.reason}" for c in self.candidates]
+        return "\n".join(lines)
+
+
+def stored_value(graph: Graph, name: str) -> str:
+    """The op whose buffer holds `name`: a reshape is another view of its operand's row-major buffer."""
+    while graph[name].op == "reshape":
+        name = graph[name].operands[0]
+    return name
+
+
+def _is_reduce_result(graph: Graph, name: str) -> bool:
+    node = graph[name]
+    return node.op == "reduce" or OPS[node.op].kind is Kind.PROJECTION
+
+
+def _read_through_broadcast(graph: Graph, inside: set[str], name: str) -> bool:
+    """Some reader repeats the value along a new dimension (a reshape in between changes nothing)."""
+    stack = [name]
+    while stack:
+        current = stack.pop()
+        for user in graph.users[current]:
+            if user not in inside:
+                continue
+            grows = array_of(graph[user]).size > array_of(graph[name]).size
+            if graph[user].op == "broadcast" and grows:
+                return True
+            if graph[user].op in ("reshape", "broadcast"):
+                stack.append(user)
+    return False
+
+
+def _local_ops_above(graph: Graph, inside: set[str], kept: Mapping[str, str], name: str, limit: int) -> int:
+    """How many ops a thread computes to get `name` from what is kept or in memory, counted up to `limit`."""
+    seen = {name}
+    stack = [name]
+    while stack and len(seen) < limit:
+        for operand in graph[stack.pop()].operands:
+            if operand in inside and operand not in kept and operand not in seen:
+                seen.add(operand)
+                stack.append(operand)
+    return sum(OPS[graph[n].op].kind not in (Kind.SOURCE, Kind.INDEX, Kind.BROADCAST) for n in seen)
+
+
+def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
+    """Every value that deserves a buffer, in topological order, each with its reason."""
+    inside = set(scope.members)
+    kept: dict[str, str] = {}
+    for name in scope.members:
+        node = graph[name]
+        if node.op == "reduce":
+            kept[name] = "reduce"
+        elif OPS[node.op].cost is Cost.HEAVY and node.array.size > 1:
+            if _read_through_broadcast(graph, inside, name):
+                kept[name] = "heavy element-wise op read through a broadcast"
+    for output in scope.outputs:
+        stored = stored_value(graph, output)
+        if stored in inside and not _is_reduce_result(graph, stored):
+            kept.setdefault(stored, "output of the stitch op")
+    # Backwards: at how many indices would a thread evaluate each op?  Readers at the op's own index share one
+    # evaluation, every re-indexing reader adds its own.
+    indices: dict[str, int] = {}
+    for name in reversed(scope.members):
+        if name in kept or _is_reduce_result(graph, name):
+            indices[name] = 1
+            continue
+        same, other = 0, 0
+        for user in graph.users[name]:
+            if user not in inside:
+                continue
+            edges = sum(o == name for o in graph[user].operands)
+            if graph[user].op in REINDEXING:
+                other += edges * indices[user]
+            else:
+                same = max(same, indices[user])
+        indices[name] = max(same + other, 1)
+        if indices[name] > 1 and OPS[graph[name].op].kind is not Kind.SOURCE:
+            above = _local_ops_above(graph, inside, kept, name, MAX_RECOMPUTED_OPS)
+            if indices[name] * above > MAX_RECOMPUTED_OPS:
+                kept[name] = f"read at {indices[name]} indices, {above} ops would be recomputed for each"
+                indices[name] = 1
+    return tuple(Candidate(name, kept[name]) for name in scope.members if name in kept)
+
+
+def choose_dominants(graph: Graph, scope: Scope) -> Groups:
+    """Dominant merging: candidates connected through Local ops form a group with one dominant."""
+    inside = set(scope.members)
+    candidates = find_candidates(graph, scope)
+    kept = {c.name for c in candidates}
+    parent = {name: name for name in scope.members}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    def grows(producer: str, consumer: str) -> bool:
+        larger = array_of(graph[consumer]).size > array_of(graph[producer]).size
+        return graph[consumer].op == "broadcast" and larger
+
+    reader: dict[str, str] = {}
+    for name in scope.members:
+        for operand in graph[name].operands:
+            # A buffered value is the border of its group where it is repeated; elsewhere the group goes on.
+            border = stored_value(graph, operand) in kept and grows(operand, name)
+            if operand in inside and not border:
+                parent[root(operand)] = root(name)
+            # Two readers of one input connect as well: it is then loaded once.
+            if operand not in inside and array_of(graph[operand]).size > 1 and not grows(operand, name):
+                parent[root(reader.setdefault(operand, name))] = root(name)
+    order = {name: number for number, name in enumerate(scope.members)}
+    members: dict[str, list[str]] = {}
+    for name in scope.members:
+        members.setdefault(root(name), []).append(name)
+
+    def weight(name: str) -> tuple[bool, int, bool, int]:
+        """A reduce before an element-wise op, the most elements first, rows before columns, then the earliest.
+
+        A row mapping also serves column sums (partials in registers), not the other way round.
+        """
+        node = graph[name]
+        if not isinstance(node.attrs, DimensionsAttrs) or node.op != "reduce":
+            return False, array_of(node).size, False, -order[name]
+        source = array_of(graph[node.operands[0]])
+        minor = max((d for d, extent in enumerate(source.shape) if extent != 1), default=-1)
+        return True, source.size, minor in node.attrs.dimensions, -order[name]
+
+    groups = []
+    for names in members.values():
+        roots = [n for n in names if n in kept]
+        if not roots:
+            continue  # only aliases (reshapes of inputs): nothing to compute
+        dominant = max(roots, key=weight)
+        groups.append(Group(dominant, tuple(r for r in roots if r != dominant), tuple(names)))
+    groups.sort(key=lambda g: min(order[r] for r in g.roots))
+    return Groups(scope, candidates, tuple(groups))

@@ -1,0 +1,385 @@
+"""Kernel -> CUDA text.  Decides nothing: one match over the statement grammar, printed.
+
+Names, metadata and strings from the HLO reach the text only through `comment` and the identifiers that lower.py
+made, so nothing a module contains can leave its comment or its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from astitch import index as ix
+from astitch import kernel_ir as k
+from astitch.index import Linear, Quotient, Remainder, Symbol, Term
+from astitch.ir import CompareAttrs, ConstantAttrs, DType, Graph, Literal, ReducePrecisionAttrs
+from astitch.lower import STRIDED_CHUNK
+from astitch.ops import OPS
+from astitch.propagation import Divisible, Guard, Within
+
+STORAGE = {
+    DType.PRED: "bool",
+    DType.S8: "signed char",
+    DType.S16: "short",
+    DType.S32: "int",
+    DType.S64: "long long",
+    DType.U8: "unsigned char",
+    DType.U16: "unsigned short",
+    DType.U32: "unsigned int",
+    DType.U64: "unsigned long long",
+    DType.F16: "f16",
+    DType.BF16: "bf16",
+    DType.F32: "float",
+    DType.F64: "double",
+}
+"""The C++ type of an element in memory."""
+
+EXACT = frozenset(
+    {"maximum", "minimum", "select", "negate", "abs", "clamp", "copy", "optimization-barrier", "sign", "convert",
+     "bitcast-convert", "floor", "ceil", "round-nearest-even", "round-nearest-afz"}
+)  # fmt: skip
+"""Ops whose result, computed in float from f16 or bf16 values, is such a value already."""
+
+
+def compute_type(dtype: DType) -> str:
+    """The C++ type of a value in a register: f16 and bf16 are held as float."""
+    return "float" if dtype in (DType.F16, DType.BF16) else STORAGE[dtype]
+
+
+def comment(text: str) -> str:
+    """Text that is safe after //: printable ASCII, no backslash (it would continue the line), bounded."""
+    safe = "".join(c if c.isascii() and c.isprintable() and c != "\\" else "." for c in text)
+    return safe if len(safe) <= 160 else safe[:157] + "..."
+
+
+# ---- expressions -----------------------------------------------------------------------------------------------
+
+
+def spell_term(term: Term) -> str:
+    match term:
+        case Symbol(name, _):
+            return name
+        case Quotient(dividend, divisor):
+            return f"({spell_form(dividend)}) / {divisor}"
+        case Remainder(dividend, divisor):
+            return f"({spell_form(dividend)}) % {divisor}"
+
+
+def spell_form(form: Linear) -> str:
+    parts = []
+    for term, coefficient in form.terms:
+        text = spell_term(term)
+        if not isinstance(term, Symbol):
+            text = f"({text})"
+        if coefficient != 1:
+            text = f"{text} * {coefficient}"
+        parts.append(text)
+    if form.constant or not parts:
+        parts.append(str(form.constant))
+    return " + ".join(parts).replace("+ -", "- ")
+
+
+def spell_number(literal: Literal) -> str:
+    """A literal that the compiler reads back to exactly the same bits (NaNs: a NaN)."""
+    dtype, value = literal.dtype, literal.numpy().reshape(())
+    if dtype is DType.PRED:
+        return "true" if value else "false"
+    if dtype.is_integer:
+        number = int(value)
+        suffix = {DType.U32: "u", DType.S64: "ll", DType.U64: "ull"}.get(dtype, "")
+        text = f"(-{-(number + 1)}{suffix} - 1)" if number < 0 else f"{number}{suffix}"
+        narrow = dtype.bytes < 4
+        return f"({STORAGE[dtype]})({text})" if narrow else text
+    wide = dtype is DType.F64
+    number_f = float(value)
+    if not math.isfinite(number_f):
+        bits = np.asarray(number_f, np.float64 if wide else np.float32)
+        return (
+            f"same_bits<double>({int(bits.view(np.uint64)):#x}ull)"
+            if wide
+            else f"same_bits<float>({int(bits.view(np.uint32)):#x}u)"
+        )
+    text = repr(number_f) if wide else str(np.float32(number_f))
+    if "." not in text and "e" not in text:
+        text += ".0"
+    return text if wide else text + "f"
+
+
+def spell_call(call: k.Call, operands: Sequence[str]) -> str:
+    match call.op, call.attrs:
+        case "compare", CompareAttrs(direction, total_order):
+            suffix = "_total" if total_order else ""
+            return f"hlo_compare_{direction.lower()}{suffix}({', '.join(operands)})"
+        case "convert", _:
+            return f"hlo_convert<{STORAGE[call.dtype]}, {STORAGE[call.operand_dtypes[0]]}>({operands[0]})"
+        case "bitcast-convert", _:
+            return f"hlo_bitcast<{STORAGE[call.dtype]}, {STORAGE[call.operand_dtypes[0]]}>({operands[0]})"
+        case "reduce-precision", ReducePrecisionAttrs(exponent, mantissa):
+            return f"hlo_reduce_precision<{exponent}, {mantissa}>({operands[0]})"
+    return OPS[call.op].cuda.format(*operands)
+
+
+def spell(expr: k.Expr) -> str:
+    """A scalar in its compute type."""
+    match expr:
+        case k.Name(name):
+            return name
+        case k.Number(value):
+            return spell_number(value)
+        case k.Call():
+            return spell_call(expr, [spell(o) for o in expr.operands])
+        case k.Position(form, dtype):
+            return f"hlo_convert<{STORAGE[dtype]}>({spell_form(form)})"
+        case k.Lane(vector, dtype):
+            return f"load_as<{compute_type(dtype)}>({vector}.v[lane])"
+        case k.Element(array, position, dtype, raw):
+            element = f"{array}[{spell_form(position)}]"
+            return f"load_as<{compute_type(dtype)}>({element})" if raw else element
+        case k.Field(state, position, number):
+            return f"{state}[{spell_form(position)}].f{number}"
+
+
+def spell_value(dtype: DType, expr: k.Expr) -> str:
+    """The expression, rounded once to its HLO dtype."""
+    narrow = dtype in (DType.F16, DType.BF16)
+    exact = isinstance(expr, k.Call) and expr.op in EXACT or isinstance(expr, k.Lane | k.Element | k.Name | k.Number)
+    text = spell(expr)
+    return f"round_to<{STORAGE[dtype]}>({text})" if narrow and not exact else text
+
+
+def spell_guard(guard: Guard) -> str:
+    match guard:
+        case Within(form, low, high):
+            least, most = ix.bounds(form)
+            text = spell_form(form)
+            tests = [f"{text} >= {low}"] if least < low else []
+            tests += [f"{text} < {high}"] if most >= high or not tests else []
+            return " && ".join(tests)
+        case Divisible(form, by):
+            return f"({spell_form(form)}) % {by} == 0"
+
+
+def spell_guards(guards: Sequence[Guard]) -> str:
+    return " && ".join(spell_guard(g) for g in guards)
+
+
+# ---- statements ------------------------------------------------------------------------------------------------
+
+
+class _Printer:
+    def __init__(self, kernel: k.Kernel):
+        self.kernel = kernel
+        self.integer = "long long" if kernel.wide_index else "int"
+
+    def block(self, body: Sequence[k.Statement], depth: int) -> Iterator[str]:
+        for statement in body:
+            yield from self.statement(statement, depth)
+
+    def statement(self, statement: k.Statement, depth: int) -> Iterator[str]:
+        pad = "  " * depth
+        match statement:
+            case k.Comment(text):
+                yield f"{pad}// {comment(text)}"
+            case k.Index(name, form):
+                yield f"{pad}const {self.integer} {name} = {spell_form(form)};"
+            case k.Start(name, expr, dtype, limit):
+                value = spell(expr)
+                # Unsigned starts are never negative, but may exceed what an int holds.
+                wide = "unsigned long long" if dtype.is_unsigned else "long long"
+                clamped = f"hlo_clamp(({wide})0, ({wide}){value}, ({wide}){limit})"
+                yield f"{pad}const {self.integer} {name} = ({self.integer}){clamped};"
+            case k.Value(name, dtype, expr):
+                yield f"{pad}const {compute_type(dtype)} {name} = {spell_value(dtype, expr)};"
+            case k.Load(name, dtype, array, position):
+                kind = compute_type(dtype)
+                yield f"{pad}const {kind} {name} = load_as<{kind}>({array}[{spell_form(position)}]);"
+            case k.LoadVector(name, dtype, array, position, width):
+                vector = f"Vec<{STORAGE[dtype]}, {width}>"
+                at = f"{array} + ({spell_form(position)})"
+                yield f"{pad}const {vector} {name} = *reinterpret_cast<const {vector}*>({at});"
+            case k.VectorVariable(name, dtype, width):
+                yield f"{pad}Vec<{STORAGE[dtype]}, {width}> {name};"
+            case k.StoreLane(vector, dtype, expr):
+                yield f"{pad}{vector}.v[lane] = store_as<{STORAGE[dtype]}>({spell(expr)});"
+            case k.StoreVector(array, position, vector, dtype, width):
+                kind = f"Vec<{STORAGE[dtype]}, {width}>"
+                yield f"{pad}*reinterpret_cast<{kind}*>({array} + ({spell_form(position)})) = {vector};"
+            case k.Store(array, position, dtype, expr):
+                yield f"{pad}{array}[{spell_form(position)}] = store_as<{STORAGE[dtype]}>({spell(expr)});"
+            case k.Keep(name, dtype, count, raw):
+                yield f"{pad}{STORAGE[dtype] if raw else compute_type(dtype)} {name}[{count}];"
+            case k.KeepSet(name, position, dtype, expr, raw):
+                value = f"store_as<{STORAGE[dtype]}>({spell(expr)})" if raw else spell(expr)
+                yield f"{pad}{name}[{spell_form(position)}] = {value};"
+            case k.States(name, reducer, count):
+                yield f"{pad}Reduce{reducer}::State {name}[{count}];"
+                yield f"{pad}#pragma unroll"
+                yield f"{pad}for (int i = 0; i < {count}; ++i) {name}[i] = Reduce{reducer}::identity();"
+            case k.Accumulate(state, position, reducer, values):
+                at = f"{state}[{spell_form(position)}]"
+                fields = ", ".join(spell(v) for v in values)
+                yield f"{pad}{at} = Reduce{reducer}::combine({at}, Reduce{reducer}::State{{{fields}}});"
+            case k.AccumulateState(state, position, reducer, arrays, where):
+                at = f"{state}[{spell_form(position)}]"
+                dtypes = self.kernel.reducers[reducer].fields
+                fields = ", ".join(
+                    f"load_as<{compute_type(d)}>({a}[{spell_form(where)}])"
+                    for a, d in zip(arrays, dtypes, strict=True)
+                )
+                yield f"{pad}{at} = Reduce{reducer}::combine({at}, Reduce{reducer}::State{{{fields}}});"
+            case k.ReduceAcross():
+                yield pad + self.reduction(statement)
+            case k.Finish(state, count, reducer, inits):
+                fields = ", ".join(spell(v) for v in inits)
+                yield f"{pad}#pragma unroll"
+                yield (
+                    f"{pad}for (int i = 0; i < {count}; ++i) {state}[i] = "
+                    f"Reduce{reducer}::combine(Reduce{reducer}::State{{{fields}}}, {state}[i]);"
+                )
+            case k.Loop(variable, count, unroll, body):
+                if count == 1:
+                    yield f"{pad}{{"
+                    yield f"{pad}  const int {variable} = 0;"
+                else:
+                    yield f"{pad}#pragma unroll{'' if unroll else ' 4'}"
+                    yield f"{pad}for (int {variable} = 0; {variable} < {count}; ++{variable}) {{"
+                yield from self.block(body, depth + 1)
+                yield f"{pad}}}"
+            case k.If(guards, body):
+                yield f"{pad}if ({spell_guards(guards)}) {{"
+                yield from self.block(body, depth + 1)
+                yield f"{pad}}}"
+            case k.Choose(name, dtype, branches):
+                yield f"{pad}{compute_type(dtype)} {name};"
+                for number, branch in enumerate(branches):
+                    head = "" if number == 0 else "} else "
+                    test = f"if ({spell_guards(branch.guards)}) " if branch.guards else ""
+                    yield f"{pad}{head}{test}{{"
+                    yield from self.block(branch.body, depth + 1)
+                    yield f"{pad}  {name} = {spell(branch.result)};"
+                yield f"{pad}}}"
+            case k.Section():
+                yield from self.section(statement, depth)
+            case k.TaskLoop(tasks, once, body):
+                if once:
+                    yield f"{pad}if (first < {tasks}) {{"
+                    yield f"{pad}  const {self.integer} task = first;"
+                else:
+                    yield f"{pad}for ({self.integer} task = first; task < {tasks}; task += gridDim.x) {{"
+                yield from self.block(body, depth + 1)
+                yield f"{pad}}}"
+            case k.Barrier("global", reason):
+                yield f"{pad}ASTITCH_GLOBAL_BARRIER(barrier);  // {comment(reason)}"
+            case k.Barrier(_, reason):
+                yield f"{pad}__syncthreads();  // {comment(reason)}"
+
+    def section(self, section: k.Section, depth: int) -> Iterator[str]:
+        pad = "  " * depth
+        rows, cols = section.row_threads, section.col_threads
+        yield f"{pad}{{  // loop {section.number}: {comment(section.title)}"
+        inner = pad + "  "
+        yield f"{inner}const int thread = threadIdx.x;"
+        yield f"{inner}const int tx = thread % {cols};"
+        yield f"{inner}const int ty = thread / {cols} % {rows};"
+        yield f"{inner}const int to = thread / {rows * cols};"
+        if section.offset:
+            yield f"{inner}const int first = (blockIdx.x + gridDim.x - {section.offset}) % gridDim.x;"
+        else:
+            yield f"{inner}const int first = blockIdx.x;"
+        yield from self.block(section.body, depth + 1)
+        yield f"{pad}}}"
+
+    def reduction(self, step: k.ReduceAcross) -> str:
+        reducer = f"Reduce{step.reducer}"
+        if not step.slot:
+            return f"reduce_lanes<{reducer}, {step.threads}, {step.stride}>({step.state});"
+        if step.stride == 1:
+            return f"reduce_consecutive<{reducer}, {step.threads}>({step.state}, {step.slot});"
+        sizes = f"{step.threads}, {step.stride}, {self.kernel.block}, {STRIDED_CHUNK}"
+        return f"reduce_strided<{reducer}, {sizes}>({step.state}, {step.slot});"
+
+    # -- declarations --------------------------------------------------------------------------------------------
+
+    def reducer(self, reducer: k.Reducer) -> Iterator[str]:
+        fields = list(enumerate(reducer.fields))
+        yield f"struct Reduce{reducer.number} {{"
+        members = " ".join(f"{compute_type(d)} f{i};" for i, d in fields)
+        yield f"  struct State {{ {members} }};"
+        values = ", ".join(spell_number(v) for v in reducer.identity)
+        yield f"  static __device__ __forceinline__ State identity() {{ return State{{{values}}}; }}"
+        yield "  static __device__ __forceinline__ State combine(const State a, const State b) {"
+        yield from self.region(reducer)
+        yield "  }"
+        shuffled = ", ".join(f"shuffle_value(s.f{i}, mask)" for i, _ in fields)
+        yield "  static __device__ __forceinline__ State shuffle(const State s, int mask) {"
+        yield f"    return State{{{shuffled}}};"
+        yield "  }"
+        yield "};"
+
+    def region(self, reducer: k.Reducer) -> Iterator[str]:
+        region: Graph = reducer.region
+        count = len(reducer.fields)
+        names: dict[str, str] = {}
+        for number, parameter in enumerate(region.parameters):
+            names[parameter] = f"a.f{number}" if number < count else f"b.f{number - count}"
+        for node in region:
+            if node.op == "parameter":
+                continue
+            if isinstance(node.attrs, ConstantAttrs):
+                names[node.name] = spell_number(node.attrs.value)
+                continue
+            dtypes = tuple(region[o].dtype for o in node.operands)
+            operands = tuple(k.Name(names[o]) for o in node.operands)
+            call = k.Call(node.op, node.dtype, operands, dtypes, node.attrs)
+            # A wider accumulator than the region's type (sums of f16 and bf16) is not rounded at every step.
+            widened = reducer.fields[0] is not region[region.outputs[0]].dtype
+            text = spell(call) if widened else spell_value(node.dtype, call)
+            names[node.name] = f"v{len(names)}"
+            yield f"    const {compute_type(node.dtype)} {names[node.name]} = {text};"
+        yield f"    return State{{{', '.join(names[o] for o in region.outputs)}}};"
+
+    def parameter(self, parameter: k.Parameter) -> str:
+        kind = STORAGE[parameter.dtype]
+        if not parameter.written:
+            return f"const {kind}* __restrict__ {parameter.name}"
+        # What is written and read again goes through plain pointers: other blocks write it too.
+        return f"{kind}* {parameter.name}" if parameter.read else f"{kind}* __restrict__ {parameter.name}"
+
+    def text(self) -> Iterator[str]:
+        kernel = self.kernel
+        yield '#include "astitch.cuh"'
+        yield f"// {kernel.name}: grid {kernel.grid} x {kernel.block} threads, {kernel.shared_bytes} B shared"
+        for source in kernel.sources[:8]:
+            yield f"//   {comment(source)}"
+        if len(kernel.sources) > 8:
+            yield f"//   and {len(kernel.sources) - 8} more"
+        for reducer in kernel.reducers:
+            yield from self.reducer(reducer)
+        bounds = f"{kernel.block}, {kernel.blocks_per_sm}" if kernel.blocks_per_sm else f"{kernel.block}"
+        parameters = [self.parameter(p) for p in kernel.parameters]
+        if kernel.global_barriers:
+            parameters.append("unsigned int* barrier")
+        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {kernel.name}('
+        if kernel.pointer_table:
+            yield f"{head}unsigned char* const* pointers) {{"
+            for number, declared in enumerate(parameters):
+                kind, _, name = declared.rpartition(" ")
+                yield f"  {kind} const {name} = reinterpret_cast<{kind.replace(' __restrict__', '')}>(pointers[{number}]);"
+        else:
+            yield head
+            for number, declared in enumerate(parameters):
+                yield f"    {declared}{',' if number + 1 < len(parameters) else ') {'}"
+        if kernel.shared_bytes:
+            yield f"  ASTITCH_SHARED_ARENA({kernel.shared_bytes});"
+        for slot in kernel.slots:
+            kind = f"Reduce{slot.reducer}::State" if slot.reducer is not None else STORAGE[slot.dtype or DType.F32]
+            yield f"  ASTITCH_SHARED({kind}, {slot.name}, {slot.offset}, {slot.count});"
+        yield from self.block(kernel.body, 1)
+        yield "}"
+
+
+def emit_cuda(kernel: k.Kernel) -> str:
+    """The translation unit of a kernel; equal kernels give equal bytes."""
+    return "\n".join(_Printer(kernel).text()) + "\n"

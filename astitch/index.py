@@ -1,0 +1,228 @@
+"""Index algebra: the position that a thread reads, as a linear form over dimension symbols.
+
+A Linear is `constant + sum(coefficient * symbol)`.  Symbols have known ranges, so that the quotients and
+remainders which reshapes introduce vanish wherever the dimensions allow it; what cannot be simplified
+stays as a Quotient or Remainder symbol.  Nothing here knows of threads or CUDA.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A non-negative integer below `extent`: the index along one atomic dimension, or one known at run time."""
+
+    name: str
+    extent: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """floor(dividend / divisor); the dividend may be negative only where a guard keeps the value unused."""
+
+    dividend: Linear
+    divisor: int
+
+    def __str__(self) -> str:
+        return f"({self.dividend} / {self.divisor})"
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """dividend - divisor * floor(dividend / divisor)."""
+
+    dividend: Linear
+    divisor: int
+
+    def __str__(self) -> str:
+        return f"({self.dividend} % {self.divisor})"
+
+
+Term = Symbol | Quotient | Remainder
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """constant + sum of coefficient * term; terms are distinct and have coefficients other than 0."""
+
+    constant: int = 0
+    terms: tuple[tuple[Term, int], ...] = ()
+
+    def __str__(self) -> str:
+        parts = [str(t) if c == 1 else f"{t} * {c}" for t, c in self.terms]
+        if self.constant or not parts:
+            parts.append(str(self.constant))
+        return " + ".join(parts)
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.terms
+
+    def coefficient(self, term: Term) -> int:
+        return next((c for t, c in self.terms if t == term), 0)
+
+
+ZERO = Linear()
+
+
+def of_symbol(symbol: Term) -> Linear:
+    return Linear(0, ((symbol, 1),))
+
+
+def constant(value: int) -> Linear:
+    return Linear(value)
+
+
+def _collect(value: int, pairs: Iterable[tuple[Term, int]]) -> Linear:
+    sums: dict[Term, int] = {}
+    for term, coefficient in pairs:
+        sums[term] = sums.get(term, 0) + coefficient
+    return Linear(value, tuple((t, c) for t, c in sums.items() if c))
+
+
+def add(*forms: Linear) -> Linear:
+    return _collect(sum(f.constant for f in forms), (pair for f in forms for pair in f.terms))
+
+
+def scale(form: Linear, factor: int) -> Linear:
+    if factor == 0:
+        return ZERO
+    return Linear(form.constant * factor, tuple((t, c * factor) for t, c in form.terms))
+
+
+def offset(form: Linear, by: int) -> Linear:
+    return Linear(form.constant + by, form.terms)
+
+
+def term_bounds(term: Term) -> tuple[int, int]:
+    """Smallest and largest value, both included."""
+    match term:
+        case Symbol(_, extent):
+            return 0, max(extent - 1, 0)
+        case Quotient(dividend, divisor):
+            low, high = bounds(dividend)
+            return low // divisor, high // divisor
+        case Remainder(dividend, divisor):
+            low, high = bounds(dividend)
+            return (low, high) if 0 <= low and high < divisor else (0, divisor - 1)
+
+
+def bounds(form: Linear) -> tuple[int, int]:
+    """Smallest and largest value that the form can take, both included."""
+    low = high = form.constant
+    for term, coefficient in form.terms:
+        a, b = term_bounds(term)
+        low += min(a * coefficient, b * coefficient)
+        high += max(a * coefficient, b * coefficient)
+    return low, high
+
+
+def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
+    """form = quotient * divisor + rest, taking whole multiples out of every coefficient."""
+    quotient, rest = [], []
+    for term, coefficient in form.terms:
+        (quotient if coefficient % divisor == 0 else rest).append((term, coefficient))
+    whole = Linear(form.constant // divisor, tuple((t, c // divisor) for t, c in quotient))
+    return whole, Linear(form.constant % divisor, tuple(rest))
+
+
+def divide(form: Linear, divisor: int) -> Linear:
+    """floor(form / divisor)."""
+    if divisor == 1:
+        return form
+    whole, rest = _split(form, divisor)
+    low, high = bounds(rest)
+    if low // divisor == high // divisor:
+        return offset(whole, low // divisor)
+    common = math.gcd(divisor, *(c for _, c in rest.terms))
+    if common > 1:  # floor((g a + c) / (g d)) = floor((a + floor(c / g)) / d)
+        rest = Linear(rest.constant // common, tuple((t, c // common) for t, c in rest.terms))
+        divisor //= common
+        if divisor == 1:
+            return add(whole, rest)
+    if len(rest.terms) == 1 and rest.constant == 0:
+        term, coefficient = rest.terms[0]
+        if coefficient == 1 and isinstance(term, Quotient):
+            return add(whole, divide(term.dividend, term.divisor * divisor))
+    return add(whole, of_symbol(Quotient(rest, divisor)))
+
+
+def modulo(form: Linear, divisor: int) -> Linear:
+    """form - divisor * floor(form / divisor)."""
+    if divisor == 1:
+        return ZERO
+    _, rest = _split(form, divisor)
+    low, high = bounds(rest)
+    if low // divisor == high // divisor:
+        return offset(rest, -(low // divisor) * divisor)
+    return of_symbol(Remainder(rest, divisor))
+
+
+def linearize(index: Sequence[Linear], shape: Sequence[int]) -> Linear:
+    """Row-major position of `index` in an array of `shape`."""
+    total, stride = ZERO, 1
+    for position, extent in zip(reversed(index), reversed(shape), strict=True):
+        total = add(total, scale(position, stride))
+        stride *= extent
+    return total
+
+
+def delinearize(position: Linear, shape: Sequence[int]) -> tuple[Linear, ...]:
+    """The index in an array of `shape` whose row-major position is `position`."""
+    index: list[Linear] = []
+    stride = math.prod(shape)
+    for number, extent in enumerate(shape):
+        stride //= extent
+        quotient = divide(position, stride)
+        index.append(ZERO if extent == 1 else quotient if number == 0 else modulo(quotient, extent))
+    return tuple(index)
+
+
+def symbols(form: Linear) -> frozenset[Symbol]:
+    """Every symbol that the form depends on."""
+    found: set[Symbol] = set()
+    stack = [form]
+    while stack:
+        for term, _ in stack.pop().terms:
+            if isinstance(term, Symbol):
+                found.add(term)
+            else:
+                stack.append(term.dividend)
+    return frozenset(found)
+
+
+def substitute(form: Linear, values: Mapping[Symbol, Linear]) -> Linear:
+    """The form with symbols replaced."""
+    parts = [Linear(form.constant)]
+    for term, coefficient in form.terms:
+        match term:
+            case Symbol():
+                value = values.get(term, of_symbol(term))
+            case Quotient(dividend, divisor):
+                value = divide(substitute(dividend, values), divisor)
+            case Remainder(dividend, divisor):
+                value = modulo(substitute(dividend, values), divisor)
+        parts.append(scale(value, coefficient))
+    return add(*parts)
+
+
+def evaluate(form: Linear, values: Mapping[Symbol, int]) -> int:
+    """The value of the form.  Raises KeyError for a symbol without a value."""
+    total = form.constant
+    for term, coefficient in form.terms:
+        match term:
+            case Symbol():
+                value = values[term]
+            case Quotient(dividend, divisor):
+                value = evaluate(dividend, values) // divisor
+            case Remainder(dividend, divisor):
+                value = evaluate(dividend, values) % divisor
+        total += coefficient * value
+    return total

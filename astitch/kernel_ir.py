@@ -1,0 +1,407 @@
+"""The Kernel: what an emitted kernel says, statement by statement.  The grammar first:
+
+    Kernel    = (name, parameters, reducers, slots, body, launch numbers)
+    Statement = Section | TaskLoop | Loop | If | Choose | Barrier | Comment
+              | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store
+              | Keep | KeepSet | States | Accumulate | AccumulateState | ReduceAcross | Finish
+    Expr      = Name | Number | Call | Position | Lane | Element | Field
+
+Integers that address memory are index.Linear forms whose symbols are names of the emitted program; `lane` is
+the number of the element within a vector.  Values carry their HLO dtype.  lower.py decides, emit_cuda.py prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from astitch.index import Linear
+from astitch.ir import ArrayType, Attrs, DType, Graph, Literal
+from astitch.propagation import Guard
+
+# ---- expressions: a scalar in its compute type ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A variable of the emitted program."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A scalar constant."""
+
+    value: Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An element-wise HLO op: result dtype, operands with their dtypes."""
+
+    op: str
+    dtype: DType
+    operands: tuple[Expr, ...]
+    operand_dtypes: tuple[DType, ...]
+    attrs: Attrs
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """An index as a value of `dtype` (iota)."""
+
+    form: Linear
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One element of a vector variable, converted to its compute type."""
+
+    vector: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """array[position] of a kept array."""
+
+    array: str
+    position: Linear
+    dtype: DType
+    raw: bool  # kept in its storage type
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a reduction state."""
+
+    state: str
+    position: Linear
+    number: int
+
+
+Expr = Name | Number | Call | Position | Lane | Element | Field
+
+# ---- statements -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Comment:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """const int name = form;"""
+
+    name: str
+    form: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """const int name = expr clamped to [0, limit]: a start index known at run time."""
+
+    name: str
+    expr: Expr
+    dtype: DType
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """const T name = expr; rounded to `dtype`."""
+
+    name: str
+    dtype: DType
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """const T name = array[position], converted to the compute type.  shared: array is a shared slot."""
+
+    name: str
+    dtype: DType
+    array: str
+    position: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class LoadVector:
+    """const Vec<T, width> name = the `width` elements at array + position (aligned)."""
+
+    name: str
+    dtype: DType
+    array: str
+    position: Linear
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class VectorVariable:
+    """Vec<T, width> name; filled lane by lane, stored at once."""
+
+    name: str
+    dtype: DType
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLane:
+    vector: str
+    dtype: DType
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class StoreVector:
+    array: str
+    position: Linear
+    vector: str
+    dtype: DType
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """array[position] = expr, converted to the storage type."""
+
+    array: str
+    position: Linear
+    dtype: DType
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """T name[count]: values of a thread that live across phases, in registers.  raw: in the storage type."""
+
+    name: str
+    dtype: DType
+    count: int
+    raw: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSet:
+    """name[position] = expr, in registers or in a shared slot."""
+
+    name: str
+    position: Linear
+    dtype: DType
+    expr: Expr
+    raw: bool
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Reducer::State name[count], each the identity."""
+
+    name: str
+    reducer: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """state[position] = combine(state[position], {values})."""
+
+    state: str
+    position: Linear
+    reducer: int
+    values: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulateState:
+    """state[position] = combine(state[position], partial loaded from one array for each field)."""
+
+    state: str
+    position: Linear
+    reducer: int
+    arrays: tuple[str, ...]
+    at: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceAcross:
+    """Combine state[0 .. count) over threads; every thread of a set gets the total.
+
+    A set is `threads` threads, `stride` apart.  stride 1: consecutive threads (a row); else: threads that own the
+    same columns.  slot: shared states for sets that are not within one warp ("" when none is needed).
+    """
+
+    state: str
+    count: int
+    reducer: int
+    threads: int
+    stride: int
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """state[0 .. count) = combine(init, state): the init value of a reduce, applied once."""
+
+    state: str
+    count: int
+    reducer: int
+    inits: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """for (int variable = 0; variable < count; ++variable).  unroll: fully, or by 4."""
+
+    variable: str
+    count: int
+    unroll: bool
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    guards: tuple[Guard, ...]
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """T name; the first branch whose guards hold computes and assigns it."""
+
+    name: str
+    dtype: DType
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    guards: tuple[Guard, ...]
+    body: tuple[Statement, ...]
+    result: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLoop:
+    """for (int task = first; task < tasks; task += blocks).  once: every block has at most one task."""
+
+    tasks: int
+    once: bool
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One task loop with what comes before and after it.
+
+    Its threads are numbered (to, ty, tx) in a block of outer_threads x row_threads x col_threads; `first`, the first
+    task of a block, starts `offset` blocks further on, so that the loops of a level spread over all blocks.
+    """
+
+    number: int
+    title: str
+    offset: int
+    outer_threads: int
+    row_threads: int
+    col_threads: int
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """level: block or global."""
+
+    level: str
+    reason: str
+
+
+Statement = (
+    Comment | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store | Keep | KeepSet
+    | States | Accumulate | AccumulateState | ReduceAcross | Finish | Loop | If | Choose | Section | TaskLoop | Barrier
+)
+
+# ---- the kernel -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """The combiner of a reduce: state fields in their accumulation dtypes, and how two states combine.
+
+    identity[i]: value of field i that changes nothing, or the init value where no identity is known.
+    """
+
+    number: int
+    fields: tuple[DType, ...]
+    region: Graph
+    identity: tuple[Literal, ...]
+
+    @property
+    def state_bytes(self) -> int:
+        """sizeof(State): fields in their compute types, padded as C++ does."""
+        sizes = [4 if f in (DType.F16, DType.BF16) else f.bytes for f in self.fields]
+        total = 0
+        for size in sizes:
+            total = -(-total // size) * size + size
+        return -(-total // max(sizes)) * max(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A region of the block's shared memory.  reducer: it holds states of that reducer, else elements of dtype.
+
+    first, last: the span of (loop, phase) steps over which it is live.
+    """
+
+    name: str
+    dtype: DType | None
+    reducer: int | None
+    count: int
+    bytes: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A pointer parameter.  source: the graph value or scratch that it points to."""
+
+    name: str
+    dtype: DType
+    source: str
+    written: bool
+    read: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Global scratch of a kernel: `type` elements under the name `source` of its Parameter."""
+
+    source: str
+    type: ArrayType
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """grid, block, shared_bytes: the launch.  blocks_per_sm: residency that the launch bounds ask for (0: free).
+    sources: op_name metadata of the ops inside, for the comment at the top."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    scratch: tuple[Scratch, ...]
+    reducers: tuple[Reducer, ...]
+    slots: tuple[Slot, ...]
+    body: tuple[Statement, ...]
+    grid: int
+    block: int
+    shared_bytes: int
+    blocks_per_sm: int
+    global_barriers: int
+    block_barriers: int
+    wide_index: bool
+    pointer_table: bool
+    reads_bytes: int
+    writes_bytes: int
+    sources: tuple[str, ...]

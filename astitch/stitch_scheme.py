@@ -1,0 +1,492 @@
+"""Groups -> Arrangement: task loops in levels, and a stitching scheme for every kept value (paper section 4.2-4.3).
+
+Each root (dominant or sub-dominant) is placed in a task loop whose threads can compute it.  Its readers
+decide its scheme:
+
+    Independent  nobody in the kernel reads it
+    Local        its readers stand at the same index in the same thread: a register
+    Regional     its readers run in the same task of the same block: shuffles or shared memory, block barrier
+    Global       any other reader: global scratch and a global barrier between the levels of writer and reader
+
+The passive check is `why_not_block_local`; the proactive adaptation is that a root without a mapping of its
+own (element-wise groups) first tries the loops of its producers.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping as MappingType
+from dataclasses import dataclass, field
+
+from astitch import index as ix
+from astitch.dimensions import Dimensions, array_of, find_dimensions
+from astitch.dominant import Groups, stored_value
+from astitch.gpu import Gpu
+from astitch.index import Symbol
+from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
+from astitch.ops import OPS, Kind
+from astitch.propagation import Index, Read, walk_reads
+from astitch.thread_mapping import Mapping, Space, map_space, size_of, why_not_aligned
+
+MAX_INLINE_PARTIALS = 32
+"""A reader adds up to this many partials of a split reduce itself; more get a task loop of their own."""
+
+
+class Scheme(enum.Enum):
+    INDEPENDENT = "independent"
+    LOCAL = "local"
+    REGIONAL = "regional"
+    GLOBAL = "global"
+
+
+class Span(enum.Enum):
+    """Over what a reduce is complete."""
+
+    TASK = "task"  # within one task of one block
+    LOOP = "loop"  # registers accumulate over all tasks of a block: one partial for each block
+    TILE = "tile"  # each task leaves a partial
+
+
+class RootKind(enum.Enum):
+    POINTWISE = "pointwise"
+    REDUCE = "reduce"
+    COMBINE = "combine"  # adds the partials of a split reduce
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A value that is computed once and kept.
+
+    name: the op.  space: what its threads walk over.  index: where its operands are read (a reduce: at the index
+    of its operand; otherwise at its own).  result_index: the position of the result, in the same symbols.
+    """
+
+    name: str
+    kind: RootKind
+    space: Space
+    index: Index
+    result_index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and how a root is computed.
+
+    loop: number of its task loop.  phase: its turn in the task.  span and partials: see Span; partials is how many
+    partial results each element of the result has (1 if complete in a task).  inline: readers add the partials.
+    stored: written to global memory (an output or scratch).  shared: kept in shared memory for block-local readers
+    at other indices.  reason: why this scheme.
+    """
+
+    root: Root
+    loop: int
+    phase: int
+    span: Span
+    partials: int
+    inline: bool
+    scheme: Scheme
+    stored: bool
+    shared: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLoop:
+    """One pass of all blocks over the tasks of a mapping.  level: how many global barriers come before it."""
+
+    number: int
+    level: int
+    mapping: Mapping
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """loops in order of level; placements by root name (a combine is `NAME.combine`)."""
+
+    graph: Graph
+    groups: Groups
+    dimensions: Dimensions
+    block: int
+    wave: int
+    loops: tuple[TaskLoop, ...]
+    placements: MappingType[str, Placement]
+
+    @property
+    def levels(self) -> int:
+        return max((loop.level for loop in self.loops), default=-1) + 1
+
+    def __str__(self) -> str:
+        lines = [f"arrangement of {self.groups.scope.name}: {self.levels - 1} global barriers"]
+        for loop in self.loops:
+            lines.append(f"  level {loop.level}, loop {loop.number}: {loop.mapping}")
+            for place in self.placements.values():
+                if place.loop == loop.number:
+                    lines.append(
+                        f"    phase {place.phase}: %{place.root.name} {place.root.kind.value}, "
+                        f"{place.scheme.value}: {place.reason}"
+                    )
+        return "\n".join(lines)
+
+
+def combine_name(name: str) -> str:
+    return f"{name}.combine"
+
+
+def reduce_behind(graph: Graph, name: str) -> tuple[str, int]:
+    """(reduce, number of the result) for a reduce or a projection of one."""
+    node = graph[name]
+    if isinstance(node.attrs, GetTupleElementAttrs):
+        return node.operands[0], node.attrs.index
+    return name, 0
+
+
+def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
+    """The root of a reduce or of a kept element-wise value."""
+    node = graph[name]
+    operands = [array_of(graph[o]) for o in node.operands]
+    if node.op == "reduce" and isinstance(node.attrs, DimensionsAttrs):
+        source = node.operands[0]
+        index = dimensions.canonical_index(source)
+        gone = node.attrs.dimensions
+        reduced = frozenset(a for d in gone for a in dimensions.atoms[source][d])
+        inputs = operands[: len(operands) // 2]
+        space = Space(dimensions.space(source), reduced, max(a.dtype.bytes for a in inputs))
+        result = tuple(form for d, form in enumerate(index) if d not in gone)
+        return Root(name, RootKind.REDUCE, space, index, result)
+    index = dimensions.canonical_index(name)
+    widest = max(a.dtype.bytes for a in (array_of(node), *operands))
+    return Root(name, RootKind.POINTWISE, Space(dimensions.space(name), frozenset(), widest), index, index)
+
+
+def root_starts(graph: Graph, root: Root) -> tuple[Read, ...]:
+    """What the root's own computation needs first."""
+    node = graph[root.name]
+    if root.kind is RootKind.REDUCE:
+        return tuple(Read(o, root.index) for o in node.operands[: len(node.operands) // 2])
+    if root.kind is RootKind.POINTWISE:
+        return (Read(root.name, root.index),)
+    return ()
+
+
+def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
+    """Where a reduce is complete, and how many partials an element has (None: one for each block)."""
+    if root.kind is RootKind.POINTWISE:
+        return Span.TASK, 1
+    here = frozenset(root.space.atoms)
+
+    def status(axis: tuple[Symbol, ...]) -> tuple[bool, bool]:
+        inside = [a for a in axis if a in here]
+        reduced = bool(inside) and inside[0] in root.space.reduced
+        return reduced, bool(inside) and not reduced
+
+    tiles = {
+        "outer": (status(mapping.outer), mapping.outer_tiles),
+        "row": (status(mapping.row), mapping.row_tiles),
+        "col": (status(mapping.col), mapping.col_tiles),
+    }
+    spanned = [count for (reduced, _), count in tiles.values() if reduced and count > 1]
+    if not spanned and not (tiles["outer"][0][0] and mapping.tasks > 1):
+        return Span.TASK, 1
+    if any(kept and count > 1 for (_, kept), count in tiles.values()):
+        parts = 1
+        for count in spanned:
+            parts *= count
+        return Span.TILE, parts
+    return Span.LOOP, None
+
+
+@dataclass
+class _Loop:
+    """A task loop under construction."""
+
+    number: int
+    level: int
+    mapping: Mapping
+    roots: list[str] = field(default_factory=list)
+    reads: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Draft:
+    """A placement under construction."""
+
+    root: Root
+    loop: _Loop
+    span: Span
+    partials: int
+    available: int  # the first level at which other loops can read it
+    inline: bool = False
+    depends: dict[str, bool] = field(default_factory=dict)  # root read in the same task -> at its own index
+    readers: int = 0
+    global_reason: str = ""
+    shared: bool = False
+
+
+def why_not_block_local(producer: Root, mapping: Mapping, index: Index) -> str | None:
+    """Passive check: None when a reader at `index` finds the producer's element in its own task."""
+    if index == producer.result_index:
+        return None
+    if mapping.row_tiles > 1 or mapping.col_tiles > 1:
+        return "it is read at another index and a block holds only a tile of it"
+    outer = frozenset(mapping.outer)
+    for mine, theirs in zip(producer.result_index, index, strict=True):
+        touches = any(s in outer for s in ix.symbols(mine) | ix.symbols(theirs))
+        if touches and mine != theirs:
+            return "a reader needs elements that other blocks compute"
+    return None
+
+
+class _Arranger:
+    """Places the roots of one scope, in topological order."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        groups: Groups,
+        dimensions: Dimensions,
+        gpu: Gpu,
+        block: int,
+        wave: int,
+        demoted: frozenset[str],
+    ):
+        self.demoted = demoted
+        self.graph, self.groups, self.dimensions = graph, groups, dimensions
+        self.gpu, self.block, self.wave = gpu, block, wave
+        self.inside = set(groups.scope.members)
+        self.kept = {c.name for c in groups.candidates}
+        self.loops: list[_Loop] = []
+        self.drafts: dict[str, _Draft] = {}
+        self.mapping_of: dict[str, Mapping] = {}
+        self.group_of: dict[str, int] = {}
+        for number, group in enumerate(groups.groups):
+            for name in group.roots:
+                self.group_of[name] = number
+
+    # -- what a root reads -----------------------------------------------------------------------------------
+
+    def stops(self, name: str) -> bool:
+        if name not in self.inside:
+            return True
+        return self.kept_value(name) is not None or OPS[self.graph[name].op].kind is Kind.SOURCE
+
+    def kept_value(self, name: str) -> str | None:
+        reduce, _ = reduce_behind(self.graph, name)
+        return reduce if reduce in self.kept else None
+
+    def reads_of(self, root: Root) -> tuple[list[Read], set[str]]:
+        """(reads of other roots, names of arrays read from memory)."""
+        roots: list[Read] = []
+        arrays: set[str] = set()
+        starts = root_starts(self.graph, root)
+        own = {root.name} if root.kind is RootKind.POINTWISE else set()
+
+        def visit(read: Read, stopped: bool) -> None:
+            if not stopped or read.operand in own:
+                return
+            value = self.kept_value(read.operand) if read.operand in self.inside else None
+            if value is not None:
+                roots.append(Read(value, read.index))
+            elif read.operand not in self.inside and array_of(self.graph[read.operand]).size > 1:
+                arrays.add(read.operand)
+
+        walk_reads(self.graph, starts, lambda name: name not in own and self.stops(name), visit)
+        return roots, arrays
+
+    # -- placing ---------------------------------------------------------------------------------------------
+
+    def group_mapping(self, root: Root) -> Mapping:
+        """The mapping of the root's group, or its own if the group's threads cannot compute it."""
+        group = self.groups.groups[self.group_of[root.name]]
+        if group.dominant not in self.mapping_of:
+            dominant = make_root(self.graph, self.dimensions, group.dominant)
+            self.mapping_of[group.dominant] = map_space(dominant.space, self.gpu, self.block, self.wave)
+        mapping = self.mapping_of[group.dominant]
+        if why_not_aligned(root.space, mapping) is None:
+            return mapping
+        return map_space(root.space, self.gpu, self.block, self.wave)
+
+    def why_not_local(self, draft: _Draft, index: Index) -> str | None:
+        if draft.root.name in self.demoted and index != draft.root.result_index:
+            return "its shared buffer was demoted: it did not fit"
+        return why_not_block_local(draft.root, draft.loop.mapping, index)
+
+    def level_in(self, loop: _Loop, reads: list[Read]) -> int:
+        """The first level at which `loop` could host a reader of `reads`."""
+        level = 0
+        for read in reads:
+            draft = self.drafts[read.operand]
+            same = draft.loop is loop and draft.span is Span.TASK
+            if same and self.why_not_local(draft, read.index) is None:
+                continue
+            level = max(level, draft.available)
+        return level
+
+    def place(self, root: Root) -> None:
+        reads, arrays = self.reads_of(root)
+        producers = {id(self.drafts[r.operand].loop) for r in reads}
+        own_group = self.group_of[root.name]
+        best: _Loop | None = None
+        for loop in sorted(self.loops, key=lambda l: l.level):
+            related = (
+                id(loop) in producers
+                or any(self.group_of[n] == own_group for n in loop.roots if n in self.group_of)
+                or not arrays.isdisjoint(loop.reads)
+            )
+            if not related or why_not_aligned(root.space, loop.mapping) is not None:
+                continue
+            if not self.keeps_its_parallelism(root, loop):
+                continue
+            if self.level_in(loop, reads) <= loop.level:
+                best = loop
+                break
+        if best is None:
+            mapping = self.group_mapping(root)
+            level = max((self.drafts[r.operand].available for r in reads), default=0)
+            best = _Loop(len(self.loops), level, mapping)
+            self.loops.append(best)
+        self.join(root, best, reads, arrays)
+
+    def keeps_its_parallelism(self, root: Root, loop: _Loop) -> bool:
+        """A reduce joins a loop only if that does not turn its result into one partial for each of many tasks."""
+        if root.kind is not RootKind.REDUCE:
+            return True
+        span, partials = reduce_span(root, loop.mapping)
+        own_span, _ = reduce_span(root, self.group_mapping(root))
+        if span is Span.TILE:
+            return own_span is not Span.TASK and partials is not None and partials <= self.wave
+        return True
+
+    def join(self, root: Root, loop: _Loop, reads: list[Read], arrays: set[str]) -> None:
+        span, partials = reduce_span(root, loop.mapping)
+        blocks = min(self.wave, loop.mapping.tasks)
+        count = blocks if partials is None else partials
+        draft = _Draft(root, loop, span, count, loop.level + 1)
+        loop.roots.append(root.name)
+        loop.reads |= arrays
+        for read in reads:
+            producer = self.drafts[read.operand]
+            producer.readers += 1
+            if producer.loop is not loop:
+                producer.global_reason = producer.global_reason or "its readers run in another task loop"
+            elif producer.span is not Span.TASK:
+                producer.global_reason = producer.global_reason or "its reduction spans several tasks"
+            else:
+                why = self.why_not_local(producer, read.index)
+                if why is not None:
+                    producer.global_reason = producer.global_reason or why
+                    continue
+                own = read.index == producer.root.result_index
+                draft.depends[read.operand] = draft.depends.get(read.operand, True) and own
+                producer.shared |= not own
+        self.drafts[root.name] = draft
+        if span is not Span.TASK:
+            self.add_combine(draft)
+
+    def add_combine(self, draft: _Draft) -> None:
+        """The second half of a split reduce: fixed-order sum of the partials, after a global barrier."""
+        kept = draft.root.space.kept
+        if draft.span is Span.TILE and draft.partials <= MAX_INLINE_PARTIALS and self.read_per_task(draft):
+            draft.inline = True
+            return
+        part = Symbol(f"{draft.root.name}.part", draft.partials)
+        space = Space((part, *kept), frozenset({part}), draft.root.space.element_bytes)
+        index = (ix.of_symbol(part), *draft.root.result_index)
+        root = Root(draft.root.name, RootKind.COMBINE, space, index, draft.root.result_index)
+        mapping = map_space(space, self.gpu, self.block, 1)  # never split again
+        loop = _Loop(len(self.loops), draft.loop.level + 1, mapping)
+        self.loops.append(loop)
+        combine = _Draft(root, loop, Span.TASK, 1, loop.level + 1)
+        loop.roots.append(combine_name(draft.root.name))
+        self.drafts[combine_name(draft.root.name)] = combine
+        draft.available = loop.level + 1
+
+    def read_per_task(self, draft: _Draft) -> bool:
+        """Every reader needs at most one element of the result for each task, so adding partials there is cheap."""
+        if draft.root.name in {stored_value(self.graph, o) for o in self.groups.scope.outputs}:
+            return False
+        fields = [n for n in self.graph.users[draft.root.name] if OPS[self.graph[n].op].kind is Kind.PROJECTION]
+        if any(f in self.groups.scope.outputs for f in fields):
+            return False
+        outer = frozenset(draft.loop.mapping.outer)
+        return all(s in outer for form in draft.root.result_index for s in ix.symbols(form))
+
+    # -- result ----------------------------------------------------------------------------------------------
+
+    def phases(self, loop: _Loop) -> dict[str, int]:
+        phase: dict[str, int] = {}
+        for name in loop.roots:
+            draft = self.drafts[name]
+            after = [
+                phase[d] + (self.drafts[d].root.kind is not RootKind.POINTWISE or not own)
+                for d, own in draft.depends.items()
+            ]
+            phase[name] = max(after, default=0)
+        return phase
+
+    def finish(self) -> Arrangement:
+        outputs = {stored_value(self.graph, o) for o in self.groups.scope.outputs}
+        produced = {reduce_behind(self.graph, o)[0] for o in outputs}
+        # Loop numbers follow levels, so that the kernel's sections are in order.
+        ordered = sorted(self.loops, key=lambda l: (l.level, l.number))
+        for number, loop in enumerate(ordered):
+            loop.number = number
+        placements: dict[str, Placement] = {}
+        for loop in ordered:
+            phases = self.phases(loop)
+            for key in loop.roots:
+                draft = self.drafts[key]
+                placements[key] = self.placement(key, draft, phases[key], produced)
+        loops = tuple(TaskLoop(l.number, l.level, l.mapping) for l in ordered)
+        return Arrangement(
+            self.graph, self.groups, self.dimensions, self.block, self.wave, loops, placements
+        )
+
+    def placement(self, key: str, draft: _Draft, phase: int, produced: set[str]) -> Placement:
+        root = draft.root
+        output = root.name in produced
+        if root.kind is RootKind.COMBINE:
+            readers = self.drafts[root.name].readers
+            scheme = Scheme.GLOBAL if readers else Scheme.INDEPENDENT
+            return Placement(
+                root, draft.loop.number, phase, Span.TASK, 1, False, scheme, True, False,
+                f"adds {self.drafts[root.name].partials} partials in a fixed order",
+            )
+        split = draft.span is not Span.TASK
+        if split:
+            where = "tasks" if draft.span is Span.TILE else "blocks"
+            return Placement(
+                root, draft.loop.number, phase, draft.span, draft.partials, draft.inline, Scheme.GLOBAL, False, False,
+                f"split over {draft.partials} {where}: partials in scratch",
+            )
+        if not draft.readers:
+            scheme, reason = Scheme.INDEPENDENT, "an output that no op of the kernel reads"
+        elif draft.global_reason:
+            scheme, reason = Scheme.GLOBAL, draft.global_reason
+        elif root.kind is RootKind.POINTWISE and not draft.shared:
+            scheme, reason = Scheme.LOCAL, "its readers stand at the same index"
+        else:
+            scheme, reason = Scheme.REGIONAL, "each block reads just the elements that it computed"
+        stored = output or scheme is Scheme.GLOBAL
+        shared = draft.shared
+        return Placement(root, draft.loop.number, phase, draft.span, 1, False, scheme, stored, shared, reason)
+
+
+def choose_schemes(
+    graph: Graph, groups: Groups, gpu: Gpu, block: int, wave: int, demoted: frozenset[str] = frozenset()
+) -> Arrangement:
+    """Place every root of the scope.
+
+    block: threads in a block.  wave: blocks resident at once.  demoted: roots that get no shared buffer.
+    """
+    dimensions = find_dimensions(graph, groups.scope.members)
+    arranger = _Arranger(graph, groups, dimensions, gpu, block, wave, demoted)
+    for candidate in groups.candidates:
+        arranger.place(make_root(graph, dimensions, candidate.name))
+    return arranger.finish()
+
+
+def shared_elements(place: Placement, mapping: Mapping) -> int:
+    """Elements of a shared buffer that holds a root's results of one task."""
+    outer = frozenset(mapping.outer)
+    inner = [a for a in place.root.space.kept if a not in outer]
+    return mapping.outer_threads * size_of(inner)

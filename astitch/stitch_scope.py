@@ -1,0 +1,262 @@
+"""Graph -> Scopes: which memory-intensive ops share a stitch op (paper section 4.1, step S0).
+
+Breadth-first search over the edges between stitchable ops.  An edge is refused when joining its ends would
+close a cycle through an op that stays outside (a dot, a sort ...).  The cycle test is a number: the *stage*
+of an op, the count of outside ops that must run before it.  Two ops may share a stitch op exactly if they
+have one stage, so the search is linear and remote stitching (remote_stitch.py) can merge freely.
+An op that only reads what is in memory anyway is moved to the stage of its first reader: it then costs no
+store and no load.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from astitch.dimensions import array_of
+from astitch.ir import (
+    ArrayType,
+    ConstantAttrs,
+    DType,
+    Graph,
+    Node,
+    TupleType,
+)
+from astitch.ops import OPS, Kind
+
+STITCHABLE_DTYPES = frozenset(DType) - {DType.C64, DType.C128, DType.F8E4M3FN, DType.F8E5M2}
+"""Element types that the emitter spells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why something was not stitched.  `producer` and `consumer` name ops; equal when one op is refused as such."""
+
+    producer: str
+    consumer: str
+    reason: str
+
+    def __str__(self) -> str:
+        if self.producer == self.consumer:
+            return f"not stitched: %{self.producer}: {self.reason}"
+        return f"not stitched: %{self.producer} -> %{self.consumer}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """One stitch op.  members: names in topological order.  inputs: values read from memory.
+    outputs: members whose value is needed outside.  stage: how many outside ops come before."""
+
+    name: str
+    stage: int
+    members: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"scope {self.name} (stage {self.stage}): {len(self.members)} ops, "
+            f"{len(self.inputs)} inputs, outputs {', '.join('%' + o for o in self.outputs)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scopes:
+    """graph: what was searched.  outside: ops that no stitch op computes, each with its reason, in order."""
+
+    graph: Graph
+    scopes: tuple[Scope, ...]
+    outside: tuple[Refusal, ...]
+    refusals: tuple[Refusal, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, (*self.scopes, *self.outside, *self.refusals)))
+
+
+def why_not_stitchable(graph: Graph, node: Node) -> str | None:
+    """None when an emitted kernel can compute the node, else the reason."""
+    kind = OPS[node.op].kind
+    if kind is Kind.COMPUTE:
+        return "compute-intensive: a library call"
+    if kind in (Kind.CONTROL, Kind.OTHER):
+        return f"'{node.op}' has no emitted form yet"
+    if kind is Kind.PROJECTION:
+        return None if graph[node.operands[0]].op == "reduce" else "a result of an op that is not stitched"
+    types = [array_of(node), *(array_of(graph[o]) for o in node.operands)]
+    for array in types:
+        if array.dtype not in STITCHABLE_DTYPES:
+            return f"element type {array.dtype.value} has no emitted form yet"
+    if node.op == "bitcast-convert" and types[0].dtype.bytes != types[1].dtype.bytes:
+        return "bitcast-convert between element sizes has no emitted form yet"
+    if node.op == "reduce":
+        for inner in node.regions[0]:
+            scalar = isinstance(inner.type, ArrayType) and inner.type.rank == 0
+            if not scalar or OPS[inner.op].kind not in (Kind.ELEMENTWISE, Kind.SOURCE):
+                return f"its region holds %{inner.name} = {inner.op}, which is not a scalar element-wise op"
+    return None
+
+
+def is_memory_op(node: Node) -> bool:
+    """An op that does memory-intensive work: not a source, a library call, control flow or a projection."""
+    return OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX, Kind.REDUCE, Kind.OTHER)
+
+
+def _is_embedded(node: Node) -> bool:
+    """A scalar constant is written into the text of its readers; it belongs to no scope."""
+    return isinstance(node.attrs, ConstantAttrs) and node.array.rank == 0
+
+
+def _earliest_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
+    """The number of outside ops on the longest path to each node; an outside op counts itself."""
+    stage: dict[str, int] = {}
+    for node in graph:
+        before = max((stage[o] for o in node.operands), default=0)
+        stage[node.name] = before + (node.name in outside)
+    return stage
+
+
+def _needed_stage(stage: int, is_outside: bool) -> int:
+    """The last stage in which a value read by an op of `stage` can be computed."""
+    return stage - 1 if is_outside else stage
+
+
+def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
+    """Earliest stages, then ops are moved to their first reader's stage where that saves traffic."""
+    earliest = _earliest_stages(graph, outside)
+    stage = dict(earliest)
+    last = max(stage.values(), default=0)
+    outputs = set(graph.outputs)
+
+    def in_memory(name: str) -> bool:
+        """Stored whatever is decided for its reader: a source, an outside result or a graph output."""
+        while graph[name].op == "reshape" and name not in outputs:
+            name = graph[name].operands[0]
+        return OPS[graph[name].op].kind is Kind.SOURCE or name in outside or name in outputs
+
+    for node in reversed(list(graph)):
+        name = node.name
+        if name in outside or OPS[node.op].kind is Kind.SOURCE:
+            continue
+        users = graph.users[name]
+        latest = min((_needed_stage(stage[u], u in outside) for u in users), default=last)
+        if latest <= stage[name]:
+            continue
+        stored = [o for o in dict.fromkeys(node.operands) if not in_memory(o)]
+        # Moving `name` later stores those operands instead of `name` itself (which an output keeps anyway),
+        # unless they have an earlier reader and are stored, or move along because this is their only reader.
+        extra = sum(
+            array_of(graph[o]).bytes
+            for o in stored
+            if all(u == name or stage[u] <= earliest[name] for u in graph.users[o])
+        )
+        saved = 0 if name in outputs and users else array_of(node).bytes
+        if extra <= saved:
+            stage[name] = latest
+    # A tuple-valued reduce and its projections stay together.
+    for node in graph:
+        if OPS[node.op].kind is Kind.PROJECTION and node.operands[0] not in outside:
+            group = [node.operands[0], *graph.users[node.operands[0]]]
+            together = min(stage[n] for n in group if n == node.operands[0] or OPS[graph[n].op].kind is Kind.PROJECTION)
+            for n in group:
+                if n == node.operands[0] or OPS[graph[n].op].kind is Kind.PROJECTION:
+                    stage[n] = together
+    return stage
+
+
+def _blocking_op(graph: Graph, outside: dict[str, str], producer: str, consumer: str) -> str:
+    """An outside op on a path from producer to consumer, for the message; '' when there is none."""
+    ancestors: set[str] = set()
+    stack = list(graph[consumer].operands)
+    while stack:
+        name = stack.pop()
+        if name not in ancestors:
+            ancestors.add(name)
+            stack.extend(graph[name].operands)
+    seen = {producer}
+    queue = deque([producer])
+    while queue:
+        name = queue.popleft()
+        if name in outside and name in ancestors:
+            return name
+        for user in graph.users[name]:
+            if user in ancestors and user not in seen:
+                seen.add(user)
+                queue.append(user)
+    return ""
+
+
+def find_scopes(graph: Graph) -> Scopes:
+    """Breadth-first search for stitch ops; every refused edge and every op left outside has a reason."""
+    outside: dict[str, str] = {}
+    for node in graph:
+        if node.op == "constant" and _is_embedded(node):
+            continue
+        if OPS[node.op].kind is Kind.SOURCE and node.op != "iota":
+            continue
+        if (reason := why_not_stitchable(graph, node)) is not None:
+            outside[node.name] = reason
+    stage = _choose_stages(graph, outside)
+
+    def can_stitch(name: str) -> bool:
+        node = graph[name]
+        return name not in outside and (OPS[node.op].kind is not Kind.SOURCE or node.op == "iota")
+
+    refusals: list[Refusal] = []
+    scope_of: dict[str, int] = {}
+    found: list[list[str]] = []
+    for node in graph:
+        if not can_stitch(node.name) or node.name in scope_of:
+            continue
+        members: list[str] = []
+        queue = deque([node.name])
+        scope_of[node.name] = len(found)
+        while queue:
+            name = queue.popleft()
+            members.append(name)
+            for other in (*graph[name].operands, *graph.users[name]):
+                if not can_stitch(other) or other in scope_of:
+                    continue
+                if stage[other] == stage[name]:
+                    scope_of[other] = len(found)
+                    queue.append(other)
+        found.append(members)
+    for node in graph:
+        if not can_stitch(node.name):
+            continue
+        for operand in dict.fromkeys(node.operands):
+            if can_stitch(operand) and stage[operand] != stage[node.name]:
+                blocker = _blocking_op(graph, outside, operand, node.name) if len(refusals) < 200 else ""
+                reason = (
+                    f"one kernel for both would close a cycle through %{blocker} ({graph[blocker].op})"
+                    if blocker
+                    else f"they run {stage[node.name] - stage[operand]} library or other steps apart, and moving "
+                    f"%{operand} later would keep more bytes in memory"
+                )
+                refusals.append(Refusal(operand, node.name, reason))
+    order = {name: number for number, name in enumerate(graph.nodes)}
+    scopes = tuple(
+        make_scope(graph, f"stitch_{number}", stage[members[0]], sorted(members, key=order.__getitem__))
+        for number, members in enumerate(found)
+    )
+    leftover = tuple(Refusal(name, name, reason) for name, reason in outside.items())
+    return Scopes(graph, scopes, leftover, tuple(refusals))
+
+
+def make_scope(graph: Graph, name: str, stage: int, members: list[str]) -> Scope:
+    """The scope with the given members (topological order): its inputs and outputs follow from the graph."""
+    inside = set(members)
+    inputs = dict.fromkeys(
+        operand
+        for member in members
+        for operand in graph[member].operands
+        if operand not in inside and not _is_embedded(graph[operand])
+    )
+    wanted = set(graph.outputs)
+    outputs = [
+        member
+        for member in members
+        if not isinstance(graph[member].type, TupleType)
+        and (member in wanted or any(u not in inside for u in graph.users[member]))
+    ]
+    return Scope(name, stage, tuple(members), tuple(inputs), tuple(outputs))
+

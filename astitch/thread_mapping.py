@@ -1,0 +1,291 @@
+"""Group -> Mapping: which thread of which block computes which element (paper section 4.3).
+
+The iteration space of a group is cut into three axes, each a row of atomic dimensions:
+
+    outer  kept by the dominant reduce; `outer_threads` of them side by side in a block (horizontal packing)
+    row    strided part that a block walks over: the reduced dimensions of a column or mixed reduce
+    col    contiguous part, spread over `col_threads` threads that access `vector` elements at a time
+
+A task is one tile of outer_threads x row_tile x col_tile; blocks take tasks in a loop (vertical packing).
+Splitting a reduction over blocks is a tile smaller than the reduced axis.  The law of a Mapping: every
+element of the space belongs to exactly one (task, thread, step, lane).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from astitch.dimensions import Atoms
+from astitch.gpu import Gpu
+from astitch.index import Symbol
+
+SPLIT_MIN_COLUMNS = 4096
+"""Shorter rows are never split over blocks: one block reads them in less time than a global barrier takes.
+(The paper's bound is 1024 on a V100; a row of 4096 floats takes an H100 block about 1 us.)"""
+
+MAX_STEPS = 8
+"""Steps of a row (vectors a thread loads of it) that are unrolled and may stay in registers."""
+
+
+def size_of(atoms: Iterable[Symbol]) -> int:
+    return math.prod(atom.extent for atom in atoms)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_of_two_at_least(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """See the module docstring.  All sizes in elements; the thread counts and `vector` are powers of two.
+
+    reason: how the mapping was chosen, for people.
+    """
+
+    outer: Atoms
+    row: Atoms
+    col: Atoms
+    outer_threads: int
+    row_threads: int
+    col_threads: int
+    vector: int
+    row_tile: int
+    col_tile: int
+    reason: str = ""
+
+    @property
+    def block(self) -> int:
+        """Threads in a block."""
+        return self.outer_threads * self.row_threads * self.col_threads
+
+    @property
+    def outer_size(self) -> int:
+        return size_of(self.outer)
+
+    @property
+    def row_size(self) -> int:
+        return size_of(self.row)
+
+    @property
+    def col_size(self) -> int:
+        return size_of(self.col)
+
+    @property
+    def outer_tiles(self) -> int:
+        return ceil_div(self.outer_size, self.outer_threads)
+
+    @property
+    def row_tiles(self) -> int:
+        return ceil_div(self.row_size, self.row_tile)
+
+    @property
+    def col_tiles(self) -> int:
+        return ceil_div(self.col_size, self.col_tile)
+
+    @property
+    def tasks(self) -> int:
+        """Tiles of the space; task number = (outer tile * row_tiles + row tile) * col_tiles + col tile."""
+        return self.outer_tiles * self.row_tiles * self.col_tiles
+
+    @property
+    def row_steps(self) -> int:
+        """Rows of a tile that one thread visits."""
+        return ceil_div(self.row_tile, self.row_threads)
+
+    @property
+    def col_steps(self) -> int:
+        """Vectors of a row of a tile that one thread visits."""
+        return ceil_div(self.col_tile, self.col_threads * self.vector)
+
+    @property
+    def elements_per_thread(self) -> int:
+        """Elements of one task that one thread visits."""
+        return self.row_steps * self.col_steps * self.vector
+
+    def elements(self, task: int, thread: int) -> Iterator[tuple[int, int, int]]:
+        """(outer, row, col) positions that a thread computes in a task: the meaning of the Mapping."""
+        tile, col_part = divmod(task, self.col_tiles)
+        outer_part, row_part = divmod(tile, self.row_tiles)
+        rest, tx = divmod(thread, self.col_threads)
+        to, ty = divmod(rest, self.row_threads)
+        outer = outer_part * self.outer_threads + to
+        if outer >= self.outer_size:
+            return
+        for k in range(self.row_steps):
+            row = row_part * self.row_tile + k * self.row_threads + ty
+            if row >= min(self.row_size, (row_part + 1) * self.row_tile):
+                continue
+            for j in range(self.col_steps):
+                base = col_part * self.col_tile + (j * self.col_threads + tx) * self.vector
+                for col in range(base, base + self.vector):
+                    if col < min(self.col_size, (col_part + 1) * self.col_tile):
+                        yield outer, row, col
+
+    def __str__(self) -> str:
+        def axis(atoms: Atoms) -> str:
+            return "x".join(str(a.extent) for a in atoms) or "1"
+
+        return (
+            f"outer {axis(self.outer)} / {self.outer_threads} threads, row {axis(self.row)} / "
+            f"{self.row_threads} threads x {self.row_steps}, col {axis(self.col)} / {self.col_threads} threads x "
+            f"{self.col_steps} x {self.vector}; {self.tasks} tasks; {self.reason}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The iteration space of one root: its atoms (major to minor) and which of them a reduce sums over.
+
+    element_bytes: the widest element that is read or written along the space.
+    """
+
+    atoms: Atoms
+    reduced: frozenset[Symbol]
+    element_bytes: int
+
+    @property
+    def kept(self) -> Atoms:
+        return tuple(a for a in self.atoms if a not in self.reduced)
+
+
+def choose_vector(col: Atoms, element_bytes: int) -> int:
+    """Elements of one access: up to 16 bytes, dividing the contiguous extent so that no access straddles it."""
+    if not col:
+        return 1
+    vector = max(16 // element_bytes, 1)
+    while col[-1].extent % vector:
+        vector //= 2
+    return vector
+
+
+def _minor_run(atoms: Atoms, wanted: frozenset[Symbol]) -> int:
+    """Length of the longest suffix of `atoms` that lies in `wanted`."""
+    length = 0
+    while length < len(atoms) and atoms[-1 - length] in wanted:
+        length += 1
+    return length
+
+
+def map_space(space: Space, gpu: Gpu, block: int, wave: int) -> Mapping:
+    """Adaptive thread mapping of a dominant: the schedule for its kind of reduce.
+
+    block: threads in a block, a power of two.  wave: blocks that the GPU holds at once.
+    """
+    if not space.reduced:
+        return _map_elementwise(space, gpu, block)
+    if space.atoms[-1] in space.reduced:
+        run = _minor_run(space.atoms, space.reduced)
+        col = space.atoms[len(space.atoms) - run :]
+        row = tuple(a for a in space.atoms[: len(space.atoms) - run] if a in space.reduced)
+        if not row:
+            return _map_rows(space, col, gpu, block, wave)
+    else:
+        kept = frozenset(space.kept)
+        run = _minor_run(space.atoms, kept)
+        col = space.atoms[len(space.atoms) - run :]
+        row = tuple(a for a in space.atoms if a in space.reduced)
+    outer = tuple(a for a in space.atoms if a not in row and a not in col)
+    return _map_columns(space, outer, row, col, block, wave)
+
+
+def _map_elementwise(space: Space, gpu: Gpu, block: int) -> Mapping:
+    vector = choose_vector(space.atoms, space.element_bytes)
+    total = size_of(space.atoms)
+    # More than one vector a thread only when the GPU is full anyway.
+    steps = 1
+    while steps < 4 and total > block * vector * steps * 2 * gpu.sms * 8:
+        steps *= 2
+    return Mapping((), (), space.atoms, 1, 1, block, vector, 1, block * vector * steps, "element-wise: flat tiles")
+
+
+def _map_rows(space: Space, col: Atoms, gpu: Gpu, block: int, wave: int) -> Mapping:
+    """Row-reduce: pack short rows into a block, split long ones over blocks."""
+    outer = tuple(a for a in space.atoms if a not in col)
+    rows, cols = size_of(outer), size_of(col)
+    vector = choose_vector(col, space.element_bytes)
+    vectors = ceil_div(cols, vector)
+    if rows * 2 <= wave and cols > SPLIT_MIN_COLUMNS:
+        parts = min(wave // rows, ceil_div(vectors, block))
+        tile = ceil_div(ceil_div(vectors, parts), block) * block * vector
+        if tile < cols:
+            reason = f"row-reduce, {rows} rows < {wave} blocks a wave: each row split over {ceil_div(cols, tile)} blocks"
+            return Mapping(outer, (), col, 1, 1, block, vector, 1, tile, reason)
+    # As few threads a row as keep the GPU busy, so that the reduction stays within a warp where it can.
+    threads = power_of_two_at_least(ceil_div(vectors, MAX_STEPS))
+    busy = gpu.sms * gpu.max_threads_per_sm // 2
+    while threads < min(block, power_of_two_at_least(vectors)) and (
+        rows * threads < busy or ceil_div(vectors, threads) * threads > vectors * 5 // 4
+    ):
+        threads *= 2
+    threads = min(threads, block)
+    packed = block // threads
+    steps = ceil_div(vectors, threads)
+    reason = f"row-reduce: {packed} rows a block, {threads} threads a row" if packed > 1 else "row-reduce: a block a row"
+    return Mapping(outer, (), col, packed, 1, threads, vector, 1, steps * threads * vector, reason)
+
+
+def _map_columns(space: Space, outer: Atoms, row: Atoms, col: Atoms, block: int, wave: int) -> Mapping:
+    """Column-reduce and mixed reduce: threads own columns, blocks walk over rows; few tiles -> rows are split."""
+    rows, cols = size_of(row), size_of(col)
+    vector = choose_vector(col, space.element_bytes)
+    vectors = ceil_div(cols, vector)
+    mixed = bool(col) and col[-1] in space.reduced
+    if mixed:
+        col_threads = min(block, power_of_two_at_least(vectors))
+        steps = ceil_div(vectors, col_threads)
+    else:
+        col_threads = min(32, block, power_of_two_at_least(vectors))
+        steps = 1
+    row_threads = min(block // col_threads, power_of_two_at_least(rows))
+    outer_threads = block // (col_threads * row_threads)
+    col_tile = col_threads * vector * steps
+    tiles = ceil_div(size_of(outer), outer_threads) * ceil_div(cols, col_tile)
+    parts = 1
+    if tiles * 2 <= wave and rows > row_threads * 8:
+        parts = min(wave // tiles, ceil_div(rows, row_threads * 4))
+    row_tile = ceil_div(ceil_div(rows, parts), row_threads) * row_threads
+    kind = "mixed reduce" if mixed else "column-reduce"
+    reason = f"{kind}: {row_threads} rows x {col_threads} threads a block"
+    if row_tile < rows:
+        reason += f", {tiles} tiles < {wave} blocks a wave: rows split over {ceil_div(rows, row_tile)} blocks"
+    return Mapping(outer, row, col, outer_threads, row_threads, col_threads, vector, row_tile, col_tile, reason)
+
+
+def why_not_aligned(space: Space, mapping: Mapping) -> str | None:
+    """None when a root of `space` can be computed by the threads of `mapping`, else the reason.
+
+    Propagation of a mapping: each axis must be wholly in the space or wholly absent, and wholly kept or reduced.
+    """
+    here = frozenset(space.atoms)
+    axes = {"outer": mapping.outer, "row": mapping.row, "col": mapping.col}
+    covered = frozenset(a for axis in axes.values() for a in axis)
+    if not here <= covered:
+        return "it has dimensions that the mapping does not walk over"
+    for name, axis in axes.items():
+        inside = [a for a in axis if a in here]
+        if inside and len(inside) < len(axis):
+            return f"it has only a part of the {name} axis"
+        if not inside and axis and name == "outer":
+            return "it would be recomputed for every outer index"
+        reduced = [a for a in inside if a in space.reduced]
+        if reduced and len(reduced) < len(inside):
+            return f"it reduces only a part of the {name} axis"
+    return None
+
+
+def covered_elements(mapping: Mapping) -> dict[tuple[int, int, int], int]:
+    """How often each (outer, row, col) position is visited: the law says once each.  For tests of small mappings."""
+    seen: dict[tuple[int, int, int], int] = {}
+    for task in range(mapping.tasks):
+        for thread in range(mapping.block):
+            for element in mapping.elements(task, thread):
+                seen[element] = seen.get(element, 0) + 1
+    return seen
+
+
