@@ -7,8 +7,10 @@ No rule changes a bit of a result (the payload of a NaN excepted, which HLO leav
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -112,6 +114,7 @@ class Draft:
         self._log = log
         self._taken = set(source.nodes)
         self._known: dict[tuple[object, ...], str] = {}
+        self._edges: dict[str, list[int]] = {}
 
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
@@ -158,7 +161,7 @@ class Draft:
         op: str,
         type: ArrayType,
         operands: tuple[str, ...] = (),
-        attrs: Attrs = NoAttrs(),  # noqa: B008 - a frozen value
+        attrs: Attrs = NoAttrs(),
         regions: tuple[Graph, ...] = (),
     ) -> str:
         """Put a new node that a rule needs on the way to `origin`; the name of its value."""
@@ -166,6 +169,15 @@ class Draft:
         return self.put(
             Node(name, op, type, operands, attrs, regions, origin.op_name, origin.source)
         )
+
+    def edges(self, concatenation: Node) -> list[int]:
+        """Where its pieces start along the dimension, and where the last one ends."""
+        assert isinstance(concatenation.attrs, DimensionAttrs)
+        d = concatenation.attrs.dimension
+        if concatenation.name not in self._edges:
+            extents = (self[piece].shape[d] for piece in concatenation.operands)
+            self._edges[concatenation.name] = [0, *accumulate(extents)]
+        return self._edges[concatenation.name]
 
     def fresh(self, name: str) -> str:
         """`name`, or `name` and a number if that is taken.  Used up by this call."""
@@ -185,7 +197,7 @@ def _become(
     node: Node,
     op: str,
     operands: tuple[str, ...] = (),
-    attrs: Attrs = NoAttrs(),  # noqa: B008
+    attrs: Attrs = NoAttrs(),
 ) -> Node:
     """`node` computed in another way: same name and type."""
     return replace(node, op=op, operands=operands, attrs=attrs, regions=())
@@ -234,7 +246,7 @@ def _squeeze(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _ascends(numbers: Sequence[int]) -> bool:
-    return all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+    return all(a < b for a, b in pairwise(numbers))
 
 
 # ---- constants
@@ -713,17 +725,15 @@ def slice_one_piece(node: Node, draft: Draft) -> Node | str | None:
     inner, a = draft[node.operands[0]], node.attrs
     if not isinstance(inner.attrs, DimensionAttrs):
         return None
-    d, at = inner.attrs.dimension, 0
-    for piece in inner.operands:
-        extent = draft[piece].shape[d]
-        if at <= a.starts[d] and a.limits[d] <= at + extent:
-            starts, limits = list(a.starts), list(a.limits)
-            starts[d] -= at
-            limits[d] -= at
-            attrs = SliceAttrs(tuple(starts), tuple(limits), a.strides)
-            return replace(node, operands=(piece,), attrs=attrs)
-        at += extent
-    return None
+    d, edges = inner.attrs.dimension, draft.edges(inner)
+    at = bisect_right(edges, a.starts[d]) - 1
+    if at == len(inner.operands) or a.limits[d] > edges[at + 1]:
+        return None
+    starts, limits = list(a.starts), list(a.limits)
+    starts[d] -= edges[at]
+    limits[d] -= edges[at]
+    attrs = SliceAttrs(tuple(starts), tuple(limits), a.strides)
+    return replace(node, operands=(inner.operands[at],), attrs=attrs)
 
 
 def drop_empty_pad(node: Node, draft: Draft) -> Node | str | None:
@@ -897,7 +907,7 @@ def _absorb_transpose(
 
 
 def _is_run(numbers: Sequence[int]) -> bool:
-    return all(b == a + 1 for a, b in zip(numbers, numbers[1:], strict=False))
+    return all(b == a + 1 for a, b in pairwise(numbers))
 
 
 # ---- control
@@ -932,9 +942,8 @@ def _known_result(node: Node, index: int, draft: Draft) -> str | None:
         return None
     last = len(node.regions) - 1
     if selector.dtype == np.bool_:
-        branch = 0 if selector else 1
-    else:
-        branch = int(selector) if 0 <= selector <= last else last
+        selector = ~selector  # true takes branch 0
+    branch = int(selector) if 0 <= selector <= last else last
     counts = node.attrs.operand_counts
     first = 1 + sum(counts[:branch])
     operands = node.operands[first : first + counts[branch]]

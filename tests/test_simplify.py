@@ -782,7 +782,7 @@ def sort_reduced_dimensions(g: GraphBuilder) -> str | tuple[str, ...]:
 %p1 = f32[4,3] parameter() (index=1)
 %dot.3 = f32[2,4] dot(%p0, %p1) (lhs_contracting=(1,), rhs_contracting=(1,), lhs_batch=(), rhs_batch=())
 return %dot.3, %dot.3
-""")  # noqa: E501
+""")
 def absorb_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
     x, y = g.parameter("f32[2,3]"), g.parameter("f32[4,3]")
     return g.dot(x, g.transpose(y, (1, 0)), (1,), (0,)), g.dot(
@@ -795,7 +795,7 @@ def absorb_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
 %p1 = f32[3,5,4] parameter() (index=1)
 %dot.4 = f32[5,2,4] dot(%p0, %p1) (lhs_contracting=(1,), rhs_contracting=(0,), lhs_batch=(0,), rhs_batch=(1,))
 return %dot.4
-""")  # noqa: E501
+""")
 def absorb_batched_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
     x = g.transpose(g.parameter("f32[5,3,2]"), (0, 2, 1))
     y = g.transpose(g.parameter("f32[3,5,4]"), (1, 0, 2))
