@@ -7,8 +7,10 @@ library calls and interpreted nodes run in which order on which buffers.  Engine
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from astitch.errors import ArgumentMismatch
 from astitch.ir import ArrayType, Literal, Node
 
 ALIGNMENT_BYTES = 256
@@ -122,3 +124,19 @@ class Program:
     def kernels(self) -> tuple[CudaKernel, ...]:
         """The stitched kernels in launch order."""
         return tuple(s.kernel for s in self.steps if isinstance(s, KernelStep))
+
+    def check_arguments(self, given: Sequence[ArrayType]) -> None:
+        """Raises ArgumentMismatch unless there is one argument of the right dtype and shape for each parameter."""
+        if len(given) != len(self.parameters):
+            raise ArgumentMismatch(
+                f"program {self.name} takes {len(self.parameters)} arguments, {len(given)} were given\n"
+                "  pass one array for each parameter, in the order of the parameters"
+            )
+        for number, (view, found) in enumerate(zip(self.parameters, given, strict=True)):
+            if found != view.type:
+                what = "dtype" if found.dtype is not view.type.dtype else "shape"
+                raise ArgumentMismatch(
+                    f"program {self.name}, argument {number} (%{view.buffer}): "
+                    f"{view.type} was compiled for, {found} was given\n"
+                    f"  convert the argument, or compile again for this {what}"
+                )
