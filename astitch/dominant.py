@@ -134,7 +134,7 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
             else:
                 same = max(same, indices[user])
         indices[name] = max(same + other, 1)
-        if indices[name] > 1 and OPS[graph[name].op].kind is not Kind.SOURCE:
+        if indices[name] > 1 and OPS[graph[name].op].kind is Kind.ELEMENTWISE:
             above = _local_ops_above(graph, inside, kept, name, MAX_RECOMPUTED_OPS)
             if indices[name] * above > MAX_RECOMPUTED_OPS:
                 kept[name] = f"read at {indices[name]} indices, {above} ops would be recomputed for each"

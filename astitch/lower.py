@@ -763,6 +763,16 @@ class _LoopLowering:
             guards.append(Within(ix.of_symbol(Symbol("col_tile", m.col_tiles)), 0, 1))
         return tuple(guards)
 
+    def result_guard(self, place: Placement) -> tuple[Guard, ...]:
+        """One thread of those that hold an element of a reduce's result."""
+        row, col = self.kept_axes(place)
+        leaders = self.leader_guard(row=row, col=col)
+        if any(a in place.root.space.kept for a in self.mapping.outer):
+            return (*self.outer_guard, *leaders)
+        if self.mapping.outer_threads == 1:
+            return leaders
+        return (Within(ix.of_symbol(Symbol("to", self.mapping.outer_threads)), 0, 1), *leaders)
+
     @contextlib.contextmanager
     def inner_frames(self) -> Iterator[None]:
         """Fresh row, column and lane zones: nothing in them outlives the nest."""
@@ -1009,12 +1019,12 @@ class _LoopLowering:
         """After the nest: across threads, then the init value, then memory."""
         result: list[k.Statement] = list(self.reduce_across(place))
         if place.span is Span.TILE:
-            return result + self.store_partials(place, self.tile_part(place), loop_end=False)
+            return result + self.store_partials(place, self.tile_part(place))
         state = self.states[place.root.name]
         self.frames[Zone.TASK].statements = result
         self.finish(Zone.TASK, place, state, self.state_count(place))
         row, col = self.kept_axes(place)
-        guards = (*self.outer_guard, *self.leader_guard(row=row, col=col), *self.tile_guard(row=row, col=col))
+        guards = (*self.result_guard(place), *self.tile_guard(row=row, col=col))
         if place.stored or place.shared:
             with self.inner_frames():
                 for number, name in self.wanted_results(place):
@@ -1065,21 +1075,15 @@ class _LoopLowering:
         taking_part = Within(rank, 0, place.partials)
         # Accumulators of blocks without a task hold identities; they only keep the barriers inside uniform.
         self.frames[Zone.TASK].statements = []
-        return [*self.reduce_across(place), k.If((taking_part,), tuple(self.store_partials(place, rank, loop_end=True)))]
+        return [*self.reduce_across(place), k.If((taking_part,), tuple(self.store_partials(place, rank)))]
 
-    def store_partials(self, place: Placement, part: Linear, *, loop_end: bool) -> list[k.Statement]:
+    def store_partials(self, place: Placement, part: Linear) -> list[k.Statement]:
         """partials[part][result element] = state, by one thread of those that hold it."""
         name = place.root.name
         state = self.states[name]
         shape = array_of(self.graph[name]).shape
         row, col = self.kept_axes(place)
-        guards = self.leader_guard(row=row, col=col)
-        outer_reduced = any(a in place.root.space.reduced for a in self.mapping.outer)
-        if outer_reduced or not self.mapping.outer:
-            if self.mapping.outer_threads > 1:
-                guards = (*guards, Within(ix.of_symbol(Symbol("to", self.mapping.outer_threads)), 0, 1))
-        else:
-            guards = (*guards, *self.outer_guard)
+        guards = self.result_guard(place)
         saved = self.frames[Zone.TASK].statements
         self.frames[Zone.TASK].statements = []
         with self.inner_frames():
