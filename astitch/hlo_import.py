@@ -1,7 +1,8 @@
-"""Reads HLO: takes a serialized HloModuleProto (or HLO text), hands on the Graph of its entry computation.
+"""Reads HLO: takes a serialized HloModuleProto or HLO text, hands on the entry's Graph.
 
-`call` and `fusion` are inlined; tuples vanish: a value is followed through tuple, get-tuple-element, copy and
-bitcast to the node that computes it, so that only nodes with several results keep get-tuple-element projections.
+`call` and `fusion` are inlined; tuples vanish: a value is followed through tuple,
+get-tuple-element, copy and bitcast to the node that computes it, so that only nodes with several
+results keep get-tuple-element projections.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ from astitch.ops import OPS
 def import_hlo(data: bytes | str) -> Graph:
     """The Graph of an HLO module's entry computation.
 
-    data: a serialized HloModuleProto or HloProto, or HLO text (str or bytes), which jaxlib's parser reads.
-    Raises MalformedHlo, UnsupportedOp, UnsupportedType, DynamicShape.
+    data: a serialized HloModuleProto or HloProto, or HLO text (str or bytes), which jaxlib's parser
+    reads. Raises MalformedHlo, UnsupportedOp, UnsupportedType, DynamicShape.
     """
     if isinstance(data, bytes) and _is_text(data):
         data = data.decode(errors="replace")
@@ -71,11 +72,11 @@ def import_hlo(data: bytes | str) -> Graph:
     return _Module(module).import_entry()
 
 
-# ---- bytes and text -> message -------------------------------------------------------------------------------
+# ---- bytes and text -> message -------------------------------------------------------------------
 
 
 def _is_text(data: bytes) -> bool:
-    """HLO text opens with `HloModule`, or with comments; a proto opens with the tag byte of its name."""
+    """HLO text opens with `HloModule` or comments, a proto with the tag byte of its name."""
     return data.lstrip()[:9] == b"HloModule" or data.lstrip()[:2] in (b"//", b"/*")
 
 
@@ -83,15 +84,15 @@ def _parse_text(text: str) -> bytes:
     elided = re.search(r"(\S+) = [^\n]*?constant\(\{\.\.\.\}\)", text)
     if elided:
         raise MalformedHlo(
-            f"HLO text, instruction {elided[1]}: the text elides large constants; dump the proto instead: "
-            "XLA_FLAGS=--xla_dump_hlo_as_proto"
+            f"HLO text, instruction {elided[1]}: the text elides large constants; dump the proto "
+            "instead: XLA_FLAGS=--xla_dump_hlo_as_proto"
         )
     try:
         from jax._src.lib import xla_client  # type: ignore[attr-defined]
     except ImportError as error:
         raise MalformedHlo(
-            "HLO text is read by jaxlib's parser, and jax is not installed: install jax, or pass the serialized "
-            "HloModuleProto instead (XLA_FLAGS=--xla_dump_hlo_as_proto)"
+            "HLO text is read by jaxlib's parser, and jax is not installed: install jax, or pass "
+            "the serialized HloModuleProto instead (XLA_FLAGS=--xla_dump_hlo_as_proto)"
         ) from error
     try:
         hlo: Any = xla_client.hlo  # type: ignore[attr-defined]
@@ -121,20 +122,22 @@ def _parse_module(data: bytes) -> Any:
         ) from error
     if not wrapped.hlo_module.computations:
         raise MalformedHlo(
-            f"HLO module: {len(data)} bytes hold no entry computation: no HloModuleProto, or it is truncated; "
-            "write the dump again (XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_proto)"
+            f"HLO module: {len(data)} bytes hold no entry computation: no HloModuleProto, or it "
+            "is truncated; write the dump again (XLA_FLAGS=--xla_dump_to=DIR "
+            "--xla_dump_hlo_as_proto)"
         )
     return wrapped.hlo_module
 
 
-# ---- message -> Graph ----------------------------------------------------------------------------------------
+# ---- message -> Graph ----------------------------------------------------------------------------
 
-# What an instruction stands for: a node's name, one result of a node with several, or a tuple of values.
+# What an instruction stands for: a node's name, one result of a node with several, or a tuple of
+# values.
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Result `index` of the multi-result node `node`; it becomes a projection when somebody reads it."""
+    """Result `index` of the multi-result node `node`; projected when somebody reads it."""
 
     node: str
     index: int
@@ -192,8 +195,10 @@ class _Module:
         entry = self.computations.get(self.proto.entry_computation_id)
         if entry is None:
             raise MalformedHlo(
-                f"HLO module {self.name}: it has no entry computation (id {self.proto.entry_computation_id}, "
-                f"name {_text(self.proto.entry_computation_name)!r}); the dump is incomplete, write it again"
+                f"HLO module {self.name}: it has no entry computation (id "
+                f"{self.proto.entry_computation_id}, name "
+                f"{_text(self.proto.entry_computation_name)!r}); the dump is incomplete, write it "
+                "again"
             )
         return _Reader(self, entry).read(self.proto.input_output_alias)
 
@@ -262,7 +267,7 @@ class _Reader:
         return Graph(self.name, self.nodes, tuple(parameters), outputs, aliases)
 
     def _read_frames(self) -> _Value:
-        """Reads the computation and the calls in it, with a stack of our own: calls may nest deeper than Python."""
+        """Reads a computation with its calls; a stack of our own: they may nest deep."""
         stack = [self._open(self.computation, None, None)]
         while True:
             frame = stack[-1]
@@ -290,7 +295,8 @@ class _Reader:
             if frame.computation.root_id not in frame.values:
                 raise MalformedHlo(
                     f"HLO computation {_text(frame.computation.name)}: its root, instruction id "
-                    f"{frame.computation.root_id}, is missing; the dump is incomplete, write it again"
+                    f"{frame.computation.root_id}, is missing; the dump is incomplete, write it "
+                    "again"
                 )
             result = frame.values[frame.computation.root_id]
             if not stack:
@@ -309,24 +315,25 @@ class _Reader:
         return _Frame(computation, arguments, calls=calls)
 
     def _where(self, frame: _Frame, instruction: Any) -> str:
-        return f"HLO computation {_text(frame.computation.name)}, instruction %{_text(instruction.name)}"
+        computation = _text(frame.computation.name)
+        return f"HLO computation {computation}, instruction %{_text(instruction.name)}"
 
     def _operand(self, frame: _Frame, instruction: Any, index: int) -> _Value:
         if index >= len(instruction.operand_ids):
             raise MalformedHlo(
-                f"{self._where(frame, instruction)}: {_text(instruction.opcode)} has {len(instruction.operand_ids)} "
-                f"operands, operand {index} is missing"
+                f"{self._where(frame, instruction)}: {_text(instruction.opcode)} has "
+                f"{len(instruction.operand_ids)} operands, operand {index} is missing"
             )
         id_ = instruction.operand_ids[index]
         if id_ not in frame.values:
             raise MalformedHlo(
-                f"{self._where(frame, instruction)}: operand {index} is instruction id {id_}, which no earlier "
-                "instruction has; the dump is damaged, write it again"
+                f"{self._where(frame, instruction)}: operand {index} is instruction id {id_}, "
+                "which no earlier instruction has; the dump is damaged, write it again"
             )
         return frame.values[id_]
 
     def _name_of(self, leaf: str | _Result) -> str:
-        """The node of a value; a result of a multi-result node gets its projection when first read."""
+        """The node of a value; a result gets its projection when first read."""
         if isinstance(leaf, str):
             return leaf
         if leaf not in self.projections:
@@ -337,9 +344,14 @@ class _Reader:
         type_ = self.nodes[leaf.node].type
         assert isinstance(type_, TupleType)
         self.projections[leaf] = self._add(
-            name, "get-tuple-element", type_.elements[leaf.index], (leaf.node,), GetTupleElementAttrs(leaf.index),
-            op_name=op_name, source=source,
-        )  # fmt: skip
+            name,
+            "get-tuple-element",
+            type_.elements[leaf.index],
+            (leaf.node,),
+            GetTupleElementAttrs(leaf.index),
+            op_name=op_name,
+            source=source,
+        )
 
     def _add(
         self,
@@ -361,7 +373,7 @@ class _Reader:
         return unique
 
     def _read_instruction(self, frame: _Frame, instruction: Any) -> _Value:
-        """What an instruction other than a call stands for, its node added to the graph where it needs one."""
+        """What an instruction other than a call stands for; adds the node it needs."""
         opcode = _OPCODES.get(instruction.opcode, _text(instruction.opcode))
         name = _text(instruction.name)
         where = self._where(frame, instruction)
@@ -386,8 +398,8 @@ class _Reader:
             raise DynamicShape(f"{where}: {opcode} makes a dynamic shape; pad to a fixed shape")
         if opcode not in OPS and opcode not in ("bitcast", "get-dimension-size"):
             raise UnsupportedOp(
-                f"{where}: no entry for '{opcode}' in astitch/ops.py\n  rewrite the program without it, "
-                "or run it through XLA"
+                f"{where}: no entry for '{opcode}' in astitch/ops.py\n  rewrite the program "
+                "without it, or run it through XLA"
             )
         type_ = _read_type(instruction.shape, where)
         op_name = _text(instruction.metadata.op_name)
@@ -410,9 +422,7 @@ class _Reader:
                 for leaf, s in zip(leaves, suffixes, strict=True)
             ]
             if number in self.parameters:
-                raise MalformedHlo(
-                    f"{where}: there is a second parameter {number}"
-                )
+                raise MalformedHlo(f"{where}: there is a second parameter {number}")
             self.parameters[number] = names
             self.parameter_shapes[number] = type_
             return _unflatten(type_, iter(names))
@@ -478,7 +488,8 @@ class _Reader:
         if isinstance(type_, tuple):
             if len(literal.tuple_literals) != len(type_):
                 raise MalformedHlo(
-                    f"{where}: the literal has {len(literal.tuple_literals)} of {len(type_)} elements"
+                    f"{where}: the literal has {len(literal.tuple_literals)} of {len(type_)} "
+                    "elements"
                 )
             return tuple(
                 self._read_constant(element, t, f"{name}.{i}", op_name, source, where)
@@ -496,12 +507,12 @@ class _Reader:
         where: str,
         add: Callable[..., str],
     ) -> str:
-        """A bitcast reinterprets memory: a reshape of the elements in the order of the two layouts."""
+        """A bitcast keeps memory: a reshape of the elements in the order of the layouts."""
         operand = self.nodes[operands[0]].array
         if operand.dtype is not type_.dtype or operand.size != type_.size:
             raise UnsupportedOp(
-                f"{where}: bitcast of {operand} to {type_}: only one that keeps the elements is supported\n"
-                "  dump the module before optimisation"
+                f"{where}: bitcast of {operand} to {type_}: only one that keeps the elements is "
+                "supported\n  dump the module before optimisation"
             )
         before = _layout_order(frame.shapes[instruction.operand_ids[0]])
         after = _layout_order(instruction.shape)
@@ -544,8 +555,9 @@ class _Reader:
             inner = None if shape is None else _find_leaf(shape, entry.parameter_shape_index)
             if output is None or inner is None:
                 raise MalformedHlo(
-                    f"HLO module {self.module.name}: input_output_alias pairs output {list(entry.output_shape_index)} "
-                    f"with parameter {entry.parameter_number} {list(entry.parameter_shape_index)}: one does not exist"
+                    f"HLO module {self.module.name}: input_output_alias pairs output "
+                    f"{list(entry.output_shape_index)} with parameter {entry.parameter_number} "
+                    f"{list(entry.parameter_shape_index)}: one does not exist"
                 )
             pairs.append((output, first_leaf[entry.parameter_number] + inner))
         return tuple(pairs)
@@ -562,7 +574,7 @@ def _find_leaf(tree: Any, path: Sequence[int]) -> int | None:
     return None if isinstance(tree, tuple) else before
 
 
-# ---- pieces of the message -----------------------------------------------------------------------------------
+# ---- pieces of the message -----------------------------------------------------------------------
 
 
 def _text(data: bytes) -> str:
@@ -589,11 +601,13 @@ def _read_type(shape: Any, where: str) -> _TypeTree:
         dtype = DType(element)
     except ValueError:
         raise UnsupportedType(
-            f"{where}: element type {element} is not supported; astitch knows {', '.join(d.value for d in DType)}"
+            f"{where}: element type {element} is not supported; astitch knows "
+            f"{', '.join(d.value for d in DType)}"
         ) from None
     if any(shape.is_dynamic_dimension) or any(d < 0 for d in shape.dimensions):
         raise DynamicShape(
-            f"{where}: the shape {element}{list(shape.dimensions)} has a dynamic dimension; compile for a fixed shape"
+            f"{where}: the shape {element}{list(shape.dimensions)} has a dynamic dimension; "
+            "compile for a fixed shape"
         )
     return ArrayType(dtype, tuple(shape.dimensions))
 
@@ -604,7 +618,7 @@ def _layout_order(shape: Any) -> tuple[int, ...]:
 
 
 def _read_literal(literal: Any, type_: ArrayType, where: str) -> Literal:
-    """A literal's elements stand in the order of its layout, in a field of its own for each element type."""
+    """A literal's elements, in the order of its layout, are in a field for each type."""
     stored = getattr(literal, f"{type_.dtype.value}s")
     if isinstance(stored, bytes):
         flat = np.frombuffer(
@@ -618,8 +632,8 @@ def _read_literal(literal: Any, type_: ArrayType, where: str) -> Literal:
         flat = np.array(stored, type_.dtype.numpy)
     if flat.size != type_.size:
         raise MalformedHlo(
-            f"{where}: the literal has {flat.size} of {type_.size} elements; the dump elides large constants, write it "
-            "again as a proto: XLA_FLAGS=--xla_dump_hlo_as_proto"
+            f"{where}: the literal has {flat.size} of {type_.size} elements; the dump elides "
+            "large constants, write it again as a proto: XLA_FLAGS=--xla_dump_hlo_as_proto"
         )
     order = _layout_order(literal.shape)
     if order != tuple(range(type_.rank)) and len(order) == type_.rank:

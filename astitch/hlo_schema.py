@@ -1,8 +1,9 @@
-"""The protobuf messages of an HLO module: takes nothing, hands on the message classes that hlo_import reads.
+"""The protobuf messages of an HLO module: hands on the message classes that hlo_import reads.
 
-Only the fields that astitch reads are named, with XLA's numbers (xla/service/hlo.proto, xla/xla_data.proto); the
-parser skips the others, so a dump of any XLA version parses.  Enums are read as numbers and strings as bytes:
-both are the same on the wire, and a name that is not UTF-8 must not make a module unreadable.
+Only the fields that astitch reads are named, with XLA's numbers (xla/service/hlo.proto and
+xla/xla_data.proto); the parser skips the others, so a dump of any XLA version parses.  Enums are
+read as numbers and strings as bytes: both are the same on the wire, and a name that is not UTF-8
+must not make a module unreadable.
 """
 
 from __future__ import annotations
@@ -14,55 +15,76 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 # message: `field type number` each; a type ending in * is repeated, a capitalised one is a message.
 _MESSAGES = {
     "LayoutProto": "minor_to_major int64* 1",
-    "ShapeProto": """element_type int32 2, dimensions int64* 3, tuple_shapes ShapeProto* 4, layout LayoutProto 5,
+    "ShapeProto": """
+        element_type int32 2, dimensions int64* 3, tuple_shapes ShapeProto* 4, layout LayoutProto 5,
         is_dynamic_dimension bool* 6""",
-    "OpMetadata": "op_name bytes 2, source_file bytes 3, source_line int32 4, stack_frame_id int32 15",
-    "LiteralProto": """shape ShapeProto 1, preds bool* 2, u8s bytes 3, s32s int32* 4, s64s int64* 5, u32s uint32* 6,
-        u64s uint64* 7, f32s float* 8, f64s double* 9, tuple_literals LiteralProto* 10, f16s bytes 11, c64s float* 12,
-        bf16s bytes 13, s8s bytes 15, u16s bytes 16, s16s bytes 17, c128s double* 18, f8e5m2s bytes 19,
+    "OpMetadata": """
+        op_name bytes 2, source_file bytes 3, source_line int32 4, stack_frame_id int32 15""",
+    "LiteralProto": """
+        shape ShapeProto 1, preds bool* 2, u8s bytes 3, s32s int32* 4, s64s int64* 5,
+        u32s uint32* 6, u64s uint64* 7, f32s float* 8, f64s double* 9,
+        tuple_literals LiteralProto* 10, f16s bytes 11, c64s float* 12, bf16s bytes 13,
+        s8s bytes 15, u16s bytes 16, s16s bytes 17, c128s double* 18, f8e5m2s bytes 19,
         f8e4m3fns bytes 20""",
-    "WindowDimension": """size int64 1, stride int64 2, padding_low int64 3, padding_high int64 4,
+    "WindowDimension": """
+        size int64 1, stride int64 2, padding_low int64 3, padding_high int64 4,
         window_dilation int64 5, base_dilation int64 6, window_reversal bool 7""",
     "Window": "dimensions WindowDimension* 1",
-    "GatherDimensionNumbers": """offset_dims int64* 1, collapsed_slice_dims int64* 2, start_index_map int64* 3,
-        index_vector_dim int64 4, operand_batching_dims int64* 5, start_indices_batching_dims int64* 6""",
-    "ScatterDimensionNumbers": """update_window_dims int64* 1, inserted_window_dims int64* 2,
-        scatter_dims_to_operand_dims int64* 3, index_vector_dim int64 4, input_batching_dims int64* 5,
-        scatter_indices_batching_dims int64* 6""",
-    "ConvolutionDimensionNumbers": """kernel_input_feature_dimension int64 3, kernel_output_feature_dimension int64 4,
-        kernel_spatial_dimensions int64* 6, input_batch_dimension int64 7, input_feature_dimension int64 8,
-        output_batch_dimension int64 9, output_feature_dimension int64 10, input_spatial_dimensions int64* 11,
+    "GatherDimensionNumbers": """
+        offset_dims int64* 1, collapsed_slice_dims int64* 2, start_index_map int64* 3,
+        index_vector_dim int64 4, operand_batching_dims int64* 5,
+        start_indices_batching_dims int64* 6""",
+    "ScatterDimensionNumbers": """
+        update_window_dims int64* 1, inserted_window_dims int64* 2,
+        scatter_dims_to_operand_dims int64* 3, index_vector_dim int64 4,
+        input_batching_dims int64* 5, scatter_indices_batching_dims int64* 6""",
+    "ConvolutionDimensionNumbers": """
+        kernel_input_feature_dimension int64 3, kernel_output_feature_dimension int64 4,
+        kernel_spatial_dimensions int64* 6, input_batch_dimension int64 7,
+        input_feature_dimension int64 8, output_batch_dimension int64 9,
+        output_feature_dimension int64 10, input_spatial_dimensions int64* 11,
         output_spatial_dimensions int64* 12""",
-    "DotDimensionNumbers": """lhs_contracting_dimensions int64* 1, rhs_contracting_dimensions int64* 2,
+    "DotDimensionNumbers": """
+        lhs_contracting_dimensions int64* 1, rhs_contracting_dimensions int64* 2,
         lhs_batch_dimensions int64* 3, rhs_batch_dimensions int64* 4""",
     "PrecisionConfig": "operand_precision int32* 1",
-    "PaddingConfigDimension": "edge_padding_low int64 1, edge_padding_high int64 2, interior_padding int64 3",
+    "PaddingConfigDimension": """
+        edge_padding_low int64 1, edge_padding_high int64 2, interior_padding int64 3""",
     "PaddingConfig": "dimensions PaddingConfigDimension* 1",
-    "TriangularSolveOptions": "left_side bool 1, lower bool 2, unit_diagonal bool 3, transpose_a int32 4",
+    "TriangularSolveOptions": """
+        left_side bool 1, lower bool 2, unit_diagonal bool 3, transpose_a int32 4""",
     "CholeskyOptions": "lower bool 1",
     "SliceDimensions": "start int64 1, limit int64 2, stride int64 3",
-    "HloInstructionProto": """name bytes 1, opcode bytes 2, shape ShapeProto 3, metadata OpMetadata 7,
-        literal LiteralProto 8, parameter_number int64 9, tuple_index int64 13, dimensions int64* 14, window Window 15,
-        convolution_dimension_numbers ConvolutionDimensionNumbers 16, slice_dimensions SliceDimensions* 17,
-        exponent_bits int32 18, mantissa_bits int32 19, dynamic_slice_sizes int64* 20, padding_config PaddingConfig 21,
-        distribution int32 23, epsilon float 24, feature_index int64 25, custom_call_target bytes 28,
+    "HloInstructionProto": """
+        name bytes 1, opcode bytes 2, shape ShapeProto 3, metadata OpMetadata 7,
+        literal LiteralProto 8, parameter_number int64 9, tuple_index int64 13,
+        dimensions int64* 14, window Window 15,
+        convolution_dimension_numbers ConvolutionDimensionNumbers 16,
+        slice_dimensions SliceDimensions* 17, exponent_bits int32 18, mantissa_bits int32 19,
+        dynamic_slice_sizes int64* 20, padding_config PaddingConfig 21, distribution int32 23,
+        epsilon float 24, feature_index int64 25, custom_call_target bytes 28,
         dot_dimension_numbers DotDimensionNumbers 30, fft_type int32 31, fft_length int64* 32,
-        gather_dimension_numbers GatherDimensionNumbers 33, gather_slice_sizes int64* 34, id int64 35,
-        operand_ids int64* 36, called_computation_ids int64* 38, backend_config bytes 43,
-        scatter_dimension_numbers ScatterDimensionNumbers 48, feature_group_count int64 50,
-        precision_config PrecisionConfig 51, batch_group_count int64 58,
-        triangular_solve_options TriangularSolveOptions 59, is_stable bool 60, cholesky_options CholeskyOptions 62,
-        comparison_direction bytes 63, indices_are_sorted bool 67, unique_indices bool 69, rng_algorithm int32 70,
+        gather_dimension_numbers GatherDimensionNumbers 33, gather_slice_sizes int64* 34,
+        id int64 35, operand_ids int64* 36, called_computation_ids int64* 38,
+        backend_config bytes 43, scatter_dimension_numbers ScatterDimensionNumbers 48,
+        feature_group_count int64 50, precision_config PrecisionConfig 51,
+        batch_group_count int64 58, triangular_solve_options TriangularSolveOptions 59,
+        is_stable bool 60, cholesky_options CholeskyOptions 62, comparison_direction bytes 63,
+        indices_are_sorted bool 67, unique_indices bool 69, rng_algorithm int32 70,
         comparison_type bytes 72, k int64 81, largest bool 85""",
-    "HloComputationProto": "name bytes 1, instructions HloInstructionProto* 2, id int64 5, root_id int64 6",
-    "AliasEntryProto": """output_shape_index int64* 1, parameter_number int64 2, parameter_shape_index int64* 3,
+    "HloComputationProto": """
+        name bytes 1, instructions HloInstructionProto* 2, id int64 5, root_id int64 6""",
+    "AliasEntryProto": """
+        output_shape_index int64* 1, parameter_number int64 2, parameter_shape_index int64* 3,
         kind int32 4""",
     "HloInputOutputAliasProto": "entries AliasEntryProto* 1",
     "FileLocation": "file_name_id int32 1, function_name_id int32 2, line int32 3, column int32 4",
     "StackFrame": "file_location_id int32 1, parent_frame_id int32 2",
-    "StackFrameIndexProto": """file_names bytes* 1, function_names bytes* 2, file_locations FileLocation* 3,
+    "StackFrameIndexProto": """
+        file_names bytes* 1, function_names bytes* 2, file_locations FileLocation* 3,
         stack_frames StackFrame* 4""",
-    "HloModuleProto": """name bytes 1, entry_computation_name bytes 2, computations HloComputationProto* 3,
+    "HloModuleProto": """
+        name bytes 1, entry_computation_name bytes 2, computations HloComputationProto* 3,
         entry_computation_id int64 6, input_output_alias HloInputOutputAliasProto 8,
         stack_frame_index StackFrameIndexProto 17""",
     "HloProto": "hlo_module HloModuleProto 1",
@@ -70,10 +92,11 @@ _MESSAGES = {
 
 # xla.PrimitiveType; the names are those of HLO text.
 ELEMENT_TYPES = {
-    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64", 10: "f16", 11: "f32",
-    12: "f64", 13: "tuple", 14: "opaque", 15: "c64", 16: "bf16", 17: "token", 18: "c128", 19: "f8e5m2",
-    20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2",
-    28: "f8e4m3", 29: "f8e3m4", 30: "s1", 31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu", 34: "buffer",
+    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64",
+    10: "f16", 11: "f32", 12: "f64", 13: "tuple", 14: "opaque", 15: "c64", 16: "bf16", 17: "token",
+    18: "c128", 19: "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz",
+    24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4", 30: "s1",
+    31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu", 34: "buffer",
 }  # fmt: skip
 PRECISIONS = {0: "DEFAULT", 1: "HIGH", 2: "HIGHEST"}
 DISTRIBUTIONS = {1: "RNG_UNIFORM", 2: "RNG_NORMAL"}
@@ -83,7 +106,7 @@ TRANSPOSES = {1: "NO_TRANSPOSE", 2: "TRANSPOSE", 3: "ADJOINT"}
 
 
 def _build_messages() -> dict[str, Any]:
-    """The message classes, in a descriptor pool of our own: XLA's may be loaded in the same process."""
+    """The message classes, in a pool of our own: XLA's may be loaded in the same process."""
     field_proto = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="astitch_hlo.proto", package="astitch", syntax="proto3"

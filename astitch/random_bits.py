@@ -1,8 +1,8 @@
-"""Counter-based random bits as XLA's rng-bit-generator defines them: takes the state, hands on (new state, bits).
+"""XLA's counter-based random bits: takes a generator's state, hands on (new state, bits).
 
-Threefry 2x32 with 20 rounds and Philox 4x32 with 10 (Salmon et al., SC 2011).  What XLA adds is how the
-counters are laid over the result: Threefry interleaves the two words of a block along one dimension of the
-result, Philox writes the four words of a block one after the other.
+Threefry 2x32 with 20 rounds and Philox 4x32 with 10 (Salmon et al., SC 2011).  What XLA adds is how
+the counters are laid over the result: Threefry interleaves the two words of a block along one
+dimension of the result, Philox writes the four words of a block one after the other.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def generate_threefry_bits(
 def generate_philox_bits(
     state: np.ndarray, shape: tuple[int, ...], bytes_per_element: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """state: u64[3] = (key, low counter, high counter).  Bits: u32, or u64 for 8-byte elements, of `shape`."""
+    """state: u64[3] = (key, counter low, high).  Bits: u32 (u64 for 8 bytes) of `shape`."""
     with np.errstate(over="ignore"):
         count = math.prod(shape)
         blocks = -(-count * (2 if bytes_per_element == 8 else 1) // 4)

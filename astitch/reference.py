@@ -1,8 +1,8 @@
 """The reference interpreter: takes a Graph and its arguments, hands on its results, by NumPy.
 
-The oracle of the project: every other way of running a graph must agree with it.  A node without a region is
-its `meaning` from the op table; here are the ops that evaluate one.  The scalar body of a reduce, scatter or
-sort is evaluated for whole arrays at once wherever it is element-wise.
+The oracle of the project: every other way of running a graph must agree with it.  A node without a
+region is its `meaning` from the op table; here are the ops that evaluate one.  The scalar body of a
+reduce, scatter or sort is evaluated for whole arrays at once wherever it is element-wise.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ Arrays = tuple[Array, ...]
 def run_graph(graph: Graph, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of `graph`, new row-major arrays.
 
-    arguments: one array for each parameter, of its shape and dtype.  Raises ArgumentMismatch when they are not,
-    UnsupportedOp for an op that only a device library can compute (custom-call, rng-get-and-update-state).
+    arguments: one array for each parameter, of its shape and dtype.  Raises ArgumentMismatch when
+    they are not, UnsupportedOp for an op that only a device library can compute (custom-call,
+    rng-get-and-update-state).
     """
     _check_arguments(graph, arguments)
     return [
@@ -80,8 +81,8 @@ def eval_node(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, .
 def _check_arguments(graph: Graph, arguments: Sequence[np.ndarray]) -> None:
     if len(arguments) != len(graph.parameters):
         raise ArgumentMismatch(
-            f"graph {graph.name} takes {len(graph.parameters)} arguments, {len(arguments)} were given; "
-            "pass one array for each parameter"
+            f"graph {graph.name} takes {len(graph.parameters)} arguments, {len(arguments)} were "
+            "given; pass one array for each parameter"
         )
     for index, (name, argument) in enumerate(zip(graph.parameters, arguments, strict=True)):
         wanted = graph[name].array
@@ -107,7 +108,7 @@ def _run(graph: Graph, arguments: Arrays) -> Arrays:
 
 
 class _SameGraph:
-    """A graph compared by identity: comparing by contents would cost more than the schedule that is cached."""
+    """A graph compared by identity: comparing contents costs more than the cached schedule."""
 
     __slots__ = ("graph",)
 
@@ -140,7 +141,8 @@ def _results_of(node: Node, operands: Arrays) -> Arrays:
     row = OPS.get(node.op)
     if row is None or row.meaning is None:
         raise UnsupportedOp(
-            f"%{node.name} = {node.op}: the reference interpreter has no meaning for it; run this part through XLA"
+            f"%{node.name} = {node.op}: the reference interpreter has no meaning for it; run this "
+            "part through XLA"
         )
     return (np.asarray(row.meaning(node, *operands)),)
 
@@ -148,7 +150,8 @@ def _results_of(node: Node, operands: Arrays) -> Arrays:
 def _refuse_custom_call(node: Node, operands: Arrays) -> Arrays:
     target = node.attrs.target if isinstance(node.attrs, CustomCallAttrs) else ""
     raise UnsupportedOp(
-        f"%{node.name} = custom-call to {target!r}: what it computes is not in the HLO; run this part through XLA"
+        f"%{node.name} = custom-call to {target!r}: what it computes is not in the HLO; run this "
+        "part through XLA"
     )
 
 
@@ -157,11 +160,11 @@ def _project(node: Node, operands: Arrays) -> Arrays:
     return (operands[node.attrs.index],)
 
 
-# ---- bodies --------------------------------------------------------------------------------------------------
+# ---- bodies --------------------------------------------------------------------------------------
 
 
 def apply_region(region: Graph, arguments: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """A region of scalars applied to each position of arrays of one shape: one array for each output."""
+    """A region of scalars at each position of arrays of one shape: an array per output."""
     shape = np.broadcast_shapes(*(a.shape for a in arguments))
     with np.errstate(all="ignore"):
         results = _apply_everywhere(region, arguments) if _is_elementwise(region) else None
@@ -179,7 +182,7 @@ def apply_region(region: Graph, arguments: Sequence[np.ndarray]) -> tuple[np.nda
 
 @lru_cache(maxsize=512)
 def _is_elementwise(region: Graph) -> bool:
-    """Whether every node gives each position from that position: then arrays may stand for its scalars."""
+    """Whether each node works position by position: then arrays may stand for scalars."""
     return all(
         node.op in ("parameter", "constant")
         or OPS[node.op].kind is Kind.ELEMENTWISE
@@ -220,7 +223,7 @@ _COMBINERS: dict[str, np.ufunc] = {
 
 
 def _find_combiner(region: Graph) -> np.ufunc | None:
-    """The ufunc of a body that is one associative op of its two parameters, also with conversions around it."""
+    """The ufunc of a body that is one associative op of its parameters, conversions aside."""
     if len(region.outputs) != 1 or len(region.parameters) != 2:
         return None
     node = _skip_widening(region, region.outputs[0])
@@ -231,7 +234,7 @@ def _find_combiner(region: Graph) -> np.ufunc | None:
 
 
 def _skip_widening(region: Graph, name: str) -> Node:
-    """Follows conversions between floats and scalar reshapes to the node that computes the value."""
+    """The node that computes the value, float conversions and scalar reshapes aside."""
     node = region[name]
     while node.op == "reshape" or (
         node.op == "convert" and node.dtype.is_float and region[node.operands[0]].dtype.is_float
@@ -240,7 +243,7 @@ def _skip_widening(region: Graph, name: str) -> Node:
     return node
 
 
-# ---- reduce --------------------------------------------------------------------------------------------------
+# ---- reduce --------------------------------------------------------------------------------------
 
 
 def _reduce(node: Node, operands: Arrays) -> Arrays:
@@ -270,7 +273,7 @@ def _reduce_with(combiner: np.ufunc, rows: Array, initial: Array) -> Array:
 def _reduce_by_tree(
     region: Graph, rows: Sequence[Array], initial: Sequence[Array], shape: tuple[int, ...]
 ) -> Sequence[Array]:
-    """Combines neighbours, then neighbours of the results ...: the body is associative, the order is kept."""
+    """Combines neighbours, then their results ...: associative, and the order is kept."""
     starts = [np.broadcast_to(i, shape) for i in initial]
     while len(rows[0]) > 1:
         paired = len(rows[0]) // 2 * 2
@@ -281,7 +284,7 @@ def _reduce_by_tree(
     return apply_region(region, [*starts, *(x[0] for x in rows)]) if len(rows[0]) else starts
 
 
-# ---- windows -------------------------------------------------------------------------------------------------
+# ---- windows -------------------------------------------------------------------------------------
 
 
 def _window_slices(
@@ -323,8 +326,10 @@ def _reduce_window(node: Node, operands: Arrays) -> Arrays:
     padded = [_pad_for_window(x, i, window) for x, i in zip(inputs, initial, strict=True)]
     totals: Sequence[Array] = [np.broadcast_to(i, shape) for i in initial]
     for offset in np.ndindex(*(w.size for w in window)):
-        where = _window_slices([w.size - 1 - o if w.reversed else o for o, w in zip(offset, window, strict=True)],
-                               window, shape)  # fmt: skip
+        mirrored = [
+            w.size - 1 - o if w.reversed else o for o, w in zip(offset, window, strict=True)
+        ]
+        where = _window_slices(mirrored, window, shape)
         elements = [p[where] for p in padded]
         if combiner is not None:
             totals = [np.asarray(combiner(totals[0], elements[0]))]
@@ -334,7 +339,7 @@ def _reduce_window(node: Node, operands: Arrays) -> Arrays:
 
 
 def _select_and_scatter(node: Node, operands: Arrays) -> Arrays:
-    """Each source element is added to the operand element that the window's `select` keeps; padding never is."""
+    """Each source element goes to the element that `select` keeps; never to padding."""
     assert isinstance(node.attrs, WindowAttrs)
     window = node.attrs.window
     x, source, initial = operands
@@ -364,14 +369,14 @@ def _select_and_scatter(node: Node, operands: Arrays) -> Arrays:
 
 
 def _combine_at(combiner: np.ufunc, x: Array, where: tuple[Array, ...], updates: Array) -> Array:
-    """x with every update combined in, also where two meet; accumulated in the wide type, rounded once."""
+    """x with every update combined in, accumulated in the wide type and rounded once."""
     wide = widen_more(x)
     wide = wide.copy() if wide is x else wide
     combiner.at(wide, where, widen_more(updates))
     return wide.astype(x.dtype, copy=False)
 
 
-# ---- scatter, sort, map --------------------------------------------------------------------------------------
+# ---- scatter, sort, map --------------------------------------------------------------------------
 
 
 def _scatter(node: Node, operands: Arrays) -> Arrays:
@@ -434,7 +439,7 @@ def _scatter(node: Node, operands: Arrays) -> Arrays:
 
 
 def _sort(node: Node, operands: Arrays) -> Arrays:
-    """A stable sort by a bitonic network: the comparator is evaluated for half of the array at once."""
+    """A stable sort by a bitonic network: a comparison takes half of the array at once."""
     assert isinstance(node.attrs, SortAttrs)
     axis = node.attrs.dimension
     length = operands[0].shape[axis]
@@ -445,7 +450,7 @@ def _sort(node: Node, operands: Arrays) -> Arrays:
 
 
 def _find_order(comparator: Graph, arrays: Sequence[Array], length: int) -> Array:
-    """For each column the positions of its elements in sorted order; equal elements keep their order."""
+    """For each column its positions in sorted order; equal elements keep their order."""
     padded_length = 1 << (length - 1).bit_length()
     order = np.arange(padded_length).reshape(-1, *[1] * (arrays[0].ndim - 1))
     order = np.broadcast_to(order, (padded_length, *arrays[0].shape[1:])).copy()
@@ -471,7 +476,7 @@ def _find_order(comparator: Graph, arrays: Sequence[Array], length: int) -> Arra
 def _comes_before(
     comparator: Graph, arrays: Sequence[Array], a: Array, b: Array, length: int
 ) -> Array:
-    """Whether the elements at positions `a` go before those at `b`; positions from `length` on are padding."""
+    """Whether elements `a` go before elements `b`; from `length` on there is padding."""
     real_a, real_b = np.minimum(a, length - 1), np.minimum(b, length - 1)
     left = [np.take_along_axis(x, real_a, 0) for x in arrays]
     right = [np.take_along_axis(x, real_b, 0) for x in arrays]
@@ -487,7 +492,7 @@ def _map(node: Node, operands: Arrays) -> Arrays:
     return tuple(np.asarray(r) for r in apply_region(node.regions[0], operands))
 
 
-# ---- control -------------------------------------------------------------------------------------------------
+# ---- control -------------------------------------------------------------------------------------
 
 
 def _while(node: Node, operands: Arrays) -> Arrays:

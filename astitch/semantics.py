@@ -1,9 +1,10 @@
-"""The NumPy meaning of the ops that have no region: takes a node and its operands, hands on its result.
+"""The NumPy meaning of ops without a region: takes a node and its operands, hands on its result.
 
-XLA's semantics to the letter: integers wrap, conversions saturate, NaN propagates.  f16, bf16 and f8 are
-computed in f32 and rounded once per op, f32 functions in f64: an oracle at least as accurate as any backend.
-Element-wise meanings also accept operands with more dimensions than the node says (or scalars), so that the
-body of a reduce can be evaluated for whole arrays at once.  The table is the `meaning` column of ops.py.
+XLA's semantics to the letter: integers wrap, conversions saturate, NaN propagates.  f16, bf16 and
+f8 are computed in f32 and rounded once per op, f32 functions in f64: an oracle at least as accurate
+as any backend.  Element-wise meanings also accept operands with more dimensions than the node says
+(or scalars), so that the body of a reduce can be evaluated for whole arrays at once.  The table is
+the `meaning` column of ops.py.
 """
 
 # NumPy's stubs give Any for arithmetic on arrays of an unknown dtype, which is what all of this is.
@@ -71,7 +72,7 @@ def widen(x: Array) -> Array:
 
 
 def widen_more(x: Array) -> Array:
-    """The operand in the type that sums and transcendental functions are computed in: f64 for f32, c128 for c64."""
+    """The operand in the type of sums and functions: f64 for f32, c128 for c64."""
     if x.dtype == np.float32:
         return x.astype(np.float64)
     if x.dtype == np.complex64:
@@ -80,7 +81,7 @@ def widen_more(x: Array) -> Array:
 
 
 def _arithmetic(function: Callable[..., Array]) -> Meaning:
-    """A function whose result in f32 is exact or correctly rounded: rounding it to 16 bits rounds once."""
+    """A function that f32 computes exactly or correctly rounded: 16 bits then round once."""
 
     def meaning(node: Node, *operands: Array) -> Array:
         return np.asarray(function(*map(widen, operands))).astype(operands[0].dtype, copy=False)
@@ -106,7 +107,7 @@ def _plain(function: Callable[..., Array]) -> Meaning:
     return meaning
 
 
-# ---- element-wise: arithmetic --------------------------------------------------------------------------------
+# ---- element-wise: arithmetic --------------------------------------------------------------------
 
 
 def _is_integer(x: Array) -> bool:
@@ -153,7 +154,8 @@ def _remainder(x: Array, y: Array) -> Array:
 def _power(x: Array, y: Array) -> Array:
     """Integers: the power modulo 2^bits; a negative exponent gives 0 unless the base is 1 or -1.
 
-    (XLA's CPU and GPU code looks at the six low bits of the exponent only, enough wherever nothing overflows.)
+    (XLA's CPU and GPU code looks at the six low bits of the exponent only, enough wherever nothing
+    overflows.)
     """
     if not _is_integer(x):
         return np.power(x, y)
@@ -198,7 +200,7 @@ def meaning_of_clamp(node: Node, low: Array, x: Array, high: Array) -> Array:
     )
 
 
-# ---- element-wise: bits --------------------------------------------------------------------------------------
+# ---- element-wise: bits --------------------------------------------------------------------------
 
 
 def _bits_of(dtype: np.dtype) -> int:
@@ -276,11 +278,11 @@ def meaning_of_is_finite(node: Node, x: Array) -> Array:
     return np.asarray(np.isfinite(widen(x)))
 
 
-# ---- element-wise: types -------------------------------------------------------------------------------------
+# ---- element-wise: types -------------------------------------------------------------------------
 
 
 def convert(x: Array, dtype: np.dtype) -> Array:
-    """HLO convert: float to integer truncates, saturates and takes NaN to 0; integers wrap; a complex loses imag."""
+    """HLO convert: float to integer truncates, saturates, NaN gives 0; integers wrap."""
     if x.dtype == dtype:
         return x
     if x.dtype.kind == "c" and dtype.kind != "c":
@@ -301,7 +303,7 @@ def meaning_of_convert(node: Node, x: Array) -> Array:
 
 
 def meaning_of_bitcast_convert(node: Node, x: Array) -> Array:
-    """To smaller elements: they become a new last dimension; to larger ones: the last dimension is consumed."""
+    """To smaller elements: a new last dimension; to larger ones: the last one is consumed."""
     dtype = node.dtype.numpy
     x = np.asarray(x, order="C")
     if dtype.itemsize == x.dtype.itemsize:
@@ -312,7 +314,7 @@ def meaning_of_bitcast_convert(node: Node, x: Array) -> Array:
 
 
 def meaning_of_reduce_precision(node: Node, x: Array) -> Array:
-    """Rounds to even to fewer mantissa bits; beyond the exponent range: infinity, or zero for what would be subnormal."""
+    """Rounds to even; beyond the exponent range: infinity, or zero for a subnormal."""
     attrs = _attrs(node, ReducePrecisionAttrs)
     own_mantissa, own_exponent = _FLOAT_BITS[node.dtype]
     wide = np.asarray(widen(x), order="C")
@@ -350,7 +352,7 @@ def meaning_of_complex(node: Node, real: Array, imag: Array) -> Array:
     return result
 
 
-# ---- element-wise: functions ---------------------------------------------------------------------------------
+# ---- element-wise: functions ---------------------------------------------------------------------
 
 
 def _logistic(x: Array) -> Array:
@@ -362,7 +364,7 @@ _ERF_TERMS = 10
 
 
 def _tabulate_erf() -> Array:
-    """Taylor coefficients of erf around k/32 for 0 <= k/32 <= 6: erf' = c, and c_n+1 from y'' = -2 x y'."""
+    """Taylor coefficients of erf around k/32 in [0, 6]: y' = c exp(-x^2), y'' = -2 x y' ..."""
     points = np.arange(int(6 / _ERF_STEP) + 1) * _ERF_STEP
     derivatives = [
         2 / math.sqrt(math.pi) * np.exp(-points * points)
@@ -379,7 +381,7 @@ _ERF_TABLE = _tabulate_erf()
 
 
 def _erf(x: Array) -> Array:
-    """The error function to about 1e-16, from a Taylor expansion around the nearest multiple of 1/32."""
+    """The error function to 1e-16: a Taylor expansion around the nearest k/32."""
     magnitude = np.minimum(np.abs(np.asarray(x, np.float64)), 6.0)
     nan = np.isnan(magnitude)
     nearest = np.rint(np.where(nan, 0.0, magnitude) / _ERF_STEP).astype(np.intp)
@@ -394,7 +396,7 @@ def _rsqrt(x: Array) -> Array:
     return 1 / np.sqrt(x)
 
 
-# ---- sources and index maps ----------------------------------------------------------------------------------
+# ---- sources and index maps ----------------------------------------------------------------------
 
 
 def meaning_of_constant(node: Node) -> Array:
@@ -438,7 +440,7 @@ def meaning_of_slice(node: Node, x: Array) -> Array:
 def pad(
     x: Array, value: Array, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
 ) -> Array:
-    """HLO pad: `interior` elements of `value` between neighbours, then the edges, which may be negative (a cut)."""
+    """HLO pad: `interior` values between neighbours, then the edges; a negative edge cuts."""
     spread = tuple(
         max(0, (n - 1) * (i + 1) + 1) if n else 0 for n, i in zip(x.shape, interior, strict=True)
     )
@@ -531,7 +533,7 @@ def meaning_of_gather(node: Node, x: Array, indices: Array) -> Array:
     )
 
 
-# ---- products ------------------------------------------------------------------------------------------------
+# ---- products ------------------------------------------------------------------------------------
 
 
 def _widen_factors(x: Array, y: Array, result: np.dtype) -> tuple[Array, Array]:
@@ -565,11 +567,12 @@ def meaning_of_dot(node: Node, x: Array, y: Array) -> Array:
 
 
 def meaning_of_convolution(node: Node, x: Array, kernel: Array) -> Array:
-    """Sum over kernel positions, each a product over features; over output positions where those are fewer."""
+    """A product over features for each kernel position, or output position if fewer."""
     a = _attrs(node, ConvolutionAttrs)
     x, kernel = _widen_factors(x, kernel, node.dtype.numpy)
     groups = a.feature_group_count * a.batch_group_count
-    # images: (group, batch, spatial ..., feature); kernel: (group, spatial ..., input feature, output feature)
+    # images: (group, batch, spatial ..., feature); kernel: (group, spatial ..., input feature,
+    # output feature)
     images = x.transpose([a.input_batch, *a.input_spatial, a.input_feature])
     images = _dilate_and_pad(images, a.window)
     if a.batch_group_count > 1:
@@ -622,7 +625,7 @@ def _dilate_and_pad(images: Array, window: Sequence[WindowDimension]) -> Array:
     return pad(images, np.zeros((), images.dtype), low, high, interior)
 
 
-# ---- linear algebra, Fourier ---------------------------------------------------------------------------------
+# ---- linear algebra, Fourier ---------------------------------------------------------------------
 
 
 _TRANSFORMS: dict[str, Callable[..., Array]] = {
@@ -684,7 +687,7 @@ def meaning_of_triangular_solve(node: Node, a: Array, b: Array) -> Array:
     return (solution if attrs.left_side else np.swapaxes(solution, -1, -2)).astype(b.dtype)
 
 
-# ---- several results -----------------------------------------------------------------------------------------
+# ---- several results -----------------------------------------------------------------------------
 
 
 def _array_types(node: Node) -> tuple[ArrayType, ...]:
@@ -702,7 +705,7 @@ def meanings_of_topk(node: Node, x: Array) -> tuple[Array, ...]:
 
 
 def meanings_of_rng_bit_generator(node: Node, state: Array) -> tuple[Array, ...]:
-    """RNG_DEFAULT is Philox, as on XLA's CPU and GPU backends.  The new state is the first result."""
+    """RNG_DEFAULT is Philox, as XLA's CPU and GPU have it.  The new state comes first."""
     algorithm = _attrs(node, RngBitGeneratorAttrs).algorithm
     result = _array_types(node)[-1]
     wide = np.asarray(state, order="C").view(np.uint64)
@@ -710,7 +713,8 @@ def meanings_of_rng_bit_generator(node: Node, state: Array) -> tuple[Array, ...]
     if algorithm == "RNG_THREE_FRY":
         new, bits = generate_threefry_bits(wide, result.shape, size)
     else:
-        # With a state of two words (JAX's rbg keys) XLA takes the key for the high half of the counter too.
+        # With a state of two words (JAX's rbg keys) XLA takes the key for the high half of the
+        # counter too.
         full = wide if wide.size == 3 else np.array([wide[0], wide[1], wide[0]])
         new, bits = generate_philox_bits(full, result.shape, size)
     unsigned = bits.astype(np.dtype(f"u{size}"))
@@ -720,7 +724,7 @@ def meanings_of_rng_bit_generator(node: Node, state: Array) -> tuple[Array, ...]
 
 
 def meaning_of_rng(node: Node, first: Array, second: Array) -> Array:
-    """HLO leaves the generator open: any numbers of the right distribution, here the same ones for the same name."""
+    """Any numbers of the distribution will do; here the same ones for the same name."""
     generator = np.random.default_rng(zlib.crc32(node.name.encode(errors="replace")))
     a, b = convert(first, np.dtype(np.float64)), convert(second, np.dtype(np.float64))
     if _attrs(node, RngAttrs).distribution == "RNG_NORMAL":
@@ -778,7 +782,7 @@ def meanings_of_batch_norm_grad(node: Node, *operands: Array) -> tuple[Array, ..
     return tuple(r.astype(t.dtype.numpy) for r, t in zip(results, _array_types(node), strict=True))
 
 
-# ---- the table -----------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 MEANINGS: dict[str, Meaning] = {
     "constant": meaning_of_constant,

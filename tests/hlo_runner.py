@@ -1,4 +1,4 @@
-"""XLA on the CPU as the judge: HLO modules made from JAX functions, arguments for them, and XLA's results.
+"""XLA on the CPU as the judge: HLO modules of JAX functions, arguments for them, XLA's results.
 
 proto = lower(jnp.tanh, np.zeros(4, np.float32))
 run_xla(proto, random_arguments(import_hlo(proto)))
@@ -51,10 +51,10 @@ def run_xla(proto: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
 def random_arguments(
     graph: Graph, seed: int = 0, *, index_limit: int | None = None
 ) -> list[np.ndarray]:
-    """One array for each parameter: floats in about [-1, 1], booleans, integers that are valid as indices.
+    """One array for each parameter: floats in [-1, 1], booleans, integers that are valid indices.
 
-    An integer parameter may end up as an index of any gather in the graph, so it stays below the smallest
-    dimension that a gather or dynamic-slice indexes (or below `index_limit`); unsigned scalars and keys are free.
+    An integer parameter may end up as an index of any gather in the graph, so it stays below the
+    smallest dimension that a gather indexes, or below `index_limit`.
     """
     rng = np.random.default_rng(seed)
     limit = index_limit if index_limit is not None else _smallest_indexed_extent(graph)

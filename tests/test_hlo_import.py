@@ -1,4 +1,4 @@
-"""Importing HLO: real modules against XLA, every construct that the importer resolves, every refusal's message."""
+"""Importing HLO: real modules against XLA, the constructs it resolves, every refusal's message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def count_ops(graph: Graph) -> collections.Counter[str]:
     return collections.Counter(node.op for node in graph)
 
 
-# ---- real modules --------------------------------------------------------------------------------------------
+# ---- real modules --------------------------------------------------------------------------------
 
 # name: nodes, parameters, outputs, and how many of some ops the entry computation has
 COUNTS = {
@@ -106,7 +106,9 @@ def compare_with_xla(proto: bytes, tolerance: float, positive: bool = True) -> N
     for got, want in zip(run_graph(graph, arguments), run_xla(proto, arguments), strict=True):
         assert (got.dtype, got.shape) == (want.dtype, want.shape)
         scale = np.abs(want.astype(np.float64)).max(initial=1e-30)
-        np.testing.assert_allclose(got.astype(np.float64) / scale, want.astype(np.float64) / scale, 0, tolerance)
+        np.testing.assert_allclose(
+            got.astype(np.float64) / scale, want.astype(np.float64) / scale, 0, tolerance
+        )
 
 
 def keep_one_output(proto: bytes, index: int) -> bytes:
@@ -116,18 +118,22 @@ def keep_one_output(proto: bytes, index: int) -> bytes:
     options = xla_client.hlo.HloPrintOptions()
     options.print_large_constants = True
     module = xla_client.hlo.HloModule.from_serialized_hlo_module_proto(proto)
-    text = re.sub(r", entry_computation_layout=.*?(?=\n|, \w+=)", "", module.to_string(options), count=1)
+    text = re.sub(
+        r", entry_computation_layout=.*?(?=\n|, \w+=)", "", module.to_string(options), count=1
+    )
     entry = text.index("\nENTRY ")
     body = text[entry:]
     root = re.search(r"\n *ROOT \S+ = .* tuple\((.*?)\)", body)
     assert root is not None
     name = re.split(r",\s*(?:/\*.*?\*/)?", root[1])[index].split()[-1]
     body = body.replace(root[0], root[0].replace("ROOT ", ""))
-    body = re.sub(r"^\nENTRY (\S+) .*", r"\nENTRY \1 {", body, count=1)  # the signature had all results
+    body = re.sub(
+        r"^\nENTRY (\S+) .*", r"\nENTRY \1 {", body, count=1
+    )  # the signature had all results
     return parse_hlo_text(text[:entry] + body.replace(f"\n  {name} = ", f"\n  ROOT {name} = "))
 
 
-# ---- what the importer resolves ------------------------------------------------------------------------------
+# ---- what the importer resolves ------------------------------------------------------------------
 
 
 def test_a_wrapped_module_and_text_give_the_same_graph():
@@ -135,7 +141,10 @@ def test_a_wrapped_module_and_text_give_the_same_graph():
     module = hlo_schema.HloModuleProto.FromString(proto)
     wrapped = hlo_schema.HloProto(hlo_module=module).SerializeToString()
     graph = import_hlo(proto)
-    text = "HloModule m\nENTRY e { x = f32[4] parameter(0)\n t = f32[4] tanh(x)\n ROOT r = f32[4] add(t, t) }"
+    text = """HloModule m
+ENTRY e { x = f32[4] parameter(0)
+ t = f32[4] tanh(x)
+ ROOT r = f32[4] add(t, t) }"""
     assert import_hlo(wrapped) == graph
     assert import_hlo(text) == import_hlo(text.encode())
     assert [n.op for n in import_hlo(text)] == ["parameter", "tanh", "add"]
@@ -218,7 +227,9 @@ ENTRY e { p = ((f32[], s32[]), f32[2]) parameter(0)
 
 
 def test_loop_with_one_array_as_state_has_an_array_type():
-    graph = import_hlo(lower(lambda n: jax.lax.while_loop(lambda i: i < 10, lambda i: i + 3, n), np.int32(0)))
+    graph = import_hlo(
+        lower(lambda n: jax.lax.while_loop(lambda i: i < 10, lambda i: i + 3, n), np.int32(0))
+    )
     loop = find(graph, "while")
     assert loop.type == ArrayType(DType.S32, ()) and count_ops(graph)["get-tuple-element"] == 0
 
@@ -241,12 +252,16 @@ ENTRY e { c = pred[] parameter(0)
     assert find(graph, "conditional").operands == (c, a, vector, vector)
     v = np.array([1, 2], np.float32)
     for choice, want in ((True, v), (False, -v)):
-        np.testing.assert_array_equal(run_graph(graph, [np.bool_(choice), np.float32(0), v])[0], want)
+        np.testing.assert_array_equal(
+            run_graph(graph, [np.bool_(choice), np.float32(0), v])[0], want
+        )
 
 
 def test_donated_arguments_become_aliases():
     x = np.zeros((4, 4), np.float32)
-    proto = lower(lambda a, b, c: (b + 1, c, a * 2), x, x[0], x, donate_argnums=(0, 1), keep_unused=True)
+    proto = lower(
+        lambda a, b, c: (b + 1, c, a * 2), x, x[0], x, donate_argnums=(0, 1), keep_unused=True
+    )
     assert sorted(import_hlo(proto).aliases) == [(0, 1), (1, 0)]
     text = """HloModule m, input_output_alias={ {1}: (0, {1}) }
 ENTRY e { p = (f32[], f32[2]) parameter(0)
@@ -258,7 +273,11 @@ ENTRY e { p = (f32[], f32[2]) parameter(0)
 
 @pytest.mark.parametrize("dtype", [d for d in DType], ids=lambda d: d.value)
 def test_literals_of_all_types(dtype):
-    values = np.array([[0, 1, 1], [1, 0, 1]]) if dtype is DType.PRED else np.array([[0, 1, 2], [3, 100, 6]])
+    values = (
+        np.array([[0, 1, 1], [1, 0, 1]])
+        if dtype is DType.PRED
+        else np.array([[0, 1, 2], [3, 100, 6]])
+    )
     values = values.astype(dtype.numpy)
     if dtype.is_complex:
         values = values + values.dtype.type(0.5j)
@@ -276,7 +295,9 @@ ENTRY e { c = f32[2,3]{0,1} constant({{1,2,3},{4,5,6}})
  t = (s32[2], (f32[], pred[])) constant(({7,8}, (2.5, true)))
  ROOT r = (f32[2,3]{0,1}, (s32[2], (f32[], pred[]))) tuple(c, t) }"""
     graph = import_hlo(parse_hlo_text(text))
-    for got, want in zip(run_graph(graph, []), [[[1, 2, 3], [4, 5, 6]], [7, 8], 2.5, True], strict=True):
+    for got, want in zip(
+        run_graph(graph, []), [[[1, 2, 3], [4, 5, 6]], [7, 8], 2.5, True], strict=True
+    ):
         np.testing.assert_array_equal(got, want)
 
 
@@ -316,12 +337,16 @@ ENTRY e { x = f32[3,5,4] parameter(0)
  i = s32[3,2] parameter(1)
  k = pred[3,5,4] compare(x, x), direction=GE, type=TOTALORDER
  l = pred[3,5,4] compare(x, x), direction=NE
- d = f32[3,5,5] dot(x, x), lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_contracting_dims={2},
+ d = f32[3,5,5] dot(x, x), lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2},
+   rhs_contracting_dims={2},
    operand_precision={high,highest}
- g = f32[3,2,4] gather(x, i), offset_dims={2}, collapsed_slice_dims={1}, start_index_map={1}, operand_batching_dims={0},
+ g = f32[3,2,4] gather(x, i), offset_dims={2}, collapsed_slice_dims={1}, start_index_map={1},
+   operand_batching_dims={0},
    start_indices_batching_dims={0}, index_vector_dim=2, slice_sizes={1,1,4}
- s = f32[3,5,4] scatter(x, i, g), update_window_dims={2}, inserted_window_dims={1}, scatter_dims_to_operand_dims={1},
-   input_batching_dims={0}, scatter_indices_batching_dims={0}, index_vector_dim=2, unique_indices=true, to_apply=add
+ s = f32[3,5,4] scatter(x, i, g), update_window_dims={2}, inserted_window_dims={1},
+   scatter_dims_to_operand_dims={1},
+   input_batching_dims={0}, scatter_indices_batching_dims={0}, index_vector_dim=2,
+   unique_indices=true, to_apply=add
  ROOT r = (pred[3,5,4], pred[3,5,4], f32[3,5,5], f32[3,5,4]) tuple(k, l, d, s) }"""
     graph = import_hlo(text)
     check_graph(graph)
@@ -329,8 +354,12 @@ ENTRY e { x = f32[3,5,4] parameter(0)
     assert total == CompareAttrs("GE", total_order=True)
     assert partial == CompareAttrs("NE", total_order=False)
     assert find(graph, "dot").attrs == DotAttrs((2,), (2,), (0,), (0,), ("HIGH", "HIGHEST"))
-    assert find(graph, "gather").attrs == GatherAttrs((2,), (1,), (1,), 2, (1, 1, 4), (0,), (0,), False)
-    assert find(graph, "scatter").attrs == ScatterAttrs((2,), (1,), (1,), 2, (0,), (0,), False, True)
+    assert find(graph, "gather").attrs == GatherAttrs(
+        (2,), (1,), (1,), 2, (1, 1, 4), (0,), (0,), False
+    )
+    assert find(graph, "scatter").attrs == ScatterAttrs(
+        (2,), (1,), (1,), 2, (0,), (0,), False, True
+    )
 
 
 def test_a_region_is_imported_once():
@@ -373,10 +402,14 @@ def test_long_chains_deep_calls_and_shared_names_take_linear_time():
 
 def chain_module(length: int) -> bytes:
     """parameter -> negate -> negate ..., all of one name."""
-    module = hlo_schema.HloModuleProto(name=b"chain", entry_computation_name=b"e", entry_computation_id=1)
+    module = hlo_schema.HloModuleProto(
+        name=b"chain", entry_computation_name=b"e", entry_computation_id=1
+    )
     entry = module.computations.add(name=b"e", id=1, root_id=length)
     for i in range(length + 1):
-        instruction = entry.instructions.add(name=b"x", id=i, opcode=b"negate" if i else b"parameter")
+        instruction = entry.instructions.add(
+            name=b"x", id=i, opcode=b"negate" if i else b"parameter"
+        )
         instruction.shape.element_type = 11
         if i:
             instruction.operand_ids.append(i - 1)
@@ -385,7 +418,9 @@ def chain_module(length: int) -> bytes:
 
 def nested_calls_module(depth: int) -> bytes:
     """Computation d calls computation d - 1 ...; the innermost negates."""
-    module = hlo_schema.HloModuleProto(name=b"nest", entry_computation_name=b"e", entry_computation_id=depth)
+    module = hlo_schema.HloModuleProto(
+        name=b"nest", entry_computation_name=b"e", entry_computation_id=depth
+    )
     for level in range(depth + 1):
         computation = module.computations.add(name=b"c%d" % level, id=level, root_id=1)
         for i, opcode in enumerate((b"parameter", b"call" if level else b"negate")):
@@ -398,7 +433,7 @@ def nested_calls_module(depth: int) -> bytes:
     return bytes(module.SerializeToString())
 
 
-# ---- refusals ------------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 def refusal(error: type[Exception], data: bytes | str) -> str:
@@ -416,7 +451,10 @@ def changed(change, length: int = 2) -> bytes:
 
 def test_garbage_and_truncation():
     write_again = "write the dump again (XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_proto)"
-    assert refusal(MalformedHlo, b"") == "HLO module: the input is empty; pass the contents of an HLO dump"
+    assert (
+        refusal(MalformedHlo, b"")
+        == "HLO module: the input is empty; pass the contents of an HLO dump"
+    )
     assert refusal(MalformedHlo, b"\x93NUMPY\x01\x00") == (
         f"HLO module: 8 bytes are no serialized HloModuleProto, or it is truncated; {write_again}"
     )
@@ -440,7 +478,8 @@ def test_missing_entry_computation():
         module.entry_computation_id = 99
 
     assert refusal(MalformedHlo, changed(change)) == (
-        "HLO module chain: it has no entry computation (id 99, name 'e'); the dump is incomplete, write it again"
+        "HLO module chain: it has no entry computation (id 99, name 'e'); the dump is "
+        "incomplete, write it again"
     )
 
 
@@ -449,7 +488,8 @@ def test_unknown_operand():
         module.computations[0].instructions[2].operand_ids[0] = 77
 
     assert refusal(MalformedHlo, changed(change)) == (
-        "HLO computation e, instruction %x: operand 0 is instruction id 77, which no earlier instruction has; "
+        "HLO computation e, instruction %x: operand 0 is instruction id 77, which no earlier "
+        "instruction has; "
         "the dump is damaged, write it again"
     )
 
@@ -474,12 +514,17 @@ def test_missing_operand_root_and_called_computation():
         "HLO computation e, instruction %x: copy has 0 operands, operand 0 is missing"
     )
     assert refusal(MalformedHlo, changed(without_root)) == (
-        "HLO computation e: its root, instruction id 5, is missing; the dump is incomplete, write it again"
+        "HLO computation e: its root, instruction id 5, is missing; the dump is incomplete, "
+        "write it again"
     )
     assert refusal(MalformedHlo, changed(without_callee)) == (
-        "HLO computation e, instruction %x: it calls computation id 8, which the module does not have"
+        "HLO computation e, instruction %x: it calls computation id 8, which the module does not "
+        "have"
     )
-    assert refusal(MalformedHlo, changed(recursive)) == "HLO computation e calls itself; HLO has no recursion"
+    assert (
+        refusal(MalformedHlo, changed(recursive))
+        == "HLO computation e calls itself; HLO has no recursion"
+    )
 
 
 def test_elided_constants():
@@ -497,7 +542,8 @@ def test_literal_that_is_too_short():
     module = hlo_schema.HloModuleProto.FromString(proto)
     del module.computations[0].instructions[0].literal.f32s[2:]
     assert refusal(MalformedHlo, module.SerializeToString()) == (
-        "HLO computation e, instruction %c: the literal has 2 of 4 elements; the dump elides large constants, "
+        "HLO computation e, instruction %c: the literal has 2 of 4 elements; the dump elides "
+        "large constants, "
         "write it again as a proto: XLA_FLAGS=--xla_dump_hlo_as_proto"
     )
 
@@ -510,7 +556,9 @@ def test_text_that_does_not_parse():
 def test_text_without_jax(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax._src.lib", None)
     message = refusal(MalformedHlo, "HloModule m\nENTRY e { ROOT c = f32[] constant(1) }")
-    assert message.startswith("HLO text is read by jaxlib's parser, and jax is not installed: install jax, or")
+    assert message.startswith(
+        "HLO text is read by jaxlib's parser, and jax is not installed: install jax, or"
+    )
 
 
 def test_unknown_opcode():
@@ -527,25 +575,30 @@ def test_unknown_opcode():
 def test_dynamic_shapes():
     text = "HloModule m\nENTRY e { x = f32[<=8,3] parameter(0)\n ROOT r = f32[<=8,3] negate(x) }"
     assert refusal(DynamicShape, text) == (
-        "HLO computation e, instruction %x: the shape f32[8, 3] has a dynamic dimension; compile for a fixed shape"
+        "HLO computation e, instruction %x: the shape f32[8, 3] has a dynamic dimension; compile "
+        "for a fixed shape"
     )
     text = """HloModule m
 ENTRY e { x = f32[8] parameter(0)
  n = s32[] parameter(1)
  ROOT r = f32[<=8] set-dimension-size(x, n), dimensions={0} }"""
     assert refusal(DynamicShape, text) == (
-        "HLO computation e, instruction %r: set-dimension-size makes a dynamic shape; pad to a fixed shape"
+        "HLO computation e, instruction %r: set-dimension-size makes a dynamic shape; pad to a "
+        "fixed shape"
     )
 
 
-@pytest.mark.parametrize("code, name", [(17, "token"), (14, "opaque"), (21, "s4"), (99, "number 99")])
+@pytest.mark.parametrize(
+    "code, name", [(17, "token"), (14, "opaque"), (21, "s4"), (99, "number 99")]
+)
 def test_unknown_element_types(code, name):
     def change(module):
         module.computations[0].instructions[0].shape.element_type = code
 
     message = refusal(UnsupportedType, changed(change))
     assert message.startswith(
-        f"HLO computation e, instruction %x: element type {name} is not supported; astitch knows pred, s8, "
+        f"HLO computation e, instruction %x: element type {name} is not supported; astitch knows "
+        "pred, s8, "
     )
 
 
@@ -571,4 +624,6 @@ def test_missing_attribute_is_malformed():
         del module.computations[0].instructions[1].operand_ids[:]
 
     message = refusal(MalformedHlo, changed(change))
-    assert message.startswith("HLO computation e, instruction %x: iota lacks an attribute, or has an unknown value")
+    assert message.startswith(
+        "HLO computation e, instruction %x: iota lacks an attribute, or has an unknown value"
+    )
