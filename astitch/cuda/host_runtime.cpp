@@ -371,7 +371,7 @@ public:
 
     void run(const Launch& what, std::atomic<u64>& next_block, const std::vector<u32>& block_order);
     // From a waiting thread: runs others, returns when it may go on.
-    NOINLINE void switch_away(Fibre* fibre, bool rotate = false);
+    NOINLINE void switch_away(Fibre* fibre, bool polls = false);
     [[noreturn]] void abandon();
     [[noreturn]] void run_fibre();
     void complete_barrier(Block* block);
@@ -387,7 +387,7 @@ public:
 private:
     struct Choice { Block* block; u32 warp, lane; };
 
-    bool choose(Choice& choice, bool rotate, const Fibre* from);
+    bool choose(Choice& choice, const Fibre* from);
     u32 choose_lane(u32 ready);
     Fibre* claim(const Choice& choice);
     void bind(Fibre* fibre, const Choice& choice);
@@ -520,38 +520,38 @@ u32 Worker::choose_lane(u32 ready)
 }
 
 // The next thread to run.  The same warp first, then the same block: their stacks are still in the cache.
-// rotate: the thread `from` polls and must let everybody else run before its next turn.
-bool Worker::choose(Choice& choice, bool rotate, const Fibre* from)
+// from: a thread that polls; everybody else must have a turn before its next one.
+bool Worker::choose(Choice& choice, const Fibre* from)
 {
     const bool random_order = launch->order == Order::random;
-    if (warp_ && warp_->ready) {
-        const u32 warp = u32(warp_ - block_->warp);
-        if (rotate && from) {
-            const u32 after = from->lane == 31 ? 0 : warp_->ready & ~0u << (from->lane + 1);
-            if (after) {
-                choice = {block_, warp, lowest(after)};
-                return true;
-            }
-        } else if (!random_order || random() % 4) {
-            choice = {block_, warp, choose_lane(warp_->ready)};
+    const u32 blocks = u32(resident.size());
+    if (from && random_order) {
+        block_number_ = random() % blocks;
+    } else if (from) {
+        const u32 later_lanes = from->lane == 31 ? 0 : warp_->ready & ~0u << (from->lane + 1);
+        if (later_lanes) {
+            choice = {block_, u32(warp_ - block_->warp), lowest(later_lanes)};
             return true;
         }
+    } else if (warp_ && warp_->ready && !(random_order && random() % 4 == 0)) {
+        choice = {block_, u32(warp_ - block_->warp), choose_lane(warp_->ready)};
+        return true;
     }
-    const u32 blocks = u32(resident.size());
+    const bool down = launch->order == Order::reverse && !from;
     for (u32 k = 0; k <= blocks; ++k) {
         Block* block = resident[block_number_];
         const u32 warps = block->warps;
-        u32 first = 0, count = warps;
+        u32 first = down ? warps - 1 : 0, count = warps;
         if (random_order) {
             first = random() % warps;
-        } else if (warp_ && block == block_) {
-            first = u32(warp_ - block->warp) + 1;
+        } else if (warp_ && block == block_ && k == 0) {
+            const u32 now = u32(warp_ - block->warp);
+            first = down ? now + warps - 1 : now + 1;
             // A polling thread goes on to the next block after the last warp, else one block would starve all.
-            if (rotate) count = k == 0 ? warps - first : warps;
-            if (rotate && k) first = 0;
+            if (from) count = warps - first;
         }
         for (u32 i = 0; i < count; ++i) {
-            const u32 warp = (first + i) % warps;
+            const u32 warp = (down ? first + warps - i : first + i) % warps;
             if (u32 ready = block->warp[warp].ready) {
                 choice = {block, warp, choose_lane(ready)};
                 return true;
@@ -571,10 +571,10 @@ Fibre* Worker::claim(const Choice& choice)
     return warp_->fibres[choice.lane];
 }
 
-void Worker::switch_away(Fibre* fibre, bool rotate)
+void Worker::switch_away(Fibre* fibre, bool polls)
 {
     Choice choice;
-    if (faulted.load(std::memory_order_relaxed) || !choose(choice, rotate, fibre)) {
+    if (faulted.load(std::memory_order_relaxed) || !choose(choice, polls ? fibre : nullptr)) {
         current = nullptr;
         astitch_switch_stack(&fibre->stack_pointer, main_stack_);
         return;
@@ -624,7 +624,7 @@ void Worker::run_fibre()
         if (block->arrived && block->arrived == block->threads - block->exited) complete_barrier(block);
 
         Choice choice;
-        if (faulted.load(std::memory_order_relaxed) || !choose(choice, false, nullptr)) {
+        if (faulted.load(std::memory_order_relaxed) || !choose(choice, nullptr)) {
             fibre->next_free = free_;
             free_ = fibre;
             abandon();
@@ -730,7 +730,7 @@ void Worker::drive()
     block_ = resident[0];
     warp_ = nullptr;
     Choice choice;
-    if (!faulted.load() && choose(choice, false, nullptr)) {
+    if (!faulted.load() && choose(choice, nullptr)) {
         Fibre* first = claim(choice);
         if (!first) {
             first = take_fibre();
@@ -1139,7 +1139,7 @@ void check_shared(Fibre* fibre, uintptr_t address, size_t bytes, bool writes, bo
         auto name = [&] { return name_shared(fibre, slot, at); };
         if (!writes || atomic) {
             if (!cell.write.happened())
-                report_access(fibre, "uninitialised read", name() + " was not written by this block", bytes, false,
+                report_access(fibre, "uninitialised read", name() + " was not written before by this block", bytes, false,
                               code);
             if (slot && cell.slot && slot != cell.slot && strcmp(slot->name, cell.slot->name)) {
                 char text[512];
