@@ -514,8 +514,8 @@ class _Reader:
                 f"{where}: bitcast of {operand} to {type_}: only one that keeps the elements is "
                 "supported\n  dump the module before optimisation"
             )
-        before = _layout_order(frame.shapes[instruction.operand_ids[0]])
-        after = _layout_order(instruction.shape)
+        before = _layout_order(frame.shapes[instruction.operand_ids[0]], where)
+        after = _layout_order(instruction.shape, where)
         value = operands[0]
         if before != tuple(range(operand.rank)):
             physical = ArrayType(operand.dtype, tuple(operand.shape[d] for d in before))
@@ -612,9 +612,16 @@ def _read_type(shape: Any, where: str) -> _TypeTree:
     return ArrayType(dtype, tuple(shape.dimensions))
 
 
-def _layout_order(shape: Any) -> tuple[int, ...]:
+def _layout_order(shape: Any, where: str) -> tuple[int, ...]:
     """Dimensions from major to minor; row-major when the shape has no layout."""
-    return tuple(reversed(shape.layout.minor_to_major)) or tuple(range(len(shape.dimensions)))
+    dimensions = tuple(range(len(shape.dimensions)))
+    order = tuple(reversed(shape.layout.minor_to_major)) or dimensions
+    if tuple(sorted(order)) != dimensions:
+        raise MalformedHlo(
+            f"{where}: the layout {list(shape.layout.minor_to_major)} does not order the "
+            f"{len(dimensions)} dimensions; the dump is damaged, write it again"
+        )
+    return order
 
 
 def _read_literal(literal: Any, type_: ArrayType, where: str) -> Literal:
@@ -635,7 +642,7 @@ def _read_literal(literal: Any, type_: ArrayType, where: str) -> Literal:
             f"{where}: the literal has {flat.size} of {type_.size} elements; the dump elides "
             "large constants, write it again as a proto: XLA_FLAGS=--xla_dump_hlo_as_proto"
         )
-    order = _layout_order(literal.shape)
+    order = _layout_order(literal.shape, where)
     if order != tuple(range(type_.rank)) and len(order) == type_.rank:
         physical = flat.reshape([type_.shape[d] for d in order])
         flat = physical.transpose([order.index(d) for d in range(type_.rank)])

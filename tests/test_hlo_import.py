@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gzip
+import random
 import re
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from astitch import hlo_schema
 from astitch.check import check_graph
-from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
+from astitch.errors import AstitchError, DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
 from astitch.hlo_import import import_hlo
 from astitch.ir import (
     ArrayType,
@@ -471,6 +472,33 @@ def test_every_truncation_of_a_module_is_refused_or_legal():
             check_graph(import_hlo(proto[:length]))
         except MalformedHlo as error:
             assert str(error)
+
+
+def test_damaged_bytes_give_a_named_error():
+    """Nothing but errors of astitch, whatever bytes are changed, lost or added."""
+    draw = random.Random(0)
+    modules = [read_module("dien_infer"), chain_module(4), nested_calls_module(3)]
+    outcomes: collections.Counter[str] = collections.Counter()
+    for _ in range(4000):
+        data = bytearray(draw.choice(modules))
+        at = draw.randrange(len(data))
+        data[at : at + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
+        try:
+            check_graph(import_hlo(bytes(data)))
+            outcomes["legal"] += 1
+        except AstitchError as error:
+            outcomes[type(error).__name__] += 1
+    assert {"legal", "MalformedHlo", "UnsupportedOp", "UnsupportedType"} <= set(outcomes)
+
+
+def test_layout_that_is_no_permutation():
+    proto = parse_hlo_text("HloModule m\nENTRY e { ROOT c = f32[2,2] constant({{1,2},{3,4}}) }")
+    module = hlo_schema.HloModuleProto.FromString(proto)
+    module.computations[0].instructions[0].literal.shape.layout.minor_to_major[0] = 7
+    assert refusal(MalformedHlo, module.SerializeToString()) == (
+        "HLO computation e, instruction %c: the layout [7, 0] does not order the 2 dimensions; "
+        "the dump is damaged, write it again"
+    )
 
 
 def test_missing_entry_computation():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from jax import lax
 
 from astitch.check import check_graph
@@ -787,6 +790,116 @@ def _dimension(dimension: int) -> Any:
     from astitch.ir import DimensionAttrs
 
     return DimensionAttrs(dimension)
+
+
+# ---- geometry drawn at random -------------------------------------------------------------------
+
+GEOMETRIES = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+@st.composite
+def window_dimensions(draw, extent: int) -> tuple[int, int, tuple[int, int], int, int]:
+    """(size, stride, padding, base dilation, window dilation) that leave at least one position."""
+    base = draw(st.integers(1, 3))
+    low, high = draw(st.integers(-1, 3)), draw(st.integers(-1, 3))
+    padded = (extent - 1) * base + 1 + low + high
+    dilation = draw(st.integers(1, 3))
+    size = draw(st.integers(1, max(1, min(4, (padded - 1) // dilation + 1))))
+    return size, draw(st.integers(1, 3)), (low, high), base, dilation
+
+
+@GEOMETRIES
+@given(st.data())
+def test_reduce_window_of_any_geometry(data):
+    windows = [data.draw(window_dimensions(extent)) for extent in (6, 5)]
+    size, stride, padding, base, dilation = zip(*windows, strict=True)
+    x = random_floats(45, (6, 5))
+    compare(
+        lambda x: lax.reduce_window(
+            x, np.float32(0), lax.add, size, stride, padding, base, dilation
+        ),
+        x,
+        tolerance=1e-5,
+    )
+
+
+@GEOMETRIES
+@given(st.data())
+def test_convolution_of_any_geometry(data):
+    windows = [data.draw(window_dimensions(extent)) for extent in (6, 5)]
+    size, stride, padding, base, dilation = zip(*windows, strict=True)
+    groups = data.draw(st.sampled_from([1, 2, 4]))
+    x, kernel = random_floats(46, (2, 6, 5, 4)), random_floats(47, (*size, 4 // groups, 4))
+    compare(
+        lambda x, k: lax.conv_general_dilated(
+            x,
+            k,
+            stride,
+            padding,
+            base,
+            dilation,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        ),
+        x,
+        kernel,
+        tolerance=1e-4,
+    )
+
+
+@GEOMETRIES
+@given(
+    st.lists(
+        st.tuples(st.integers(-4, 3), st.integers(-4, 3), st.integers(0, 2)), min_size=2, max_size=2
+    )
+)
+def test_pad_of_any_geometry(config):
+    extents = (4, 5)
+    assume(
+        all(
+            (n - 1) * (i + 1) + 1 + lo + hi >= 0
+            for n, (lo, hi, i) in zip(extents, config, strict=True)
+        )
+    )
+    compare(lambda x: lax.pad(x, np.float32(9), config), random_floats(48, extents))
+
+
+@GEOMETRIES
+@given(st.permutations(range(3)), st.integers(0, 2), st.integers(0, 2), st.data())
+def test_gather_of_any_geometry(order, indexed, collapsed, data):
+    shape = (3, 4, 5)
+    sizes = [1 if d in order[:collapsed] else data.draw(st.integers(1, shape[d])) for d in range(3)]
+    index_map = tuple(order[: indexed + 1])
+    vector_dim = data.draw(st.integers(0, 2))
+    index_shape = [2, 3]
+    index_shape.insert(vector_dim, len(index_map))
+    rank = 2 + 3 - collapsed
+    offsets = data.draw(st.sampled_from(list(itertools.combinations(range(rank), 3 - collapsed))))
+    indices = np.random.default_rng(0).integers(-2, 7, index_shape).astype(np.int32)
+    x = random_floats(49, shape)
+    text = (
+        f"HloModule g\nENTRY e {{ x = f32[3,4,5] parameter(0)\n"
+        f" i = s32[{_list(index_shape)}] parameter(1)\n"
+        f" ROOT r = f32[{_list(_gather_shape(rank, offsets, sizes, order[:collapsed]))}] "
+        "gather(x, i), "
+        f"offset_dims={{{_list(offsets)}}}, "
+        f"collapsed_slice_dims={{{_list(sorted(order[:collapsed]))}}}, "
+        f"start_index_map={{{_list(index_map)}}}, index_vector_dim={vector_dim}, "
+        f"slice_sizes={{{_list(sizes)}}} }}"
+    )
+    compare_hlo(parse_hlo_text(text), [x, indices])
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _gather_shape(
+    rank: int, offsets: Sequence[int], sizes: Sequence[int], collapsed: Sequence[int]
+) -> list[int]:
+    windows = iter([n for d, n in enumerate(sizes) if d not in collapsed])
+    batch = iter([2, 3])
+    return [next(windows if d in offsets else batch) for d in range(rank)]
 
 
 # ---- random numbers ------------------------------------------------------------------------------
