@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from astitch.errors import ArgumentMismatch, KernelCompileError, KernelFault, LaunchRefused
+from astitch.options import cache_dir
 
 HEADERS = Path(__file__).parent / "cuda"
 
@@ -301,43 +302,41 @@ class PlacedArguments:
         guarded: bool,
     ) -> None:
         self.addresses = [int(array.__array_interface__["data"][0]) for array in arguments]
-        self._copies: list[tuple[int, int, int, bool]] = []  # where from, where to, bytes, write back
+        # From where, to where, how many bytes, whether to copy them back.
+        self._copies: list[tuple[int, int, int, bool]] = []
         if guarded or any(
             address % VECTOR_ALIGNMENT and array.nbytes
             for address, array in zip(self.addresses, arguments, strict=True)
         ):
             self._place(arguments, constness)
 
-    def _place(
-        self, arguments: Sequence[np.ndarray[Any, Any]], constness: Sequence[bool]
-    ) -> None:
+    def _place(self, arguments: Sequence[np.ndarray[Any, Any]], constness: Sequence[bool]) -> None:
         writeable = [
             array.flags.writeable and not is_const
             for array, is_const in zip(arguments, constness, strict=True)
         ]
-        groups: list[tuple[int, int, bool]] = []  # address range of overlapping arrays, writeable
+        # Address ranges of arrays that overlap: low, high, may be written, the arrays.
+        groups: list[tuple[int, int, bool, list[int]]] = []
         for index in sorted(range(len(arguments)), key=self.addresses.__getitem__):
             low = self.addresses[index]
             high = low + arguments[index].nbytes
+            if low == high:
+                continue
             if groups and low < groups[-1][1]:
-                start, end, any_writeable = groups.pop()
-                groups.append((start, max(end, high), any_writeable or writeable[index]))
-            elif low < high:
-                groups.append((low, high, writeable[index]))
-        total = GUARD_BYTES + sum(
-            high - low + GUARD_BYTES + DEVICE_ALIGNMENT for low, high, _ in groups
-        )
+                start, end, written, members = groups[-1]
+                groups[-1] = (start, max(end, high), written or writeable[index], [*members, index])
+            else:
+                groups.append((low, high, writeable[index], [index]))
+        room = GUARD_BYTES + DEVICE_ALIGNMENT
+        total = sum(high - low + room for low, high, _, _ in groups) + GUARD_BYTES
         self._arena = np.empty(total, np.uint8)
         target = int(self._arena.__array_interface__["data"][0]) + GUARD_BYTES
-        for low, high, writes in groups:
-            # The same remainder as a cudaMalloc'ed array: none.
+        for low, high, written, members in groups:
             target += -target % DEVICE_ALIGNMENT
-            self._copies.append((low, target, high - low, writes))
+            self._copies.append((low, target, high - low, written))
+            for index in members:
+                self.addresses[index] += target - low
             target += high - low + GUARD_BYTES
-        for index, address in enumerate(self.addresses):
-            for low, new, size, _ in self._copies:
-                if low <= address < low + size:
-                    self.addresses[index] = new + address - low
 
     def __enter__(self) -> PlacedArguments:
         for source, target, size, _ in self._copies:
@@ -408,8 +407,7 @@ def identify_compiler(path: str, changed_ns: int) -> str:
 
 def find_cache() -> Path:
     """The folder of compiled modules, private to the user because code is loaded from it."""
-    chosen = os.environ.get("ASTITCH_CACHE_DIR")
-    folder = (Path(chosen) if chosen else Path.home() / ".cache" / "astitch") / "host"
+    folder = cache_dir() / "host"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()

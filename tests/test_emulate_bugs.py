@@ -1,7 +1,7 @@
-"""Check mode finds what it is for: one small kernel for each kind of bug, and correct kernels beside.
+"""Check mode finds what it is for: a small kernel for each kind of bug, correct kernels beside.
 
-A line that a fault must point at ends with `//!`.  The correct kernels use the same idioms right and
-must pass without a word, in check mode and with the right numbers.
+A line that a fault must point at ends with `//!`.  The correct kernels use the same idioms right
+and must pass without a word, in check mode and with the right numbers.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ BUGS = {
     if (threadIdx.x & 16) y[threadIdx.x] = t[threadIdx.x ^ 16]; //!
 """,
         [numbers(64), numbers(64)],
-        r"race on shared 't'\[0\]",
+        r"race on shared 't'\[15\]",
         launch={"shared_bytes": 256},
     ),
     "in-place stencil": Case(
@@ -439,7 +439,8 @@ BUGS = {
         X_Y,
         """
     if (threadIdx.x < 8) {
-        const Vec<float, 4> v = *reinterpret_cast<const Vec<float, 4>*>(x + 1 + 4 * threadIdx.x); //!
+        const float* p = x + 1 + 4 * threadIdx.x;
+        const Vec<float, 4> v = *reinterpret_cast<const Vec<float, 4>*>(p); //!
         y[threadIdx.x] = v.v[0] + v.v[3];
     }
 """,
@@ -577,7 +578,7 @@ BUGS = {
     y[threadIdx.x] = v;
 """,
         [numbers(64), numbers(64)],
-        r"deadlock: no thread can go on;\n  block 0: 0 threads exited, 32 at a block barrier, 32 in a",
+        r"deadlock: no thread can go on;\n  block 0: 0 threads exited, 32 at a block barrier, 32",
     ),
     "spin barrier among blocks that are not resident": Case(
         TWO_PHASE_PARAMETERS,
@@ -652,7 +653,6 @@ def run(case: Case, check: bool = True, **launch: object) -> Arrays:
 
 
 # ---- correct kernels -----------------------------------------------------------------------------
-
 
 
 CORRECT = {

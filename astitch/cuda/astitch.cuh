@@ -67,6 +67,4 @@ __device__ __forceinline__ Vec<T, N>& shared_vec(const Slot& slot, Index i)
 
 #include "types.cuh"
 #include "hlo_math.cuh"
-#if __has_include("collectives.cuh")
 #include "collectives.cuh"
-#endif
