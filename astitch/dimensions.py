@@ -37,6 +37,12 @@ def array_of(node: Node) -> ArrayType:
     return node.type.elements[0] if isinstance(node.type, TupleType) else node.type
 
 
+def is_uniform(graph: Graph, name: str) -> bool:
+    """A scalar repeated: it has one value at every index, so its readers share no loop through it."""
+    node = graph[name]
+    return node.op == "broadcast" and array_of(graph[node.operands[0]]).size == 1
+
+
 @dataclass(frozen=True)
 class Dimensions:
     """atoms[node][d] = the atoms of dimension d, major to minor; empty for an extent of 1."""
@@ -192,6 +198,8 @@ def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
         result = make(name)
         for number, operand in enumerate(node.operands):
             source = make(operand)
+            if is_uniform(graph, operand):
+                continue
             if node.op == "reshape":
                 if array_of(node).size:
                     union.unify([a for d in source for a in d], [a for d in result for a in d])
@@ -209,7 +217,9 @@ def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
         return named[atom]
 
     atoms = {
-        name: tuple(tuple(symbol(leaf) for leaf in union.leaves(dimension)) for dimension in dimensions)
+        name: tuple(
+            tuple(symbol(leaf) for leaf in union.leaves(dimension)) for dimension in dimensions
+        )
         for name, dimensions in raw.items()
     }
     return Dimensions(atoms)

@@ -11,13 +11,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from astitch.dimensions import array_of
+from astitch.dimensions import array_of, is_uniform
 from astitch.ir import DimensionsAttrs, Graph
 from astitch.ops import OPS, Cost, Kind
 from astitch.stitch_scope import Scope
 
 REINDEXING = frozenset(
-    {"slice", "pad", "concatenate", "reverse", "transpose", "gather", "dynamic-slice", "dynamic-update-slice"}
+    {
+        "slice",
+        "pad",
+        "concatenate",
+        "reverse",
+        "transpose",
+        "gather",
+        "dynamic-slice",
+        "dynamic-update-slice",
+    }
 )
 """Ops that read their operand at another index than their own: each such reader recomputes what is above it."""
 
@@ -57,7 +66,9 @@ class Groups:
         lines = [f"groups of {self.scope.name}:"]
         for group in self.groups:
             subs = ", ".join("%" + s for s in group.sub_dominants) or "none"
-            lines.append(f"  dominant %{group.dominant}, sub-dominants {subs}, {len(group.members)} ops")
+            lines.append(
+                f"  dominant %{group.dominant}, sub-dominants {subs}, {len(group.members)} ops"
+            )
         lines += [f"  %{c.name}: {c.reason}" for c in self.candidates]
         return "\n".join(lines)
 
@@ -90,7 +101,9 @@ def _read_through_broadcast(graph: Graph, inside: set[str], name: str) -> bool:
     return False
 
 
-def _local_ops_above(graph: Graph, inside: set[str], kept: Mapping[str, str], name: str, limit: int) -> int:
+def _local_ops_above(
+    graph: Graph, inside: set[str], kept: Mapping[str, str], name: str, limit: int
+) -> int:
     """How many ops a thread computes to get `name` from what is kept or in memory, counted up to `limit`."""
     seen = {name}
     stack = [name]
@@ -137,7 +150,9 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
         if indices[name] > 1 and OPS[graph[name].op].kind is Kind.ELEMENTWISE:
             above = _local_ops_above(graph, inside, kept, name, MAX_RECOMPUTED_OPS)
             if indices[name] * above > MAX_RECOMPUTED_OPS:
-                kept[name] = f"read at {indices[name]} indices, {above} ops would be recomputed for each"
+                kept[name] = (
+                    f"read at {indices[name]} indices, {above} ops would be recomputed for each"
+                )
                 indices[name] = 1
     return tuple(Candidate(name, kept[name]) for name in scope.members if name in kept)
 
@@ -164,10 +179,14 @@ def choose_dominants(graph: Graph, scope: Scope) -> Groups:
         for operand in graph[name].operands:
             # A buffered value is the border of its group where it is repeated; elsewhere the group goes on.
             border = stored_value(graph, operand) in kept and grows(operand, name)
-            if operand in inside and not border:
+            if operand in inside and not border and not is_uniform(graph, operand):
                 parent[root(operand)] = root(name)
             # Two readers of one input connect as well: it is then loaded once.
-            if operand not in inside and array_of(graph[operand]).size > 1 and not grows(operand, name):
+            if (
+                operand not in inside
+                and array_of(graph[operand]).size > 1
+                and not grows(operand, name)
+            ):
                 parent[root(reader.setdefault(operand, name))] = root(name)
     order = {name: number for number, name in enumerate(scope.members)}
     members: dict[str, list[str]] = {}

@@ -15,7 +15,6 @@ from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.index import Linear, Quotient, Remainder, Symbol, Term
 from astitch.ir import CompareAttrs, ConstantAttrs, DType, Graph, Literal, ReducePrecisionAttrs
-from astitch.lower import STRIDED_CHUNK
 from astitch.ops import OPS
 from astitch.propagation import Divisible, Guard, Within
 
@@ -144,7 +143,9 @@ def spell(expr: k.Expr) -> str:
 def spell_value(dtype: DType, expr: k.Expr) -> str:
     """The expression, rounded once to its HLO dtype."""
     narrow = dtype in (DType.F16, DType.BF16)
-    exact = isinstance(expr, k.Call) and expr.op in EXACT or isinstance(expr, k.Lane | k.Element | k.Name | k.Number)
+    exact = (isinstance(expr, k.Call) and expr.op in EXACT) or isinstance(
+        expr, k.Lane | k.Element | k.Name | k.Number
+    )
     text = spell(expr)
     return f"round_to<{STORAGE[dtype]}>({text})" if narrow and not exact else text
 
@@ -297,7 +298,7 @@ class _Printer:
             return f"reduce_lanes<{reducer}, {step.threads}, {step.stride}>({step.state});"
         if step.stride == 1:
             return f"reduce_consecutive<{reducer}, {step.threads}>({step.state}, {step.slot});"
-        sizes = f"{step.threads}, {step.stride}, {self.kernel.block}, {STRIDED_CHUNK}"
+        sizes = f"{step.threads}, {step.stride}, {self.kernel.block}, {k.STRIDED_CHUNK}"
         return f"reduce_strided<{reducer}, {sizes}>({step.state}, {step.slot});"
 
     # -- declarations --------------------------------------------------------------------------------------------
@@ -345,7 +346,11 @@ class _Printer:
         if not parameter.written:
             return f"const {kind}* __restrict__ {parameter.name}"
         # What is written and read again goes through plain pointers: other blocks write it too.
-        return f"{kind}* {parameter.name}" if parameter.read else f"{kind}* __restrict__ {parameter.name}"
+        return (
+            f"{kind}* {parameter.name}"
+            if parameter.read
+            else f"{kind}* __restrict__ {parameter.name}"
+        )
 
     def text(self) -> Iterator[str]:
         kernel = self.kernel
@@ -357,7 +362,9 @@ class _Printer:
             yield f"//   and {len(kernel.sources) - 8} more"
         for reducer in kernel.reducers:
             yield from self.reducer(reducer)
-        bounds = f"{kernel.block}, {kernel.blocks_per_sm}" if kernel.blocks_per_sm else f"{kernel.block}"
+        bounds = (
+            f"{kernel.block}, {kernel.blocks_per_sm}" if kernel.blocks_per_sm else f"{kernel.block}"
+        )
         parameters = [self.parameter(p) for p in kernel.parameters]
         if kernel.global_barriers:
             parameters.append("unsigned int* barrier")
@@ -366,7 +373,8 @@ class _Printer:
             yield f"{head}unsigned char* const* pointers) {{"
             for number, declared in enumerate(parameters):
                 kind, _, name = declared.rpartition(" ")
-                yield f"  {kind} const {name} = reinterpret_cast<{kind.replace(' __restrict__', '')}>(pointers[{number}]);"
+                plain = kind.replace(" __restrict__", "")
+                yield f"  {kind} const {name} = reinterpret_cast<{plain}>(pointers[{number}]);"
         else:
             yield head
             for number, declared in enumerate(parameters):
@@ -374,7 +382,11 @@ class _Printer:
         if kernel.shared_bytes:
             yield f"  ASTITCH_SHARED_ARENA({kernel.shared_bytes});"
         for slot in kernel.slots:
-            kind = f"Reduce{slot.reducer}::State" if slot.reducer is not None else STORAGE[slot.dtype or DType.F32]
+            kind = (
+                f"Reduce{slot.reducer}::State"
+                if slot.reducer is not None
+                else STORAGE[slot.dtype or DType.F32]
+            )
             yield f"  ASTITCH_SHARED({kind}, {slot.name}, {slot.offset}, {slot.count});"
         yield from self.block(kernel.body, 1)
         yield "}"

@@ -26,8 +26,11 @@ class DynamicShape(AstitchError):
     """A shape whose extents are not all known at compile time."""
 
 
-class ArgumentMismatch(AstitchError):
-    """The number, shape or dtype of the arguments differs from what the program was compiled for."""
+class ArgumentMismatch(AstitchError, TypeError):
+    """The number, shape or dtype of the arguments differs from what the program was compiled for.
+
+    A TypeError too, which is what JAX raises for it.
+    """
 
 
 class IllegalProduct(AstitchError):

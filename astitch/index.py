@@ -111,7 +111,7 @@ def term_bounds(term: Term) -> tuple[int, int]:
             return low // divisor, high // divisor
         case Remainder(dividend, divisor):
             low, high = bounds(dividend)
-            return (low, high) if 0 <= low and high < divisor else (0, divisor - 1)
+            return (low, high) if low >= 0 and high < divisor else (0, divisor - 1)
 
 
 def bounds(form: Linear) -> tuple[int, int]:
@@ -126,7 +126,8 @@ def bounds(form: Linear) -> tuple[int, int]:
 
 def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
     """form = quotient * divisor + rest, taking whole multiples out of every coefficient."""
-    quotient, rest = [], []
+    quotient: list[tuple[Term, int]] = []
+    rest: list[tuple[Term, int]] = []
     for term, coefficient in form.terms:
         (quotient if coefficient % divisor == 0 else rest).append((term, coefficient))
     whole = Linear(form.constant // divisor, tuple((t, c // divisor) for t, c in quotient))

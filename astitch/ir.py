@@ -82,7 +82,9 @@ class DType(enum.Enum):
         try:
             return _OF_NUMPY[np.dtype(dtype)]
         except KeyError:
-            raise UnsupportedType(f"dtype {np.dtype(dtype)} has no HLO element type in astitch") from None
+            raise UnsupportedType(
+                f"dtype {np.dtype(dtype)} has no HLO element type in astitch"
+            ) from None
 
 
 _NUMPY: dict[DType, np.dtype] = {
@@ -155,7 +157,9 @@ class Literal:
 
     def __post_init__(self) -> None:
         if len(self.data) != math.prod(self.shape) * self.dtype.bytes:
-            raise IllegalProduct(f"literal of {self.dtype.value}{list(self.shape)} has {len(self.data)} bytes")
+            raise IllegalProduct(
+                f"literal of {self.dtype.value}{list(self.shape)} has {len(self.data)} bytes"
+            )
 
     @staticmethod
     def of(array: np.ndarray) -> Literal:
@@ -277,7 +281,10 @@ class ScatterAttrs:
 
 @dataclass(frozen=True, slots=True)
 class DotAttrs:
-    """dot_general.  Result dimensions: batch, left free, right free.  precision: one of DEFAULT, HIGH, HIGHEST per operand."""
+    """dot_general.  Result dimensions: batch, left free, right free.
+
+    precision: DEFAULT, HIGH or HIGHEST for each operand.
+    """
 
     lhs_contracting: tuple[int, ...]
     rhs_contracting: tuple[int, ...]
@@ -403,11 +410,35 @@ class CustomCallAttrs:
 
 
 Attrs = (
-    NoAttrs | ParameterAttrs | ConstantAttrs | IotaAttrs | BroadcastAttrs | TransposeAttrs | DimensionsAttrs
-    | DimensionAttrs | SliceAttrs | PadAttrs | CompareAttrs | DynamicSliceAttrs | GatherAttrs | ScatterAttrs
-    | DotAttrs | WindowAttrs | ConvolutionAttrs | GetTupleElementAttrs | SortAttrs | TopKAttrs | RngAttrs
-    | RngBitGeneratorAttrs | ReducePrecisionAttrs | BatchNormAttrs | FftAttrs | TriangularSolveAttrs
-    | CholeskyAttrs | ConditionalAttrs | CustomCallAttrs
+    NoAttrs
+    | ParameterAttrs
+    | ConstantAttrs
+    | IotaAttrs
+    | BroadcastAttrs
+    | TransposeAttrs
+    | DimensionsAttrs
+    | DimensionAttrs
+    | SliceAttrs
+    | PadAttrs
+    | CompareAttrs
+    | DynamicSliceAttrs
+    | GatherAttrs
+    | ScatterAttrs
+    | DotAttrs
+    | WindowAttrs
+    | ConvolutionAttrs
+    | GetTupleElementAttrs
+    | SortAttrs
+    | TopKAttrs
+    | RngAttrs
+    | RngBitGeneratorAttrs
+    | ReducePrecisionAttrs
+    | BatchNormAttrs
+    | FftAttrs
+    | TriangularSolveAttrs
+    | CholeskyAttrs
+    | ConditionalAttrs
+    | CustomCallAttrs
 )
 
 
@@ -433,7 +464,9 @@ class Node:
     def array(self) -> ArrayType:
         """The type of a node that has one result.  Raises IllegalProduct for a tuple."""
         if isinstance(self.type, TupleType):
-            raise IllegalProduct(f"%{self.name} = {self.op} has a tuple type {self.type}, an array was expected")
+            raise IllegalProduct(
+                f"%{self.name} = {self.op} has a tuple type {self.type}, an array was expected"
+            )
         return self.type
 
     @property
@@ -453,7 +486,9 @@ class Node:
 def _show_attrs(attrs: Attrs) -> str:
     if isinstance(attrs, ConstantAttrs):
         value = attrs.value
-        return str(value.numpy().tolist()) if len(value.data) <= 64 else f"<{len(value.data)} bytes>"
+        return (
+            str(value.numpy().tolist()) if len(value.data) <= 64 else f"<{len(value.data)} bytes>"
+        )
     inner = repr(attrs)
     return inner[inner.index("(") :]
 
@@ -497,10 +532,20 @@ class Graph:
         """What the graph computes, without names: equal keys compute the same function."""
         number = {name: i for i, name in enumerate(self.nodes)}
         rows = tuple(
-            (n.op, n.type, tuple(number[o] for o in n.operands), n.attrs, tuple(r.key for r in n.regions))
+            (
+                n.op,
+                n.type,
+                tuple(number[o] for o in n.operands),
+                n.attrs,
+                tuple(r.key for r in n.regions),
+            )
             for n in self
         )
-        return rows, tuple(number[p] for p in self.parameters), tuple(number[o] for o in self.outputs)
+        return (
+            rows,
+            tuple(number[p] for p in self.parameters),
+            tuple(number[o] for o in self.outputs),
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Graph) and self.key == other.key
@@ -515,5 +560,7 @@ class Graph:
         for node in self:
             for region in node.regions:
                 seen.setdefault(region.name, region)
-        regions = "".join("\n" + "\n".join("  | " + line for line in str(r).splitlines()) for r in seen.values())
+        regions = "".join(
+            "\n" + "\n".join("  | " + line for line in str(r).splitlines()) for r in seen.values()
+        )
         return f"{head}{body}\n  return {', '.join('%' + o for o in self.outputs)}{regions}"

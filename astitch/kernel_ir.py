@@ -18,6 +18,9 @@ from astitch.index import Linear
 from astitch.ir import ArrayType, Attrs, DType, Graph, Literal
 from astitch.propagation import Guard
 
+STRIDED_CHUNK = 4
+"""States of a thread that are exchanged at once when a reduction runs across strided threads."""
+
 # ---- expressions: a scalar in its compute type ----------------------------------------------------------------
 
 
@@ -318,8 +321,29 @@ class Barrier:
 
 
 Statement = (
-    Comment | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store | Keep | KeepSet
-    | States | Accumulate | AccumulateState | ReduceAcross | Finish | Loop | If | Choose | Section | TaskLoop | Barrier
+    Comment
+    | Index
+    | Start
+    | Value
+    | Load
+    | LoadVector
+    | VectorVariable
+    | StoreLane
+    | StoreVector
+    | Store
+    | Keep
+    | KeepSet
+    | States
+    | Accumulate
+    | AccumulateState
+    | ReduceAcross
+    | Finish
+    | Loop
+    | If
+    | Choose
+    | Section
+    | TaskLoop
+    | Barrier
 )
 
 # ---- the kernel -----------------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ class LaunchConfig:
     reason: str
 
 
-def configure_launch(gpu: Gpu, block: int, shared_bytes: int = 0, assumed: int = ASSUMED_REGISTERS) -> LaunchConfig:
+def configure_launch(
+    gpu: Gpu, block: int, shared_bytes: int = 0, assumed: int = ASSUMED_REGISTERS
+) -> LaunchConfig:
     """The residency of blocks of `block` threads that use `shared_bytes` of shared memory each."""
     blocks = max(gpu.blocks_per_sm(block, assumed, shared_bytes), 1)
     registers = gpu.max_registers(block, blocks)

@@ -21,9 +21,17 @@ from astitch import kernel_ir as k
 from astitch.dimensions import array_of
 from astitch.dominant import stored_value
 from astitch.index import Linear, Quotient, Remainder, Symbol
-from astitch.ir import ArrayType, ConstantAttrs, DType, GetTupleElementAttrs, Graph, IotaAttrs, Literal, NoAttrs
-from astitch.ops import OPS, Cost, Kind
-from astitch.propagation import Divisible, Dynamic, Guard, Index, Read, Within, access
+from astitch.ir import (
+    ArrayType,
+    ConstantAttrs,
+    DType,
+    GetTupleElementAttrs,
+    Graph,
+    IotaAttrs,
+    Literal,
+)
+from astitch.ops import OPS, Kind
+from astitch.propagation import Dynamic, Guard, Index, Read, Within, access
 from astitch.stitch_scheme import (
     Arrangement,
     Placement,
@@ -43,9 +51,6 @@ MAX_UNROLLED_STEPS = 16
 
 REGISTERS_FOR_CODE = 28
 """Registers that a kernel needs beside what it keeps: addresses, temporaries, accumulators."""
-
-STRIDED_CHUNK = 4
-"""States of a thread that are exchanged at once when a reduction runs across strided threads."""
 
 LANE = Symbol("lane", 1 << 30)
 """The number of an element within a vector; its true extent never matters, for lanes are only ever added."""
@@ -222,7 +227,9 @@ class _LoopLowering:
                 continue
             if isinstance(term, Symbol):
                 known = self.recall(("symbol", term))
-                assert isinstance(known, tuple), f"run-time index {term} is used before it is computed"
+                assert isinstance(known, tuple), (
+                    f"run-time index {term} is used before it is computed"
+                )
                 symbol, where = known
                 parts.append(ix.scale(ix.of_symbol(symbol), coefficient))
             else:
@@ -305,11 +312,19 @@ class _LoopLowering:
             return known
         kept = self.kept.get(key)
         if kept is not None and key in self.filled:
-            return self.define(key, kept.dtype, k.Element(kept.name, self.kept_position(kept), kept.dtype, kept.raw), kept.zone)
+            return self.define(
+                key,
+                kept.dtype,
+                k.Element(kept.name, self.kept_position(kept), kept.dtype, kept.raw),
+                kept.zone,
+            )
         result = self.compute(key)
         expr, zone = result
         if kept is not None and not self.conditionals:
-            self.emit(kept.zone, k.KeepSet(kept.name, self.kept_position(kept), kept.dtype, expr, kept.raw))
+            self.emit(
+                kept.zone,
+                k.KeepSet(kept.name, self.kept_position(kept), kept.dtype, expr, kept.raw),
+            )
         self.remember(zone, key, result)
         return result
 
@@ -334,7 +349,11 @@ class _LoopLowering:
                 pass  # one-to-one: the register that already holds it, or computed again in this phase
             elif here and own:
                 return self.read_state(key, place, number)
-            elif here and place.shared and why_not_block_local(place.root, self.mapping, index) is None:
+            elif (
+                here
+                and place.shared
+                and why_not_block_local(place.root, self.mapping, index) is None
+            ):
                 return self.read_shared(key, place, number)
             elif place.inline:
                 return self.read_partials(key, place, number)
@@ -356,7 +375,12 @@ class _LoopLowering:
             return values[0]
         zone = max((zone for _, zone in values), default=Zone.KERNEL)
         dtypes = tuple(self.graph[read.operand].dtype for read in reads)
-        return self.define(key, node.dtype, k.Call(node.op, node.dtype, tuple(e for e, _ in values), dtypes, node.attrs), zone)
+        return self.define(
+            key,
+            node.dtype,
+            k.Call(node.op, node.dtype, tuple(e for e, _ in values), dtypes, node.attrs),
+            zone,
+        )
 
     def choose(self, key: Key, choices: Sequence[object]) -> tuple[k.Expr, Zone]:
         """pad, concatenate, dynamic-update-slice: only the branch that applies touches memory."""
@@ -397,8 +421,12 @@ class _LoopLowering:
             if not isinstance(vector, str):
                 position, _ = self.position(form)
                 vector = self.fresh(f"{name}_v")
-                base = Linear(position.constant, tuple((t, c) for t, c in position.terms if t != LANE))
-                self.emit(Zone.COLUMN, k.LoadVector(vector, dtype, array, base, self.mapping.vector))
+                base = Linear(
+                    position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
+                )
+                self.emit(
+                    Zone.COLUMN, k.LoadVector(vector, dtype, array, base, self.mapping.vector)
+                )
                 self.remember(Zone.COLUMN, ("vector", source, form), vector)
             return self.define(key, dtype, k.Lane(vector, dtype), Zone.LANE)
         position, zone = self.position(form)
@@ -458,7 +486,9 @@ class _LoopLowering:
     def read_state(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Zone]:
         position, zone = self.slot_position(place)
         dtype = self.graph[key[0]].dtype
-        return self.define(key, dtype, k.Field(self.states[place.root.name], position, number), zone)
+        return self.define(
+            key, dtype, k.Field(self.states[place.root.name], position, number), zone
+        )
 
     def shared_position(self, place: Placement, index: Index) -> Linear:
         """Position in the shared buffer of a root: the packed outer rows, then the dimensions inside the task."""
@@ -481,7 +511,9 @@ class _LoopLowering:
 
     def with_packed_row(self, place: Placement, position: Linear) -> Linear:
         inner = shared_elements(place, self.mapping) // self.mapping.outer_threads
-        return ix.add(position, ix.scale(ix.of_symbol(Symbol("to", self.mapping.outer_threads)), inner))
+        return ix.add(
+            position, ix.scale(ix.of_symbol(Symbol("to", self.mapping.outer_threads)), inner)
+        )
 
     def read_partials(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Zone]:
         """Add the few partials of a split reduce where its value is needed."""
@@ -521,7 +553,8 @@ class _LoopLowering:
     def kept_position(self, kept: Kept) -> Linear:
         m = self.mapping
         steps = ix.add(
-            ix.scale(ix.of_symbol(Symbol("k", m.row_steps)), m.col_steps), ix.of_symbol(Symbol("l", m.col_steps))
+            ix.scale(ix.of_symbol(Symbol("k", m.row_steps)), m.col_steps),
+            ix.of_symbol(Symbol("l", m.col_steps)),
         )
         if kept.zone is Zone.ROW:
             steps = ix.of_symbol(Symbol("k", m.row_steps))
@@ -534,7 +567,14 @@ class _LoopLowering:
     def phase_roots(self, phase: int) -> list[Placement]:
         return [p for p in self.places if p.phase == phase]
 
-    def demand(self, phase: int, available: Mapping[Key, bool], found: dict[Key, bool], hits: dict[Key, None], leaves_only: bool) -> None:
+    def demand(
+        self,
+        phase: int,
+        available: Mapping[Key, bool],
+        found: dict[Key, bool],
+        hits: dict[Key, None],
+        leaves_only: bool,
+    ) -> None:
         """Which element values (op or load, index) a phase computes; those already `available` go to `hits`."""
         placements = self.parent.arrangement.placements
         seen: set[Key] = set()
@@ -550,13 +590,17 @@ class _LoopLowering:
                 continue
             seen.add(key)
             node = self.graph[read.operand]
-            if OPS[node.op].kind is Kind.SOURCE and read.operand in self.parent.inside or node.op == "constant" and node.array.rank == 0:
+            if (OPS[node.op].kind is Kind.SOURCE and read.operand in self.parent.inside) or (
+                node.op == "constant" and node.array.rank == 0
+            ):
                 continue
             reduce, _ = reduce_behind(self.graph, read.operand)
             place = placements.get(reduce) if read.operand in self.parent.inside else None
             if place is not None and place.root.name != own:
                 local = place.loop == self.loop.number and place.span is Span.TASK
-                if local and (place.root.kind is RootKind.REDUCE or read.index != place.root.result_index):
+                if local and (
+                    place.root.kind is RootKind.REDUCE or read.index != place.root.result_index
+                ):
                     continue  # a state or a shared buffer
                 if place.inline:
                     continue
@@ -581,7 +625,14 @@ class _LoopLowering:
                 continue
             stack.extend((r, own) for c in opened.choices for r in c.reads)
 
-    def note(self, key: Key, leaf: bool, available: Mapping[Key, bool], found: dict[Key, bool], hits: dict[Key, None]) -> None:
+    def note(
+        self,
+        key: Key,
+        leaf: bool,
+        available: Mapping[Key, bool],
+        found: dict[Key, bool],
+        hits: dict[Key, None],
+    ) -> None:
         if key in available:
             hits[key] = None
         else:
@@ -619,12 +670,20 @@ class _LoopLowering:
         for key, (leaf, _, _) in (cut if in_registers else leaves).items():
             dtype = self.graph[key[0]].dtype
             zone = self.key_zone(key)
-            kept = Kept(self.fresh(f"{key[0]}_kept"), key, dtype, leaf or in_shared, in_shared, zone)
+            kept = Kept(
+                self.fresh(f"{key[0]}_kept"), key, dtype, leaf or in_shared, in_shared, zone
+            )
             self.kept[key] = kept
             if in_shared:
                 width = self.mapping.vector if zone is Zone.LANE else 1
                 self.parent.add_slot(
-                    kept.name, dtype, None, elements * self.mapping.block * width, dtype.bytes, (self.loop.number, 0), (self.loop.number, phases)
+                    kept.name,
+                    dtype,
+                    None,
+                    elements * self.mapping.block * width,
+                    dtype.bytes,
+                    (self.loop.number, 0),
+                    (self.loop.number, phases),
                 )
 
     def cut(self, phases: int, leaves_only: bool) -> dict[Key, tuple[bool, int, int]]:
@@ -647,7 +706,11 @@ class _LoopLowering:
         """The most bytes that one step of a thread keeps across any border between phases."""
         return max(
             (
-                sum(self.kept_bytes(key, leaf) for key, (leaf, first, last) in cut.items() if first <= border < last)
+                sum(
+                    self.kept_bytes(key, leaf)
+                    for key, (leaf, first, last) in cut.items()
+                    if first <= border < last
+                )
                 for border in range(phases - 1)
             ),
             default=0,
@@ -696,7 +759,11 @@ class _LoopLowering:
         # A slot is read after the barrier that follows its writes.  Two barriers in a task keep the next task's writes
         # behind these reads; a single one, or a Regional buffer that is read until the end, needs one more.
         if not once and (self.syncs == 1 or any(p.shared for p in self.places)):
-            body.append(k.Barrier("block", "the next task writes the shared memory that this one still reads"))
+            body.append(
+                k.Barrier(
+                    "block", "the next task writes the shared memory that this one still reads"
+                )
+            )
         loop = k.TaskLoop(m.tasks, once, tuple(body))
         after: list[k.Statement] = []
         for place in across:
@@ -723,7 +790,10 @@ class _LoopLowering:
                 raw = ix.add(ix.scale(outer_tile, m.outer_threads), to)
                 if m.outer_size % m.outer_threads:
                     yield k.Index("outer_raw", raw)
-                    yield k.Index("outer", ix.of_symbol(Symbol(f"min(outer_raw, {m.outer_size - 1})", m.outer_size)))
+                    yield k.Index(
+                        "outer",
+                        ix.of_symbol(Symbol(f"min(outer_raw, {m.outer_size - 1})", m.outer_size)),
+                    )
                 else:
                     yield k.Index("outer", raw)
             else:
@@ -740,7 +810,11 @@ class _LoopLowering:
         if m.outer_threads > 1 and m.outer_size == 1:
             return (Within(ix.of_symbol(Symbol("to", m.outer_threads)), 0, 1),)
         if m.outer_threads > 1 and m.outer_size % m.outer_threads:
-            return (Within(ix.of_symbol(Symbol("outer_raw", m.tasks * m.outer_threads)), 0, m.outer_size),)
+            return (
+                Within(
+                    ix.of_symbol(Symbol("outer_raw", m.tasks * m.outer_threads)), 0, m.outer_size
+                ),
+            )
         return ()
 
     def leader_guard(self, *, row: bool, col: bool) -> tuple[Guard, ...]:
@@ -805,7 +879,8 @@ class _LoopLowering:
             yield from body
             return
         form = ix.add(
-            ix.scale(ix.of_symbol(Symbol("k", m.row_steps)), m.row_threads), ix.of_symbol(Symbol("ty", m.row_threads))
+            ix.scale(ix.of_symbol(Symbol("k", m.row_steps)), m.row_threads),
+            ix.of_symbol(Symbol("ty", m.row_threads)),
         )
         guards = []
         if m.row_tiles > 1:
@@ -874,7 +949,9 @@ class _LoopLowering:
             yield k.Barrier("block", f"Regional: {names} is read by other threads of the block")
 
     def was_computed(self, key: Key) -> bool:
-        return any(key in self.frames[z].cache for z in (Zone.TASK, Zone.ROW, Zone.COLUMN, Zone.LANE))
+        return any(
+            key in self.frames[z].cache for z in (Zone.TASK, Zone.ROW, Zone.COLUMN, Zone.LANE)
+        )
 
     def lower_pointwise(self, place: Placement) -> None:
         name = place.root.name
@@ -888,7 +965,9 @@ class _LoopLowering:
         if place.stored:
             target = storage_name(self.graph, name)
             tile = self.tile_guard(row=row, col=col)
-            self.store(target, place.root.result_index, expr, zone, (*guards, *tile), row=row, col=col)
+            self.store(
+                target, place.root.result_index, expr, zone, (*guards, *tile), row=row, col=col
+            )
         if place.shared:
             slot = self.shared_slot(place, 0)
             position, where = self.position(self.shared_position(place, place.root.result_index))
@@ -906,13 +985,27 @@ class _LoopLowering:
             name = self.fresh(f"{place.root.name}_shared")
             last = max((p.phase for p in self.places), default=0) + 1
             self.parent.add_slot(
-                name, dtype, None, count, dtype.bytes, (self.loop.number, place.phase), (self.loop.number, last)
+                name,
+                dtype,
+                None,
+                count,
+                dtype.bytes,
+                (self.loop.number, place.phase),
+                (self.loop.number, last),
             )
             self.slots_of[key] = name
         return self.slots_of[key]
 
     def store(
-        self, target: str, index: Index, expr: k.Expr, zone: Zone, guards: tuple[Guard, ...], *, row: bool, col: bool
+        self,
+        target: str,
+        index: Index,
+        expr: k.Expr,
+        zone: Zone,
+        guards: tuple[Guard, ...],
+        *,
+        row: bool,
+        col: bool,
     ) -> None:
         """Write one element to memory, or a lane of a vector that is written at once."""
         array_type = storage_type(self.graph, target)
@@ -921,7 +1014,9 @@ class _LoopLowering:
         form = ix.linearize(index, array_of(self.graph[base]).shape)
         if self.is_vector(form):
             position, _ = self.position(form)
-            aligned = Linear(position.constant, tuple((t, c) for t, c in position.terms if t != LANE))
+            aligned = Linear(
+                position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
+            )
             vector = self.fresh(f"{target}_w")
             self.emit(Zone.COLUMN, k.VectorVariable(vector, array_type.dtype, self.mapping.vector))
             self.emit(Zone.LANE, k.StoreLane(vector, array_type.dtype, expr))
@@ -981,7 +1076,11 @@ class _LoopLowering:
         m = self.mapping
         row_kept, col_kept = self.kept_axes(place)
         outer_reduced = any(a in place.root.space.reduced for a in m.outer)
-        axes = [(m.col_threads, not col_kept), (m.row_threads, not row_kept), (m.outer_threads, outer_reduced)]
+        axes = [
+            (m.col_threads, not col_kept),
+            (m.row_threads, not row_kept),
+            (m.outer_threads, outer_reduced),
+        ]
         stride = 1
         position = 0
         while position < len(axes):
@@ -1007,10 +1106,12 @@ class _LoopLowering:
             if stride == 1:
                 states = count * max(self.mapping.block // 32, 1)
             else:
-                states = min(count, STRIDED_CHUNK) * self.mapping.block
+                states = min(count, k.STRIDED_CHUNK) * self.mapping.block
             step = (self.loop.number, place.phase)
-            self.parent.add_slot(slot, None, reducer.number, states, reducer.state_bytes, step, step)
-            self.syncs += 1 if stride == 1 else 2 * ceil_div(count, STRIDED_CHUNK) - 1
+            self.parent.add_slot(
+                slot, None, reducer.number, states, reducer.state_bytes, step, step
+            )
+            self.syncs += 1 if stride == 1 else 2 * ceil_div(count, k.STRIDED_CHUNK) - 1
             if place.scheme is Scheme.REGIONAL:
                 self.parent.block_barriers += 1
         return k.ReduceAcross(state, count, reducer.number, threads, stride, slot)
@@ -1033,11 +1134,23 @@ class _LoopLowering:
                     variable = self.fresh(place.root.name)
                     self.emit(zone, k.Value(variable, dtype, k.Field(state, position, number)))
                     if place.stored:
-                        self.store(name, place.root.result_index, k.Name(variable), zone, guards, row=row, col=col)
+                        self.store(
+                            name,
+                            place.root.result_index,
+                            k.Name(variable),
+                            zone,
+                            guards,
+                            row=row,
+                            col=col,
+                        )
                     if place.shared:
                         slot = self.shared_slot(place, number)
-                        at, where = self.position(self.shared_position(place, place.root.result_index))
-                        store = k.Store(slot, self.with_packed_row(place, at), dtype, k.Name(variable))
+                        at, where = self.position(
+                            self.shared_position(place, place.root.result_index)
+                        )
+                        store = k.Store(
+                            slot, self.with_packed_row(place, at), dtype, k.Name(variable)
+                        )
                         for s in self.guarded(self.leader_guard(row=row, col=col), (store,)):
                             self.emit(max(zone, where), s)
                 self.frames[Zone.TASK].statements += self.nest(row=row)
@@ -1059,7 +1172,11 @@ class _LoopLowering:
         """The number of this task's partial among those of one result element."""
         m = self.mapping
         part = ix.ZERO
-        axes = (("outer", m.outer, m.outer_tiles), ("row", m.row, m.row_tiles), ("col", m.col, m.col_tiles))
+        axes = (
+            ("outer", m.outer, m.outer_tiles),
+            ("row", m.row, m.row_tiles),
+            ("col", m.col, m.col_tiles),
+        )
         for name, atoms, tiles in axes:
             if tiles > 1 and any(a in place.root.space.reduced for a in atoms):
                 if name == "outer":
@@ -1075,14 +1192,17 @@ class _LoopLowering:
         taking_part = Within(rank, 0, place.partials)
         # Accumulators of blocks without a task hold identities; they only keep the barriers inside uniform.
         self.frames[Zone.TASK].statements = []
-        return [*self.reduce_across(place), k.If((taking_part,), tuple(self.store_partials(place, rank)))]
+        return [
+            *self.reduce_across(place),
+            k.If((taking_part,), tuple(self.store_partials(place, rank))),
+        ]
 
     def store_partials(self, place: Placement, part: Linear) -> list[k.Statement]:
         """partials[part][result element] = state, by one thread of those that hold it."""
         name = place.root.name
         state = self.states[name]
         shape = array_of(self.graph[name]).shape
-        row, col = self.kept_axes(place)
+        row, _ = self.kept_axes(place)
         guards = self.result_guard(place)
         saved = self.frames[Zone.TASK].statements
         self.frames[Zone.TASK].statements = []
@@ -1096,7 +1216,9 @@ class _LoopLowering:
             arrays = self.parent.partial_arrays(place, write=True)
             stores = [
                 k.Store(array, form, dtype, k.Field(state, slot, number))
-                for number, (array, dtype) in enumerate(zip(arrays, self.parent.reducer(name).fields, strict=True))
+                for number, (array, dtype) in enumerate(
+                    zip(arrays, self.parent.reducer(name).fields, strict=True)
+                )
             ]
             for statement in self.guarded(guards, stores):
                 self.emit(level, statement)
@@ -1110,9 +1232,20 @@ class _KernelLowering:
     """Lowers one arrangement: parameters, scratch, slots and the sequence of levels."""
 
     def __init__(
-        self, arrangement: Arrangement, name: str, grid: int, blocks_per_sm: int, keep_registers: int, keep_shared_bytes: int
+        self,
+        arrangement: Arrangement,
+        name: str,
+        grid: int,
+        blocks_per_sm: int,
+        keep_registers: int,
+        keep_shared_bytes: int,
     ):
-        self.arrangement, self.name, self.grid, self.blocks_per_sm = arrangement, name, grid, blocks_per_sm
+        self.arrangement, self.name, self.grid, self.blocks_per_sm = (
+            arrangement,
+            name,
+            grid,
+            blocks_per_sm,
+        )
         self.graph = arrangement.graph
         self.inside = set(arrangement.groups.scope.members)
         self.keep_registers, self.keep_shared_bytes = keep_registers, keep_shared_bytes
@@ -1141,7 +1274,9 @@ class _KernelLowering:
             inner = source.partition("#")[0] in self.inside
             if inner and source not in self.outputs:
                 self.scratch[source] = k.Scratch(source, storage_type(self.graph, source))
-        self.parameters[source] = replace(known, written=known.written or write, read=known.read or read)
+        self.parameters[source] = replace(
+            known, written=known.written or write, read=known.read or read
+        )
         return known.name
 
     def partial_arrays(self, place: Placement, *, write: bool) -> tuple[str, ...]:
@@ -1150,10 +1285,14 @@ class _KernelLowering:
         for number, dtype in enumerate(self.reducer(place.root.name).fields):
             source = f"{place.root.name}.partial{number}"
             if source not in self.parameters:
-                self.parameters[source] = k.Parameter(self.fresh(f"p_{source}"), dtype, source, False, False)
+                self.parameters[source] = k.Parameter(
+                    self.fresh(f"p_{source}"), dtype, source, False, False
+                )
                 self.scratch[source] = k.Scratch(source, ArrayType(dtype, (place.partials, size)))
             known = self.parameters[source]
-            self.parameters[source] = replace(known, written=known.written or write, read=known.read or not write)
+            self.parameters[source] = replace(
+                known, written=known.written or write, read=known.read or not write
+            )
             names.append(known.name)
         return tuple(names)
 
@@ -1165,7 +1304,14 @@ class _KernelLowering:
         return self.reducer_of[root]
 
     def add_slot(
-        self, name: str, dtype: DType | None, reducer: int | None, count: int, unit: int, first: tuple[int, int], last: tuple[int, int]
+        self,
+        name: str,
+        dtype: DType | None,
+        reducer: int | None,
+        count: int,
+        unit: int,
+        first: tuple[int, int],
+        last: tuple[int, int],
     ) -> None:
         self.slots.append(k.Slot(name, dtype, reducer, count, count * unit, first, last))
 
@@ -1177,7 +1323,8 @@ class _KernelLowering:
                 waiting = [
                     p.root.name
                     for p in self.arrangement.placements.values()
-                    if p.scheme is Scheme.GLOBAL and self.arrangement.loops[p.loop].level < loop.level
+                    if p.scheme is Scheme.GLOBAL
+                    and self.arrangement.loops[p.loop].level < loop.level
                 ]
                 names = ", ".join("%" + n for n in waiting[-3:])
                 for _ in range(loop.level - level):
@@ -1187,7 +1334,9 @@ class _KernelLowering:
             section = _LoopLowering(self, loop, offset % self.grid).lower()
             if len(self.slots) > slots:
                 if shared_in_level:
-                    body.append(k.Barrier("block", "the next task loop takes over the shared memory"))
+                    body.append(
+                        k.Barrier("block", "the next task loop takes over the shared memory")
+                    )
                 shared_in_level = True
             body.append(section)
             offset += loop.mapping.tasks
@@ -1195,10 +1344,19 @@ class _KernelLowering:
         outputs = [p for s, p in self.parameters.items() if s in self.outputs]
         types = [storage_type(self.graph, p.source) for p in (*inputs, *outputs)]
         types += [s.type for s in self.scratch.values()]
-        visited = [l.mapping.tasks * l.mapping.block * l.mapping.elements_per_thread for l in self.arrangement.loops]
+        visited = [
+            l.mapping.tasks * l.mapping.block * l.mapping.elements_per_thread
+            for l in self.arrangement.loops
+        ]
         largest = max((*(t.size for t in types), *visited), default=0)
-        ordered = sorted(self.parameters.values(), key=lambda p: (p.source in self.scratch, p.written))
-        sources = dict.fromkeys(n.op_name for n in (self.graph[m] for m in self.arrangement.groups.scope.members) if n.op_name)
+        ordered = sorted(
+            self.parameters.values(), key=lambda p: (p.source in self.scratch, p.written)
+        )
+        sources = dict.fromkeys(
+            n.op_name
+            for n in (self.graph[m] for m in self.arrangement.groups.scope.members)
+            if n.op_name
+        )
         return (
             k.Kernel(
                 name=self.name,
@@ -1246,11 +1404,19 @@ def _count_block_barriers(body: Sequence[k.Statement]) -> int:
 
 
 def lower(
-    arrangement: Arrangement, name: str, *, grid: int, blocks_per_sm: int, keep_registers: int, keep_shared_bytes: int
+    arrangement: Arrangement,
+    name: str,
+    *,
+    grid: int,
+    blocks_per_sm: int,
+    keep_registers: int,
+    keep_shared_bytes: int,
 ) -> tuple[k.Kernel, tuple[str, ...]]:
     """The kernel of an arrangement and notes for people.
 
     grid: blocks.  keep_registers: 32-bit registers a thread may keep across phases.
     keep_shared_bytes: shared memory a block may use to keep values across phases.
     """
-    return _KernelLowering(arrangement, name, grid, blocks_per_sm, keep_registers, keep_shared_bytes).lower()
+    return _KernelLowering(
+        arrangement, name, grid, blocks_per_sm, keep_registers, keep_shared_bytes
+    ).lower()

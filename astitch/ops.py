@@ -3,7 +3,7 @@
 kind: what the stitcher does with it.  cost: LIGHT or HEAVY (paper section 2: heavy ops are worth a buffer
 before a broadcast).  cuda: how the scalar is spelled in CUDA, `{0}` `{1}` `{2}` being the operands in their
 compute type (float for f16 and bf16); the functions are in cuda/hlo_math.cuh.  flops: rough work of one element.
-meaning: the op in NumPy, from semantics.py; none for parameter and for ops with a region, which reference.py interprets.
+meaning: the op in NumPy, from semantics.py; none for parameter and ops with a region: reference.py interprets those.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Kind(enum.Enum):
     SOURCE = "source"  # parameter, constant, iota: no operands
     ELEMENTWISE = "elementwise"  # result[i] = f(operands[i])
     BROADCAST = "broadcast"  # one-to-many
-    INDEX = "index"  # result[i] = operand[g(i)]: reshape, transpose, slice, pad, concatenate, reverse, dynamic-slice ...
+    INDEX = "index"  # result[i] = operand[g(i)]: reshape, transpose, slice, pad, concatenate ...
     REDUCE = "reduce"  # many-to-one
     COMPUTE = "compute"  # dot, convolution: a library call
     PROJECTION = "projection"  # get-tuple-element
@@ -48,7 +48,12 @@ def _light(cuda: str, flops: int = 1) -> Op:
 
 
 def _heavy(function: str, flops: int = 20, arity: int = 1) -> Op:
-    return Op(Kind.ELEMENTWISE, Cost.HEAVY, f"{function}({', '.join('{%d}' % i for i in range(arity))})", flops)
+    return Op(
+        Kind.ELEMENTWISE,
+        Cost.HEAVY,
+        f"{function}({', '.join(f'{{{i}}}' for i in range(arity))})",
+        flops,
+    )
 
 
 OPS: dict[str, Op] = {

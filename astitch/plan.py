@@ -39,7 +39,12 @@ class Plan:
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = [str(self.scope), str(self.arrangement.groups), str(self.arrangement), f"  launch: {self.launch.reason}"]
+        lines = [
+            str(self.scope),
+            str(self.arrangement.groups),
+            str(self.arrangement),
+            f"  launch: {self.launch.reason}",
+        ]
         return "\n".join([*lines, *(f"  note: {n}" for n in self.notes)])
 
 
@@ -65,7 +70,8 @@ def _lower_to_fit(
     cooperative = arrangement.levels > 1
     limit = _shared_limit(gpu, launch.blocks_per_sm if cooperative else 1)
     keep_registers = (launch.registers if cooperative else ASSUMED_REGISTERS) - REGISTERS_FOR_CODE
-    kernel, notes = None, ()
+    kernel: k.Kernel | None = None
+    notes: tuple[str, ...] = ()
     for keep_shared in (limit - 8192, limit // 2, 0):
         kernel, notes = lower(
             arrangement,
@@ -91,7 +97,9 @@ def plan_scope(graph: Graph, scope: Scope, gpu: Gpu) -> Plan | None:
     block = SMALL_BLOCK
     launch = configure_launch(gpu, block)
     arrangement = choose_schemes(graph, groups, gpu, block, launch.wave)
-    long_rows = any(loop.mapping.col_size >= LONG_ROW and loop.mapping.outer for loop in arrangement.loops)
+    long_rows = any(
+        loop.mapping.col_size >= LONG_ROW and loop.mapping.outer for loop in arrangement.loops
+    )
     if arrangement.levels > 1 or long_rows:
         block = LARGE_BLOCK
         launch = configure_launch(gpu, block)

@@ -76,7 +76,10 @@ class CudaKernel:
 
 @dataclass(frozen=True, slots=True)
 class KernelStep:
-    """Launch `kernel` on `arguments` (one View per pointer parameter).  `written` are the indices of arguments it writes."""
+    """Launch `kernel` on `arguments`, one View for each pointer parameter.
+
+    written: numbers of the arguments that it writes.
+    """
 
     kernel: CudaKernel
     arguments: tuple[View, ...]

@@ -108,7 +108,9 @@ def _decide(choices: Iterable[Choice], dynamics: tuple[Dynamic, ...] = ()) -> Ac
     return Access(tuple(kept), dynamics)
 
 
-def _dynamic_starts(node: Node, operands: tuple[str, ...], rooms: Iterable[int]) -> tuple[Dynamic, ...]:
+def _dynamic_starts(
+    node: Node, operands: tuple[str, ...], rooms: Iterable[int]
+) -> tuple[Dynamic, ...]:
     return tuple(
         Dynamic(Symbol(f"{node.name}.start{d}", room + 1), operand, ())
         for d, (operand, room) in enumerate(zip(operands, rooms, strict=True))
@@ -119,7 +121,9 @@ def _pad(graph: Graph, node: Node, attrs: PadAttrs, index: Index) -> Access:
     source = graph[node.operands[0]].shape
     guards: list[Guard] = []
     inner: list[Linear] = []
-    for position, low, interior, extent in zip(index, attrs.low, attrs.interior, source, strict=True):
+    for position, low, interior, extent in zip(
+        index, attrs.low, attrs.interior, source, strict=True
+    ):
         moved = ix.offset(position, -low)
         step = interior + 1
         guards.append(Within(moved, 0, max((extent - 1) * step + 1, 0)))
@@ -156,7 +160,10 @@ def _dynamic_update(graph: Graph, node: Node, index: Index) -> Access:
     )
     guards = tuple(Within(m, 0, extent) for m, extent in zip(moved, update, strict=True))
     return _decide(
-        (Choice(guards, (Read(node.operands[1], moved),)), Choice((), (Read(node.operands[0], index),))),
+        (
+            Choice(guards, (Read(node.operands[1], moved),)),
+            Choice((), (Read(node.operands[0], index),)),
+        ),
         tuple(d for d in dynamics if d.symbol.extent > 1),
     )
 
@@ -168,7 +175,9 @@ def _gather(graph: Graph, node: Node, attrs: GatherAttrs, index: Index) -> Acces
     windows = iter(attrs.offset_dims)
     position = [ix.ZERO if d in gone else index[next(windows)] for d in range(operand.array.rank)]
     vector_dim = attrs.index_vector_dim
-    for here, there in zip(attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True):
+    for here, there in zip(
+        attrs.operand_batching_dims, attrs.start_indices_batching_dims, strict=True
+    ):
         position[here] = batch[there if there < vector_dim else there - 1]
     dynamics = []
     where = ",".join(map(str, batch))
@@ -203,7 +212,10 @@ def access(graph: Graph, node: Node, index: Index) -> Access:
         case SliceAttrs(starts, _, strides):
             return _forward(
                 node.operands[0],
-                (ix.offset(ix.scale(i, s), a) for i, a, s in zip(index, starts, strides, strict=True)),
+                (
+                    ix.offset(ix.scale(i, s), a)
+                    for i, a, s in zip(index, starts, strides, strict=True)
+                ),
             )
         case PadAttrs() as pad:
             return _pad(graph, node, pad, index)
@@ -235,12 +247,17 @@ def access(graph: Graph, node: Node, index: Index) -> Access:
         source = graph[node.operands[0]].shape
         return _forward(node.operands[0], ix.delinearize(ix.linearize(index, node.shape), source))
     # Element-wise; clamp's bounds and select's predicate may be scalars.
-    reads = tuple(Read(o, index if graph[o].array.rank == len(index) else ()) for o in node.operands)
+    reads = tuple(
+        Read(o, index if graph[o].array.rank == len(index) else ()) for o in node.operands
+    )
     return Access((Choice((), reads),))
 
 
 def walk_reads(
-    graph: Graph, starts: Iterable[Read], stop: Callable[[str], bool], visit: Callable[[Read, bool], None]
+    graph: Graph,
+    starts: Iterable[Read],
+    stop: Callable[[str], bool],
+    visit: Callable[[Read, bool], None],
 ) -> None:
     """Depth-first over everything that the starts need; `visit(read, stopped)` once for each (node, index).
 

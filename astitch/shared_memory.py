@@ -76,4 +76,6 @@ def place_shared(slots: Sequence[Slot]) -> tuple[tuple[Slot, ...], int]:
         placed.append(replace(slot, offset=offset))
     by_name = {s.name: s for s in placed}
     total = max(s.offset + s.bytes for s in placed)
-    return tuple(by_name[s.name] for s in slots), -(-total // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
+    return tuple(by_name[s.name] for s in slots), -(
+        -total // SLOT_ALIGNMENT_BYTES
+    ) * SLOT_ALIGNMENT_BYTES

@@ -155,7 +155,9 @@ def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
         return Root(name, RootKind.REDUCE, space, index, result)
     index = dimensions.canonical_index(name)
     widest = max(a.dtype.bytes for a in (array_of(node), *operands))
-    return Root(name, RootKind.POINTWISE, Space(dimensions.space(name), frozenset(), widest), index, index)
+    return Root(
+        name, RootKind.POINTWISE, Space(dimensions.space(name), frozenset(), widest), index, index
+    )
 
 
 def root_starts(graph: Graph, root: Root) -> tuple[Read, ...]:
@@ -216,7 +218,9 @@ class _Draft:
     partials: int
     available: int  # the first level at which other loops can read it
     inline: bool = False
-    depends: dict[str, bool] = field(default_factory=dict)  # root read in the same task -> at its own index
+    depends: dict[str, bool] = field(
+        default_factory=dict
+    )  # root read in the same task -> at its own index
     readers: int = 0
     global_reason: str = ""
     shared: bool = False
@@ -299,7 +303,9 @@ class _Arranger:
         group = self.groups.groups[self.group_of[root.name]]
         if group.dominant not in self.mapping_of:
             dominant = make_root(self.graph, self.dimensions, group.dominant)
-            self.mapping_of[group.dominant] = map_space(dominant.space, self.gpu, self.block, self.wave)
+            self.mapping_of[group.dominant] = map_space(
+                dominant.space, self.gpu, self.block, self.wave
+            )
         mapping = self.mapping_of[group.dominant]
         if why_not_aligned(root.space, mapping) is None:
             return mapping
@@ -367,9 +373,13 @@ class _Arranger:
             producer = self.drafts[read.operand]
             producer.readers += 1
             if producer.loop is not loop:
-                producer.global_reason = producer.global_reason or "its readers run in another task loop"
+                producer.global_reason = (
+                    producer.global_reason or "its readers run in another task loop"
+                )
             elif producer.span is not Span.TASK:
-                producer.global_reason = producer.global_reason or "its reduction spans several tasks"
+                producer.global_reason = (
+                    producer.global_reason or "its reduction spans several tasks"
+                )
             else:
                 why = self.why_not_local(producer, read.index)
                 if why is not None:
@@ -385,7 +395,11 @@ class _Arranger:
     def add_combine(self, draft: _Draft) -> None:
         """The second half of a split reduce: fixed-order sum of the partials, after a global barrier."""
         kept = draft.root.space.kept
-        if draft.span is Span.TILE and draft.partials <= MAX_INLINE_PARTIALS and self.read_per_task(draft):
+        if (
+            draft.span is Span.TILE
+            and draft.partials <= MAX_INLINE_PARTIALS
+            and self.read_per_task(draft)
+        ):
             draft.inline = True
             return
         part = Symbol(f"{draft.root.name}.part", draft.partials)
@@ -404,7 +418,11 @@ class _Arranger:
         """Every reader needs at most one element of the result for each task, so adding partials there is cheap."""
         if draft.root.name in {stored_value(self.graph, o) for o in self.groups.scope.outputs}:
             return False
-        fields = [n for n in self.graph.users[draft.root.name] if OPS[self.graph[n].op].kind is Kind.PROJECTION]
+        fields = [
+            n
+            for n in self.graph.users[draft.root.name]
+            if OPS[self.graph[n].op].kind is Kind.PROJECTION
+        ]
         if any(f in self.groups.scope.outputs for f in fields):
             return False
         outer = frozenset(draft.loop.mapping.outer)
@@ -448,14 +466,30 @@ class _Arranger:
             readers = self.drafts[root.name].readers
             scheme = Scheme.GLOBAL if readers else Scheme.INDEPENDENT
             return Placement(
-                root, draft.loop.number, phase, Span.TASK, 1, False, scheme, True, False,
+                root,
+                draft.loop.number,
+                phase,
+                Span.TASK,
+                1,
+                False,
+                scheme,
+                True,
+                False,
                 f"adds {self.drafts[root.name].partials} partials in a fixed order",
             )
         split = draft.span is not Span.TASK
         if split:
             where = "tasks" if draft.span is Span.TILE else "blocks"
             return Placement(
-                root, draft.loop.number, phase, draft.span, draft.partials, draft.inline, Scheme.GLOBAL, False, False,
+                root,
+                draft.loop.number,
+                phase,
+                draft.span,
+                draft.partials,
+                draft.inline,
+                Scheme.GLOBAL,
+                False,
+                False,
                 f"split over {draft.partials} {where}: partials in scratch",
             )
         if not draft.readers:
@@ -468,11 +502,18 @@ class _Arranger:
             scheme, reason = Scheme.REGIONAL, "each block reads just the elements that it computed"
         stored = output or scheme is Scheme.GLOBAL
         shared = draft.shared
-        return Placement(root, draft.loop.number, phase, draft.span, 1, False, scheme, stored, shared, reason)
+        return Placement(
+            root, draft.loop.number, phase, draft.span, 1, False, scheme, stored, shared, reason
+        )
 
 
 def choose_schemes(
-    graph: Graph, groups: Groups, gpu: Gpu, block: int, wave: int, demoted: frozenset[str] = frozenset()
+    graph: Graph,
+    groups: Groups,
+    gpu: Gpu,
+    block: int,
+    wave: int,
+    demoted: frozenset[str] = frozenset(),
 ) -> Arrangement:
     """Place every root of the scope.
 

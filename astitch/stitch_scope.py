@@ -81,7 +81,11 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     if kind in (Kind.CONTROL, Kind.OTHER):
         return f"'{node.op}' has no emitted form yet"
     if kind is Kind.PROJECTION:
-        return None if graph[node.operands[0]].op == "reduce" else "a result of an op that is not stitched"
+        return (
+            None
+            if graph[node.operands[0]].op == "reduce"
+            else "a result of an op that is not stitched"
+        )
     types = [array_of(node), *(array_of(graph[o]) for o in node.operands)]
     for array in types:
         if array.dtype not in STITCHABLE_DTYPES:
@@ -98,7 +102,13 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
 
 def is_memory_op(node: Node) -> bool:
     """An op that does memory-intensive work: not a source, a library call, control flow or a projection."""
-    return OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX, Kind.REDUCE, Kind.OTHER)
+    return OPS[node.op].kind in (
+        Kind.ELEMENTWISE,
+        Kind.BROADCAST,
+        Kind.INDEX,
+        Kind.REDUCE,
+        Kind.OTHER,
+    )
 
 
 def _is_embedded(node: Node) -> bool:
@@ -156,7 +166,11 @@ def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
     for node in graph:
         if OPS[node.op].kind is Kind.PROJECTION and node.operands[0] not in outside:
             group = [node.operands[0], *graph.users[node.operands[0]]]
-            together = min(stage[n] for n in group if n == node.operands[0] or OPS[graph[n].op].kind is Kind.PROJECTION)
+            together = min(
+                stage[n]
+                for n in group
+                if n == node.operands[0] or OPS[graph[n].op].kind is Kind.PROJECTION
+            )
             for n in group:
                 if n == node.operands[0] or OPS[graph[n].op].kind is Kind.PROJECTION:
                     stage[n] = together
@@ -225,7 +239,9 @@ def find_scopes(graph: Graph) -> Scopes:
             continue
         for operand in dict.fromkeys(node.operands):
             if can_stitch(operand) and stage[operand] != stage[node.name]:
-                blocker = _blocking_op(graph, outside, operand, node.name) if len(refusals) < 200 else ""
+                blocker = (
+                    _blocking_op(graph, outside, operand, node.name) if len(refusals) < 200 else ""
+                )
                 reason = (
                     f"one kernel for both would close a cycle through %{blocker} ({graph[blocker].op})"
                     if blocker
@@ -235,7 +251,9 @@ def find_scopes(graph: Graph) -> Scopes:
                 refusals.append(Refusal(operand, node.name, reason))
     order = {name: number for number, name in enumerate(graph.nodes)}
     scopes = tuple(
-        make_scope(graph, f"stitch_{number}", stage[members[0]], sorted(members, key=order.__getitem__))
+        make_scope(
+            graph, f"stitch_{number}", stage[members[0]], sorted(members, key=order.__getitem__)
+        )
         for number, members in enumerate(found)
     )
     leftover = tuple(Refusal(name, name, reason) for name, reason in outside.items())
@@ -259,4 +277,3 @@ def make_scope(graph: Graph, name: str, stage: int, members: list[str]) -> Scope
         and (member in wanted or any(u not in inside for u in graph.users[member]))
     ]
     return Scope(name, stage, tuple(members), tuple(inputs), tuple(outputs))
-

@@ -197,11 +197,20 @@ def map_space(space: Space, gpu: Gpu, block: int, wave: int) -> Mapping:
 def _map_elementwise(space: Space, gpu: Gpu, block: int) -> Mapping:
     vector = choose_vector(space.atoms, space.element_bytes)
     total = size_of(space.atoms)
-    # More than one vector a thread only when the GPU is full anyway.
-    steps = 1
-    while steps < 4 and total > block * vector * steps * 2 * gpu.sms * 8:
-        steps *= 2
-    return Mapping((), (), space.atoms, 1, 1, block, vector, 1, block * vector * steps, "element-wise: flat tiles")
+    # Two vectors a thread only where the GPU is full anyway.
+    steps = 2 if total > block * vector * 2 * gpu.sms * 8 else 1
+    return Mapping(
+        (),
+        (),
+        space.atoms,
+        1,
+        1,
+        block,
+        vector,
+        1,
+        block * vector * steps,
+        "element-wise: flat tiles",
+    )
 
 
 def _map_rows(space: Space, col: Atoms, gpu: Gpu, block: int, wave: int) -> Mapping:
@@ -214,7 +223,8 @@ def _map_rows(space: Space, col: Atoms, gpu: Gpu, block: int, wave: int) -> Mapp
         parts = min(wave // rows, ceil_div(vectors, block))
         tile = ceil_div(ceil_div(vectors, parts), block) * block * vector
         if tile < cols:
-            reason = f"row-reduce, {rows} rows < {wave} blocks a wave: each row split over {ceil_div(cols, tile)} blocks"
+            split = ceil_div(cols, tile)
+            reason = f"row-reduce, {rows} rows < {wave} blocks a wave: each row split over {split} blocks"
             return Mapping(outer, (), col, 1, 1, block, vector, 1, tile, reason)
     # As few threads a row as keep the GPU busy, so that the reduction stays within a warp where it can.
     threads = power_of_two_at_least(ceil_div(vectors, MAX_STEPS))
@@ -226,11 +236,17 @@ def _map_rows(space: Space, col: Atoms, gpu: Gpu, block: int, wave: int) -> Mapp
     threads = min(threads, block)
     packed = block // threads
     steps = ceil_div(vectors, threads)
-    reason = f"row-reduce: {packed} rows a block, {threads} threads a row" if packed > 1 else "row-reduce: a block a row"
+    reason = (
+        f"row-reduce: {packed} rows a block, {threads} threads a row"
+        if packed > 1
+        else "row-reduce: a block a row"
+    )
     return Mapping(outer, (), col, packed, 1, threads, vector, 1, steps * threads * vector, reason)
 
 
-def _map_columns(space: Space, outer: Atoms, row: Atoms, col: Atoms, block: int, wave: int) -> Mapping:
+def _map_columns(
+    space: Space, outer: Atoms, row: Atoms, col: Atoms, block: int, wave: int
+) -> Mapping:
     """Column-reduce and mixed reduce: threads own columns, blocks walk over rows; few tiles -> rows are split."""
     rows, cols = size_of(row), size_of(col)
     vector = choose_vector(col, space.element_bytes)
@@ -254,7 +270,9 @@ def _map_columns(space: Space, outer: Atoms, row: Atoms, col: Atoms, block: int,
     reason = f"{kind}: {row_threads} rows x {col_threads} threads a block"
     if row_tile < rows:
         reason += f", {tiles} tiles < {wave} blocks a wave: rows split over {ceil_div(rows, row_tile)} blocks"
-    return Mapping(outer, row, col, outer_threads, row_threads, col_threads, vector, row_tile, col_tile, reason)
+    return Mapping(
+        outer, row, col, outer_threads, row_threads, col_threads, vector, row_tile, col_tile, reason
+    )
 
 
 def why_not_aligned(space: Space, mapping: Mapping) -> str | None:
@@ -287,5 +305,3 @@ def covered_elements(mapping: Mapping) -> dict[tuple[int, int, int], int]:
             for element in mapping.elements(task, thread):
                 seen[element] = seen.get(element, 0) + 1
     return seen
-
-

@@ -1,0 +1,151 @@
+"""Compilation products for people: the table of kernels, the other steps and everything that was refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from astitch.gpu import Gpu
+from astitch.ir import Graph
+from astitch.kernel_cache import compile_cached
+from astitch.lower import storage_name
+from astitch.nvrtc import Request, Resources, compile_many_cuda
+from astitch.plan import Plan
+from astitch.program import LibraryStep, Program, ReferenceStep
+from astitch.stitch_scheme import Scheme
+from astitch.stitch_scope import Scopes, is_memory_op
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One line of the table.
+
+    loops: task loops (sections).  schemes: how many values of each scheme.  shared_bytes: dynamic shared memory of a
+    block.  registers, spill_bytes: from the CUDA compiler, None where it is not installed.  traffic_bytes: inputs read
+    once and outputs written once.  speed_of_light_us: that traffic at the measured copy bandwidth of the GPU.
+    """
+
+    name: str
+    ops: int
+    loops: int
+    global_barriers: int
+    block_barriers: int
+    schemes: Mapping[str, int]
+    grid: int
+    block: int
+    shared_bytes: int
+    registers: int | None
+    spill_bytes: int | None
+    traffic_bytes: int
+    speed_of_light_us: float
+
+
+def compile_resources(program: Program, gpu: Gpu) -> dict[str, Resources]:
+    """What the CUDA compiler says of each kernel.  Raises KernelCompileError without NVRTC or for refused text."""
+    requests = [Request(kernel.source, gpu.arch) for kernel in program.kernels]
+    compiled = compile_many_cuda(requests, compile_one=compile_cached)
+    return {k.name: c.kernels[k.name] for k, c in zip(program.kernels, compiled, strict=True)}
+
+
+def kernel_rows(
+    plans: Sequence[Plan], gpu: Gpu, resources: Mapping[str, Resources] | None = None
+) -> tuple[KernelRow, ...]:
+    """One row for each stitched kernel, in the order of the scopes."""
+    rows = []
+    for plan in plans:
+        kernel = plan.kernel
+        schemes = Counter(p.scheme for p in plan.arrangement.placements.values())
+        known = resources.get(kernel.name) if resources else None
+        traffic = kernel.reads_bytes + kernel.writes_bytes
+        rows.append(
+            KernelRow(
+                kernel.name,
+                len(plan.scope.members),
+                len(plan.arrangement.loops),
+                kernel.global_barriers,
+                kernel.block_barriers,
+                {scheme.value: schemes[scheme] for scheme in Scheme if schemes[scheme]},
+                kernel.grid,
+                kernel.block,
+                kernel.shared_bytes,
+                known.registers if known else None,
+                known.spill_store_bytes + known.spill_load_bytes if known else None,
+                traffic,
+                traffic / gpu.bandwidth_gbs / 1e3,
+            )
+        )
+    return tuple(rows)
+
+
+_HEADINGS = (
+    "kernel", "ops", "loops", "barriers", "I/L/R/G", "grid", "block", "shared B", "regs", "spill B", "MB", "SOL us"
+)  # fmt: skip
+
+
+def show_table(rows: Sequence[KernelRow]) -> str:
+    """The table of kernels.  barriers: global + block.  I/L/R/G: Independent, Local, Regional, Global values."""
+    cells = [list(_HEADINGS)]
+    for row in rows:
+        cells.append(
+            [
+                row.name,
+                str(row.ops),
+                str(row.loops),
+                f"{row.global_barriers} + {row.block_barriers}",
+                "/".join(str(row.schemes.get(scheme.value, 0)) for scheme in Scheme),
+                str(row.grid),
+                str(row.block),
+                str(row.shared_bytes),
+                "-" if row.registers is None else str(row.registers),
+                "-" if row.spill_bytes is None else str(row.spill_bytes),
+                f"{row.traffic_bytes / 1e6:.3f}",
+                f"{row.speed_of_light_us:.2f}",
+            ]
+        )
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADINGS))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    )
+
+
+def memory_ops(graph: Graph) -> tuple[str, ...]:
+    """The memory-intensive ops of a graph that compute something: a reshape is only another view of a buffer."""
+    return tuple(n.name for n in graph if is_memory_op(n) and storage_name(graph, n.name) == n.name)
+
+
+def other_steps(program: Program) -> tuple[ReferenceStep, ...]:
+    """Steps that neither an emitted kernel nor a library does."""
+    return tuple(s for s in program.steps if isinstance(s, ReferenceStep))
+
+
+def library_steps(program: Program) -> tuple[LibraryStep, ...]:
+    return tuple(s for s in program.steps if isinstance(s, LibraryStep))
+
+
+def explain(
+    scopes: Scopes,
+    plans: Sequence[Plan],
+    program: Program,
+    gpu: Gpu,
+    resources: Mapping[str, Resources] | None,
+) -> str:
+    """Kernels, decisions of every scheme, library calls, other steps and refusals, as text."""
+    lines = [f"{program.name} for {gpu.name}: {len(program.kernels)} stitched kernels", ""]
+    lines.append(show_table(kernel_rows(plans, gpu, resources)))
+    lines += [
+        "",
+        f"library calls: {len(library_steps(program))}",
+        f"other steps: {len(other_steps(program))}",
+    ]
+    lines += [f"  %{s.node.name} = {s.node.op}: {s.reason}" for s in other_steps(program)]
+    for plan in plans:
+        lines += ["", str(plan)]
+    if scopes.refusals:
+        lines += ["", f"refusals: {len(scopes.refusals)}"]
+        lines += [f"  {refusal}" for refusal in scopes.refusals]
+    return "\n".join(lines)
