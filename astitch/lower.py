@@ -30,7 +30,7 @@ from astitch.ir import (
     IotaAttrs,
     Literal,
 )
-from astitch.ops import OPS, Kind
+from astitch.ops import OPS, Kind, monoid_of
 from astitch.propagation import Dynamic, Guard, Index, Read, Within, access
 from astitch.stitch_scheme import (
     Arrangement,
@@ -95,15 +95,6 @@ def _extreme(dtype: DType, *, largest: bool) -> np.ndarray:
         return np.array(np.inf if largest else -np.inf).astype(dtype.numpy)
     limits = np.iinfo(dtype.numpy)
     return np.array(limits.max if largest else limits.min, dtype.numpy)
-
-
-def monoid_of(region: Graph) -> str | None:
-    """The opcode of a region that is one commutative op of its two parameters."""
-    if len(region.parameters) != 2 or len(region.outputs) != 1:
-        return None
-    node = region[region.outputs[0]]
-    known = {"add", "multiply", "maximum", "minimum", "and", "or", "xor"}
-    return node.op if node.op in known and set(node.operands) == set(region.parameters) else None
 
 
 def make_reducer(graph: Graph, name: str, number: int) -> k.Reducer:

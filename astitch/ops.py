@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from astitch.ir import Node
+from astitch.ir import Graph, Node
 from astitch.semantics import MEANINGS, Meaning
 
 
@@ -168,3 +168,12 @@ OPS = {opcode: replace(row, meaning=MEANINGS.get(opcode)) for opcode, row in OPS
 def op_of(node: Node) -> Op:
     """The row of a node's opcode.  The importer has refused opcodes without a row, so this cannot fail."""
     return OPS[node.op]
+
+
+def monoid_of(region: Graph) -> str | None:
+    """The opcode of a region that is one commutative op of its two parameters."""
+    if len(region.parameters) != 2 or len(region.outputs) != 1:
+        return None
+    node = region[region.outputs[0]]
+    known = {"add", "multiply", "maximum", "minimum", "and", "or", "xor"}
+    return node.op if node.op in known and set(node.operands) == set(region.parameters) else None

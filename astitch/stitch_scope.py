@@ -22,7 +22,7 @@ from astitch.ir import (
     Node,
     TupleType,
 )
-from astitch.ops import OPS, Kind
+from astitch.ops import OPS, Kind, monoid_of
 
 STITCHABLE_DTYPES = frozenset(DType) - {DType.C64, DType.C128, DType.F8E4M3FN, DType.F8E5M2}
 """Element types that the emitter spells."""
@@ -97,6 +97,9 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
             scalar = isinstance(inner.type, ArrayType) and inner.type.rank == 0
             if not scalar or OPS[inner.op].kind not in (Kind.ELEMENTWISE, Kind.SOURCE):
                 return f"its region holds %{inner.name} = {inner.op}, which is not a scalar element-wise op"
+        inits = [graph[o] for o in node.operands[len(node.operands) // 2 :]]
+        if monoid_of(node.regions[0]) is None and not all(_is_embedded(init) for init in inits):
+            return "the identity of its region is unknown and its init value is not a constant"
     return None
 
 
