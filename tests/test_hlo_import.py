@@ -92,9 +92,10 @@ def test_bf16_module_agrees_with_xla():
     compare_with_xla(read_module("bert_infer_bf16_erfgelu"), tolerance=0.03, positive=False)
 
 
-def test_loss_of_training_step_agrees_with_xla():
-    """The forward half of a CRNN training step: with the backward half XLA takes half a minute."""
-    compare_with_xla(keep_one_output(read_module("crnn_train"), 109), tolerance=1e-4)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert_train", "crnn_train"])
+def test_training_step_agrees_with_xla(name):
+    compare_with_xla(read_module(name), tolerance=1e-4)
 
 
 def compare_with_xla(proto: bytes, tolerance: float, positive: bool = True) -> None:
@@ -110,28 +111,6 @@ def compare_with_xla(proto: bytes, tolerance: float, positive: bool = True) -> N
         np.testing.assert_allclose(
             got.astype(np.float64) / scale, want.astype(np.float64) / scale, 0, tolerance
         )
-
-
-def keep_one_output(proto: bytes, index: int) -> bytes:
-    """The module whose only result is result `index`; XLA drops what it does not need."""
-    from jax._src.lib import xla_client
-
-    options = xla_client.hlo.HloPrintOptions()
-    options.print_large_constants = True
-    module = xla_client.hlo.HloModule.from_serialized_hlo_module_proto(proto)
-    text = re.sub(
-        r", entry_computation_layout=.*?(?=\n|, \w+=)", "", module.to_string(options), count=1
-    )
-    entry = text.index("\nENTRY ")
-    body = text[entry:]
-    root = re.search(r"\n *ROOT \S+ = .* tuple\((.*?)\)", body)
-    assert root is not None
-    name = re.split(r",\s*(?:/\*.*?\*/)?", root[1])[index].split()[-1]
-    body = body.replace(root[0], root[0].replace("ROOT ", ""))
-    body = re.sub(
-        r"^\nENTRY (\S+) .*", r"\nENTRY \1 {", body, count=1
-    )  # the signature had all results
-    return parse_hlo_text(text[:entry] + body.replace(f"\n  {name} = ", f"\n  ROOT {name} = "))
 
 
 # ---- what the importer resolves ------------------------------------------------------------------
@@ -272,7 +251,7 @@ ENTRY e { p = (f32[], f32[2]) parameter(0)
     assert import_hlo(text).aliases == ((1, 1),)
 
 
-@pytest.mark.parametrize("dtype", [d for d in DType], ids=lambda d: d.value)
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.value)
 def test_literals_of_all_types(dtype):
     values = (
         np.array([[0, 1, 1], [1, 0, 1]])
@@ -477,9 +456,9 @@ def test_every_truncation_of_a_module_is_refused_or_legal():
 def test_damaged_bytes_give_a_named_error():
     """Nothing but errors of astitch, whatever bytes are changed, lost or added."""
     draw = random.Random(0)
-    modules = [read_module("dien_infer"), chain_module(4), nested_calls_module(3)]
+    modules = [read_module("bert_layer_fwd"), chain_module(4), nested_calls_module(3)]
     outcomes: collections.Counter[str] = collections.Counter()
-    for _ in range(4000):
+    for _ in range(1500):
         data = bytearray(draw.choice(modules))
         at = draw.randrange(len(data))
         data[at : at + draw.randrange(3)] = draw.randbytes(draw.randrange(3))

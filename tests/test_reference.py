@@ -951,7 +951,7 @@ ENTRY e { a = f32[] constant(2)
  i = s32[20000] rng(c, d), distribution=rng_uniform
  ROOT r = (f32[20000], f32[20000], s32[20000]) tuple(u, n, i) }"""
     uniform, normal, integers = run_graph(import_hlo(text), [])
-    assert 2 <= uniform.min() and uniform.max() < 5 and abs(uniform.mean() - 3.5) < 0.05
+    assert uniform.min() >= 2 and uniform.max() < 5 and abs(uniform.mean() - 3.5) < 0.05
     assert abs(normal.mean() - 2) < 0.2 and abs(normal.std() - 5) < 0.2
     assert set(integers.tolist()) == set(range(-3, 4))
 
