@@ -1,1 +1,27 @@
-"""astitch: a just-in-time stitching compiler for the memory-intensive parts of ML programs on NVIDIA GPUs."""
+"""astitch: a just-in-time stitching compiler for the memory-intensive parts of ML programs on NVIDIA GPUs.
+
+    astitch.jit          where jax.jit stands
+    astitch.compile_hlo  any HLO module, proto or text -> what was made of it
+
+Importing it imports neither JAX nor CuPy: each comes in when it is first needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+# Bound here at once: were the module astitch.jit first imported later, it would take the function's place.
+from astitch.jit import jit
+
+if TYPE_CHECKING:
+    from astitch.compile import compile_hlo
+
+__all__ = ["compile_hlo", "jit"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "compile_hlo":
+        from astitch.compile import compile_hlo
+
+        return compile_hlo
+    raise AttributeError(f"module 'astitch' has no attribute {name!r}")

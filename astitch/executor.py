@@ -1,0 +1,706 @@
+"""Runs a Program on one NVIDIA GPU through CuPy.
+
+Takes a Program and arrays of NumPy, CuPy or JAX, hands on DeviceArrays.  Everything that can be decided before a
+call is: modules are loaded, occupancy is proved, products are put into cuBLAS's form, argument blocks are built.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import statistics
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from astitch.errors import (
+    ArgumentMismatch,
+    EngineUnavailable,
+    LaunchRefused,
+    OutOfMemory,
+    UnsupportedType,
+)
+from astitch.ir import ArrayType, DotAttrs, DType
+from astitch.kernel_cache import compile_cached
+from astitch.nvrtc import Request, compile_many_cuda
+from astitch.program import (
+    Buffer,
+    CudaKernel,
+    KernelStep,
+    LibraryStep,
+    Program,
+    ReferenceStep,
+    Space,
+    Step,
+    View,
+)
+from astitch.reference import eval_node
+
+INSTALL = "pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 12"
+
+ACCESS_BYTES = 16
+"""The widest access of a kernel: what the address of an argument must be a multiple of."""
+
+
+# ---- dots in cuBLAS's form -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DotOperand:
+    """One operand of a batched product, a matrix for each batch index.
+
+    permutation: copy the operand transposed so before the product (None: it is used where it lies).
+    transposed: the matrix is stored with its rows along the unit stride (column-major).
+    leading: elements between rows (columns when transposed).  stride: elements between batches.
+    """
+
+    permutation: tuple[int, ...] | None
+    transposed: bool
+    leading: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalDot:
+    """lhs [batch, m, k] x rhs [batch, k, n] -> row-major [batch, m, n]; both operands as DotOperand says."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    lhs: DotOperand
+    rhs: DotOperand
+
+
+def canonical_dot(attrs: DotAttrs, lhs: ArrayType, rhs: ArrayType) -> CanonicalDot:
+    """The batched matrix product that a dot_general of two row-major arrays is."""
+    # The order of the contracting dimensions is free, so the left operand's own serves it best.
+    pairs = sorted(zip(attrs.lhs_contracting, attrs.rhs_contracting, strict=True))
+    lhs_contracting = tuple(pair[0] for pair in pairs)
+    rhs_contracting = tuple(pair[1] for pair in pairs)
+    lhs_free = _free_dimensions(lhs.rank, attrs.lhs_batch, lhs_contracting)
+    rhs_free = _free_dimensions(rhs.rank, attrs.rhs_batch, rhs_contracting)
+    return CanonicalDot(
+        batch=_product(lhs.shape, attrs.lhs_batch),
+        m=_product(lhs.shape, lhs_free),
+        n=_product(rhs.shape, rhs_free),
+        k=_product(lhs.shape, lhs_contracting),
+        lhs=_place_operand(lhs.shape, attrs.lhs_batch, lhs_free, lhs_contracting),
+        rhs=_place_operand(rhs.shape, attrs.rhs_batch, rhs_contracting, rhs_free),
+    )
+
+
+def _free_dimensions(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
+    used = {d for dimensions in taken for d in dimensions}
+    return tuple(d for d in range(rank) if d not in used)
+
+
+def _product(shape: Sequence[int], dimensions: Sequence[int]) -> int:
+    return int(np.prod([shape[d] for d in dimensions], dtype=np.int64))
+
+
+def _place_operand(
+    shape: Sequence[int], batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
+) -> DotOperand:
+    """The matrix [rows, columns] for each index of `batch`, where it lies if each of the three has one stride and
+    the rows or the columns are contiguous; else after a copy into the order batch, rows, columns.
+    """
+    strides = [int(np.prod(shape[d + 1 :], dtype=np.int64)) for d in range(len(shape))]
+    found = [_stride_of(shape, strides, group) for group in (batch, rows, columns)]
+    row_count, column_count = _product(shape, rows), _product(shape, columns)
+    stride, row_stride, column_stride = found
+    if stride is not None and row_stride is not None and column_stride is not None:
+        # A dimension of one element has no stride of its own: any will do.
+        row_stride = row_stride or (column_count if column_stride <= 1 else 1)
+        column_stride = column_stride or (row_count if row_stride == 1 else 1)
+        if column_stride == 1 and row_stride >= column_count:
+            return DotOperand(None, False, max(row_stride, 1), stride)
+        if row_stride == 1 and column_stride >= row_count:
+            return DotOperand(None, True, max(column_stride, 1), stride)
+    order = (*batch, *rows, *columns)
+    return DotOperand(order, False, max(column_count, 1), row_count * column_count)
+
+
+def _stride_of(shape: Sequence[int], strides: Sequence[int], group: Sequence[int]) -> int | None:
+    """Elements between neighbours along the merged dimensions: 0 for one element, None if there is no such number."""
+    wide = [d for d in group if shape[d] != 1]
+    if any(strides[a] != strides[b] * shape[b] for a, b in pairwise(wide)):
+        return None
+    return strides[wide[-1]] if wide else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTypes:
+    """What cuBLAS calls the types of operands, result and sum; scalar: NumPy's type of the sum."""
+
+    operand: str
+    result: str
+    compute: str
+    scalar: type[np.generic]
+
+
+def choose_product_types(
+    attrs: DotAttrs, lhs: DType, rhs: DType, result: DType
+) -> ProductTypes | None:
+    """cuBLAS's types for a product, None where it has none (integers, f8, operands of two types).
+
+    f16 and bf16 are summed in f32.  f32 may use TF32 unless an operand asks for HIGHEST, as XLA does.
+    """
+    operand = _CUBLAS_TYPE.get(lhs)
+    if operand is None or lhs is not rhs or result not in _RESULT_TYPES.get(lhs, ()):
+        return None
+    compute = "CUBLAS_COMPUTE_32F"
+    if lhs in (DType.F64, DType.C128):
+        compute = "CUBLAS_COMPUTE_64F"
+    elif lhs in (DType.F32, DType.C64) and "HIGHEST" not in attrs.precision:
+        compute = "CUBLAS_COMPUTE_32F_FAST_TF32"
+    scalar = lhs.numpy.type if lhs in (DType.F64, DType.C64, DType.C128) else np.float32
+    return ProductTypes(operand, _CUBLAS_TYPE[result], compute, scalar)
+
+
+_CUBLAS_TYPE = {
+    DType.F16: "CUDA_R_16F",
+    DType.BF16: "CUDA_R_16BF",
+    DType.F32: "CUDA_R_32F",
+    DType.F64: "CUDA_R_64F",
+    DType.C64: "CUDA_C_32F",
+    DType.C128: "CUDA_C_64F",
+}
+_RESULT_TYPES = {
+    DType.F16: (DType.F16, DType.F32),
+    DType.BF16: (DType.BF16, DType.F32),
+    DType.F32: (DType.F32,),
+    DType.F64: (DType.F64,),
+    DType.C64: (DType.C64,),
+    DType.C128: (DType.C128,),
+}
+
+
+# ---- CuPy and arrays -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def count_gpus() -> int:
+    """How many GPUs CuPy can use: 0 without CuPy, without a driver or without a device."""
+    try:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except Exception:  # each of the three has its own exception, some from the loader
+        return 0
+
+
+def import_cupy() -> Any:
+    """The cupy module.  Raises EngineUnavailable with what to do."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise EngineUnavailable(f"the GPU engine needs CuPy: {error}\n  {INSTALL}") from None
+    if not count_gpus():
+        raise EngineUnavailable(
+            "the GPU engine finds no GPU\n  check `nvidia-smi`; without a GPU use astitch.host_engine"
+        )
+    return cupy
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """A row-major array in GPU memory, of any dtype.  owner keeps the memory alive."""
+
+    pointer: int
+    type: ArrayType
+    owner: Any = field(repr=False)
+
+    def to_cupy(self) -> Any:
+        """A CuPy array on the same memory; f8 types as u8, which CuPy has not."""
+        import cupy
+
+        dtype = self.type.dtype.numpy
+        if self.type.dtype in (DType.F8E4M3FN, DType.F8E5M2):
+            dtype = np.dtype(np.uint8)
+        memory = cupy.cuda.UnownedMemory(self.pointer, self.type.bytes, self)
+        return cupy.ndarray(self.type.shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def to_numpy(self) -> np.ndarray:
+        """A copy on the host, after what is under way on the current stream."""
+        import cupy
+
+        array = np.empty(self.type.shape, self.type.dtype.numpy)
+        if array.nbytes:
+            stream = cupy.cuda.get_current_stream()
+            runtime = cupy.cuda.runtime
+            runtime.memcpyAsync(
+                array.ctypes.data,
+                self.pointer,
+                array.nbytes,
+                runtime.memcpyDeviceToHost,
+                stream.ptr,
+            )
+            stream.synchronize()
+        return array
+
+    def to_jax(self) -> Any:
+        """A JAX array on the same memory where JAX runs on the GPU, else a copy."""
+        import jax
+
+        if jax.default_backend() != "gpu" or not self.type.size:
+            return jax.device_put(self.to_numpy())
+        dtype = self.type.dtype
+        # DLPack names bool and the numbers; the narrow floats travel as words of their size.
+        carrier = _DLPACK_CARRIER.get(dtype)
+        if carrier is None:
+            return jax.dlpack.from_dlpack(self.to_cupy())
+        import cupy
+
+        memory = cupy.cuda.UnownedMemory(self.pointer, self.type.bytes, self)
+        words = cupy.ndarray(self.type.shape, carrier, cupy.cuda.MemoryPointer(memory, 0))
+        return jax.dlpack.from_dlpack(_RenamedDlpack(words, dtype))
+
+
+_DLPACK_CARRIER = {
+    DType.BF16: np.dtype(np.uint16),
+    DType.F8E4M3FN: np.dtype(np.uint8),
+    DType.F8E5M2: np.dtype(np.uint8),
+}
+_DLPACK_CODE = {DType.BF16: 4, DType.F8E4M3FN: 10, DType.F8E5M2: 12}
+"""DLDataTypeCode of the narrow floats (dlpack.h, DLPack 1.1)."""
+
+_DLPACK_DTYPE_OFFSET = 20
+"""Where DLTensor.dtype.code stands: after the data pointer, the device (two 32-bit integers) and ndim."""
+
+
+class _RenamedDlpack:
+    """A CuPy array of words that says of itself, through DLPack, that it is an array of a narrow float."""
+
+    def __init__(self, words: Any, dtype: DType) -> None:
+        self._words = words
+        self._code = _DLPACK_CODE[dtype]
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        capsule = self._words.__dlpack__(stream=stream)
+        get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        get_pointer.restype, get_pointer.argtypes = (
+            ctypes.c_void_p,
+            [ctypes.py_object, ctypes.c_char_p],
+        )
+        tensor = get_pointer(capsule, b"dltensor")
+        ctypes.c_uint8.from_address(tensor + _DLPACK_DTYPE_OFFSET).value = self._code
+        return capsule
+
+    def __dlpack_device__(self) -> Any:
+        return self._words.__dlpack_device__()
+
+
+# ---- the executor ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call: its arguments on the device, the memory of its outputs, where every buffer lies, the stream."""
+
+    arguments: Sequence[DeviceArray]
+    outputs: Mapping[str, Any]
+    addresses: Mapping[str, int]
+    stream: int
+
+
+Launch = Callable[[_Call], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """How long a step takes on the GPU, in microseconds, the median over the repeats."""
+
+    name: str
+    kind: str
+    time_us: float
+
+
+class GpuExecutor:
+    """A Program ready to run on one GPU; may be called from several threads, which take turns to launch.
+
+    Work goes to CuPy's current stream.  Raises EngineUnavailable without CuPy or a GPU, KernelCompileError,
+    OutOfMemory, and LaunchRefused for a kernel whose blocks wait for each other but cannot all be resident.
+    """
+
+    def __init__(self, program: Program, device: int | None = None) -> None:
+        self.cupy = import_cupy()
+        self.program = program
+        self.device = self.cupy.cuda.Device(device)
+        self._lock = threading.Lock()
+        self._last: tuple[int, Any] | None = None  # stream and event of the latest call
+        # Arrays of JAX that a call reads, with the event of its end: JAX knows nothing of our streams,
+        # and would give their memory to others.
+        self._borrowed: list[tuple[Any, list[Any]]] = []
+        with self.device:
+            self._arena = self._allocate(program.arena_bytes, "the arena")
+            self.cupy.cuda.runtime.memset(self._arena.ptr, 0, program.arena_bytes)
+            self._constants = [
+                self._upload(literal.numpy(), f"constant {name}")
+                for name, literal in program.constants
+            ]
+            self._functions = self._load_kernels()
+            self._launches = [self._prepare_step(step) for step in program.steps]
+            # The zeroed arena and the constants are there before any stream uses them.
+            self.cupy.cuda.runtime.deviceSynchronize()
+
+    def run(self, arguments: Sequence[Any]) -> list[DeviceArray]:
+        """The outputs, new arrays that share memory with no argument; ready in the order of CuPy's current stream.
+
+        arguments: one array for each parameter, of its shape and dtype: NumPy arrays are copied to the device,
+        DeviceArrays, CuPy and JAX arrays are used where they lie.  They are only read.  Raises ArgumentMismatch,
+        OutOfMemory.
+        """
+        with self.device, self._lock:
+            stream = self.cupy.cuda.get_current_stream()
+            self._wait_for_last_call(stream)
+            call = self._place_buffers(arguments, stream.ptr)
+            for launch in self._launches:
+                launch(call)
+            outputs = self._take_outputs(call)
+            self._finish_call(stream, arguments)
+        return outputs
+
+    def time_steps(self, arguments: Sequence[Any], repeats: int = 20) -> list[StepTime]:
+        """GPU time of each step: the median of `repeats` runs of the whole program, after one to warm up."""
+        with self.device, self._lock:
+            stream = self.cupy.cuda.get_current_stream()
+            self._wait_for_last_call(stream)
+            call = self._place_buffers(arguments, stream.ptr)
+            events = [self.cupy.cuda.Event() for _ in range(len(self._launches) + 1)]
+            times: list[list[float]] = [[] for _ in self._launches]
+            for repeat in range(repeats + 1):
+                events[0].record(stream)
+                for launch, event in zip(self._launches, events[1:], strict=True):
+                    launch(call)
+                    event.record(stream)
+                events[-1].synchronize()
+                if repeat:
+                    for row, (start, end) in zip(times, pairwise(events), strict=True):
+                        row.append(1e3 * self.cupy.cuda.get_elapsed_time(start, end))
+            self._finish_call(stream, arguments)
+        return [
+            StepTime(_name_of(step), type(step).__name__, statistics.median(row))
+            for step, row in zip(self.program.steps, times, strict=True)
+        ]
+
+    def _wait_for_last_call(self, stream: Any) -> None:
+        """There is one arena: a call on another stream starts when the latest call has ended."""
+        if self._last is not None and self._last[0] != stream.ptr:
+            stream.wait_event(self._last[1])
+        self._borrowed = [(event, arrays) for event, arrays in self._borrowed if not event.done]
+
+    def _finish_call(self, stream: Any, arguments: Sequence[Any]) -> None:
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(stream)
+        self._last = (stream.ptr, event)
+        self._borrowed.append((event, [a for a in arguments if _is_jax(a)]))
+
+    # -- memory --
+
+    def _allocate(self, count: int, what: str) -> Any:
+        """Device memory of `count` bytes (at least one, so that it has an address of its own)."""
+        try:
+            return self.cupy.cuda.alloc(max(count, 1))
+        except self.cupy.cuda.memory.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"program {self.program.name}: no room for {what}, {count} bytes: {error}\n"
+                "  free arrays, call cupy.get_default_memory_pool().free_all_blocks(), or set "
+                "XLA_PYTHON_CLIENT_PREALLOCATE=false so that JAX leaves room"
+            ) from None
+
+    def _upload(self, array: np.ndarray, what: str) -> Any:
+        """Device memory with the row-major bytes of a host array, ready in the order of the current stream."""
+        memory = self._allocate(array.nbytes, what)
+        self._write(int(memory.ptr), array, self.cupy.cuda.get_current_stream().ptr)
+        return memory
+
+    def _write(self, pointer: int, array: np.ndarray, stream: int) -> None:
+        host = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        runtime = self.cupy.cuda.runtime
+        if host.nbytes:
+            # From pageable memory this returns once the bytes are staged: `host` may go.
+            runtime.memcpyAsync(
+                pointer, host.ctypes.data, host.nbytes, runtime.memcpyHostToDevice, stream
+            )
+
+    def _copy(self, to: int, source: int, count: int, stream: int) -> None:
+        runtime = self.cupy.cuda.runtime
+        if count:
+            runtime.memcpyAsync(to, source, count, runtime.memcpyDeviceToDevice, stream)
+
+    def _place_buffers(self, arguments: Sequence[Any], stream: int) -> _Call:
+        placed = [self._place_argument(number, a) for number, a in enumerate(arguments)]
+        self.program.check_arguments([array.type for array in placed])
+        outputs = {
+            name: self._allocate(buffer.type.bytes, f"output {name}")
+            for name, buffer in self.program.buffers.items()
+            if buffer.space is Space.OUTPUT
+        }
+        addresses = {
+            name: self._address_of(buffer, placed, outputs)
+            for name, buffer in self.program.buffers.items()
+        }
+        # The call holds `placed` until all is launched.  Copies of host arguments then go back to CuPy's pool,
+        # which hands memory on in the order of the stream.
+        return _Call(placed, outputs, addresses, stream)
+
+    def _address_of(
+        self, buffer: Buffer, arguments: Sequence[DeviceArray], outputs: Mapping[str, Any]
+    ) -> int:
+        match buffer.space:
+            case Space.PARAMETER:
+                return arguments[buffer.index].pointer
+            case Space.CONSTANT:
+                return int(self._constants[buffer.index].ptr)
+            case Space.OUTPUT:
+                return int(outputs[buffer.name].ptr)
+            case Space.ARENA | Space.BARRIER:
+                return int(self._arena.ptr) + buffer.offset
+
+    def _place_argument(self, number: int, argument: Any) -> DeviceArray:
+        """The argument on this device: where it lies if it is there, row-major and aligned, else a copy."""
+        if isinstance(argument, DeviceArray):
+            return argument
+        try:
+            if isinstance(argument, self.cupy.ndarray):
+                return self._place_cupy(argument)
+            if _is_jax(argument):
+                return self._place_jax(argument, number)
+            if hasattr(argument, "__cuda_array_interface__"):
+                return self._place_cupy(self.cupy.asarray(argument))
+            return self._place_host(np.asarray(argument), number)
+        except UnsupportedType as error:
+            raise ArgumentMismatch(
+                f"argument {number}: {error}\n  pass an array of numbers"
+            ) from None
+
+    def _place_host(self, array: np.ndarray, number: int) -> DeviceArray:
+        type_ = ArrayType(DType.of(array.dtype.newbyteorder("=")), array.shape)
+        memory = self._upload(array, f"argument {number}")
+        return DeviceArray(int(memory.ptr), type_, memory)
+
+    def _place_cupy(self, array: Any) -> DeviceArray:
+        type_ = ArrayType(DType.of(array.dtype), array.shape)
+        if array.device.id != self.device.id:
+            array = self.cupy.asarray(array)  # copies to the current device
+        if not array.flags.c_contiguous or (array.data.ptr % ACCESS_BYTES and array.nbytes):
+            array = array.copy(order="C")
+        return DeviceArray(int(array.data.ptr), type_, array)
+
+    def _place_jax(self, array: Any, number: int) -> DeviceArray:
+        type_ = ArrayType(DType.of(array.dtype), array.shape)
+        device, *others = array.devices()
+        if others:
+            raise ArgumentMismatch(
+                f"argument {number} ({type_}) is spread over {1 + len(others)} devices; astitch runs on one\n"
+                "  bring it to one device with jax.device_put"
+            )
+        here = device.platform == "gpu" and device.local_hardware_id == self.device.id
+        row_major = array.format.layout.major_to_minor == tuple(range(type_.rank))
+        if not here or not row_major or not type_.size:
+            return self._place_host(np.asarray(array), number)
+        # JAX computes on streams of its own: the array must be finished before ours may read it.
+        array.block_until_ready()
+        return DeviceArray(int(array.unsafe_buffer_pointer()), type_, array)
+
+    def _take_outputs(self, call: _Call) -> list[DeviceArray]:
+        """One array for each output; only the first view of an OUTPUT buffer is handed on without a copy."""
+        taken: set[str] = set()
+        outputs = []
+        for view in self.program.outputs:
+            pointer, memory = call.addresses[view.buffer], call.outputs.get(view.buffer)
+            if memory is None or view.buffer in taken:
+                memory = self._allocate(view.type.bytes, f"output {view.buffer}")
+                self._copy(int(memory.ptr), pointer, view.type.bytes, call.stream)
+                pointer = int(memory.ptr)
+            taken.add(view.buffer)
+            outputs.append(DeviceArray(pointer, view.type, memory))
+        return outputs
+
+    # -- kernels --
+
+    def _load_kernels(self) -> dict[CudaKernel, Any]:
+        """CuPy's function for each kernel, its shared memory allowed and its residency proved."""
+        kernels = dict.fromkeys(self.program.kernels)
+        sources = list(dict.fromkeys(kernel.source for kernel in kernels))
+        arch = f"sm_{self.device.compute_capability}"
+        requests = [Request(source, arch) for source in sources]
+        compiled = compile_many_cuda(requests, compile_one=compile_cached)
+        modules = {}
+        for source, result in zip(sources, compiled, strict=True):
+            modules[source] = self.cupy.cuda.function.Module()
+            modules[source].load(result.cubin)
+        functions = {k: modules[k.source].get_function(k.name) for k in kernels}
+        for kernel, function in functions.items():
+            self._allow_launch(kernel, int(function.ptr))
+        return functions
+
+    def _allow_launch(self, kernel: CudaKernel, function: int) -> None:
+        """Raises LaunchRefused for a launch that would fail, or hang at a global barrier."""
+        driver, attributes = self.cupy.cuda.driver, self.device.attributes
+        static_bytes = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
+        most_bytes = attributes["MaxSharedMemoryPerBlockOptin"] - static_bytes
+        if kernel.shared_bytes > most_bytes:
+            raise LaunchRefused(
+                f"kernel {kernel.name}: {kernel.shared_bytes} bytes of shared memory a block, "
+                f"this device has {most_bytes}\n  compile for this device: gpu.from_device()"
+            )
+        driver.funcSetAttribute(
+            function, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most_bytes
+        )
+        if not kernel.global_barriers:
+            return
+        blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(
+            function, kernel.block, kernel.shared_bytes
+        )
+        sms = attributes["MultiProcessorCount"]
+        if blocks * sms < kernel.grid:
+            raise LaunchRefused(
+                f"kernel {kernel.name} has a global barrier and {kernel.grid} blocks, but only {blocks} x {sms} = "
+                f"{blocks * sms} can be resident (the plan assumed {kernel.blocks_per_sm} a multiprocessor)\n"
+                "  compile for this device: gpu.from_device()"
+            )
+
+    def _prepare_kernel(self, step: KernelStep) -> Launch:
+        kernel, driver = step.kernel, self.cupy.cuda.driver
+        function = int(self._functions[kernel].ptr)
+        names = [view.buffer for view in step.arguments]
+        pointers = (ctypes.c_uint64 * max(len(names), 1))()
+        pointer_bytes = 8 * len(names)
+        table = self._allocate(pointer_bytes, "a pointer table") if kernel.pointer_table else None
+        # cuLaunchKernel takes the address of each parameter: of each pointer, or of the table's address.
+        values = pointers if table is None else (ctypes.c_uint64 * 1)(int(table.ptr))
+        slots = (ctypes.c_void_p * len(values))(
+            *[ctypes.addressof(values) + 8 * i for i in range(len(values))]
+        )
+        block = ctypes.addressof(slots)
+        grid_and_block = (kernel.grid, 1, 1, kernel.block, 1, 1, kernel.shared_bytes)
+        runtime = self.cupy.cuda.runtime
+
+        def launch(
+            call: _Call, slots: Any = slots
+        ) -> None:  # `slots` lives as long as the function
+            pointers[: len(names)] = [call.addresses[name] for name in names]
+            if table is not None:
+                runtime.memcpyAsync(
+                    table.ptr,
+                    ctypes.addressof(pointers),
+                    pointer_bytes,
+                    runtime.memcpyHostToDevice,
+                    call.stream,
+                )
+            if kernel.global_barriers:
+                driver.launchCooperativeKernel(function, *grid_and_block, call.stream, block)
+            else:
+                driver.launchKernel(function, *grid_and_block, call.stream, block, 0)
+
+        return launch
+
+    # -- products and the rest --
+
+    def _prepare_step(self, step: Step) -> Launch:
+        """The step as a function of a call."""
+        if isinstance(step, KernelStep):
+            return self._prepare_kernel(step)
+        if isinstance(step, LibraryStep) and isinstance(step.node.attrs, DotAttrs):
+            (lhs, rhs), (result,) = step.operands, step.results
+            types = choose_product_types(
+                step.node.attrs, lhs.type.dtype, rhs.type.dtype, result.type.dtype
+            )
+            if types is not None:
+                return self._prepare_dot(step.node.attrs, types, lhs, rhs, result)
+        return self._prepare_reference(step)
+
+    def _prepare_dot(
+        self, attrs: DotAttrs, types: ProductTypes, lhs: View, rhs: View, result: View
+    ) -> Launch:
+        dot = canonical_dot(attrs, lhs.type, rhs.type)
+        runtime = self.cupy.cuda.runtime
+        if not result.type.size or not dot.k:
+
+            def clear(call: _Call) -> None:
+                if result.type.size:
+                    runtime.memsetAsync(
+                        call.addresses[result.buffer], 0, result.type.bytes, call.stream
+                    )
+
+            return clear
+        cublas = self.cupy.cuda.cublas
+        operand, product = getattr(runtime, types.operand), getattr(runtime, types.result)
+        compute, algorithm = getattr(cublas, types.compute), cublas.CUBLAS_GEMM_DEFAULT
+        operations = {False: cublas.CUBLAS_OP_N, True: cublas.CUBLAS_OP_T}
+        one, zero = np.ones(1, types.scalar), np.zeros(1, types.scalar)
+
+        def multiply(call: _Call) -> None:
+            a, a_memory = self._transpose(call.addresses[lhs.buffer], lhs.type, dot.lhs)
+            b, b_memory = self._transpose(call.addresses[rhs.buffer], rhs.type, dot.rhs)
+            # cuBLAS is column-major, where our row-major product is its transpose: rhs^T lhs^T.
+            cublas.gemmStridedBatchedEx(
+                self.cupy.cuda.device.get_cublas_handle(),
+                operations[dot.rhs.transposed],
+                operations[dot.lhs.transposed],
+                dot.n,
+                dot.m,
+                dot.k,
+                one.ctypes.data,
+                b,
+                operand,
+                dot.rhs.leading,
+                dot.rhs.stride,
+                a,
+                operand,
+                dot.lhs.leading,
+                dot.lhs.stride,
+                zero.ctypes.data,
+                call.addresses[result.buffer],
+                product,
+                dot.n,
+                dot.m * dot.n,
+                dot.batch,
+                compute,
+                algorithm,
+            )
+            del a_memory, b_memory  # to the pool, which hands them on in the order of the stream
+
+        return multiply
+
+    def _transpose(self, pointer: int, type_: ArrayType, operand: DotOperand) -> tuple[int, Any]:
+        """The address of an operand in the order it needs, and the memory of the copy if there is one."""
+        if operand.permutation is None:
+            return pointer, None
+        word = _WORD[type_.dtype.bytes]
+        memory = self.cupy.cuda.UnownedMemory(pointer, type_.bytes, self)
+        array = self.cupy.ndarray(type_.shape, word, self.cupy.cuda.MemoryPointer(memory, 0))
+        copy = self.cupy.ascontiguousarray(array.transpose(operand.permutation))
+        return int(copy.data.ptr), copy
+
+    def _prepare_reference(self, step: LibraryStep | ReferenceStep) -> Launch:
+        """The step on the host: its operands fetched, its results sent back.  Slow; explain() lists such steps."""
+
+        def interpret(call: _Call) -> None:
+            operands = [
+                DeviceArray(call.addresses[v.buffer], v.type, None).to_numpy()
+                for v in step.operands
+            ]
+            results = eval_node(step.node, operands)
+            for view, array in zip(step.results, results, strict=True):
+                self._write(call.addresses[view.buffer], array, call.stream)
+
+        return interpret
+
+
+_WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+"""A type of so many bytes whose copies keep the bits."""
+
+
+def _is_jax(argument: Any) -> bool:
+    return hasattr(argument, "unsafe_buffer_pointer")
+
+
+def _name_of(step: Step) -> str:
+    return step.kernel.name if isinstance(step, KernelStep) else step.node.name

@@ -1,0 +1,406 @@
+"""The JAX front end: `astitch.jit` where `jax.jit` stood.
+
+Takes a JAX function, hands on one that lowers to HLO through JAX, compiles that once for each signature (tree,
+shapes, dtypes, weak types, static values) and runs it on an engine: the GPU, or without one the host emulation.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import types
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, overload
+
+from astitch import options
+from astitch.errors import ArgumentMismatch, EngineUnavailable, IllegalProduct
+
+if TYPE_CHECKING:  # importing astitch must stay cheap
+    from astitch.compile import Compilation
+    from astitch.ir import Graph
+    from astitch.program import Program
+
+NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
+
+JAX_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+"""JAX settings that decide what a function lowers to: part of every signature."""
+
+
+class Engine(Protocol):
+    """What runs a Program: flat arguments in, flat JAX arrays out."""
+
+    def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]: ...
+
+
+@overload
+def jit(
+    fn: None = None,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+) -> Callable[[Callable[..., Any]], JitFunction]: ...
+
+
+@overload
+def jit(
+    fn: Callable[..., Any],
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+) -> JitFunction: ...
+
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+) -> JitFunction | Callable[[Callable[..., Any]], JitFunction]:
+    """Compile a JAX function with astitch.  The arguments are those of jax.jit; `@astitch.jit` and
+    `@astitch.jit(static_argnums=1)` both decorate.
+
+    donate_argnums, donate_argnames: a permission to reuse memory; donated arrays stay valid here.
+    keep_unused: accepted for jax.jit's sake; every array is passed to the program, used or not.
+    """
+    if fn is None:
+        return lambda fn: jit(
+            fn,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            keep_unused=keep_unused,
+        )
+    given = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+    }
+    return JitFunction(fn, {name: value for name, value in given.items() if value is not None})
+
+
+class JitFunction:
+    """A function compiled once for each signature; safe to call from several threads.
+
+    Inside a JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) and under jax.disable_jit it is jax.jit of
+    the same function: XLA compiles it there.
+    """
+
+    def __init__(self, fn: Callable[..., Any], jax_options: Mapping[str, Any]) -> None:
+        import jax
+
+        functools.update_wrapper(self, fn)
+        # Unused parameters are kept, so that the program's parameters are the flat arguments one to one.
+        self._jax_jit = jax.jit(fn, keep_unused=True, **jax_options)
+        self._statics = _find_statics(
+            fn, jax_options.get("static_argnums"), jax_options.get("static_argnames")
+        )
+        self._compiled: dict[Hashable, Compiled] = {}
+        # Reentrant: tracing runs the user's function, which may call this one on other arrays.
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result, its leaves JAX arrays.  Raises what jax.jit raises for wrong arguments."""
+        import jax
+
+        dynamic, static = self._statics.split(args, kwargs)
+        leaves, tree = jax.tree_util.tree_flatten(dynamic)
+        if _is_traced(leaves) or _jax_setting("jax_disable_jit"):
+            return self._jax_jit(*args, **kwargs)
+        try:
+            avals = tuple([jax.typeof(leaf) for leaf in leaves])
+            settings = tuple([_jax_setting(name) for name in JAX_SETTINGS])
+            key: Hashable = (tree, avals, static, settings, options.engine())
+            compiled = self._compiled.get(key)
+        except TypeError:  # a leaf that is no array, a static value that has no hash
+            self._jax_jit.trace(*args, **kwargs)  # raises JAX's own words
+            raise
+        if compiled is None:
+            with self._lock:
+                compiled = self._compiled.get(key)
+                if compiled is None:
+                    compiled = self.lower(*args, **kwargs).compile()
+                    self._compiled[key] = compiled
+        return compiled.run_flat(leaves)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method of a class."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Trace and lower to HLO for these arguments; each array may be a jax.ShapeDtypeStruct."""
+        traced = self._jax_jit.trace(*args, **kwargs)
+        if choose_engine() == "gpu":
+            return Lowered(traced.lower(lowering_platforms=("cuda",)), "gpu")
+        return Lowered(traced.lower(), "host")
+
+    def clear_cache(self) -> None:
+        """Forget every compiled signature."""
+        with self._lock:
+            self._compiled.clear()
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A function lowered to HLO for one signature.  engine: "gpu" or "host", what it was lowered for."""
+
+    jax_lowered: Any = field(repr=False)
+    engine: str
+
+    @cached_property
+    def hlo(self) -> bytes:
+        """The serialized HloModuleProto."""
+        module = self.jax_lowered.compiler_ir("hlo")
+        return bytes(module.as_serialized_hlo_module_proto())
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The module as astitch reads it."""
+        from astitch.hlo_import import import_hlo
+
+        return import_hlo(self.hlo)
+
+    def as_text(self) -> str:
+        """The module as HLO text."""
+        return str(self.jax_lowered.compiler_ir("hlo").as_hlo_text())
+
+    def compile(self) -> Compiled:
+        """Compile for the engine.  Raises AstitchError for what astitch cannot compile."""
+        from astitch.compile import compile_hlo
+        from astitch.gpu import from_device
+
+        gpu = from_device() if self.engine == "gpu" else "host"
+        compilation = compile_hlo(self.hlo, gpu=gpu)
+        return Compiled(compilation, self.jax_lowered, self.engine)
+
+
+class Compiled:
+    """A compiled signature: call it with arguments of the types that it was lowered for, without static ones."""
+
+    def __init__(self, compilation: Compilation, jax_lowered: Any, engine: str) -> None:
+        import jax
+
+        self.compilation = compilation
+        self.in_tree = jax_lowered.in_tree
+        self.out_tree = jax_lowered.out_tree
+        paths, _ = jax.tree_util.tree_flatten_with_path(jax_lowered.in_avals)
+        self._argument_names = [jax.tree_util.keystr(path) for path, _ in paths]
+        self._in_avals = [aval for _, aval in paths]
+        self._out_types = jax.tree_util.tree_leaves(jax_lowered.out_info)
+        if len(self.program.parameters) != len(self._in_avals):
+            raise IllegalProduct(
+                f"program {self.program.name} has {len(self.program.parameters)} parameters for "
+                f"{len(self._in_avals)} arrays"
+            )
+        self._engine: Engine = make_engine(self.program, engine)
+
+    @property
+    def program(self) -> Program:
+        """The steps, kernels and buffers."""
+        return self.compilation.program
+
+    def explain(self) -> str:
+        """The kernels, their schemes, and what was not stitched and why."""
+        return self.compilation.explain()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result, its leaves JAX arrays.
+
+        Raises ArgumentMismatch (a TypeError) for another structure, shape or dtype than was compiled for.
+        """
+        import jax
+
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        if tree != self.in_tree:
+            raise ArgumentMismatch(
+                "Function compiled with input pytree does not match the input pytree it was called with.\n"
+                f"  compiled with {self.in_tree}\n  called with   {tree}\n"
+                "  pass the arguments as to .lower(), static ones left out"
+            )
+        self._check_types([jax.typeof(leaf) for leaf in leaves])
+        return self.run_flat(leaves)
+
+    def run_flat(self, leaves: Sequence[Any]) -> Any:
+        """The result for the flat arguments, whose types were checked."""
+        import jax
+
+        arguments = [_plain_array(x, a) for x, a in zip(leaves, self._in_avals, strict=True)]
+        results = self._engine(arguments)
+        outputs = [_typed_result(x, t) for x, t in zip(results, self._out_types, strict=True)]
+        return jax.tree_util.tree_unflatten(self.out_tree, outputs)
+
+    def _check_types(self, given: Sequence[Any]) -> None:
+        mismatches = [
+            f"  args{name}: {wanted.str_short()} was compiled for, {found.str_short()} was given"
+            for name, wanted, found in zip(self._argument_names, self._in_avals, given, strict=True)
+            if (wanted.shape, wanted.dtype) != (found.shape, found.dtype)
+        ]
+        if mismatches:
+            raise ArgumentMismatch(
+                "Argument types differ from the types for which this computation was compiled.\n"
+                + "\n".join(mismatches)
+                + "\n  convert the arguments, or lower and compile again for these types"
+            )
+
+
+# ---- engines ---------------------------------------------------------------------------------------------------
+
+
+def choose_engine() -> str:
+    """The engine, "gpu" or "host": what ASTITCH_ENGINE says, else the GPU if CuPy sees one, else the host.
+
+    Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
+    """
+    from astitch.executor import count_gpus
+
+    asked = options.engine()
+    if asked == "gpu" and not count_gpus():
+        raise EngineUnavailable(
+            "ASTITCH_ENGINE=gpu, but CuPy sees no GPU\n"
+            "  install astitch[cuda13] or astitch[cuda12] and a driver, or set ASTITCH_ENGINE=host"
+        )
+    if asked:
+        return asked
+    if count_gpus():
+        return "gpu"
+    _warn_no_gpu()
+    return "host"
+
+
+@functools.cache
+def _warn_no_gpu() -> None:
+    """Says once in a process that everything runs on the CPU."""
+    warnings.warn(NO_GPU, RuntimeWarning, stacklevel=2)
+
+
+def make_engine(program: Program, engine: str) -> Engine:
+    """A function from flat NumPy, CuPy or JAX arrays to flat JAX arrays.  engine: "gpu" or "host"."""
+    import jax
+
+    if engine == "gpu":
+        from astitch.executor import GpuExecutor
+
+        executor = GpuExecutor(program)
+
+        def run_on_gpu(arguments: Sequence[Any]) -> list[Any]:
+            return [array.to_jax() for array in executor.run(arguments)]
+
+        return run_on_gpu
+
+    from astitch.host_engine import HostEngine
+
+    host = HostEngine(program)
+
+    def run_on_host(arguments: Sequence[Any]) -> list[Any]:
+        return [jax.device_put(array) for array in host.run(arguments)]
+
+    return run_on_host
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Statics:
+    """Which arguments are values at compile time: positions (negative from the end) and names."""
+
+    numbers: tuple[int, ...]
+    names: frozenset[str]
+
+    def split(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], Hashable]:
+        """The arrays, as JAX flattens them; and the static values with where they stand."""
+        if not self.numbers and not self.names:
+            return (tuple(args), dict(kwargs)), ()
+        positions = {n + len(args) if n < 0 else n for n in self.numbers}
+        dynamic = tuple(x for i, x in enumerate(args) if i not in positions)
+        rest = {name: x for name, x in kwargs.items() if name not in self.names}
+        # With their types: 1, 1.0 and True are equal, and trace to different programs.
+        static = tuple((i, type(x), x) for i, x in enumerate(args) if i in positions)
+        named = tuple((n, type(kwargs[n]), kwargs[n]) for n in sorted(kwargs) if n in self.names)
+        return (dynamic, rest), (static, named)
+
+
+def _find_statics(
+    fn: Callable[..., Any],
+    numbers: int | Sequence[int] | None,
+    names: str | Iterable[str] | None,
+) -> Statics:
+    """As jax.jit: where only one of the two is given, the other follows from the function's signature."""
+    given = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+    named = {names} if isinstance(names, str) else set(names or ())
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # a builtin without a signature
+        return Statics(given, frozenset(named))
+    both = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    positional = [
+        p.name
+        for p in parameters
+        if p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    ]
+    if numbers is not None and names is None:
+        inside = [n for n in given if -len(positional) <= n < len(positional)]
+        named = {positional[n] for n in inside if positional[n] in both}
+    elif names is not None and numbers is None:
+        given = tuple(i for i, name in enumerate(positional) if name in named and name in both)
+    return Statics(given, frozenset(named))
+
+
+def _is_traced(leaves: Sequence[Any]) -> bool:
+    """Whether a JAX transformation is under way, around this call or in its arguments."""
+    import jax
+    from jax._src.core import trace_state_clean
+
+    return not trace_state_clean() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+def _jax_setting(name: str) -> Any:
+    import jax
+
+    return getattr(jax.config, name)
+
+
+def _plain_array(leaf: Any, aval: Any) -> Any:
+    """A leaf as an engine takes it: random keys as their words, Python and NumPy numbers in JAX's dtype."""
+    import jax
+    import numpy as np
+
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(leaf, aval.dtype)
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf
+
+
+def _typed_result(array: Any, type_: Any) -> Any:
+    """A result as JAX gives it: words back to random keys, the results that have no values as such."""
+    import jax
+    import numpy as np
+
+    if type_.dtype == jax.dtypes.float0:
+        return np.zeros(type_.shape, jax.dtypes.float0)
+    if jax.numpy.issubdtype(type_.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(array, impl=type_.dtype._impl.name)
+    return array
