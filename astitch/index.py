@@ -31,7 +31,7 @@ class Quotient:
     divisor: int
 
     def __str__(self) -> str:
-        return f"({self.dividend} / {self.divisor})"
+        return f"(({self.dividend}) / {self.divisor})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Remainder:
     divisor: int
 
     def __str__(self) -> str:
-        return f"({self.dividend} % {self.divisor})"
+        return f"(({self.dividend}) % {self.divisor})"
 
 
 Term = Symbol | Quotient | Remainder
@@ -125,13 +125,16 @@ def bounds(form: Linear) -> tuple[int, int]:
 
 
 def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
-    """form = quotient * divisor + rest, taking whole multiples out of every coefficient."""
+    """form = quotient * divisor + rest with rest >= 0, taking whole multiples out of every coefficient."""
     quotient: list[tuple[Term, int]] = []
     rest: list[tuple[Term, int]] = []
     for term, coefficient in form.terms:
         (quotient if coefficient % divisor == 0 else rest).append((term, coefficient))
     whole = Linear(form.constant // divisor, tuple((t, c // divisor) for t, c in quotient))
-    return whole, Linear(form.constant % divisor, tuple(rest))
+    rest_form = Linear(form.constant % divisor, tuple(rest))
+    # C's / and % truncate, ours floor: they agree only where the dividend is not negative.
+    steps = -(bounds(rest_form)[0] // divisor)
+    return offset(whole, -steps), offset(rest_form, steps * divisor)
 
 
 def divide(form: Linear, divisor: int) -> Linear:
