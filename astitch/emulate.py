@@ -123,7 +123,8 @@ class HostModule:
 
         arguments: C-contiguous arrays, one for each pointer parameter (read-only ones only where
         the parameter points to const); any may be empty.  pointer_table: the kernel's one
-        parameter is `unsigned char* const*`, an array of the addresses.  shared_bytes: dynamic
+        parameter is `unsigned char* const*`, an array of the addresses (a checked module then
+        holds the kernel to not writing read-only arrays).  shared_bytes: dynamic
         shared memory of a block.  cooperative: all blocks are resident together, which a global
         barrier needs.  workers: OS threads that blocks are spread on (one if cooperative, checked
         or in random order).  uninitialised: indices of arguments whose contents mean nothing
@@ -262,7 +263,7 @@ def check_arguments(
     names: Sequence[str],
     pointer_table: bool,
 ) -> tuple[bool, ...]:
-    """Which arguments point to const; refuses arrays that a kernel cannot be given."""
+    """Which arguments the kernel must not write; refuses arrays that it cannot be given."""
     constness = kernel.const_parameters
     if pointer_table:
         if len(constness) != 1:
@@ -270,7 +271,7 @@ def check_arguments(
                 f"kernel {kernel.name!r} has {len(constness)} parameters; a pointer table is for a "
                 "kernel with one, `unsigned char* const*`"
             )
-        constness = (False,) * len(arguments)
+        constness = tuple(not array.flags.writeable for array in arguments)
     if len(arguments) != len(constness) or len(names) != len(arguments):
         raise ArgumentMismatch(
             f"kernel {kernel.name!r} has {len(constness)} parameters, the launch gives "
@@ -279,7 +280,7 @@ def check_arguments(
     for array, argument, is_const in zip(arguments, names, constness, strict=True):
         if not array.flags.c_contiguous:
             problem = "is not C-contiguous; pass np.ascontiguousarray(...)"
-        elif not array.flags.writeable and not is_const and not pointer_table:
+        elif not array.flags.writeable and not is_const:
             problem = "is read-only, but the kernel may write it; pass a copy"
         else:
             continue

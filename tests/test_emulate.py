@@ -173,6 +173,16 @@ def test_names_of_a_pointer_table_appear_in_faults() -> None:
         )
 
 
+def test_a_read_only_array_of_a_pointer_table_must_not_be_written() -> None:
+    source = kernel(
+        "unsigned char* const* table", "reinterpret_cast<float*>(table[0])[threadIdx.x] = 0.f;"
+    )
+    x = numbers(32)
+    x.flags.writeable = False
+    with pytest.raises(KernelFault, match=r"write to const: 'arg0'\[0\]"):
+        compile_host(source, check=True).launch("k", 1, 32, [x], pointer_table=True)
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 @pytest.mark.parametrize("check", [False, True])
 def test_narrow_floats(dtype: type, check: bool) -> None:
