@@ -91,7 +91,7 @@ def test_substitution_replaces_the_values(form: Linear, first: Linear, second: L
 @given(linear_forms())
 def test_symbols_are_those_that_are_needed(form: Linear) -> None:
     needed = ix.symbols(form)
-    values = {s: 0 for s in needed}
+    values = dict.fromkeys(needed, 0)
     ix.evaluate(form, values)
     for symbol in needed:
         with pytest.raises(KeyError):
