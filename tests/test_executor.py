@@ -1,0 +1,389 @@
+"""The GPU executor: products in cuBLAS's form everywhere, programs on a device where there is one."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import stepped_programs as programs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from astitch.errors import ArgumentMismatch, EngineUnavailable, LaunchRefused
+from astitch.executor import (
+    DotOperand,
+    GpuExecutor,
+    _RenamedDlpack,
+    canonical_dot,
+    choose_product_types,
+    count_gpus,
+)
+from astitch.ir import ArrayType, DotAttrs, DType, Node
+from astitch.program import KernelStep, Program
+from astitch.reference import eval_node
+
+F32 = DType.F32
+
+
+# ---- dots in cuBLAS's form -------------------------------------------------------------------------------------
+
+
+def reference_dot(attrs: DotAttrs, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    """The dot_general of two integer-valued f64 arrays."""
+
+    def free(rank: int, *taken: tuple[int, ...]) -> list[int]:
+        return [d for d in range(rank) if all(d not in t for t in taken)]
+
+    shape = (
+        *(lhs.shape[d] for d in attrs.lhs_batch),
+        *(lhs.shape[d] for d in free(lhs.ndim, attrs.lhs_batch, attrs.lhs_contracting)),
+        *(rhs.shape[d] for d in free(rhs.ndim, attrs.rhs_batch, attrs.rhs_contracting)),
+    )
+    node = Node("dot", "dot", ArrayType(DType.F64, shape), ("lhs", "rhs"), attrs)
+    return eval_node(node, [lhs, rhs])[0]
+
+
+def read_operand(
+    array: np.ndarray, operand: DotOperand, batch: int, rows: int, columns: int
+) -> np.ndarray:
+    """[batch, rows, columns] as cuBLAS reads the memory; fails where it would read outside or overlap rows."""
+    if operand.permutation is not None:
+        array = array.transpose(operand.permutation)
+    memory = np.ascontiguousarray(array).reshape(-1)
+    inner = rows if operand.transposed else columns
+    assert operand.leading >= max(1, inner)
+    b, i, j = np.ogrid[:batch, :rows, :columns]
+    outer_index, inner_index = (j, i) if operand.transposed else (i, j)
+    return memory[b * operand.stride + outer_index * operand.leading + inner_index]
+
+
+def multiply_as_cublas(attrs: DotAttrs, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    types = [ArrayType(DType.F64, a.shape) for a in (lhs, rhs)]
+    dot = canonical_dot(attrs, types[0], types[1])
+    a = read_operand(lhs, dot.lhs, dot.batch, dot.m, dot.k)
+    b = read_operand(rhs, dot.rhs, dot.batch, dot.k, dot.n)
+    return np.asarray(a @ b)
+
+
+def count_up(*shape: int) -> np.ndarray:
+    return np.arange(1.0, math.prod(shape) + 1).reshape(shape) % 11
+
+
+@st.composite
+def dots(draw: st.DrawFn) -> tuple[DotAttrs, tuple[int, ...], tuple[int, ...]]:
+    """Any dot_general: up to two dimensions of each kind, of one to three elements, in any order."""
+    extents = st.lists(st.integers(1, 3), max_size=2)
+    batch, lhs_free, rhs_free, contracting = (draw(extents) for _ in range(4))
+
+    def place(free: list[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The shape with its dimensions shuffled, and where batch and contracting ones went."""
+        sizes = batch + contracting + free
+        order = draw(st.permutations(range(len(sizes))))
+        where = [order.index(i) for i in range(len(sizes))]
+        shape = tuple(sizes[i] for i in order)
+        return shape, tuple(where[: len(batch)]), tuple(where[len(batch) :][: len(contracting)])
+
+    lhs_shape, lhs_batch, lhs_contracting = place(lhs_free)
+    rhs_shape, rhs_batch, rhs_contracting = place(rhs_free)
+    attrs = DotAttrs(lhs_contracting, rhs_contracting, lhs_batch, rhs_batch)
+    return attrs, lhs_shape, rhs_shape
+
+
+@given(dots())
+def test_every_dot_general_is_a_batched_product(
+    case: tuple[DotAttrs, tuple[int, ...], tuple[int, ...]],
+) -> None:
+    attrs, lhs_shape, rhs_shape = case
+    lhs, rhs = count_up(*lhs_shape), count_up(*rhs_shape)
+    want = reference_dot(attrs, lhs, rhs)
+    np.testing.assert_array_equal(multiply_as_cublas(attrs, lhs, rhs).reshape(want.shape), want)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "lhs", "rhs", "want"),
+    [
+        # x @ w, and the two products of its gradient
+        (DotAttrs((1,), (0,)), (5, 7), (7, 3), ((False, 7, 35), (False, 3, 21))),
+        (DotAttrs((1,), (1,)), (5, 3), (7, 3), ((False, 3, 15), (True, 3, 21))),
+        (DotAttrs((0,), (0,)), (5, 7), (5, 3), ((True, 7, 35), (False, 3, 15))),
+        # a batched activation by a weight: its leading dimensions merge
+        (DotAttrs((2,), (0,)), (2, 5, 7), (7, 3), ((False, 7, 70), (False, 3, 21))),
+        # attention on [batch * seq, heads, depth]: the heads are a batch with a stride, no copy
+        (DotAttrs((2,), (2,), (1,), (1,)), (5, 4, 8), (6, 4, 8), ((False, 32, 8), (True, 32, 8))),
+        # matrix by vector
+        (DotAttrs((1,), (0,)), (5, 7), (7,), ((False, 7, 0), (True, 7, 0))),
+    ],
+    ids=["x w", "dy w^T", "x^T dy", "merged rows", "strided heads", "vector"],
+)
+def test_products_of_networks_need_no_copy(
+    attrs: DotAttrs, lhs: tuple[int, ...], rhs: tuple[int, ...], want: Any
+) -> None:
+    dot = canonical_dot(attrs, ArrayType(F32, lhs), ArrayType(F32, rhs))
+    for operand, (transposed, leading, stride) in zip((dot.lhs, dot.rhs), want, strict=True):
+        assert operand.permutation is None
+        assert (operand.transposed, operand.leading) == (transposed, leading)
+        if dot.batch > 1:
+            assert operand.stride == stride
+
+
+def test_an_operand_without_one_stride_is_copied() -> None:
+    """Batch and sequence stay, heads are the batch: [batch, heads, seq, depth] by heads."""
+    attrs = DotAttrs((0, 2), (0, 2), (1,), (1,))
+    dot = canonical_dot(attrs, ArrayType(F32, (2, 4, 5, 8)), ArrayType(F32, (2, 4, 5, 8)))
+    assert dot.lhs.permutation == (1, 3, 0, 2)
+    assert dot.rhs.permutation == (1, 0, 2, 3)
+
+
+def test_dots_without_elements() -> None:
+    dot = canonical_dot(DotAttrs((1,), (0,)), ArrayType(F32, (5, 0)), ArrayType(F32, (0, 3)))
+    assert (dot.batch, dot.m, dot.n, dot.k) == (1, 5, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("operand", "result", "precision", "want"),
+    [
+        (DType.F32, DType.F32, "DEFAULT", "CUBLAS_COMPUTE_32F_FAST_TF32"),
+        (DType.F32, DType.F32, "HIGHEST", "CUBLAS_COMPUTE_32F"),
+        (DType.BF16, DType.F32, "DEFAULT", "CUBLAS_COMPUTE_32F"),
+        (DType.F16, DType.F16, "DEFAULT", "CUBLAS_COMPUTE_32F"),
+        (DType.F64, DType.F64, "DEFAULT", "CUBLAS_COMPUTE_64F"),
+        (DType.C128, DType.C128, "DEFAULT", "CUBLAS_COMPUTE_64F"),
+    ],
+)
+def test_how_products_are_summed(operand: DType, result: DType, precision: str, want: str) -> None:
+    attrs = DotAttrs((1,), (0,), precision=(precision, "DEFAULT"))
+    types = choose_product_types(attrs, operand, operand, result)
+    assert types is not None
+    assert types.compute == want
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        (DType.S32, DType.S32, DType.S32),
+        (DType.BF16, DType.F32, DType.F32),
+        (DType.F8E4M3FN, DType.F8E4M3FN, DType.F32),
+        (DType.F32, DType.F32, DType.F64),
+    ],
+    ids=str,
+)
+def test_products_that_cublas_has_not(types: tuple[DType, DType, DType]) -> None:
+    assert choose_product_types(DotAttrs((1,), (0,)), *types) is None
+
+
+# ---- without a device ------------------------------------------------------------------------------------------
+
+
+def test_a_narrow_float_travels_through_dlpack() -> None:
+    """NumPy exports DLPack too: the capsule's type, read back from its place in DLTensor, is bf16."""
+
+    class Words:
+        array = np.arange(6, dtype=np.uint16)
+
+        def __dlpack__(self, *, stream: Any = None) -> Any:
+            return self.array.__dlpack__()
+
+        def __dlpack_device__(self) -> Any:
+            return self.array.__dlpack_device__()
+
+    renamed = _RenamedDlpack(Words(), DType.BF16)
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    capsule = renamed.__dlpack__(stream=1)
+    tensor = get_pointer(capsule, b"dltensor")
+    code, bits, lanes = (ctypes.c_uint8 * 4).from_address(tensor + 20)[:3]
+    assert (code, bits, lanes) == (4, 16, 1)
+
+
+def test_without_a_gpu_the_executor_says_so() -> None:
+    if count_gpus():
+        assert GpuExecutor(programs.scale_program()).device.id == 0
+    else:
+        with pytest.raises(EngineUnavailable, match="the GPU engine"):
+            GpuExecutor(programs.scale_program())
+
+
+# ---- on a device -----------------------------------------------------------------------------------------------
+
+X = np.random.default_rng(0).standard_normal((10, 20), np.float32)
+
+
+def run(program: Program, *arguments: Any) -> list[np.ndarray]:
+    return [array.to_numpy() for array in GpuExecutor(program).run(arguments)]
+
+
+@pytest.mark.gpu
+def test_a_kernel_and_outputs_that_are_no_buffer_of_their_own() -> None:
+    scaled, same, factor, other_shape = run(programs.scale_program(), X)
+    np.testing.assert_array_equal(scaled, X * 3)
+    np.testing.assert_array_equal(same, X.reshape(200))
+    np.testing.assert_array_equal(factor, np.float32(3))
+    np.testing.assert_array_equal(other_shape, (X * 3).reshape(20, 10))
+
+
+@pytest.mark.gpu
+def test_a_global_barrier_from_call_to_call() -> None:
+    executor = GpuExecutor(programs.centre_program())
+    for scale in (1, -5, 100):
+        x = scale * np.arange(200, dtype=np.float32)
+        (centred,) = executor.run([x])
+        np.testing.assert_allclose(centred.to_numpy(), x - x.mean(), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_table_of_pointers() -> None:
+    np.testing.assert_array_equal(run(programs.table_program(), *X[:3])[0], X[0] + X[1] + X[2])
+
+
+@pytest.mark.gpu
+def test_library_and_reference_steps() -> None:
+    (joined,) = run(programs.chain_program(), X)
+    np.testing.assert_allclose(joined, np.concatenate([X @ X.T] * 2), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_empty_arrays() -> None:
+    assert run(programs.empty_program(), np.zeros((0, 5), np.float32))[0].shape == (0, 5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "precision", "tolerance"),
+    [
+        (DType.F32, "HIGHEST", 1e-6),
+        (DType.F32, "DEFAULT", 2e-3),
+        (DType.F64, "DEFAULT", 1e-12),
+        (DType.F16, "DEFAULT", 2e-3),
+        (DType.BF16, "DEFAULT", 1e-2),
+        (DType.C64, "HIGHEST", 1e-6),
+        (DType.S32, "DEFAULT", 0.0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("attrs", "lhs", "rhs", "shape"),
+    [
+        (DotAttrs((1,), (0,)), (50, 70), (70, 30), (50, 30)),
+        (DotAttrs((0,), (1,)), (70, 50), (30, 70), (50, 30)),
+        (DotAttrs((2,), (2,), (1,), (1,)), (50, 4, 16), (60, 4, 16), (4, 50, 60)),
+        (DotAttrs((0, 2), (0, 2), (1,), (1,)), (2, 4, 5, 8), (2, 4, 5, 6), (4, 8, 6)),
+        (DotAttrs((1,), (0,)), (5, 0), (0, 3), (5, 3)),
+    ],
+    ids=["nn", "tt", "heads", "copied", "empty sum"],
+)
+def test_dots(
+    dtype: DType, precision: str, tolerance: float, attrs: DotAttrs, lhs: Any, rhs: Any, shape: Any
+) -> None:
+    attrs = dataclasses.replace(attrs, precision=(precision, precision))
+    rng = np.random.default_rng(1)
+    a, b = ((4 * rng.standard_normal(s)).astype(dtype.numpy) for s in (lhs, rhs))
+    types = ArrayType(dtype, lhs), ArrayType(dtype, rhs), ArrayType(dtype, shape)
+    (product,) = run(programs.dot_program(*types, attrs), a, b)
+    wide = np.complex128 if dtype.is_complex else np.float64
+    (want,) = eval_node(
+        Node("dot", "dot", ArrayType(DType.of(wide), shape), ("lhs", "rhs"), attrs),
+        [a.astype(wide), b.astype(wide)],
+    )
+    scale = np.abs(want).max() + 1
+    np.testing.assert_allclose(product.astype(wide) / scale, want / scale, rtol=0, atol=tolerance)
+
+
+@pytest.mark.gpu
+def test_arrays_of_every_library() -> None:
+    import cupy
+    import jax
+
+    executor = GpuExecutor(programs.scale_program())
+    on_device = executor.run([X])[0]
+    for argument in (
+        cupy.asarray(X),
+        cupy.asfortranarray(cupy.asarray(X)),
+        cupy.asarray(np.repeat(X, 2, axis=1))[:, ::2],
+        jax.device_put(X),
+        np.asfortranarray(X),
+        X.astype(">f4"),
+    ):
+        np.testing.assert_array_equal(executor.run([argument])[0].to_numpy(), X * 3)
+    np.testing.assert_array_equal(executor.run([on_device])[0].to_numpy(), X * 9)
+    np.testing.assert_array_equal(cupy.asnumpy(on_device.to_cupy()), X * 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "dtype", [DType.F32, DType.BF16, DType.F16, DType.F8E4M3FN, DType.PRED, DType.S32], ids=str
+)
+def test_results_become_jax_arrays(dtype: DType) -> None:
+    import jax
+
+    type_ = ArrayType(dtype, (4, 3))
+    view = programs.view("x", 4, 3, dtype=dtype)
+    program = Program(
+        "same",
+        programs.buffers((view, programs.Space.PARAMETER, 0)),
+        (view,),
+        (),
+        (),
+        (view,),
+        0,
+    )
+    x = (np.arange(12).reshape(4, 3) % 3).astype(dtype.numpy)
+    (result,) = GpuExecutor(program).run([jax.device_put(x)])
+    assert result.type == type_
+    back = result.to_jax()
+    assert isinstance(back, jax.Array) and back.dtype == dtype.numpy
+    np.testing.assert_array_equal(np.asarray(back).view(np.uint8), x.view(np.uint8))
+
+
+@pytest.mark.gpu
+def test_streams_share_the_arena_in_turn() -> None:
+    import cupy
+
+    executor = GpuExecutor(programs.centre_program())
+    results = []
+    for i in range(20):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            x = cupy.arange(200, dtype=cupy.float32) * i
+            results.append((executor.run([x])[0], stream))
+    for i, (result, stream) in enumerate(results):
+        with stream:
+            want = (np.arange(200) - 99.5) * i
+            np.testing.assert_allclose(result.to_numpy(), want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_every_step_is_timed() -> None:
+    times = GpuExecutor(programs.chain_program()).time_steps([X], repeats=3)
+    assert [(t.name, t.kind) for t in times] == [
+        ("product", "LibraryStep"),
+        ("joined", "ReferenceStep"),
+    ]
+    assert all(t.time_us > 0 for t in times)
+
+
+def with_launch(program: Program, **changes: Any) -> Program:
+    (step,) = program.steps
+    assert isinstance(step, KernelStep)
+    step = dataclasses.replace(step, kernel=dataclasses.replace(step.kernel, **changes))
+    return dataclasses.replace(program, steps=(step,))
+
+
+@pytest.mark.gpu
+def test_blocks_that_cannot_be_resident_are_not_launched() -> None:
+    with pytest.raises(
+        LaunchRefused, match=r"centre has a global barrier and 1000000 blocks, but only"
+    ):
+        GpuExecutor(with_launch(programs.centre_program(), grid=1_000_000))
+    with pytest.raises(
+        LaunchRefused, match=r"1000000 bytes of shared memory a block, this device has"
+    ):
+        GpuExecutor(with_launch(programs.scale_program(), shared_bytes=1_000_000))
+
+
+@pytest.mark.gpu
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ArgumentMismatch, match=r"argument 2 \(%c\): f32\[20\] was compiled for"):
+        GpuExecutor(programs.table_program()).run([X[0], X[0], X[0, :5]])

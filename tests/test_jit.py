@@ -1,0 +1,373 @@
+"""astitch.jit: the same answers as jax.jit, one compilation a signature, and errors that say what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import astitch
+import astitch.compile
+from astitch.errors import ArgumentMismatch, EngineUnavailable, InvalidOption
+from astitch.jit import NO_GPU, choose_engine
+
+jit_module = sys.modules["astitch.jit"]  # the attribute of the package is the function
+
+X = jnp.arange(12.0).reshape(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the programs compiled, one entry a compilation."""
+    compiled = []
+    original = astitch.compile.compile_hlo
+
+    def count(data: bytes | str, **options: Any) -> astitch.compile.Compilation:
+        compilation = original(data, **options)
+        compiled.append(compilation.program.name)
+        return compilation
+
+    monkeypatch.setattr(astitch.compile, "compile_hlo", count)
+    return compiled
+
+
+def assert_same(got: Any, want: Any) -> None:
+    """The same tree of JAX arrays of the same types, values within rounding."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert isinstance(a, jax.Array)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
+
+
+class Layer(NamedTuple):
+    weight: jax.Array
+    bias: jax.Array
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------
+
+
+def test_trees_of_arguments_and_results() -> None:
+    def fn(layer: Layer, extra: dict[str, Any]) -> dict[str, Any]:
+        hidden = extra["x"] @ layer.weight + layer.bias
+        return {"soft": jax.nn.softmax(hidden), "rest": (Layer(hidden, layer.bias), None)}
+
+    layer = Layer(jnp.ones((4, 5)), jnp.arange(5.0))
+    assert_same(astitch.jit(fn)(layer, {"x": X}), jax.jit(fn)(layer, {"x": X}))
+
+
+def test_positions_and_names_are_arguments_alike() -> None:
+    @astitch.jit
+    def fn(x: jax.Array, y: jax.Array = X, *, scale: Any = 1.0) -> jax.Array:
+        """Says what it does."""
+        return x * scale + y
+
+    assert_same(fn(X), X + X)
+    assert_same(fn(X, y=2 * X), 3 * X)
+    assert_same(fn(y=X, x=X, scale=jnp.float32(5)), 6 * X)
+    assert (fn.__name__, fn.__doc__) == ("fn", "Says what it does.")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.float64(3.5), 3, 2.5, True, np.arange(4), np.ones((2, 3), np.float16), np.float32(1)],
+    ids=repr,
+)
+def test_numbers_and_numpy_arrays_get_the_types_jax_gives_them(array: Any) -> None:
+    def fn(x: Any) -> Any:
+        return x + x, jnp.exp(x)
+
+    assert_same(astitch.jit(fn)(array), jax.jit(fn)(array))
+
+
+def test_arguments_that_are_not_used_and_results_that_are_not_computed() -> None:
+    fn = astitch.jit(lambda x, unused, y: (y, x, jnp.float32(7), y))
+    assert_same(fn(X, 2 * X, X[0]), (X[0], X, jnp.float32(7), X[0]))
+
+
+def test_values_from_outside_are_constants() -> None:
+    table = jnp.arange(4.0)
+    assert_same(astitch.jit(lambda x: x * table)(X), X * table)
+
+
+def test_random_keys_go_in_and_out() -> None:
+    def fn(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key, other = jax.random.split(key)
+        return key, jax.random.bernoulli(other, 0.5, x.shape) * x
+
+    key, dropped = astitch.jit(fn)(jax.random.key(3), X)
+    want_key, want = jax.jit(fn)(jax.random.key(3), X)
+    assert key.dtype == want_key.dtype
+    assert_same(jax.random.key_data(key), jax.random.key_data(want_key))
+    assert_same(dropped, want)
+
+
+def test_64_bits_where_jax_has_them(compilations: list[str]) -> None:
+    fn = astitch.jit(lambda x: x * 2)
+    assert fn(np.float64(0.1)).dtype == jnp.float32
+    with jax.enable_x64(True):
+        assert fn(np.float64(0.1)).dtype == jnp.float64
+        assert float(fn(np.float64(0.1))) == 0.2
+    assert len(compilations) == 2
+
+
+def test_methods() -> None:
+    class Model:
+        @partial(astitch.jit, static_argnums=0)
+        def double(self, x: jax.Array) -> jax.Array:
+            return x * 2
+
+    assert_same(Model().double(X), X * 2)
+
+
+def test_donated_arrays_stay_valid() -> None:
+    x = X + 1
+    fn = astitch.jit(lambda x: x * 2, donate_argnums=0)
+    assert_same(fn(x), x * 2)
+
+
+# ---- static arguments ------------------------------------------------------------------------------------------
+
+
+def power(x: jax.Array, n: int, flag: bool = False) -> jax.Array:
+    return -(x**n) if flag else x**n
+
+
+@pytest.mark.parametrize(
+    ("options", "args", "kwargs"),
+    [
+        ({"static_argnums": (1, 2)}, (3, True), {}),
+        ({"static_argnums": (1, 2)}, (3,), {"flag": True}),
+        ({"static_argnums": (-1, -2)}, (3, True), {}),  # from the end of what is passed, as in JAX
+        ({"static_argnames": ("n", "flag")}, (3, True), {}),
+        ({"static_argnames": ("n", "flag")}, (), {"n": 2}),
+        ({"static_argnums": 1, "static_argnames": "flag"}, (3,), {"flag": True}),
+    ],
+    ids=str,
+)
+def test_static_by_number_and_by_name(
+    options: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    by_astitch, by_jax = astitch.jit(power, **options), jax.jit(power, **options)
+    assert_same(by_astitch(X, *args, **kwargs), by_jax(X, *args, **kwargs))
+
+
+def test_static_values_are_told_apart_by_type(compilations: list[str]) -> None:
+    fn = astitch.jit(lambda x, n: x * n if isinstance(n, float) else x + n, static_argnums=1)
+    assert_same(fn(X, 2), X + 2)
+    assert_same(fn(X, 2.0), X * 2)
+    assert_same(fn(X, 2), X + 2)
+    assert len(compilations) == 2
+
+
+# ---- the cache -------------------------------------------------------------------------------------------------
+
+
+def test_one_compilation_a_signature(compilations: list[str]) -> None:
+    fn = astitch.jit(lambda x, y: x + y)
+    calls: list[tuple[Any, Any]] = [
+        (X, X),
+        (X[:2], X[:2]),  # another shape
+        (X.astype(jnp.int32), X),  # another dtype
+        (X, 1.0),  # weakly typed
+        (X, jnp.float32(1.0)),  # not weakly typed
+    ]
+    for _ in range(2):
+        for x, y in calls:
+            assert_same(fn(x, y), x + y)
+    assert len(compilations) == len(calls)
+    fn.clear_cache()
+    fn(X, X)
+    assert len(compilations) == len(calls) + 1
+
+
+def test_another_tree_is_another_signature(compilations: list[str]) -> None:
+    fn = astitch.jit(lambda tree: jax.tree.leaves(tree)[0] * 2)
+    assert_same(fn([X]), X * 2)
+    assert_same(fn((X,)), X * 2)
+    assert len(compilations) == 2
+
+
+def test_threads_share_one_compilation(compilations: list[str]) -> None:
+    fn = astitch.jit(lambda x: jnp.tanh(x) + 1)
+    start = threading.Barrier(4)
+
+    def call(_: int) -> jax.Array:
+        start.wait()
+        return fn(X)
+
+    with ThreadPoolExecutor(4) as pool:
+        for result in pool.map(call, range(4)):
+            assert_same(result, jnp.tanh(X) + 1)
+    assert len(compilations) == 1
+
+
+def test_a_failed_compilation_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: bytes, **_: Any) -> None:
+        raise InvalidOption("refused")
+
+    fn = astitch.jit(lambda x: x + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(astitch.compile, "compile_hlo", refuse)
+        with pytest.raises(InvalidOption, match="refused"):
+            fn(X)
+    assert_same(fn(X), X + 1)
+
+
+# ---- ahead of time ---------------------------------------------------------------------------------------------
+
+
+def test_lower_and_compile_from_shapes() -> None:
+    fn = astitch.jit(power, static_argnames="n")
+    lowered = fn.lower(jax.ShapeDtypeStruct((3, 4), jnp.float32), n=2)
+    assert "HloModule jit_power" in lowered.as_text()
+    assert [lowered.graph[p].shape for p in lowered.graph.parameters] == [(3, 4)]
+    compiled = lowered.compile()
+    assert_same(compiled(X), X**2)
+
+
+def test_a_compiled_function_shows_what_it_is() -> None:
+    compiled = astitch.jit(jax.nn.softmax).lower(X).compile()
+    (kernel,) = compiled.program.kernels
+    assert kernel.name in compiled.explain()
+    assert_same(compiled(X), jax.nn.softmax(X))
+
+
+def test_a_compiled_function_refuses_other_types() -> None:
+    compiled = astitch.jit(lambda p, y: p["w"] + y).lower({"w": X}, X).compile()
+    with pytest.raises(ArgumentMismatch) as caught:
+        compiled({"w": X[:2]}, X.astype(jnp.int32))
+    assert str(caught.value) == (
+        "Argument types differ from the types for which this computation was compiled.\n"
+        "  args[0][0]['w']: float32[3,4] was compiled for, float32[2,4] was given\n"
+        "  args[0][1]: float32[3,4] was compiled for, int32[3,4] was given\n"
+        "  convert the arguments, or lower and compile again for these types"
+    )
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_compiled_function_refuses_another_structure() -> None:
+    compiled = astitch.jit(lambda p, y: p["w"] + y).lower({"w": X}, X).compile()
+    with pytest.raises(
+        ArgumentMismatch, match="does not match the input pytree it was called with"
+    ):
+        compiled({"v": X}, X)
+
+
+# ---- errors as jax.jit's ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [(("text",), {}), ((X, X), {}), ((), {}), ((X,), {"z": 1})],
+    ids=["no array", "too many", "too few", "unknown name"],
+)
+def test_wrong_calls_raise_what_jax_raises(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        return x
+
+    assert caught_by(astitch.jit(fn), *args, **kwargs) == caught_by(jax.jit(fn), *args, **kwargs)
+
+
+def test_a_static_value_without_a_hash_raises_what_jax_raises() -> None:
+    by_astitch, by_jax = (jit(power, static_argnums=1) for jit in (astitch.jit, jax.jit))
+    kind, text = caught_by(by_astitch, X, [2])
+    assert (kind, text) == caught_by(by_jax, X, [2])
+    assert "Non-hashable static arguments" in text
+
+
+def caught_by(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[type, str]:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        fn(*args, **kwargs)
+    return caught.type, str(caught.value)
+
+
+# ---- inside JAX ------------------------------------------------------------------------------------------------
+
+
+def test_inside_transformations_it_is_jax_jit(compilations: list[str]) -> None:
+    fn = astitch.jit(lambda x: jnp.tanh(x).sum())
+    assert_same(jax.grad(fn)(X), jax.grad(lambda x: jnp.tanh(x).sum())(X))
+    assert_same(jax.vmap(fn)(X), jnp.tanh(X).sum(axis=1))
+    assert_same(jax.jit(lambda x: fn(x) * 2)(X), jnp.tanh(X).sum() * 2)
+    assert_same(jax.lax.map(fn, X), jnp.tanh(X).sum(axis=1))
+    with jax.disable_jit():
+        assert_same(fn(X), jnp.tanh(X).sum())
+    assert compilations == []
+
+
+def test_a_closure_over_a_traced_value(compilations: list[str]) -> None:
+    def outer(y: jax.Array) -> jax.Array:
+        return astitch.jit(lambda x: x + y)(X)
+
+    assert_same(jax.jit(outer)(X), 2 * X)
+    assert compilations == []
+
+
+def test_around_transformations(compilations: list[str]) -> None:
+    def loss(w: jax.Array) -> jax.Array:
+        return jnp.square(jax.nn.softmax(X * w)).sum()
+
+    assert_same(astitch.jit(jax.value_and_grad(loss))(X), jax.value_and_grad(loss)(X))
+    assert len(compilations) == 1
+
+
+# ---- engines ---------------------------------------------------------------------------------------------------
+
+
+def test_one_notice_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASTITCH_ENGINE")
+    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
+    jit_module._warn_no_gpu.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            astitch.jit(lambda x: x + 1)(X)
+    assert [str(w.message) for w in caught if "astitch" in str(w.message)] == [NO_GPU]
+
+
+def test_no_notice_where_the_host_was_asked_for() -> None:
+    jit_module._warn_no_gpu.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose_engine() == "host"
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "gpu")
+    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
+    with pytest.raises(
+        EngineUnavailable, match=r"ASTITCH_ENGINE=gpu, but CuPy sees no GPU\n  install"
+    ):
+        astitch.jit(lambda x: x + 1)(X)
+    monkeypatch.setenv("ASTITCH_ENGINE", "tpu")
+    with pytest.raises(InvalidOption, match=r"ASTITCH_ENGINE='tpu' is not understood\n"):
+        astitch.jit(lambda x: x + 1)(X)
+
+
+def test_the_package_alone_imports_neither_jax_nor_cupy() -> None:
+    code = (
+        "import sys, astitch; from astitch.jit import jit; assert astitch.jit is jit; "
+        "print(sorted({'jax', 'cupy', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert astitch.compile_hlo is astitch.compile.compile_hlo
+    with pytest.raises(AttributeError, match="module 'astitch' has no attribute 'stitch'"):
+        _ = astitch.stitch  # type: ignore[attr-defined]
