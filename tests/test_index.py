@@ -53,6 +53,19 @@ def test_divide_is_floor_division_and_modulo_the_rest(form: Linear, divisor: int
 
 
 @QUICK
+@given(linear_forms(), st.integers(1, 24))
+def test_a_dividend_is_never_negative(form: Linear, divisor: int) -> None:
+    """The emitted / and % truncate towards zero, which is the floor only from zero up."""
+    for result in (ix.divide(form, divisor), ix.modulo(form, divisor)):
+        pending = [result]
+        while pending:
+            for term, _ in pending.pop().terms:
+                if not isinstance(term, Symbol):
+                    assert ix.bounds(term.dividend)[0] >= 0
+                    pending.append(term.dividend)
+
+
+@QUICK
 @given(linear_forms(), linear_forms(), st.integers(-5, 5))
 def test_sums_and_multiples(a: Linear, b: Linear, factor: int) -> None:
     total, multiple, moved = ix.add(a, b, a), ix.scale(a, factor), ix.offset(a, factor)

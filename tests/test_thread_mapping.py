@@ -1,0 +1,272 @@
+"""Thread mappings: the law (each element exactly once) for random spaces, and the paper's cases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astitch.gpu import PRESETS, preset
+from astitch.index import Symbol
+from astitch.thread_mapping import (
+    SPLIT_MIN_COLUMNS,
+    Mapping,
+    Space,
+    ceil_div,
+    choose_vector,
+    covered_elements,
+    map_space,
+    power_of_two_at_least,
+    why_not_aligned,
+)
+
+LARGEST = 5000
+
+
+def space(shape: tuple[int, ...], reduced: tuple[int, ...] = (), element_bytes: int = 4) -> Space:
+    atoms = tuple(Symbol(f"d{d}", n) for d, n in enumerate(shape))
+    return Space(atoms, frozenset(atoms[d] for d in reduced), element_bytes)
+
+
+def is_power_of_two(n: int) -> bool:
+    return n > 0 and n & (n - 1) == 0
+
+
+def check_law(space: Space, mapping: Mapping, block: int) -> None:
+    size = math.prod(a.extent for a in space.atoms)
+    seen = covered_elements(mapping)
+    assert len(seen) == size
+    assert set(seen.values()) <= {1}
+    for outer, row, col in seen:
+        assert outer < mapping.outer_size and row < mapping.row_size and col < mapping.col_size
+    axes = (*mapping.outer, *mapping.row, *mapping.col)
+    assert sorted(axes, key=str) == sorted(space.atoms, key=str)
+    assert mapping.block == block
+    threads = (mapping.outer_threads, mapping.row_threads, mapping.col_threads, mapping.vector)
+    assert all(is_power_of_two(n) for n in threads)
+    assert mapping.vector * space.element_bytes <= 16
+    if mapping.col:
+        assert mapping.col[-1].extent % mapping.vector == 0
+        assert mapping.col_tile % mapping.vector == 0
+    for axis in (mapping.outer, mapping.row, mapping.col):
+        inside = [a in space.reduced for a in axis]
+        assert len(set(inside)) <= 1, "an axis is wholly kept or wholly reduced"
+        assert list(axis) == [a for a in space.atoms if a in axis], "major to minor"
+    assert mapping.reason
+
+
+@st.composite
+def spaces(draw: st.DrawFn, kinds: str = "ercm") -> Space:
+    """e: element-wise, r: row-reduce, c: column-reduce, m: anything."""
+    rank = draw(st.integers(1, 4))
+    shape: list[int] = []
+    for _ in range(rank):
+        room = LARGEST // math.prod(shape)
+        extents = st.one_of(st.integers(2, 9), st.sampled_from((16, 32, 64, 100, 128, 1000, 4096)))
+        extent = draw(extents)
+        shape.append(min(extent, room))
+    shape = [n for n in shape if n > 1]
+    dims = range(len(shape))
+    match draw(st.sampled_from(kinds)):
+        case "e":
+            reduced: set[int] = set()
+        case "r":
+            reduced = set(list(dims)[-draw(st.integers(1, len(shape))) :]) if shape else set()
+        case "c":
+            reduced = set(list(dims)[: draw(st.integers(0, len(shape) - 1))]) if shape else set()
+        case _:
+            reduced = {d for d in dims if draw(st.booleans())}
+    return space(tuple(shape), tuple(reduced), draw(st.sampled_from((1, 2, 4, 8))))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    spaces(),
+    st.sampled_from(sorted(PRESETS)),
+    st.sampled_from((32, 64, 128, 256, 512, 1024)),
+    st.integers(1, 400),
+)
+def test_every_element_belongs_to_exactly_one_thread(
+    space: Space, gpu: str, block: int, wave: int
+) -> None:
+    mapping = map_space(space, preset(gpu), block, wave)
+    check_law(space, mapping, block)
+    assert why_not_aligned(space, mapping) is None
+
+
+SPLITS = [
+    (space((2, 4999), (1,)), 32),
+    (space((4998,), (0,)), 32),
+    (space((4999,), (0,), 2), 64),
+    (space((2500, 2), (0,)), 32),
+    (space((1250, 4), (0,), 8), 64),
+    (space((700, 7), (0,)), 128),
+    (space((2, 300, 8), (1,)), 32),
+    (space((300, 2, 8), (0, 2)), 64),
+    (space((3, 200, 8), (0, 1, 2)), 32),
+]
+
+
+@pytest.mark.parametrize("wave", [8, 33, 160])
+@pytest.mark.parametrize(("space", "block"), SPLITS)
+def test_the_law_holds_where_reductions_are_split(space: Space, block: int, wave: int) -> None:
+    check_law(space, map_space(space, preset("v100"), block, wave), block)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.data())
+def test_the_law_needs_nothing_but_the_numbers(data: st.DataObject) -> None:
+    """Any tiles and threads that fit the axes keep the law, not only those that map_space picks."""
+    shape = [data.draw(st.integers(1, n)) for n in (7, 9, 40)]
+    vector = data.draw(st.sampled_from([v for v in (1, 2, 4) if shape[2] % v == 0]))
+    row_threads = data.draw(st.sampled_from((1, 2, 4)))
+    mapping = Mapping(
+        *((Symbol(f"d{d}", n),) if n > 1 else () for d, n in enumerate(shape)),
+        data.draw(st.sampled_from((1, 2, 4))),
+        row_threads,
+        data.draw(st.sampled_from((1, 2, 8))),
+        vector,
+        row_threads * data.draw(st.integers(1, 4)),
+        vector * data.draw(st.integers(1, 20)),
+    )
+    seen = covered_elements(mapping)
+    assert len(seen) == math.prod(shape)
+    assert set(seen.values()) == {1}
+
+
+# ---- the paper's cases
+
+
+def test_short_rows_are_packed_into_blocks() -> None:
+    """<750000,32> (DIEN): XLA's block per row has 32 threads."""
+    gpu = preset("v100")
+    mapping = map_space(space((750_000, 32), (1,)), gpu, 1024, 160)
+    threads_a_row = mapping.col_threads
+    assert threads_a_row <= 32  # a reduction within a warp: no shared memory, no barrier
+    assert mapping.outer_threads == 1024 // threads_a_row >= 32
+    assert mapping.tasks == ceil_div(750_000, mapping.outer_threads) > 160  # vertical packing
+    assert mapping.reason == (
+        f"row-reduce: {mapping.outer_threads} rows a block, {threads_a_row} threads a row"
+    )
+    assert mapping.col_tile == 32
+
+
+def test_few_long_rows_are_split() -> None:
+    """<64,30000> (Transformer): a block per row uses 64 of 160 blocks; two a row use 128."""
+    mapping = map_space(space((64, 30_000), (1,)), preset("v100"), 1024, 160)
+    assert mapping.col_tiles == 2
+    assert mapping.tasks == 128
+    assert mapping.reason == (
+        "row-reduce, 64 rows < 160 blocks a wave: each row split over 2 blocks"
+    )
+    assert mapping.outer_threads == 1
+    assert mapping.vector == 4
+
+
+def test_short_rows_are_never_split() -> None:
+    gpu = preset("h100")
+    whole = map_space(space((2, SPLIT_MIN_COLUMNS), (1,)), gpu, 512, 264)
+    assert whole.col_tiles == 1
+    assert whole.reason == "row-reduce: a block a row"
+    assert map_space(space((2, SPLIT_MIN_COLUMNS * 8), (1,)), gpu, 512, 264).col_tiles > 1
+
+
+def test_enough_rows_are_never_split() -> None:
+    mapping = map_space(space((264, 100_000), (1,)), preset("h100"), 512, 264)
+    assert mapping.col_tiles == 1
+    assert mapping.tasks == 264
+
+
+def test_a_tall_column_reduce_splits_its_rows() -> None:
+    mapping = map_space(space((100_000, 64), (0,)), preset("h100"), 512, 264)
+    assert mapping.col_threads * mapping.vector == 64
+    assert mapping.row_threads == 512 // mapping.col_threads
+    assert mapping.row_tiles > 100
+    assert mapping.tasks <= 264
+    assert "column-reduce" in mapping.reason
+    assert f"rows split over {mapping.row_tiles} blocks" in mapping.reason
+
+
+def test_a_wide_column_reduce_keeps_its_rows() -> None:
+    mapping = map_space(space((128, 100_000), (0,)), preset("h100"), 512, 264)
+    assert mapping.row_tiles == 1
+    assert mapping.tasks == ceil_div(100_000, mapping.col_tile)
+    assert mapping.reason.startswith("column-reduce: ")
+    assert "split" not in mapping.reason
+
+
+def test_a_mixed_reduce_has_rows_and_columns() -> None:
+    mapping = map_space(space((32, 64, 56), (0, 2)), preset("h100"), 512, 264)
+    assert [a.extent for a in mapping.outer] == [64]
+    assert [a.extent for a in mapping.row] == [32]
+    assert [a.extent for a in mapping.col] == [56]
+    assert mapping.reason.startswith("mixed reduce: ")
+
+
+def test_a_full_reduce_spreads_over_the_device() -> None:
+    mapping = map_space(space((1000, 1000), (0, 1)), preset("h100"), 512, 264)
+    assert mapping.outer == mapping.row == ()
+    assert mapping.col_tiles > 200
+
+
+def test_flat_tiles_take_more_steps_only_when_the_device_is_full() -> None:
+    gpu = preset("h100")
+    small, large = (map_space(space((n,)), gpu, 256, 1056) for n in (1 << 20, 1 << 26))
+    assert small.col_steps == 1 < large.col_steps
+    assert small.tasks == (1 << 20) // (256 * 4)
+    assert large.reason == "element-wise: flat tiles"
+
+
+@pytest.mark.parametrize(
+    ("minor", "element_bytes", "vector"),
+    [(128, 4, 4), (128, 2, 8), (128, 1, 16), (128, 8, 2), (6, 4, 2), (7, 4, 1), (12, 2, 4), (4, 1, 4)],
+)  # fmt: skip
+def test_vectors_divide_the_contiguous_extent(minor: int, element_bytes: int, vector: int) -> None:
+    assert choose_vector((Symbol("a", 3), Symbol("b", minor)), element_bytes) == vector
+
+
+def test_nothing_contiguous_is_read_one_by_one() -> None:
+    assert choose_vector((), 4) == 1
+    assert map_space(space(()), preset("h100"), 256, 100).tasks == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "power"), [(0, 1), (1, 1), (2, 2), (3, 4), (1024, 1024), (1025, 2048)]
+)
+def test_power_of_two_at_least(n: int, power: int) -> None:
+    assert power_of_two_at_least(n) == power
+
+
+# ---- propagation of a mapping to other roots
+
+A, B, C, D = (Symbol(name, n) for name, n in (("a", 8), ("b", 16), ("c", 32), ("d", 4)))
+ROWS = Mapping((A, B), (), (C,), 8, 1, 32, 1, 1, 32)
+COLUMNS = Mapping((A,), (B,), (C,), 1, 8, 32, 1, 16, 32)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "root", "reason"),
+    [
+        (ROWS, Space((A, B, C), frozenset({C}), 4), None),
+        (ROWS, Space((A, B, C), frozenset({A, B}), 4), None),
+        (ROWS, Space((A, B), frozenset(), 4), None),
+        (ROWS, Space((A, B, D), frozenset(), 4), "it has dimensions that the mapping does not walk over"),
+        (ROWS, Space((A, C), frozenset(), 4), "it has only a part of the outer axis"),
+        (ROWS, Space((C,), frozenset(), 4), "it would be recomputed for every outer index"),
+        (ROWS, Space((A, B, C), frozenset({A}), 4), "it reduces only a part of the outer axis"),
+        (COLUMNS, Space((A, B, C), frozenset({B}), 4), None),
+        (COLUMNS, Space((A, C), frozenset(), 4), None),
+        (COLUMNS, Space((B, C), frozenset(), 4), "it would be recomputed for every outer index"),
+    ],
+)  # fmt: skip
+def test_who_may_use_a_mapping(mapping: Mapping, root: Space, reason: str | None) -> None:
+    assert why_not_aligned(root, mapping) == reason
+
+
+def test_a_mapping_prints_its_numbers() -> None:
+    assert str(map_space(space((64, 30_000), (1,)), preset("v100"), 1024, 160)) == (
+        "outer 64 / 1 threads, row 1 / 1 threads x 1, col 30000 / 1024 threads x 4 x 4; 128 tasks; "
+        "row-reduce, 64 rows < 160 blocks a wave: each row split over 2 blocks"
+    )
