@@ -102,6 +102,15 @@ def test_substitution_replaces_the_values(form: Linear, first: Linear, second: L
 
 @QUICK
 @given(linear_forms())
+def test_the_printed_form_means_the_same(form: Linear) -> None:
+    text = str(form).replace("/", "//")
+    for at in assignments():
+        names = {symbol.name: value for symbol, value in at.items()}
+        assert eval(text, {}, names) == ix.evaluate(form, at)
+
+
+@QUICK
+@given(linear_forms())
 def test_symbols_are_those_that_are_needed(form: Linear) -> None:
     needed = ix.symbols(form)
     values = dict.fromkeys(needed, 0)
@@ -185,10 +194,13 @@ X = ix.of_symbol(Symbol("x", 24))
         (ix.modulo(X, 24), "x"),
         (ix.divide(ix.add(ix.scale(X, 8), ix.constant(5)), 8), "x"),
         (ix.modulo(ix.add(ix.scale(X, 8), ix.constant(5)), 8), "5"),
-        (ix.divide(ix.divide(X, 2), 3), "(x / 6)"),
+        (ix.divide(ix.divide(X, 2), 3), "((x) / 6)"),
+        (ix.divide(ix.add(ix.scale(X, 6), ix.constant(7)), 4), "((x * 3 + 1) / 2) + 1"),
+        (ix.modulo(ix.add(X, ix.constant(-1)), 5), "((x + 4) % 5)"),
+        (ix.divide(ix.add(ix.scale(X, -1), ix.constant(23)), 4), "((x * -1 + 23) / 4)"),
         (ix.divide(ix.constant(-1), 5), "-1"),
         (ix.modulo(ix.constant(-1), 5), "4"),
-        (ix.add(ix.of_symbol(Quotient(X, 4)), ix.of_symbol(Remainder(X, 4))), "(x / 4) + (x % 4)"),
+        (ix.add(ix.of_symbol(Quotient(X, 4)), ix.of_symbol(Remainder(X, 4))), "((x) / 4) + ((x) % 4)"),
     ],
 )  # fmt: skip
 def test_simplified_forms(form: Linear, text: str) -> None:

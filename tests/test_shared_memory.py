@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch.kernel_ir import Slot
 from astitch.ir import DType
+from astitch.kernel_ir import Slot
 from astitch.shared_memory import SLOT_ALIGNMENT_BYTES, place_shared
 
 
@@ -87,7 +87,7 @@ def test_slots_that_are_live_together_never_overlap(slots: list[Slot]) -> None:
     assert total % SLOT_ALIGNMENT_BYTES == 0
     for number, a in enumerate(placed):
         assert a.offset % SLOT_ALIGNMENT_BYTES == 0
-        assert 0 <= a.offset and a.offset + a.bytes <= total
+        assert a.offset >= 0 and a.offset + a.bytes <= total
         for b in placed[:number]:
             # Task loops repeat their phases: within a loop all slots are live together.
             together = a.first[0] <= b.last[0] and b.first[0] <= a.last[0]
