@@ -808,13 +808,18 @@ class _LoopLowering:
             )
         return ()
 
-    def leader_guard(self, *, row: bool, col: bool) -> tuple[Guard, ...]:
-        """One thread of those that stand at the same element: along axes that the value does not vary over."""
+    def leader_guard(self, *, row: bool, col: bool, in_nest: bool = False) -> tuple[Guard, ...]:
+        """One thread of those that stand at the same element: along axes that the value does not vary over.
+
+        in_nest: the statement stands inside the row loop if it varies along the columns.
+        """
         m = self.mapping
         guards: list[Guard] = []
         if not col and m.col_threads > 1:
             guards.append(Within(ix.of_symbol(Symbol("tx", m.col_threads)), 0, 1))
-        if not row and m.row_threads > 1:
+        if in_nest and col and not row and m.row_size > 1:
+            guards.append(Within(ix.of_symbol(Symbol("row", 1 << 62)), 0, 1))
+        elif not row and m.row_threads > 1:
             guards.append(Within(ix.of_symbol(Symbol("ty", m.row_threads)), 0, 1))
         return tuple(guards)
 
@@ -952,7 +957,8 @@ class _LoopLowering:
         here = frozenset(place.root.space.atoms)
         row = any(a in here for a in self.mapping.row)
         col = any(a in here for a in self.mapping.col)
-        guards = (*self.outer_guard, *self.leader_guard(row=row, col=col))
+        leader = self.leader_guard(row=row, col=col, in_nest=True)
+        guards = (*self.outer_guard, *leader)
         if place.stored:
             target = storage_name(self.graph, name)
             tile = self.tile_guard(row=row, col=col)
@@ -965,7 +971,7 @@ class _LoopLowering:
             position = self.with_packed_row(place, position)
             store = k.Store(slot, position, self.graph[name].dtype, expr)
             level = max(zone, where, Zone.TASK)
-            for statement in self.guarded(self.leader_guard(row=row, col=col), (store,)):
+            for statement in self.guarded(leader, (store,)):
                 self.emit(level, statement)
 
     def shared_slot(self, place: Placement, number: int) -> str:
@@ -1036,7 +1042,7 @@ class _LoopLowering:
         outer_reduced = any(a in root.space.reduced for a in self.mapping.outer)
         guards = (
             *(self.outer_guard if outer_reduced or not self.mapping.outer else ()),
-            *self.leader_guard(row=row, col=col),
+            *self.leader_guard(row=row, col=col, in_nest=True),
             *self.tile_guard(row=row, col=col),
         )
         reducer = self.parent.reducer(root.name)
