@@ -202,6 +202,24 @@ def _blocking_op(graph: Graph, outside: dict[str, str], producer: str, consumer:
     return ""
 
 
+def _refused_edge(
+    graph: Graph, outside: dict[str, str], stage: dict[str, int], producer: str, consumer: str
+) -> str:
+    """Why two neighbours of different stages are two kernels."""
+    apart = stage[consumer] - stage[producer]
+    if blocker := _blocking_op(graph, outside, producer, consumer):
+        return f"one kernel for both would close a cycle through %{blocker} ({graph[blocker].op})"
+    if any(_needed_stage(stage[u], u in outside) <= stage[producer] for u in graph.users[producer]):
+        return (
+            f"%{producer} is needed {apart} library or other steps before %{consumer}, which is computed "
+            "where it is read"
+        )
+    return (
+        f"they run {apart} library or other steps apart, and moving %{producer} later would keep more "
+        "bytes in memory"
+    )
+
+
 def find_scopes(graph: Graph) -> Scopes:
     """Breadth-first search for stitch ops; every refused edge and every op left outside has a reason."""
     outside: dict[str, str] = {}
@@ -242,15 +260,7 @@ def find_scopes(graph: Graph) -> Scopes:
             continue
         for operand in dict.fromkeys(node.operands):
             if can_stitch(operand) and stage[operand] != stage[node.name]:
-                blocker = (
-                    _blocking_op(graph, outside, operand, node.name) if len(refusals) < 200 else ""
-                )
-                reason = (
-                    f"one kernel for both would close a cycle through %{blocker} ({graph[blocker].op})"
-                    if blocker
-                    else f"they run {stage[node.name] - stage[operand]} library or other steps apart, and moving "
-                    f"%{operand} later would keep more bytes in memory"
-                )
+                reason = _refused_edge(graph, outside, stage, operand, node.name)
                 refusals.append(Refusal(operand, node.name, reason))
     order = {name: number for number, name in enumerate(graph.nodes)}
     scopes = tuple(
