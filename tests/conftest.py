@@ -23,3 +23,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not count_gpus():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and CuPy"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the emitted text to tests/golden instead of comparing",
+    )
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-golden"))

@@ -1,0 +1,111 @@
+#include "astitch.cuh"
+// stitch_0: grid 32 x 256 threads, 0 B shared
+//   jit(attention_mask_softmax)/mul
+//   jit(attention_mask_softmax)/add
+//   jit(attention_mask_softmax)/reduce_max
+//   jit(attention_mask_softmax)/sub
+//   jit(attention_mask_softmax)/exp
+//   jit(attention_mask_softmax)/reduce_sum
+//   jit(attention_mask_softmax)/div
+struct Reduce0 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_maximum(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+struct Reduce1 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(256) stitch_0(
+    const float* __restrict__ p_scores_1,
+    const float* __restrict__ p_mask_1,
+    float* __restrict__ p_div_7) {
+  {  // loop 0: outer 2x4x64 / 16 threads, row 1 / 1 threads x 1, col 64 / 16 threads x 1 x 4; 32 tasks; row-reduce: 16 rows a block, 16 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 16;
+    const int ty = thread / 16 % 1;
+    const int to = thread / 16;
+    const int first = blockIdx.x;
+    float add_7_kept[4];
+    float exp_1_kept[4];
+    if (first < 32) {
+      const int task = first;
+      const int outer = task * 16 + to;
+      Reduce0::State reduce_max_7_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+      const int outer_0 = ((outer) / 256);
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 64 + tx * 4;
+          const int at = outer * 64 + col;
+          const Vec<float, 4> scores_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_scores_1 + (at));
+          const int at__1 = outer_0 * 64 + col;
+          const Vec<float, 4> mask_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_mask_1 + (at__1));
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float scores_1 = load_as<float>(scores_1_v.v[lane]);
+            const float mul_3 = hlo_multiply(scores_1, 0.125f);
+            const float mask_1 = load_as<float>(mask_1_v.v[lane]);
+            const float add_7 = hlo_add(mul_3, mask_1);
+            add_7_kept[k * 4 + l * 4 + lane] = add_7;
+            reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{add_7});
+          }
+        }
+      }
+      reduce_lanes<Reduce0, 16, 1>(reduce_max_7_state);
+      Reduce1::State reduce_sum_7_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
+      const float reduce_max_7 = reduce_max_7_state[0].f0;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 64 + tx * 4;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float add_7__1 = add_7_kept[k * 4 + l * 4 + lane];
+            const float sub_7 = hlo_subtract(add_7__1, reduce_max_7);
+            const float exp_1 = hlo_exp(sub_7);
+            exp_1_kept[k * 4 + l * 4 + lane] = exp_1;
+            reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{exp_1});
+          }
+        }
+      }
+      reduce_lanes<Reduce1, 16, 1>(reduce_sum_7_state);
+      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 64 + tx * 4;
+          const int at__2 = outer * 64 + col;
+          Vec<float, 4> div_7_w;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float exp_1__1 = exp_1_kept[k * 4 + l * 4 + lane];
+            const float div_7 = hlo_divide(exp_1__1, reduce_sum_7);
+            div_7_w.v[lane] = store_as<float>(div_7);
+          }
+          *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at__2)) = div_7_w;
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,362 @@
+#include "astitch.cuh"
+// stitch_0: grid 12 x 512 threads, 8192 B shared
+//   jit(column_standardise_softmax)/reduce_sum
+//   jit(column_standardise_softmax)/div
+//   jit(column_standardise_softmax)/sub
+//   jit(column_standardise_softmax)/integer_pow
+//   jit(column_standardise_softmax)/add
+//   jit(column_standardise_softmax)/rsqrt
+//   jit(column_standardise_softmax)/mul
+//   jit(column_standardise_softmax)/reduce_max
+//   and 1 more
+struct Reduce0 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+struct Reduce1 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_maximum(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+    const float* __restrict__ p_x_1,
+    float* __restrict__ p_div_11,
+    float* p_reduce_sum_21_partial0,
+    float* p_reduce_sum_21,
+    float* p_div_6,
+    float* p_reduce_sum_22_partial0,
+    float* p_reduce_sum_22,
+    float* p_rsqrt_1,
+    unsigned int* barrier) {
+  ASTITCH_SHARED_ARENA(8192);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_21_slot, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_21_slot__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot__1, 0, 2048);
+  ASTITCH_SHARED(Reduce1::State, reduce_max_7_slot, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_23_slot, 64, 16);
+  {  // loop 0: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 1;
+    const int to = thread / 64;
+    const int first = blockIdx.x;
+    Reduce0::State reduce_sum_21_state[4];
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) reduce_sum_21_state[i] = Reduce0::identity();
+    if (first < 12) {
+      const int task = first;
+      const int outer = task * 8 + to;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          const int at = outer * 256 + col;
+          const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1 = load_as<float>(x_1_v.v[lane]);
+            reduce_sum_21_state[l * 4 + lane] = Reduce0::combine(reduce_sum_21_state[l * 4 + lane], Reduce0::State{x_1});
+          }
+        }
+      }
+    }
+    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_21_state, reduce_sum_21_slot);
+    if (first < 12) {
+      {
+        const int l = 0;
+        const int col = l * 256 + tx * 4;
+        #pragma unroll
+        for (int lane = 0; lane < 4; ++lane) {
+          if (to < 1) {
+            p_reduce_sum_21_partial0[first * 256 + col + lane] = store_as<float>(reduce_sum_21_state[l * 4 + lane].f0);
+          }
+        }
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21 before level 1
+  {  // loop 1: outer 1 / 1 threads, row 12 / 16 threads x 1, col 256 / 32 threads x 1 x 4; 2 tasks; column-reduce: 16 rows x 32 threads a block
+    const int thread = threadIdx.x;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 16;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    if (first < 2) {
+      const int task = first;
+      const int col_tile = task;
+      Reduce0::State reduce_sum_21_state__1[4];
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) reduce_sum_21_state__1[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        const int row = k * 16 + ty;
+        if (row < 12) {
+          {
+            const int l = 0;
+            const int col = l * 128 + tx * 4 + col_tile * 128;
+            const int at__1 = row * 256 + col;
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              reduce_sum_21_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_21_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_21_partial0[at__1 + lane])});
+            }
+          }
+        }
+      }
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_21_state__1, reduce_sum_21_slot__1);
+      {
+        const int l = 0;
+        const int col = l * 128 + tx * 4 + col_tile * 128;
+        Vec<float, 4> reduce_sum_21_w;
+        #pragma unroll
+        for (int lane = 0; lane < 4; ++lane) {
+          const float reduce_sum_21 = reduce_sum_21_state__1[l * 4 + lane].f0;
+          reduce_sum_21_w.v[lane] = store_as<float>(reduce_sum_21);
+        }
+        if (ty < 1) {
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21 + (col)) = reduce_sum_21_w;
+        }
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %reduce_sum.21 before level 2
+  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 256 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    if (first < 1) {
+      const int task = first;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 2048 + tx * 4;
+          if (col < 256) {
+            const Vec<float, 4> reduce_sum_21_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21 + (col));
+            Vec<float, 4> div_6_w;
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float reduce_sum_21__1 = load_as<float>(reduce_sum_21_v.v[lane]);
+              const float div_6 = hlo_divide(reduce_sum_21__1, 96.0f);
+              div_6_w.v[lane] = store_as<float>(div_6);
+            }
+            *reinterpret_cast<Vec<float, 4>*>(p_div_6 + (col)) = div_6_w;
+          }
+        }
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %reduce_sum.21, %div.6 before level 3
+  {  // loop 3: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 1;
+    const int to = thread / 64;
+    const int first = blockIdx.x;
+    Reduce0::State reduce_sum_22_state[4];
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) reduce_sum_22_state[i] = Reduce0::identity();
+    if (first < 12) {
+      const int task = first;
+      const int outer = task * 8 + to;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          const int at__2 = outer * 256 + col;
+          const Vec<float, 4> x_1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at__2));
+          const Vec<float, 4> div_6_v = *reinterpret_cast<const Vec<float, 4>*>(p_div_6 + (col));
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1__1 = load_as<float>(x_1_v__1.v[lane]);
+            const float div_6__1 = load_as<float>(div_6_v.v[lane]);
+            const float sub_11 = hlo_subtract(x_1__1, div_6__1);
+            const float integer_pow_1 = hlo_multiply(sub_11, sub_11);
+            reduce_sum_22_state[l * 4 + lane] = Reduce0::combine(reduce_sum_22_state[l * 4 + lane], Reduce0::State{integer_pow_1});
+          }
+        }
+      }
+    }
+    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_22_state, reduce_sum_22_slot);
+    if (first < 12) {
+      {
+        const int l = 0;
+        const int col = l * 256 + tx * 4;
+        #pragma unroll
+        for (int lane = 0; lane < 4; ++lane) {
+          if (to < 1) {
+            p_reduce_sum_22_partial0[first * 256 + col + lane] = store_as<float>(reduce_sum_22_state[l * 4 + lane].f0);
+          }
+        }
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %div.6, %reduce_sum.22 before level 4
+  {  // loop 4: outer 1 / 1 threads, row 12 / 16 threads x 1, col 256 / 32 threads x 1 x 4; 2 tasks; column-reduce: 16 rows x 32 threads a block
+    const int thread = threadIdx.x;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 16;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    if (first < 2) {
+      const int task = first;
+      const int col_tile = task;
+      Reduce0::State reduce_sum_22_state__1[4];
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) reduce_sum_22_state__1[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        const int row = k * 16 + ty;
+        if (row < 12) {
+          {
+            const int l = 0;
+            const int col = l * 128 + tx * 4 + col_tile * 128;
+            const int at__3 = row * 256 + col;
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              reduce_sum_22_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_22_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_22_partial0[at__3 + lane])});
+            }
+          }
+        }
+      }
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_22_state__1, reduce_sum_22_slot__1);
+      {
+        const int l = 0;
+        const int col = l * 128 + tx * 4 + col_tile * 128;
+        Vec<float, 4> reduce_sum_22_w;
+        #pragma unroll
+        for (int lane = 0; lane < 4; ++lane) {
+          const float reduce_sum_22 = reduce_sum_22_state__1[l * 4 + lane].f0;
+          reduce_sum_22_w.v[lane] = store_as<float>(reduce_sum_22);
+        }
+        if (ty < 1) {
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_22 + (col)) = reduce_sum_22_w;
+        }
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %div.6, %reduce_sum.22, %reduce_sum.22 before level 5
+  {  // loop 5: outer 1 / 1 threads, row 1 / 1 threads x 1, col 256 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    if (first < 1) {
+      const int task = first;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 2048 + tx * 4;
+          if (col < 256) {
+            const Vec<float, 4> reduce_sum_22_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_22 + (col));
+            Vec<float, 4> rsqrt_1_w;
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float reduce_sum_22__1 = load_as<float>(reduce_sum_22_v.v[lane]);
+              const float div_7 = hlo_divide(reduce_sum_22__1, 96.0f);
+              const float add_3 = hlo_add(div_7, 1e-05f);
+              const float rsqrt_1 = hlo_rsqrt(add_3);
+              rsqrt_1_w.v[lane] = store_as<float>(rsqrt_1);
+            }
+            *reinterpret_cast<Vec<float, 4>*>(p_rsqrt_1 + (col)) = rsqrt_1_w;
+          }
+        }
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.22, %reduce_sum.22, %rsqrt.1 before level 6
+  {  // loop 6: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 1;
+    const int to = thread / 64;
+    const int first = blockIdx.x;
+    float mul_7_kept[4];
+    float exp_1_kept[4];
+    if (first < 12) {
+      const int task = first;
+      const int outer = task * 8 + to;
+      Reduce1::State reduce_max_7_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce1::identity();
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          const int at__4 = outer * 256 + col;
+          const Vec<float, 4> x_1_v__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at__4));
+          const Vec<float, 4> div_6_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_div_6 + (col));
+          const Vec<float, 4> rsqrt_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_rsqrt_1 + (col));
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1__2 = load_as<float>(x_1_v__2.v[lane]);
+            const float div_6__2 = load_as<float>(div_6_v__1.v[lane]);
+            const float sub_11__1 = hlo_subtract(x_1__2, div_6__2);
+            const float rsqrt_1__1 = load_as<float>(rsqrt_1_v.v[lane]);
+            const float mul_7 = hlo_multiply(sub_11__1, rsqrt_1__1);
+            mul_7_kept[k * 4 + l * 4 + lane] = mul_7;
+            reduce_max_7_state[0] = Reduce1::combine(reduce_max_7_state[0], Reduce1::State{mul_7});
+          }
+        }
+      }
+      reduce_consecutive<Reduce1, 64>(reduce_max_7_state, reduce_max_7_slot);
+      Reduce0::State reduce_sum_23_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_23_state[i] = Reduce0::identity();
+      const float reduce_max_7 = reduce_max_7_state[0].f0;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float mul_7__1 = mul_7_kept[k * 4 + l * 4 + lane];
+            const float sub_15 = hlo_subtract(mul_7__1, reduce_max_7);
+            const float exp_1 = hlo_exp(sub_15);
+            exp_1_kept[k * 4 + l * 4 + lane] = exp_1;
+            reduce_sum_23_state[0] = Reduce0::combine(reduce_sum_23_state[0], Reduce0::State{exp_1});
+          }
+        }
+      }
+      reduce_consecutive<Reduce0, 64>(reduce_sum_23_state, reduce_sum_23_slot);
+      const float reduce_sum_23 = reduce_sum_23_state[0].f0;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          const int at__5 = outer * 256 + col;
+          Vec<float, 4> div_11_w;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float exp_1__1 = exp_1_kept[k * 4 + l * 4 + lane];
+            const float div_11 = hlo_divide(exp_1__1, reduce_sum_23);
+            div_11_w.v[lane] = store_as<float>(div_11);
+          }
+          *reinterpret_cast<Vec<float, 4>*>(p_div_11 + (at__5)) = div_11_w;
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,116 @@
+#include "astitch.cuh"
+// stitch_0: grid 16 x 512 threads, 8192 B shared
+//   jit(column_sum)/reduce_sum
+struct Reduce0 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+    const float* __restrict__ p_x_1,
+    float* __restrict__ p_reduce_sum_7,
+    float* p_reduce_sum_7_partial0,
+    unsigned int* barrier) {
+  ASTITCH_SHARED_ARENA(8192);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot__1, 0, 2048);
+  {  // loop 0: outer 1 / 1 threads, row 512 / 16 threads x 4, col 192 / 32 threads x 1 x 4; 16 tasks; column-reduce: 16 rows x 32 threads a block, 2 tiles < 264 blocks a wa...
+    const int thread = threadIdx.x;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 16;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    if (first < 16) {
+      const int task = first;
+      const int row_tile = ((task) / 2);
+      const int col_tile = ((task) % 2);
+      Reduce0::State reduce_sum_7_state[4];
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) reduce_sum_7_state[i] = Reduce0::identity();
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 16 + ty + row_tile * 64;
+        {
+          const int l = 0;
+          const int col = l * 128 + tx * 4 + col_tile * 128;
+          if (col < 192) {
+            const int at = row * 192 + col;
+            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float x_1 = load_as<float>(x_1_v.v[lane]);
+              reduce_sum_7_state[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state[l * 4 + lane], Reduce0::State{x_1});
+            }
+          }
+        }
+      }
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_7_state, reduce_sum_7_slot);
+      {
+        const int l = 0;
+        const int col = l * 128 + tx * 4 + col_tile * 128;
+        if (col < 192) {
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            if (ty < 1) {
+              p_reduce_sum_7_partial0[row_tile * 192 + col + lane] = store_as<float>(reduce_sum_7_state[l * 4 + lane].f0);
+            }
+          }
+        }
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
+  {  // loop 1: outer 1 / 2 threads, row 8 / 8 threads x 1, col 192 / 32 threads x 1 x 4; 2 tasks; column-reduce: 8 rows x 32 threads a block
+    const int thread = threadIdx.x;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 8;
+    const int to = thread / 256;
+    const int first = blockIdx.x;
+    if (first < 2) {
+      const int task = first;
+      const int col_tile = task;
+      Reduce0::State reduce_sum_7_state__1[4];
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) reduce_sum_7_state__1[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        const int row = k * 8 + ty;
+        {
+          const int l = 0;
+          const int col = l * 128 + tx * 4 + col_tile * 128;
+          if (col < 192) {
+            const int at__1 = row * 192 + col;
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              if (to < 1) {
+                reduce_sum_7_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0[at__1 + lane])});
+              }
+            }
+          }
+        }
+      }
+      reduce_strided<Reduce0, 8, 32, 512, 4>(reduce_sum_7_state__1, reduce_sum_7_slot__1);
+      {
+        const int l = 0;
+        const int col = l * 128 + tx * 4 + col_tile * 128;
+        if (col < 192) {
+          Vec<float, 4> reduce_sum_7_w;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float reduce_sum_7 = reduce_sum_7_state__1[l * 4 + lane].f0;
+            reduce_sum_7_w.v[lane] = store_as<float>(reduce_sum_7);
+          }
+          if (to < 1 && ty < 1) {
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_7 + (col)) = reduce_sum_7_w;
+          }
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,286 @@
+#include "astitch.cuh"
+// stitch_0: grid 48 x 512 threads, 128 B shared
+//   jit(cross_entropy_bf16)/jvp()/convert_element_type
+//   jit(cross_entropy_bf16)/jvp()/reduce_max
+//   jit(cross_entropy_bf16)/jvp()/is_finite
+//   jit(cross_entropy_bf16)/jvp()/select_n
+//   jit(cross_entropy_bf16)/jvp()/sub
+//   jit(cross_entropy_bf16)/jvp()/exp
+//   jit(cross_entropy_bf16)/jvp()/reduce_sum
+//   jit(cross_entropy_bf16)/jvp()/abs
+//   and 15 more
+struct Reduce0 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_maximum(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+struct Reduce1 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+    const bf16* __restrict__ p_logits_1,
+    const int* __restrict__ p_labels_1,
+    bf16* __restrict__ p_convert_element_type_3,
+    float* __restrict__ p_div_2,
+    float* p_reduce_max_7_partial0,
+    float* p_reduce_sum_21_partial0,
+    float* p_reduce_sum_22_partial0,
+    float* p_reduce_sum_23_partial0,
+    float* p_reduce_sum_23,
+    unsigned int* barrier) {
+  ASTITCH_SHARED_ARENA(128);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_21_slot, 64, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_22_slot, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_23_slot, 0, 16);
+  {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 4; 48 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 3 blocks
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    if (first < 48) {
+      const int task = first;
+      const int outer = ((task) / 3);
+      const int col_tile = ((task) % 3);
+      Reduce0::State reduce_max_7_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+      Reduce1::State reduce_sum_21_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_21_state[i] = Reduce1::identity();
+      const int labels_1 = load_as<int>(p_labels_1[outer]);
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 2048 + tx * 4 + col_tile * 2048;
+          if (col < 5000) {
+            const int at = outer * 5000 + col;
+            const Vec<bf16, 4> logits_1_v = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at));
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float logits_1 = load_as<float>(logits_1_v.v[lane]);
+              const float convert_element_type_2 = hlo_convert<float, bf16>(logits_1);
+              reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{convert_element_type_2});
+              const int iota_1 = hlo_convert<int>(col + lane);
+              const bool eq_13 = hlo_compare_eq(iota_1, labels_1);
+              const float select_n_1 = (eq_13 ? convert_element_type_2 : 0.0f);
+              reduce_sum_21_state[0] = Reduce1::combine(reduce_sum_21_state[0], Reduce1::State{select_n_1});
+            }
+          }
+        }
+      }
+      reduce_consecutive<Reduce0, 512>(reduce_max_7_state, reduce_max_7_slot);
+      if (tx < 1) {
+        p_reduce_max_7_partial0[col_tile * 16 + outer] = store_as<float>(reduce_max_7_state[0].f0);
+      }
+      reduce_consecutive<Reduce1, 512>(reduce_sum_21_state, reduce_sum_21_slot);
+      if (tx < 1) {
+        p_reduce_sum_21_partial0[col_tile * 16 + outer] = store_as<float>(reduce_sum_21_state[0].f0);
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_sum.21 before level 1
+  {  // loop 1: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 4; 48 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 3 blocks
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    if (first < 48) {
+      const int task = first;
+      const int outer = ((task) / 3);
+      const int col_tile = ((task) % 3);
+      Reduce1::State reduce_sum_22_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_22_state[i] = Reduce1::identity();
+      Reduce0::State reduce_max_7_sum[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_max_7_sum[i] = Reduce0::identity();
+      #pragma unroll
+      for (int part = 0; part < 3; ++part) {
+        reduce_max_7_sum[0] = Reduce0::combine(reduce_max_7_sum[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0[part * 16 + outer])});
+      }
+      const float reduce_max_7 = reduce_max_7_sum[0].f0;
+      const bool is_finite_1 = hlo_is_finite(reduce_max_7);
+      const float select_n_7 = (is_finite_1 ? reduce_max_7 : 0.0f);
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 2048 + tx * 4 + col_tile * 2048;
+          if (col < 5000) {
+            const int at__1 = outer * 5000 + col;
+            const Vec<bf16, 4> logits_1_v__1 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at__1));
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float logits_1__1 = load_as<float>(logits_1_v__1.v[lane]);
+              const float convert_element_type_2__1 = hlo_convert<float, bf16>(logits_1__1);
+              const float sub_8 = hlo_subtract(convert_element_type_2__1, select_n_7);
+              const float exp_1 = hlo_exp(sub_8);
+              reduce_sum_22_state[0] = Reduce1::combine(reduce_sum_22_state[0], Reduce1::State{exp_1});
+            }
+          }
+        }
+      }
+      reduce_consecutive<Reduce1, 512>(reduce_sum_22_state, reduce_sum_22_slot);
+      if (tx < 1) {
+        p_reduce_sum_22_partial0[col_tile * 16 + outer] = store_as<float>(reduce_sum_22_state[0].f0);
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_sum.21, %reduce_sum.22 before level 2
+  {  // loop 2: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 4; 48 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 3 blocks
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    Reduce1::State reduce_sum_23_state[1];
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) reduce_sum_23_state[i] = Reduce1::identity();
+    if (first < 48) {
+      const int task = first;
+      const int outer = ((task) / 3);
+      const int col_tile = ((task) % 3);
+      Reduce1::State reduce_sum_22_sum[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_22_sum[i] = Reduce1::identity();
+      #pragma unroll
+      for (int part = 0; part < 3; ++part) {
+        reduce_sum_22_sum[0] = Reduce1::combine(reduce_sum_22_sum[0], Reduce1::State{load_as<float>(p_reduce_sum_22_partial0[part * 16 + outer])});
+      }
+      const float reduce_sum_22 = reduce_sum_22_sum[0].f0;
+      const float abs_1 = hlo_abs(reduce_sum_22);
+      const float log_1 = hlo_log(abs_1);
+      Reduce0::State reduce_max_7_sum__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_max_7_sum__1[i] = Reduce0::identity();
+      #pragma unroll
+      for (int part = 0; part < 3; ++part) {
+        reduce_max_7_sum__1[0] = Reduce0::combine(reduce_max_7_sum__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0[part * 16 + outer])});
+      }
+      const float reduce_max_7__1 = reduce_max_7_sum__1[0].f0;
+      const bool is_finite_1__1 = hlo_is_finite(reduce_max_7__1);
+      const float select_n_7__1 = (is_finite_1__1 ? reduce_max_7__1 : 0.0f);
+      const float add_1 = hlo_add(log_1, select_n_7__1);
+      Reduce1::State reduce_sum_21_sum[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_21_sum[i] = Reduce1::identity();
+      #pragma unroll
+      for (int part = 0; part < 3; ++part) {
+        reduce_sum_21_sum[0] = Reduce1::combine(reduce_sum_21_sum[0], Reduce1::State{load_as<float>(p_reduce_sum_21_partial0[part * 16 + outer])});
+      }
+      const float reduce_sum_21 = reduce_sum_21_sum[0].f0;
+      const float sub_9 = hlo_subtract(add_1, reduce_sum_21);
+      if (tx < 1 && col_tile < 1) {
+        reduce_sum_23_state[0] = Reduce1::combine(reduce_sum_23_state[0], Reduce1::State{sub_9});
+      }
+      const bool ge_1 = hlo_compare_ge(reduce_sum_22, 0.0f);
+      const float div_3 = hlo_divide(0.0625f, abs_1);
+      const float select_n_9 = (ge_1 ? div_3 : 0.0f);
+      const float select_n_8 = (ge_1 ? 0.0f : div_3);
+      const float neg_1 = hlo_negate(select_n_8);
+      const float add_any_2 = hlo_add(select_n_9, neg_1);
+      const int labels_1__1 = load_as<int>(p_labels_1[outer]);
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 2048 + tx * 4 + col_tile * 2048;
+          if (col < 5000) {
+            const int at__2 = outer * 5000 + col;
+            const Vec<bf16, 4> logits_1_v__2 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at__2));
+            Vec<bf16, 4> convert_element_type_3_w;
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float logits_1__2 = load_as<float>(logits_1_v__2.v[lane]);
+              const float convert_element_type_2__2 = hlo_convert<float, bf16>(logits_1__2);
+              const float sub_8__1 = hlo_subtract(convert_element_type_2__2, select_n_7__1);
+              const float exp_1__1 = hlo_exp(sub_8__1);
+              const float mul_1 = hlo_multiply(add_any_2, exp_1__1);
+              const int iota_1__1 = hlo_convert<int>(col + lane);
+              const bool eq_13__1 = hlo_compare_eq(iota_1__1, labels_1__1);
+              const float select_n_6 = (eq_13__1 ? -0.0625f : 0.0f);
+              const float add_any_3 = hlo_add(mul_1, select_n_6);
+              const float convert_element_type_3 = hlo_convert<bf16, float>(add_any_3);
+              convert_element_type_3_w.v[lane] = store_as<bf16>(convert_element_type_3);
+            }
+            *reinterpret_cast<Vec<bf16, 4>*>(p_convert_element_type_3 + (at__2)) = convert_element_type_3_w;
+          }
+        }
+      }
+    }
+    reduce_consecutive<Reduce1, 512>(reduce_sum_23_state, reduce_sum_23_slot);
+    if (first < 48) {
+      if (tx < 1) {
+        p_reduce_sum_23_partial0[first] = store_as<float>(reduce_sum_23_state[0].f0);
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %reduce_sum.22, %reduce_sum.23 before level 3
+  {  // loop 3: outer 1 / 32 threads, row 1 / 1 threads x 1, col 48 / 16 threads x 1 x 4; 1 tasks; row-reduce: 32 rows a block, 16 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 16;
+    const int ty = thread / 16 % 1;
+    const int to = thread / 16;
+    const int first = blockIdx.x;
+    if (first < 1) {
+      const int task = first;
+      Reduce1::State reduce_sum_23_state__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_23_state__1[i] = Reduce1::identity();
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 64 + tx * 4;
+          if (col < 48) {
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              if (to < 1) {
+                reduce_sum_23_state__1[0] = Reduce1::combine(reduce_sum_23_state__1[0], Reduce1::State{load_as<float>(p_reduce_sum_23_partial0[col + lane])});
+              }
+            }
+          }
+        }
+      }
+      reduce_lanes<Reduce1, 16, 1>(reduce_sum_23_state__1);
+      const float reduce_sum_23 = reduce_sum_23_state__1[0].f0;
+      if (to < 1 && tx < 1) {
+        p_reduce_sum_23[0] = store_as<float>(reduce_sum_23);
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.22, %reduce_sum.23, %reduce_sum.23 before level 4
+  {  // loop 4: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    const float reduce_sum_23__1 = load_as<float>(p_reduce_sum_23[0]);
+    const float div_2 = hlo_divide(reduce_sum_23__1, 16.0f);
+    if (first < 1) {
+      const int task = first;
+      if (tx < 1) {
+        p_div_2[0] = store_as<float>(div_2);
+      }
+    }
+  }
+}

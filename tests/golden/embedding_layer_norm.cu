@@ -1,0 +1,113 @@
+#include "astitch.cuh"
+// stitch_0: grid 10 x 256 threads, 64 B shared
+//   broadcast_in_dim
+//   gather
+//   jit(embedding_layer_norm)/reduce_sum
+//   jit(embedding_layer_norm)/div
+//   jit(embedding_layer_norm)/sub
+//   jit(embedding_layer_norm)/square
+//   jit(embedding_layer_norm)/add
+//   jit(embedding_layer_norm)/rsqrt
+//   and 1 more
+struct Reduce0 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(256) stitch_0(
+    const int* __restrict__ p_ids_1,
+    const float* __restrict__ p_table_1,
+    const float* __restrict__ p_gamma_1,
+    const float* __restrict__ p_beta_1,
+    float* __restrict__ p_add_11) {
+  ASTITCH_SHARED_ARENA(64);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot, 32, 8);
+  {  // loop 0: outer 40 / 4 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 10 tasks; row-reduce: 4 rows a block, 64 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 1;
+    const int to = thread / 64;
+    const int first = blockIdx.x;
+    float table_1_kept[4];
+    float sub_15_kept[4];
+    if (first < 10) {
+      const int task = first;
+      const int outer = task * 4 + to;
+      Reduce0::State reduce_sum_14_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_14_state[i] = Reduce0::identity();
+      const int ids_1 = load_as<int>(p_ids_1[outer]);
+      const int start = (int)hlo_clamp((long long)0, (long long)ids_1, (long long)199);
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          const int at = start * 256 + col;
+          const Vec<float, 4> table_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_table_1 + (at));
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float table_1 = load_as<float>(table_1_v.v[lane]);
+            table_1_kept[k * 4 + l * 4 + lane] = store_as<float>(table_1);
+            reduce_sum_14_state[0] = Reduce0::combine(reduce_sum_14_state[0], Reduce0::State{table_1});
+          }
+        }
+      }
+      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state, reduce_sum_14_slot);
+      Reduce0::State reduce_sum_15_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_15_state[i] = Reduce0::identity();
+      const float reduce_sum_14 = reduce_sum_14_state[0].f0;
+      const float div_2_divide = hlo_divide(reduce_sum_14, 256.0f);
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float table_1__1 = load_as<float>(table_1_kept[k * 4 + l * 4 + lane]);
+            const float sub_15 = hlo_subtract(table_1__1, div_2_divide);
+            sub_15_kept[k * 4 + l * 4 + lane] = sub_15;
+            const float square_1 = hlo_multiply(sub_15, sub_15);
+            reduce_sum_15_state[0] = Reduce0::combine(reduce_sum_15_state[0], Reduce0::State{square_1});
+          }
+        }
+      }
+      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state, reduce_sum_15_slot);
+      const float reduce_sum_15 = reduce_sum_15_state[0].f0;
+      const float div_3_divide = hlo_divide(reduce_sum_15, 256.0f);
+      const float add_7_add = hlo_add(div_3_divide, 1e-06f);
+      const float rsqrt_1_rsqrt = hlo_rsqrt(add_7_add);
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          const Vec<float, 4> gamma_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+          const Vec<float, 4> beta_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
+          const int at__1 = outer * 256 + col;
+          Vec<float, 4> add_11_w;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float sub_15__1 = sub_15_kept[k * 4 + l * 4 + lane];
+            const float mul_11 = hlo_multiply(sub_15__1, rsqrt_1_rsqrt);
+            const float gamma_1 = load_as<float>(gamma_1_v.v[lane]);
+            const float mul_15 = hlo_multiply(mul_11, gamma_1);
+            const float beta_1 = load_as<float>(beta_1_v.v[lane]);
+            const float add_11 = hlo_add(mul_15, beta_1);
+            add_11_w.v[lane] = store_as<float>(add_11);
+          }
+          *reinterpret_cast<Vec<float, 4>*>(p_add_11 + (at__1)) = add_11_w;
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,88 @@
+#include "astitch.cuh"
+// stitch_0: grid 152 x 512 threads, 64 B shared
+//   jit(full_sum)/reduce_sum
+struct Reduce0 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+    const float* __restrict__ p_x_1,
+    float* __restrict__ p_reduce_sum_7,
+    float* p_reduce_sum_7_partial0,
+    unsigned int* barrier) {
+  ASTITCH_SHARED_ARENA(64);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot__1, 0, 16);
+  {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 100x777 / 512 threads x 1 x 1; 152 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 152 blocks
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    Reduce0::State reduce_sum_7_state[1];
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce0::identity();
+    if (first < 152) {
+      const int task = first;
+      const int col_tile = task;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 512 + tx + col_tile * 512;
+          if (col < 77700) {
+            const float x_1 = load_as<float>(p_x_1[col]);
+            reduce_sum_7_state[0] = Reduce0::combine(reduce_sum_7_state[0], Reduce0::State{x_1});
+          }
+        }
+      }
+    }
+    reduce_consecutive<Reduce0, 512>(reduce_sum_7_state, reduce_sum_7_slot);
+    if (first < 152) {
+      if (tx < 1) {
+        p_reduce_sum_7_partial0[first] = store_as<float>(reduce_sum_7_state[0].f0);
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
+  {  // loop 1: outer 1 / 8 threads, row 1 / 1 threads x 1, col 152 / 64 threads x 1 x 4; 1 tasks; row-reduce: 8 rows a block, 64 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 1;
+    const int to = thread / 64;
+    const int first = blockIdx.x;
+    if (first < 1) {
+      const int task = first;
+      Reduce0::State reduce_sum_7_state__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state__1[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          if (col < 152) {
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              if (to < 1) {
+                reduce_sum_7_state__1[0] = Reduce0::combine(reduce_sum_7_state__1[0], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0[col + lane])});
+              }
+            }
+          }
+        }
+      }
+      reduce_consecutive<Reduce0, 64>(reduce_sum_7_state__1, reduce_sum_7_slot__1);
+      const float reduce_sum_7 = reduce_sum_7_state__1[0].f0;
+      if (to < 1 && tx < 1) {
+        p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);
+      }
+    }
+  }
+}

@@ -1,0 +1,129 @@
+#include "astitch.cuh"
+// stitch_0: grid 24 x 512 threads, 8256 B shared
+//   jit(row_and_column_sum)/exp
+//   jit(row_and_column_sum)/reduce_sum
+struct Reduce0 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+    const float* __restrict__ p_x_1,
+    float* __restrict__ p_reduce_sum_14,
+    float* __restrict__ p_reduce_sum_15,
+    float* p_reduce_sum_15_partial0,
+    unsigned int* barrier) {
+  ASTITCH_SHARED_ARENA(8256);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot, 8192, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot__1, 0, 2048);
+  {  // loop 0: outer 96 / 4 threads, row 1 / 1 threads x 1, col 400 / 128 threads x 1 x 4; 24 tasks; row-reduce: 4 rows a block, 128 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 1;
+    const int to = thread / 128;
+    const int first = blockIdx.x;
+    Reduce0::State reduce_sum_15_state[4];
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) reduce_sum_15_state[i] = Reduce0::identity();
+    if (first < 24) {
+      const int task = first;
+      const int outer = task * 4 + to;
+      Reduce0::State reduce_sum_14_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_14_state[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 512 + tx * 4;
+          if (col < 400) {
+            const int at = outer * 400 + col;
+            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float x_1 = load_as<float>(x_1_v.v[lane]);
+              const float exp_2 = hlo_exp(x_1);
+              reduce_sum_14_state[0] = Reduce0::combine(reduce_sum_14_state[0], Reduce0::State{exp_2});
+              reduce_sum_15_state[l * 4 + lane] = Reduce0::combine(reduce_sum_15_state[l * 4 + lane], Reduce0::State{exp_2});
+            }
+          }
+        }
+      }
+      reduce_consecutive<Reduce0, 128>(reduce_sum_14_state, reduce_sum_14_slot);
+      const float reduce_sum_14 = reduce_sum_14_state[0].f0;
+      if (tx < 1) {
+        p_reduce_sum_14[outer] = store_as<float>(reduce_sum_14);
+      }
+    }
+    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_15_state, reduce_sum_15_slot);
+    if (first < 24) {
+      {
+        const int l = 0;
+        const int col = l * 512 + tx * 4;
+        if (col < 400) {
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            if (to < 1) {
+              p_reduce_sum_15_partial0[first * 400 + col + lane] = store_as<float>(reduce_sum_15_state[l * 4 + lane].f0);
+            }
+          }
+        }
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.15 before level 1
+  {  // loop 1: outer 1 / 1 threads, row 24 / 16 threads x 2, col 400 / 32 threads x 1 x 4; 4 tasks; column-reduce: 16 rows x 32 threads a block
+    const int thread = threadIdx.x;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 16;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    if (first < 4) {
+      const int task = first;
+      const int col_tile = task;
+      Reduce0::State reduce_sum_15_state__1[4];
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) reduce_sum_15_state__1[i] = Reduce0::identity();
+      #pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int row = k * 16 + ty;
+        if (row < 24) {
+          {
+            const int l = 0;
+            const int col = l * 128 + tx * 4 + col_tile * 128;
+            if (col < 400) {
+              const int at__1 = row * 400 + col;
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                reduce_sum_15_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_15_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_15_partial0[at__1 + lane])});
+              }
+            }
+          }
+        }
+      }
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_15_state__1, reduce_sum_15_slot__1);
+      {
+        const int l = 0;
+        const int col = l * 128 + tx * 4 + col_tile * 128;
+        if (col < 400) {
+          Vec<float, 4> reduce_sum_15_w;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float reduce_sum_15 = reduce_sum_15_state__1[l * 4 + lane].f0;
+            reduce_sum_15_w.v[lane] = store_as<float>(reduce_sum_15);
+          }
+          if (ty < 1) {
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_15 + (col)) = reduce_sum_15_w;
+          }
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,205 @@
+#include "astitch.cuh"
+// stitch_0: grid 196 x 512 threads, 64 B shared
+//   jit(softmax)/reduce_max
+//   jit(softmax)/sub
+//   jit(softmax)/exp
+//   jit(softmax)/reduce_sum
+//   jit(softmax)/div
+struct Reduce0 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_maximum(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+struct Reduce1 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+    const float* __restrict__ p_x_1,
+    float* __restrict__ p_div_7,
+    float* p_reduce_max_7_partial0,
+    float* p_reduce_max_7,
+    float* p_reduce_sum_7_partial0,
+    float* p_reduce_sum_7,
+    unsigned int* barrier) {
+  ASTITCH_SHARED_ARENA(64);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot__1, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot__1, 0, 16);
+  {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 196 blocks
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    Reduce0::State reduce_max_7_state[1];
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+    if (first < 196) {
+      const int task = first;
+      const int col_tile = task;
+      {
+        const int k = 0;
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 512 + tx + col_tile * 1024;
+          if (col < 200001) {
+            const float x_1 = load_as<float>(p_x_1[col]);
+            reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{x_1});
+          }
+        }
+      }
+    }
+    reduce_consecutive<Reduce0, 512>(reduce_max_7_state, reduce_max_7_slot);
+    if (first < 196) {
+      if (tx < 1) {
+        p_reduce_max_7_partial0[first] = store_as<float>(reduce_max_7_state[0].f0);
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7 before level 1
+  {  // loop 1: outer 1 / 8 threads, row 1 / 1 threads x 1, col 196 / 64 threads x 1 x 4; 1 tasks; row-reduce: 8 rows a block, 64 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 1;
+    const int to = thread / 64;
+    const int first = blockIdx.x;
+    if (first < 1) {
+      const int task = first;
+      Reduce0::State reduce_max_7_state__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_max_7_state__1[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          if (col < 196) {
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              if (to < 1) {
+                reduce_max_7_state__1[0] = Reduce0::combine(reduce_max_7_state__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0[col + lane])});
+              }
+            }
+          }
+        }
+      }
+      reduce_consecutive<Reduce0, 64>(reduce_max_7_state__1, reduce_max_7_slot__1);
+      const float reduce_max_7 = reduce_max_7_state__1[0].f0;
+      if (to < 1 && tx < 1) {
+        p_reduce_max_7[0] = store_as<float>(reduce_max_7);
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_max.7 before level 2
+  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 196 blocks
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    const float reduce_max_7__1 = load_as<float>(p_reduce_max_7[0]);
+    Reduce1::State reduce_sum_7_state[1];
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
+    if (first < 196) {
+      const int task = first;
+      const int col_tile = task;
+      {
+        const int k = 0;
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 512 + tx + col_tile * 1024;
+          if (col < 200001) {
+            const float x_1__1 = load_as<float>(p_x_1[col]);
+            const float sub_7 = hlo_subtract(x_1__1, reduce_max_7__1);
+            const float exp_1 = hlo_exp(sub_7);
+            reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{exp_1});
+          }
+        }
+      }
+    }
+    reduce_consecutive<Reduce1, 512>(reduce_sum_7_state, reduce_sum_7_slot);
+    if (first < 196) {
+      if (tx < 1) {
+        p_reduce_sum_7_partial0[first] = store_as<float>(reduce_sum_7_state[0].f0);
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_max.7, %reduce_sum.7 before level 3
+  {  // loop 3: outer 1 / 8 threads, row 1 / 1 threads x 1, col 196 / 64 threads x 1 x 4; 1 tasks; row-reduce: 8 rows a block, 64 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 1;
+    const int to = thread / 64;
+    const int first = blockIdx.x;
+    if (first < 1) {
+      const int task = first;
+      Reduce1::State reduce_sum_7_state__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state__1[i] = Reduce1::identity();
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx * 4;
+          if (col < 196) {
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              if (to < 1) {
+                reduce_sum_7_state__1[0] = Reduce1::combine(reduce_sum_7_state__1[0], Reduce1::State{load_as<float>(p_reduce_sum_7_partial0[col + lane])});
+              }
+            }
+          }
+        }
+      }
+      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state__1, reduce_sum_7_slot__1);
+      const float reduce_sum_7 = reduce_sum_7_state__1[0].f0;
+      if (to < 1 && tx < 1) {
+        p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_sum.7, %reduce_sum.7 before level 4
+  {  // loop 4: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 196 blocks
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    const float reduce_max_7__2 = load_as<float>(p_reduce_max_7[0]);
+    const float reduce_sum_7__1 = load_as<float>(p_reduce_sum_7[0]);
+    if (first < 196) {
+      const int task = first;
+      const int col_tile = task;
+      {
+        const int k = 0;
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 512 + tx + col_tile * 1024;
+          if (col < 200001) {
+            const float x_1__2 = load_as<float>(p_x_1[col]);
+            const float sub_7__1 = hlo_subtract(x_1__2, reduce_max_7__2);
+            const float exp_1__1 = hlo_exp(sub_7__1);
+            const float div_7 = hlo_divide(exp_1__1, reduce_sum_7__1);
+            p_div_7[col] = store_as<float>(div_7);
+          }
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,105 @@
+#include "astitch.cuh"
+// stitch_0: grid 63 x 256 threads, 0 B shared
+//   jit(softmax)/reduce_max
+//   jit(softmax)/sub
+//   jit(softmax)/exp
+//   jit(softmax)/reduce_sum
+//   jit(softmax)/div
+struct Reduce0 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_maximum(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+struct Reduce1 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(256) stitch_0(
+    const float* __restrict__ p_x_1,
+    float* __restrict__ p_div_7) {
+  {  // loop 0: outer 2000 / 32 threads, row 1 / 1 threads x 1, col 32 / 8 threads x 1 x 4; 63 tasks; row-reduce: 32 rows a block, 8 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 8;
+    const int ty = thread / 8 % 1;
+    const int to = thread / 8;
+    const int first = blockIdx.x;
+    float x_1_kept[4];
+    float exp_1_kept[4];
+    if (first < 63) {
+      const int task = first;
+      const int outer_raw = task * 32 + to;
+      const int outer = min(outer_raw, 1999);
+      Reduce0::State reduce_max_7_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 32 + tx * 4;
+          const int at = outer * 32 + col;
+          const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1 = load_as<float>(x_1_v.v[lane]);
+            x_1_kept[k * 4 + l * 4 + lane] = store_as<float>(x_1);
+            reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{x_1});
+          }
+        }
+      }
+      reduce_lanes<Reduce0, 8, 1>(reduce_max_7_state);
+      Reduce1::State reduce_sum_7_state[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
+      const float reduce_max_7 = reduce_max_7_state[0].f0;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 32 + tx * 4;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1__1 = load_as<float>(x_1_kept[k * 4 + l * 4 + lane]);
+            const float sub_7 = hlo_subtract(x_1__1, reduce_max_7);
+            const float exp_1 = hlo_exp(sub_7);
+            exp_1_kept[k * 4 + l * 4 + lane] = exp_1;
+            reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{exp_1});
+          }
+        }
+      }
+      reduce_lanes<Reduce1, 8, 1>(reduce_sum_7_state);
+      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 32 + tx * 4;
+          const int at__1 = outer * 32 + col;
+          Vec<float, 4> div_7_w;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float exp_1__1 = exp_1_kept[k * 4 + l * 4 + lane];
+            const float div_7 = hlo_divide(exp_1__1, reduce_sum_7);
+            div_7_w.v[lane] = store_as<float>(div_7);
+          }
+          if (outer_raw < 2000) {
+            *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at__1)) = div_7_w;
+          }
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,45 @@
+#include "astitch.cuh"
+// stitch_0: grid 9 x 256 threads, 0 B shared
+//   jit(split_heads)/add
+//   jit(split_heads)/reshape
+//   jit(split_heads)/transpose
+extern "C" __global__ void __launch_bounds__(256) stitch_0(
+    const float* __restrict__ p_x_1,
+    const float* __restrict__ p_bias_1,
+    float* __restrict__ p_transpose_1) {
+  {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x6x24x32 / 256 threads x 1 x 4; 9 tasks; element-wise: flat tiles
+    const int thread = threadIdx.x;
+    const int tx = thread % 256;
+    const int ty = thread / 256 % 1;
+    const int to = thread / 256;
+    const int first = blockIdx.x;
+    if (first < 9) {
+      const int task = first;
+      const int col_tile = task;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 1024 + tx * 4 + col_tile * 1024;
+          const int col_3 = ((col) % 32);
+          const int col_2 = ((((col) / 32)) % 24);
+          const int col_1 = ((((col) / 768)) % 6);
+          const int col_0 = ((col) / 4608);
+          const int at = col_3 + col_2 * 192 + col_1 * 32 + col_0 * 4608;
+          const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+          const int at__1 = col_3 + col_1 * 32;
+          const Vec<float, 4> bias_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (at__1));
+          Vec<float, 4> transpose_1_w;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1 = load_as<float>(x_1_v.v[lane]);
+            const float bias_1 = load_as<float>(bias_1_v.v[lane]);
+            const float add_7 = hlo_add(x_1, bias_1);
+            transpose_1_w.v[lane] = store_as<float>(add_7);
+          }
+          *reinterpret_cast<Vec<float, 4>*>(p_transpose_1 + (col)) = transpose_1_w;
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,211 @@
+"""Random graphs through the whole compiler: what the emulated kernels give is what the reference gives.
+
+Two kinds: graphs of any op on small arrays (strategies.py), and row-wise and column-wise graphs on
+large ones, whose plans use every mapping and scheme.  A graph that failed once is written out below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+from graphs import GraphBuilder
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import random_arguments, random_graphs
+
+from astitch.compile import Compilation, compile_graph
+from astitch.gpu import preset
+from astitch.host_engine import HostEngine
+from astitch.ir import ArrayType, DType, Graph
+from astitch.reference import run_graph
+
+T = TypeVar("T")
+
+HOST = preset("host")
+
+MAX_WIDE_ELEMENTS = 200_000
+"""No value of a wide graph has more."""
+
+_EPSILON = {DType.F64: 2.0**-52, DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
+
+
+# ---- wide graphs ---------------------------------------------------------------------------------
+
+
+@st.composite
+def wide_graphs(draw: st.DrawFn, max_ops: int = 14) -> Graph:
+    """Matrices up to 3000 a side with row, column and whole reduces, and broadcasts back.
+
+    Every value stays within a few units: sums are divided by their count.
+    """
+    b = GraphBuilder("wide")
+    dtype = draw(st.sampled_from((DType.F32, DType.F32, DType.F32, DType.BF16, DType.F16)))
+    rows, columns = draw(_extents())
+    split = draw(st.sampled_from([n for n in (1, 2, 3, 4, 5, 7, 8, 16) if columns % n == 0]))
+    full = (rows, columns) if draw(st.booleans()) else (rows, split, columns // split)
+    values = [b.parameter(ArrayType(dtype, full)) for _ in range(draw(st.integers(1, 3)))]
+
+    def choose(options: Sequence[T]) -> T:
+        return options[draw(st.integers(0, len(options) - 1))]
+
+    def of_shape(shape: tuple[int, ...]) -> list[str]:
+        return [v for v in values if b.shape(v) == shape and b.array(v).dtype is dtype]
+
+    def bring_to(x: str, shape: tuple[int, ...]) -> str | None:
+        """x broadcast to `shape`, its dimensions matched in order; None where they do not fit."""
+        kept, start = [], 0
+        for extent in b.shape(x):
+            found = [d for d in range(start, len(shape)) if shape[d] == extent]
+            if not found:
+                return None
+            kept.append(choose(found))
+            start = kept[-1] + 1
+        return b.broadcast(x, shape, kept)
+
+    def mean(x: str, dimensions: Sequence[int]) -> str:
+        total = b.reduce(x, dimensions, "add")
+        count = max(1, math.prod(b.shape(x)[d] for d in dimensions))
+        return b.same("multiply", total, b.splat(1.0 / count, str(b.array(total))))
+
+    def add_reduce() -> None:
+        x = choose([v for v in values if b.shape(v)] or values)
+        dimensions = [d for d in range(len(b.shape(x))) if draw(st.booleans())]
+        op = choose(("add", "add", "maximum", "minimum"))
+        values.append(mean(x, dimensions) if op == "add" else b.reduce(x, dimensions, op))
+
+    def add_binary() -> None:
+        x = choose(values)
+        y = bring_to(choose(values), b.shape(x))
+        if y is None:
+            y = choose(of_shape(b.shape(x)))
+        op = choose(("add", "subtract", "multiply", "maximum"))
+        z = b.same(op, x, y)
+        low, high = (b.splat(bound, str(b.array(z))) for bound in (-4.0, 4.0))
+        values.append(b.same("clamp", low, z, high))
+
+    def add_unary() -> None:
+        x = choose(values)
+        values.append(b.same(choose(("tanh", "negate", "abs", "logistic", "exponential")), x))
+        if b.nodes[values[-1]].op == "exponential":
+            values[-1] = b.same("tanh", values[-1])
+
+    def add_reshape() -> None:
+        x = choose(values)
+        size = math.prod(b.shape(x))
+        options = [(rows, columns), (columns, rows), (size,), (rows, split, columns // split)]
+        options += [(rows * split, columns // split), (1, size), (size, 1)]
+        values.append(b.reshape(x, choose([o for o in options if math.prod(o) == size])))
+
+    def add_transpose() -> None:
+        x = choose(values)
+        values.append(b.transpose(x, draw(st.permutations(range(len(b.shape(x)))))))
+
+    def add_slice() -> None:
+        x = choose(values)
+        limits = [draw(st.integers(max(1, n // 2), n)) if n else 0 for n in b.shape(x)]
+        starts = [draw(st.integers(0, n // 2)) for n in limits]
+        strides = [choose((1, 1, 1, 2)) for _ in limits]
+        values.append(b.slice(x, starts, limits, strides))
+
+    def add_parameter() -> None:
+        kind = choose((full, (columns,), (rows,)))
+        values.append(b.parameter(ArrayType(dtype, kind)))
+
+    def add_concatenate() -> None:
+        x = choose(values)
+        if b.shape(x) and math.prod(b.shape(x)) * 2 <= MAX_WIDE_ELEMENTS:
+            d = draw(st.integers(0, len(b.shape(x)) - 1))
+            values.append(b.concatenate([x, choose(of_shape(b.shape(x)))], d))
+
+    adders = (
+        *(add_reduce, add_reduce, add_reduce, add_binary, add_binary, add_binary, add_unary),
+        *(add_reshape, add_transpose, add_slice, add_parameter, add_concatenate),
+    )
+    for _ in range(draw(st.integers(1, max_ops))):
+        choose(adders)()
+    more = [choose(values) for _ in range(draw(st.integers(0, 3)))]
+    return b.build(values[-1], *more)
+
+
+@st.composite
+def _extents(draw: st.DrawFn) -> tuple[int, int]:
+    """Rows and columns, short and long, odd and even."""
+    usual = st.sampled_from((1, 2, 3, 5, 8, 16, 31, 32, 33, 64, 100, 127, 256, 257, 512, 1000, 1024))
+    side = st.one_of(usual, st.integers(1, 3000), st.sampled_from((2048, 2999, 3000)))
+    rows = draw(side)
+    columns = min(draw(side), MAX_WIDE_ELEMENTS // rows)
+    return rows, columns
+
+
+# ---- the comparison ------------------------------------------------------------------------------
+
+
+def assert_emulated_is_reference(graph: Graph, seed: int, *, check: bool) -> Compilation:
+    """Compiles for the host, runs, compares: integers to the bit, floats to their tolerance."""
+    compiled = compile_graph(graph, HOST)
+    arguments = random_arguments(graph, seed)
+    with np.errstate(all="ignore"):
+        got = HostEngine(compiled.program, check=check).run(arguments)
+        want = run_graph(graph, arguments)
+    epsilon = max(
+        [_EPSILON[t.dtype] for n in graph if isinstance(t := n.type, ArrayType) and t.dtype in _EPSILON],
+        default=0.0,
+    )
+    for number, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert g.shape == w.shape and g.dtype == w.dtype, number
+        if DType.of(w.dtype) not in _EPSILON:
+            np.testing.assert_array_equal(g, w, err_msg=f"result {number}")
+            continue
+        a, b = g.astype(np.float64), w.astype(np.float64)
+        finite = np.isfinite(b)
+        largest = max(1.0, float(np.abs(b[finite]).max(initial=0.0)))
+        np.testing.assert_allclose(
+            a, b, rtol=0.0, atol=64 * epsilon * largest, err_msg=f"result {number}"
+        )
+    return compiled
+
+
+def program_text(compiled: Compilation) -> str:
+    """Everything an engine reads of a program."""
+    return "\n".join([*(k.source for k in compiled.program.kernels), repr(compiled.program)])
+
+
+_SETTINGS = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@settings(_SETTINGS, max_examples=90)
+@given(random_graphs(12), st.integers(0, 999))
+def test_random_graphs(graph: Graph, seed: int) -> None:
+    assert_emulated_is_reference(graph, seed, check=False)
+
+
+@settings(_SETTINGS, max_examples=20)
+@given(random_graphs(10), st.integers(0, 999))
+def test_random_graphs_checked(graph: Graph, seed: int) -> None:
+    assert_emulated_is_reference(graph, seed, check=True)
+
+
+@settings(_SETTINGS, max_examples=50)
+@given(wide_graphs(), st.integers(0, 999))
+def test_wide_graphs(graph: Graph, seed: int) -> None:
+    assert_emulated_is_reference(graph, seed, check=False)
+
+
+@settings(_SETTINGS, max_examples=15)
+@given(wide_graphs(8), st.integers(0, 999))
+def test_wide_graphs_checked(graph: Graph, seed: int) -> None:
+    assert_emulated_is_reference(graph, seed, check=True)
+
+
+@settings(_SETTINGS, max_examples=100)
+@given(st.one_of(random_graphs(16), wide_graphs()))
+def test_compiling_twice_gives_the_same_bytes(graph: Graph) -> None:
+    assert program_text(compile_graph(graph, HOST)) == program_text(compile_graph(graph, HOST))
