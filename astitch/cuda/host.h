@@ -33,12 +33,15 @@ extern "C" {
 // "const": a thread stays where it is while a kernel function runs, so g++ may ask once and keep the answer.
 astitch_position astitch_where() __attribute__((const));
 unsigned char* astitch_shared_base() __attribute__((const));
+// Where an exchange leaves its result.  The exchange itself returns nothing, because a switch of stacks is
+// cheapest as the last thing that it does.
+const unsigned long long* astitch_warp_result() __attribute__((const));
+unsigned long long astitch_load_warp_result();
 
 void astitch_declare_arena(unsigned long bytes);
 void astitch_block_barrier(unsigned site);
 void astitch_grid_barrier(unsigned* word, unsigned site);
-unsigned long long astitch_warp_exchange(
-    unsigned mask, unsigned long long value, unsigned source_lane, unsigned operation);
+void astitch_warp_exchange(unsigned mask, unsigned long long value, unsigned source_lane, unsigned operation);
 void astitch_fence();
 void astitch_pause();
 void astitch_trap(const char* what);
@@ -141,12 +144,18 @@ ASTITCH_INLINE T* astitch_vector_address(astitch_checked_slot<T> slot, Index i, 
 #define __syncthreads() astitch_block_barrier(ASTITCH_SITE)
 #define ASTITCH_GLOBAL_BARRIER(word) astitch_grid_barrier((word), ASTITCH_SITE)
 
+#ifdef ASTITCH_CHECK
+#define ASTITCH_WARP_RESULT astitch_load_warp_result()  // out of the watched text
+#else
+#define ASTITCH_WARP_RESULT *astitch_warp_result()
+#endif
 template <class T> ASTITCH_INLINE T astitch_shuffle(unsigned mask, T value, int source, unsigned operation)
 {
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
     unsigned long long bits = 0;
     __builtin_memcpy(&bits, &value, sizeof(T));
-    bits = astitch_warp_exchange(mask, bits, unsigned(source), operation);
+    astitch_warp_exchange(mask, bits, unsigned(source), operation);
+    bits = ASTITCH_WARP_RESULT;
     __builtin_memcpy(&value, &bits, sizeof(T));
     return value;
 }
@@ -177,7 +186,8 @@ template <class T> ASTITCH_INLINE T __shfl_sync(unsigned mask, T value, int inde
 }
 ASTITCH_INLINE unsigned __ballot_sync(unsigned mask, int predicate)
 {
-    return unsigned(astitch_warp_exchange(mask, predicate != 0, 0, ASTITCH_BALLOT));
+    astitch_warp_exchange(mask, predicate != 0, 0, ASTITCH_BALLOT);
+    return unsigned(ASTITCH_WARP_RESULT);
 }
 ASTITCH_INLINE int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 ASTITCH_INLINE int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }

@@ -199,7 +199,7 @@ struct alignas(64) Fibre {
     Block* block;
     Worker* worker;
     const char* waits_at;  // code address
-    Waiting waiting;
+    Waiting waiting;       // what it waits for, or last waited for
     u32 lane;
     astitch_position position;
 
@@ -280,6 +280,9 @@ thread_local Fibre* current __attribute__((tls_model("initial-exec"))) = nullptr
 }  // namespace
 
 // Saves the callee-saved registers on the running stack, its pointer in *save, and goes on with another.
+// It leaves by a jump: the processor predicts a return to the caller of this call, which is another fibre's
+// business, but a jump to where the last one went.  For the same reason the functions that wait call it
+// last, so that it leads straight back into the kernel.
 extern "C" void astitch_switch_stack(void** save, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -302,7 +305,8 @@ astitch_switch_stack:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmp *%rcx
 )");
 static void* prepare_stack(char* top, void (*entry)())
 {
@@ -841,7 +845,6 @@ inline __attribute__((always_inline)) void arrive(
         else
             worker->switch_away(fibre);
     }
-    fibre->waiting = Waiting::nothing;
 }
 
 NOINLINE u32 check_mask(Fibre* fibre, u32 mask)
@@ -1320,8 +1323,14 @@ void astitch_grid_barrier(unsigned* word, unsigned site)
     arrive(fibre, site, word, code, Waiting::grid_barrier);
 }
 
-unsigned long long astitch_warp_exchange(
-    unsigned mask, unsigned long long value, unsigned source_lane, unsigned operation)
+const unsigned long long* astitch_warp_result()
+{
+    return reinterpret_cast<unsigned long long*>(&current->warp->result[current->lane]);
+}
+
+unsigned long long astitch_load_warp_result() { return *astitch_warp_result(); }
+
+void astitch_warp_exchange(unsigned mask, unsigned long long value, unsigned source_lane, unsigned operation)
 {
     Fibre* fibre = current;
     Warp* warp = fibre->warp;
@@ -1336,7 +1345,6 @@ unsigned long long astitch_warp_exchange(
         warp->arrived = arrived;
         fibre->waiting = Waiting::warp;
         wait_here(fibre);
-        fibre->waiting = Waiting::nothing;
     } else {
         finish_warp_operation(fibre, mask, operation);
         warp->arrived = arrived & ~mask;
@@ -1346,7 +1354,6 @@ unsigned long long astitch_warp_exchange(
             fibre->worker->switch_away(fibre);
         }
     }
-    return warp->result[lane];
 }
 
 void astitch_fence()
@@ -1607,7 +1614,7 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}
 
-// g++ calls these and expects that they do not return; the second word of their data is the line.
+// What -fsanitize=bounds,alignment,.. calls and expects not to return.
 #define UNDEFINED(name, kind, text) \
     void __ubsan_handle_##name##_abort(void*, u64, u64) \
     { \
