@@ -217,6 +217,7 @@ struct Warp {
     u32 ready;    // lanes that can run (started or not)
     u32 live;     // lanes that have not exited
     u32 arrived;  // lanes that wait in a warp operation
+    u32 first_thread;
     Fibre** fibres;
     u64 value[32], result[32];
     u32 mask[32];
@@ -392,9 +393,19 @@ public:
     }
 
 private:
-    struct Choice { Block* block; u32 warp, lane; };
+    struct Choice { Block* block; Warp* warp; u32 lane; };
 
-    bool choose(Choice& choice, const Fibre* from);
+    // The next thread to run, false if there is none.  from: a thread that polls, so that everybody else must
+    // have a turn before its next one.
+    bool choose(Choice& choice, const Fibre* from)
+    {
+        if (LIKELY(plain && !from && warp_ && warp_->ready)) {
+            choice = {block_, warp_, lowest(warp_->ready)};
+            return true;
+        }
+        return search(choice, from);
+    }
+    bool search(Choice& choice, const Fibre* from);
     u32 choose_lane(u32 ready);
     Fibre* claim(const Choice& choice);
     void bind(Fibre* fibre, const Choice& choice);
@@ -485,6 +496,7 @@ void Worker::start_block(Block* block, u32 index)
         const u32 lanes = block->threads - i * 32;
         warp.live = warp.ready = lanes >= 32 ? ~0u : (1u << lanes) - 1;
         warp.arrived = 0;
+        warp.first_thread = i * 32;
         warp.fibres = block->fibres + i * 32;
     }
     memset(block->fibres, 0, block->threads * sizeof(Fibre*));
@@ -500,11 +512,11 @@ void Worker::start_block(Block* block, u32 index)
 
 void Worker::bind(Fibre* fibre, const Choice& choice)
 {
-    const u32 thread = choice.warp * 32 + choice.lane;
+    const u32 thread = choice.warp->first_thread + choice.lane;
     fibre->position = {thread, choice.block->index, launch->threads, launch->blocks};
     fibre->lane = choice.lane;
     fibre->block = choice.block;
-    fibre->warp = &choice.block->warp[choice.warp];
+    fibre->warp = choice.warp;
     fibre->worker = this;
     fibre->waiting = Waiting::nothing;
     fibre->polled = nullptr;
@@ -526,9 +538,8 @@ u32 Worker::choose_lane(u32 ready)
     return lowest(ready);
 }
 
-// The next thread to run.  The same warp first, then the same block: their stacks are still in the cache.
-// from: a thread that polls; everybody else must have a turn before its next one.
-bool Worker::choose(Choice& choice, const Fibre* from)
+// The same warp first, then the same block: their stacks are still in the cache.
+bool Worker::search(Choice& choice, const Fibre* from)
 {
     const bool random_order = launch->order == Order::random;
     const u32 blocks = u32(resident.size());
@@ -537,11 +548,11 @@ bool Worker::choose(Choice& choice, const Fibre* from)
     } else if (from) {
         const u32 later_lanes = from->lane == 31 ? 0 : warp_->ready & ~0u << (from->lane + 1);
         if (later_lanes) {
-            choice = {block_, u32(warp_ - block_->warp), lowest(later_lanes)};
+            choice = {block_, warp_, lowest(later_lanes)};
             return true;
         }
     } else if (warp_ && warp_->ready && !(random_order && random() % 4 == 0)) {
-        choice = {block_, u32(warp_ - block_->warp), choose_lane(warp_->ready)};
+        choice = {block_, warp_, choose_lane(warp_->ready)};
         return true;
     }
     const bool down = launch->order == Order::reverse && !from;
@@ -558,9 +569,9 @@ bool Worker::choose(Choice& choice, const Fibre* from)
             if (from) count = warps - first;
         }
         for (u32 i = 0; i < count; ++i) {
-            const u32 warp = (down ? first + warps - i : first + i) % warps;
-            if (u32 ready = block->warp[warp].ready) {
-                choice = {block, warp, choose_lane(ready)};
+            Warp* warp = &block->warp[(down ? first + warps - i : first + i) % warps];
+            if (warp->ready) {
+                choice = {block, warp, choose_lane(warp->ready)};
                 return true;
             }
         }
@@ -573,7 +584,7 @@ bool Worker::choose(Choice& choice, const Fibre* from)
 Fibre* Worker::claim(const Choice& choice)
 {
     block_ = choice.block;
-    warp_ = &choice.block->warp[choice.warp];
+    warp_ = choice.warp;
     warp_->ready &= ~(1u << choice.lane);
     return warp_->fibres[choice.lane];
 }
