@@ -582,9 +582,8 @@ class GpuExecutor:
         grid_and_block = (kernel.grid, 1, 1, kernel.block, 1, 1, kernel.shared_bytes)
         runtime = self.cupy.cuda.runtime
 
-        def launch(
-            call: _Call, slots: Any = slots
-        ) -> None:  # `slots` lives as long as the function
+        # `keep`: what `block` points into lives as long as the function.
+        def launch(call: _Call, keep: Any = (values, slots)) -> None:
             pointers[: len(names)] = [call.addresses[name] for name in names]
             if table is not None:
                 runtime.memcpyAsync(
