@@ -96,7 +96,12 @@ class HostKernel:
 
 @dataclass(frozen=True, slots=True)
 class HostModule:
-    """Compiled kernel text, loaded.  check: every access is watched (5 to 10 times slower)."""
+    """Compiled kernel text, loaded.
+
+    check: every access is watched (2 to 10 times slower, the first fault ends the launch).  Without
+    it a kernel that writes out of bounds may crash the process, like any machine code; barriers,
+    warp operations and deadlocks are checked all the same.
+    """
 
     source: str = field(repr=False)
     library: Path

@@ -631,6 +631,8 @@ BUGS = {
 def _compile_all_at_once() -> None:
     """Two compilers at a time; the tests then find their modules loaded."""
     compile_many([case.source for case in (*BUGS.values(), *CORRECT.values())], check=True)
+    in_fast_mode = [*(BUGS[name] for name in FOUND_IN_EVERY_MODE), *CORRECT.values()]
+    compile_many([case.source for case in in_fast_mode])
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -643,6 +645,32 @@ def test_bug_is_found_with_its_line(name: str) -> None:
     assert message.startswith("kernel 'k': ")
     named = {int(number) for number in re.findall(r"kernel\.cu:(\d+)", message)}
     assert case.marked_lines and set(case.marked_lines) <= named, message
+
+
+FOUND_IN_EVERY_MODE = (
+    "launch with less shared memory than the arena",
+    "barriers at two places",
+    "shuffle with a full mask in a branch",
+    "shuffle from a lane outside the mask",
+    "shuffle with a mask without the caller",
+    "lanes meet in different warp operations",
+    "half of a block at a barrier, half in a warp operation",
+    "spin barrier among blocks that are not resident",
+    "global barrier in a launch that is not cooperative",
+    "global barrier that one block does not reach",
+    "global barrier on a word that is not zero",
+    "blocks at global barriers on different words",
+)
+
+
+@pytest.mark.parametrize("name", FOUND_IN_EVERY_MODE)
+def test_what_would_hang_is_found_in_fast_mode_too(name: str) -> None:
+    case = BUGS[name]
+    with pytest.raises(KernelFault) as fault:
+        run(case, check=False)
+    message = str(fault.value)
+    assert re.search(case.fault, message), message
+    assert any(f"kernel.cu:{line}" in message for line in case.marked_lines), message
 
 
 def run(case: Case, check: bool = True, **launch: object) -> Arrays:
@@ -870,12 +898,13 @@ def shuffled(x: np.ndarray) -> np.ndarray:
     return result
 
 
+@pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("order", Order)
 @pytest.mark.parametrize("name", CORRECT)
-def test_correct_kernel_passes(name: str, order: Order) -> None:
+def test_correct_kernel_passes(name: str, order: Order, check: bool) -> None:
     case = CORRECT[name]
     for seed in range(3 if order is Order.RANDOM else 1):
-        arrays = run(case, order=order, seed=seed)
+        arrays = run(case, check, order=order, seed=seed)
         for index, wanted in expected(name, case.arguments).items():
             np.testing.assert_allclose(arrays[index], wanted, rtol=2e-5, atol=2e-5)
 
