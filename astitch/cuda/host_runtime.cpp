@@ -1077,6 +1077,33 @@ const char* verb(bool writes, bool atomic) { return atomic ? "atomic access" : w
     die();
 }
 
+// Makes `now` the kept reader of a cell, and widens what it stands for by readers not ordered before it.
+void note_reader(const Fibre* fibre, Cell& cell, Access now)
+{
+    const Access& kept = cell.read;
+    const u32 lane = 1u << fibre->lane;
+    const bool same_block = !((kept.thread ^ now.thread) >> 10), same_warp = !((kept.thread ^ now.thread) >> 5);
+    // Is every reader so far ordered before this one, so that it may stand alone?
+    bool alone = !kept.happened() || kept.phase != now.phase;
+    if (!alone && same_block) alone = cell.readers != Readers::blocks && kept.epoch != now.epoch;
+    if (!alone && (!same_block || (same_warp && cell.readers == Readers::lanes)))
+        alone = readers_ordered(fibre, cell);
+
+    if (alone) {
+        cell.readers = Readers::lanes;
+        cell.read_lanes = lane;
+    } else if (!same_block) {
+        cell.readers = Readers::blocks;
+    } else if (cell.readers == Readers::lanes && same_warp) {
+        cell.read_lanes |= lane;
+        // One clock stands for all lanes: the oldest, which may miss a race but invents none.
+        now.clock = std::min(kept.clock, now.clock);
+    } else if (cell.readers == Readers::lanes) {
+        cell.readers = Readers::warps;
+    }
+    cell.read = now;
+}
+
 // Records an access to a cell; `what` names the place when a message needs it.
 template <class Name>
 void touch(Fibre* fibre, Cell& cell, bool writes, bool atomic, u32 code, Name&& what)
@@ -1094,36 +1121,7 @@ void touch(Fibre* fibre, Cell& cell, bool writes, bool atomic, u32 code, Name&& 
         cell.readers = Readers::lanes;
         return;
     }
-    const u32 lane_bit = 1u << fibre->lane;
-    if (!cell.read.happened() || cell.read.phase != now.phase) {
-        cell.readers = Readers::lanes;
-        cell.read_lanes = lane_bit;
-    } else if ((cell.read.thread ^ now.thread) >> 10) {
-        if (readers_ordered(fibre, cell)) {
-            cell.readers = Readers::lanes;
-            cell.read_lanes = lane_bit;
-        } else {
-            cell.readers = Readers::blocks;
-        }
-    } else if (cell.readers == Readers::blocks) {
-    } else if (cell.read.epoch != now.epoch) {
-        cell.readers = Readers::lanes;
-        cell.read_lanes = lane_bit;
-    } else if ((cell.read.thread ^ now.thread) >> 5) {
-        cell.readers = Readers::warps;
-    } else if (cell.readers == Readers::lanes) {
-        if (readers_ordered(fibre, cell)) {
-            cell.read_lanes = lane_bit;
-        } else {
-            // One clock stands for all lanes: the older, which may miss a race but invents none.
-            cell.read_lanes |= lane_bit;
-            const u32 older = std::min(cell.read.clock, now.clock);
-            cell.read = now;
-            cell.read.clock = older;
-            return;
-        }
-    }
-    cell.read = now;
+    note_reader(fibre, cell, now);
 }
 
 const astitch_slot* slot_of(const Fibre* fibre, uintptr_t address)
