@@ -151,8 +151,8 @@ class JitFunction:
         """Trace and lower to HLO for these arguments; each array may be a jax.ShapeDtypeStruct."""
         traced = self._jax_jit.trace(*args, **kwargs)
         if choose_engine() == "gpu":
-            return Lowered(traced.lower(lowering_platforms=("cuda",)), "gpu")
-        return Lowered(traced.lower(), "host")
+            return Lowered(traced, traced.lower(lowering_platforms=("cuda",)), "gpu")
+        return Lowered(traced, traced.lower(), "host")
 
     def clear_cache(self) -> None:
         """Forget every compiled signature."""
@@ -164,6 +164,7 @@ class JitFunction:
 class Lowered:
     """A function lowered to HLO for one signature.  engine: "gpu" or "host", what it was lowered for."""
 
+    jax_traced: Any = field(repr=False)
     jax_lowered: Any = field(repr=False)
     engine: str
 
@@ -188,16 +189,20 @@ class Lowered:
         """Compile for the engine.  Raises AstitchError for what astitch cannot compile."""
         from astitch.compile import compile_hlo
         from astitch.gpu import from_device
+        from astitch.trace import trace_compilation
 
         gpu = from_device() if self.engine == "gpu" else "host"
         compilation = compile_hlo(self.hlo, gpu=gpu)
-        return Compiled(compilation, self.jax_lowered, self.engine)
+        trace_compilation(self.hlo, compilation)
+        return Compiled(compilation, self.jax_lowered, self.jax_traced.out_info, self.engine)
 
 
 class Compiled:
     """A compiled signature: call it with arguments of the types that it was lowered for, without static ones."""
 
-    def __init__(self, compilation: Compilation, jax_lowered: Any, engine: str) -> None:
+    def __init__(
+        self, compilation: Compilation, jax_lowered: Any, out_info: Any, engine: str
+    ) -> None:
         import jax
 
         self.compilation = compilation
@@ -206,7 +211,7 @@ class Compiled:
         paths, _ = jax.tree_util.tree_flatten_with_path(jax_lowered.in_avals)
         self._argument_names = [jax.tree_util.keystr(path) for path, _ in paths]
         self._in_avals = [aval for _, aval in paths]
-        self._out_types = jax.tree_util.tree_leaves(jax_lowered.out_info)
+        self._out_types = jax.tree_util.tree_leaves(out_info)
         if len(self.program.parameters) != len(self._in_avals):
             raise IllegalProduct(
                 f"program {self.program.name} has {len(self.program.parameters)} parameters for "
@@ -395,12 +400,15 @@ def _plain_array(leaf: Any, aval: Any) -> Any:
 
 
 def _typed_result(array: Any, type_: Any) -> Any:
-    """A result as JAX gives it: words back to random keys, the results that have no values as such."""
+    """A result as JAX gives it: words back to random keys, weak types, the results that have no values."""
     import jax
     import numpy as np
+    from jax._src.lax.lax import _convert_element_type
 
     if type_.dtype == jax.dtypes.float0:
         return np.zeros(type_.shape, jax.dtypes.float0)
     if jax.numpy.issubdtype(type_.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(array, impl=type_.dtype._impl.name)
+    if type_.weak_type:
+        return _convert_element_type(array, type_.dtype, weak_type=True)
     return array

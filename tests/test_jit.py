@@ -51,7 +51,7 @@ def assert_same(got: Any, want: Any) -> None:
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert isinstance(a, jax.Array)
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
 
 
@@ -99,6 +99,12 @@ def test_numbers_and_numpy_arrays_get_the_types_jax_gives_them(array: Any) -> No
 def test_arguments_that_are_not_used_and_results_that_are_not_computed() -> None:
     fn = astitch.jit(lambda x, unused, y: (y, x, jnp.float32(7), y))
     assert_same(fn(X, 2 * X, X[0]), (X[0], X, jnp.float32(7), X[0]))
+
+
+def test_derivatives_of_integers_have_no_values() -> None:
+    fn = jax.grad(lambda x: jnp.float32(2) * x.sum(), allow_int=True)
+    got, want = astitch.jit(fn)(jnp.arange(3)), jax.jit(fn)(jnp.arange(3))
+    assert (got.dtype, got.shape) == (want.dtype, want.shape) == (jax.dtypes.float0, (3,))
 
 
 def test_values_from_outside_are_constants() -> None:
