@@ -79,8 +79,8 @@ class _PlanCheck:
             raise self.fault(sentence)
 
     def run(self) -> None:
-        self.check_launch()
         self.check_loops()
+        self.check_launch()
         for candidate in self.arrangement.groups.candidates:
             self.require(
                 candidate.name in self.placements, f"candidate %{candidate.name} has no placement"

@@ -1,0 +1,271 @@
+"""Every rule of check_plan: a legal plan, broken in one place, is refused with the sentence for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from graphs import GraphBuilder
+
+from astitch import kernel_ir as k
+from astitch.check_plan import check_kernel, check_plan
+from astitch.errors import IllegalProduct
+from astitch.gpu import preset
+from astitch.index import Linear, Symbol, of_symbol
+from astitch.ir import ArrayType, DType
+from astitch.plan import Plan, plan_scope
+from astitch.propagation import Within
+from astitch.remote_stitch import stitch_remotely
+from astitch.stitch_scheme import Arrangement, Placement, Scheme
+from astitch.stitch_scope import find_scopes
+
+Body = tuple[k.Statement, ...]
+
+
+def normalised() -> Plan:
+    """Rows over their sum, over the total of the reciprocals: two levels, shared memory, scratch."""
+    g = GraphBuilder()
+    x = g.parameter("f32[48,2048]", "x")
+    total = g.reduce(x, (1,), "add", name="total")
+    y = g.same("divide", x, g.broadcast(total, (48, 2048), (0,)), name="y")
+    largest = g.reduce(total, (0,), "maximum", name="largest")
+    z = g.same("multiply", g.broadcast(largest, (48, 2048), ()), g.reverse(y, (1,)), name="z")
+    graph = g.build(y, z)
+    (scope,) = stitch_remotely(find_scopes(graph)).scopes
+    plan = plan_scope(graph, scope, preset("host"))
+    assert plan is not None
+    return plan
+
+
+PLAN = normalised()
+KERNEL = PLAN.kernel
+
+
+def with_placement(name: str, **changes: object) -> Plan:
+    placements = dict(PLAN.arrangement.placements)
+    placements[name] = replace(placements[name], **changes)
+    return with_placements(placements)
+
+
+def with_placements(placements: dict[str, Placement]) -> Plan:
+    arrangement: Arrangement = replace(PLAN.arrangement, placements=placements)
+    return replace(PLAN, arrangement=arrangement)
+
+
+def with_loop(place: int, **changes: object) -> Plan:
+    loops = list(PLAN.arrangement.loops)
+    loops[place] = replace(loops[place], **changes)
+    return replace(PLAN, arrangement=replace(PLAN.arrangement, loops=tuple(loops)))
+
+
+def with_kernel(**changes: object) -> Plan:
+    return replace(PLAN, kernel=replace(KERNEL, **changes))
+
+
+def test_a_legal_plan_comes_back() -> None:
+    assert check_plan(PLAN) is PLAN
+    assert check_kernel(KERNEL) is KERNEL
+    schemes = {n: p.scheme for n, p in PLAN.arrangement.placements.items()}
+    assert schemes["y"] is Scheme.GLOBAL or schemes["y"] is Scheme.REGIONAL
+    assert KERNEL.global_barriers > 0
+    assert KERNEL.scratch
+
+
+def without(name: str) -> Plan:
+    return with_placements({n: p for n, p in PLAN.arrangement.placements.items() if n != name})
+
+
+BROKEN_PLANS: list[tuple[Callable[[], Plan], str]] = [
+    (lambda: without("y"), "candidate %y has no placement"),
+    (lambda: with_placement("z", loop=99), "%z is placed in loop 99, which does not exist"),
+    (lambda: with_placement("z", stored=False), "output %z is not stored"),
+    (lambda: with_placement("total", scheme=Scheme.INDEPENDENT), "%total is independent and read by %"),
+    (lambda: with_placement("y", phase=0), "%y of phase 0 reads %total, which phase 0 of the same task computes"),
+    (lambda: with_loop(0, level=1), "the first loop is of level 1"),
+    (lambda: with_loop(1, level=3), "loop 1 of level 3 follows level 0"),
+    (lambda: with_loop(1, number=0), "loop 0 stands in place 1"),
+    (lambda: with_kernel(grid=10_000), "10000 blocks meet at a global barrier, 16 fit the device"),
+    (lambda: with_kernel(blocks_per_sm=0), "launch bounds of 0 blocks an SM do not promise the 2"),
+    (lambda: with_kernel(global_barriers=7), "7 global barriers in the kernel, "),
+    (lambda: with_kernel(block=64), "blocks of 512, 512 and 64 threads"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("broken", "sentence"), BROKEN_PLANS, ids=[s for _, s in BROKEN_PLANS])
+def test_a_broken_plan_is_refused(broken: Callable[[], Plan], sentence: str) -> None:
+    with pytest.raises(IllegalProduct) as caught:
+        check_plan(broken())
+    assert sentence in str(caught.value)
+    assert str(caught.value).startswith("plan stitch_0: ")
+    assert str(caught.value).endswith("has a bug; print its input and report both")
+
+
+def test_a_reader_in_another_loop_needs_a_global_value() -> None:
+    readers = [n for n, p in PLAN.arrangement.placements.items() if p.loop > 0]
+    assert readers
+    written = [n for n, p in PLAN.arrangement.placements.items() if p.scheme is Scheme.GLOBAL]
+    with pytest.raises(
+        IllegalProduct, match="reads it from another task|not stored|split over tasks"
+    ):
+        check_plan(with_placement(written[0], scheme=Scheme.LOCAL, stored=False))
+
+
+# ---- kernels, by hand
+
+F32 = DType.F32
+VECTOR = ArrayType(F32, (64,))
+THREAD = of_symbol(Symbol("thread", 32))
+ONE = k.Name("value")
+READ = k.Parameter("x", F32, "x", False, True)
+WRITTEN = k.Parameter("y", F32, "y", True, False)
+BOTH = k.Parameter("s", F32, "s", True, True)
+LOAD = k.Load("value", F32, "x", THREAD)
+STORE = k.Store("y", THREAD, F32, ONE)
+BLOCK = k.Barrier("block", "why")
+GUARD = Within(THREAD, 0, 5)
+
+
+def section(*body: k.Statement, number: int = 0) -> k.Section:
+    return k.Section(number, "title", 0, 1, 1, 32, body)
+
+
+def task_loop(*body: k.Statement, once: bool = True) -> k.TaskLoop:
+    return k.TaskLoop(1, once, body)
+
+
+def kernel(
+    *body: k.Statement, parameters: tuple[k.Parameter, ...] = (READ, WRITTEN), **changes: object
+) -> k.Kernel:
+    made = k.Kernel(
+        name="kernel", parameters=parameters, scratch=(), reducers=(), slots=(), body=body, grid=1,
+        block=32, shared_bytes=0, blocks_per_sm=0, global_barriers=0, block_barriers=0,
+        wide_index=False, pointer_table=False, reads_bytes=0, writes_bytes=0, sources=(),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def slot(name: str, offset: int = 0, loop: int = 0) -> k.Slot:
+    return k.Slot(name, F32, None, 32, 128, (loop, 0), (loop, 1), offset)
+
+
+def shared_kernel(*body: k.Statement, **changes: object) -> k.Kernel:
+    slots = changes.pop("slots", (slot("a"),))
+    return kernel(*body, slots=slots, shared_bytes=512, **changes)
+
+
+PUT, GET = k.Store("a", THREAD, F32, ONE), k.Load("got", F32, "a", Linear(31))
+
+
+def test_small_legal_kernels() -> None:
+    check_kernel(kernel(section(task_loop(LOAD, STORE))))
+    check_kernel(kernel(section(task_loop(LOAD, k.If((GUARD,), (STORE,))))))
+    check_kernel(shared_kernel(section(task_loop(LOAD, PUT, BLOCK, GET, STORE))))
+    check_kernel(shared_kernel(section(task_loop(LOAD, PUT, BLOCK, GET, STORE, BLOCK, once=False))))
+    one_after_the_other = (slot("a"), slot("b", loop=1))
+    put, get = k.Store("b", THREAD, F32, ONE), k.Load("got", F32, "b", Linear(31))
+    check_kernel(
+        shared_kernel(
+            section(task_loop(LOAD, PUT, BLOCK, GET, STORE)),
+            BLOCK,
+            section(task_loop(LOAD, put, BLOCK, get), number=1),
+            slots=one_after_the_other,
+        )
+    )
+
+
+SCRATCH = (k.Scratch("s", VECTOR),)
+KEEP = k.Store("s", THREAD, F32, ONE)
+FETCH = k.Load("fetched", F32, "s", THREAD)
+ALL = (READ, WRITTEN, BOTH)
+GLOBAL = k.Barrier("global", "why")
+
+BROKEN_KERNELS: list[tuple[k.Kernel, str]] = [
+    (kernel(section(task_loop(STORE))), "loop 0: value is used before it is defined"),
+    (kernel(section(task_loop(LOAD, LOAD, STORE))), "value is defined twice in one scope"),
+    (kernel(section(task_loop(LOAD, k.If((GUARD,), (LOAD,)), STORE))), "value is defined twice in one scope"),
+    (kernel(section(task_loop(k.If((GUARD,), (LOAD,)), STORE))), "value is used before it is defined"),
+    (kernel(section(task_loop(k.Index("value", THREAD), STORE))), "value is used as value, it is integer"),
+    (kernel(section(task_loop(k.Load("x", F32, "x", THREAD)))), "x is a variable and an array"),
+    (kernel(section(task_loop(replace(LOAD, name="a b")))), "'a b' is not an identifier"),
+    (kernel(section(task_loop(replace(LOAD, position=of_symbol(Symbol("nowhere", 4)))))), "nowhere is used before it is defined"),
+    (kernel(section(task_loop(replace(LOAD, array="nothing")))), "array nothing is read and does not exist"),
+    (kernel(section(task_loop(replace(LOAD, dtype=DType.S32)))), "x of f32 is read as s32"),
+    (kernel(section(task_loop(replace(LOAD, array="y")))), "y is read, though it is announced as only written"),
+    (kernel(section(task_loop(LOAD, replace(STORE, array="x")))), "x is written, though it is announced as only read"),
+    (kernel(section(task_loop(LOAD))), "y is stored by 0 statements, not by one"),
+    (kernel(section(task_loop(LOAD, STORE, STORE))), "y is stored by 2 statements, not by one"),
+    (kernel(section(task_loop(LOAD, STORE)), parameters=(READ, WRITTEN, replace(READ, name="z", source="z"))), "z is announced as read and never is"),
+    (kernel(section(task_loop(LOAD, STORE)), parameters=(READ, WRITTEN, READ)), "two things are named x"),
+    (kernel(section(task_loop(LOAD, STORE)), parameters=(READ, WRITTEN, replace(READ, name="z"))), "%x is passed twice"),
+    (kernel(section(task_loop(LOAD, STORE)), name="k;"), "'k;' is not an identifier"),
+    (kernel(section(task_loop(LOAD, STORE)), scratch=SCRATCH), "scratch %s is not passed"),
+    (kernel(section(task_loop(LOAD, STORE, k.If((GUARD,), (BLOCK,))))), "a barrier where not all threads come by: why"),
+    (kernel(section(task_loop(LOAD, STORE, k.Loop("l", 4, True, (BLOCK,))))), "a barrier where not all threads come by: why"),
+    (kernel(section(task_loop(LOAD, STORE, GLOBAL))), "a global barrier inside a section: why"),
+    (kernel(section(task_loop(LOAD, STORE)), GLOBAL), "1 global barriers are written, 0 are announced"),
+    (kernel(section(section(task_loop(LOAD, STORE)))), "section 0 inside a section"),
+    (kernel(task_loop(LOAD, STORE)), "TaskLoop outside a section"),
+    (kernel(replace(section(task_loop(LOAD, STORE)), col_threads=64)), "64 threads in a block of 32"),
+    (kernel(section(replace(task_loop(LOAD, STORE), tasks=9))), "9 tasks at once on 1 blocks"),
+    (kernel(section(task_loop(LOAD, STORE, k.Choose("c", F32, (k.Branch((GUARD,), (), ONE),))))), "c may be left without a value"),
+    (kernel(section(task_loop(LOAD, KEEP, FETCH, STORE)), parameters=ALL, scratch=SCRATCH), "s is written at level 0 and read at level 0: no global barrier"),
+    (kernel(section(task_loop(FETCH, k.Load("value", F32, "x", THREAD), STORE)), GLOBAL, section(task_loop(LOAD, KEEP), number=1), parameters=ALL, global_barriers=1), "s is written at level 1 and read at level 0"),
+    (shared_kernel(section(task_loop(LOAD, PUT, GET, STORE))), "shared a (write) and a (read) meet in one place"),
+    (shared_kernel(section(task_loop(LOAD, PUT, BLOCK, GET, STORE, once=False))), "shared a (read) and a (write) meet in one place"),
+    (shared_kernel(section(task_loop(LOAD, STORE)), slots=(slot("a"), slot("b", 64))), "slots a and b overlap and are live together"),
+    (shared_kernel(section(task_loop(LOAD, STORE)), slots=(slot("a", 500),)), "slot a at byte 500"),
+    (shared_kernel(section(task_loop(LOAD, STORE)), slots=(slot("a", 496),)), "slot a ends at byte 624 of 512"),
+    (shared_kernel(section(task_loop(LOAD, PUT, STORE)), section(task_loop(LOAD, k.Store("b", THREAD, F32, ONE)), number=1), slots=(slot("a"), slot("b", 64, 1))), "shared a (write) and b (write) meet in one place"),
+    (kernel(section(task_loop(LOAD, STORE, k.StoreLane("v", F32, ONE)))), "lane is used before it is defined"),
+    (kernel(section(task_loop(LOAD, STORE, k.VectorVariable("v", F32, 3)))), "v is a vector of 3 f32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("broken", "sentence"), BROKEN_KERNELS, ids=[s for _, s in BROKEN_KERNELS])
+def test_a_broken_kernel_is_refused(broken: k.Kernel, sentence: str) -> None:
+    with pytest.raises(IllegalProduct) as caught:
+        check_kernel(broken)
+    assert sentence in str(caught.value)
+    assert str(caught.value).startswith(f"kernel {broken.name}")
+
+
+def replace_statements(body: Body, change: Callable[[k.Statement], Body]) -> Body:
+    """The body with every statement put through `change`, innermost first."""
+    found: list[k.Statement] = []
+    for statement in body:
+        if isinstance(statement, k.Section | k.TaskLoop | k.Loop | k.If):
+            statement = replace(statement, body=replace_statements(statement.body, change))
+        found += change(statement)
+    return tuple(found)
+
+
+def drop(kind: type[k.Statement]) -> Callable[[k.Statement], Body]:
+    return lambda s: () if isinstance(s, kind) else (s,)
+
+
+def in_a_guard(kind: type[k.Statement]) -> Callable[[k.Statement], Body]:
+    return lambda s: (k.If((GUARD,), (s,)),) if isinstance(s, kind) else (s,)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (drop(k.Barrier), "no (global|block) barrier lies between"),
+        (drop(k.States), "is used before it is defined"),
+        (drop(k.Index), "is used before it is defined"),
+        (drop(k.Load), "is used before it is defined"),
+        (drop(k.LoadVector), "is used before it is defined"),
+        (drop(k.StoreVector), "is stored by 0 statements"),
+        (in_a_guard(k.ReduceAcross), "is reduced across threads where not all of them come by"),
+        (in_a_guard(k.TaskLoop), "a task loop where not all threads come by"),
+    ],
+)
+def test_a_planned_kernel_without_a_kind_of_statement(
+    change: Callable[[k.Statement], Body], sentence: str
+) -> None:
+    broken = replace(KERNEL, body=replace_statements(KERNEL.body, change))
+    if "barrier lies" in sentence:
+        broken = replace(broken, global_barriers=0)
+    with pytest.raises(IllegalProduct, match=sentence):
+        check_kernel(broken)
