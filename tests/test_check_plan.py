@@ -183,43 +183,130 @@ GLOBAL = k.Barrier("global", "why")
 BROKEN_KERNELS: list[tuple[k.Kernel, str]] = [
     (kernel(section(task_loop(STORE))), "loop 0: value is used before it is defined"),
     (kernel(section(task_loop(LOAD, LOAD, STORE))), "value is defined twice in one scope"),
-    (kernel(section(task_loop(LOAD, k.If((GUARD,), (LOAD,)), STORE))), "value is defined twice in one scope"),
-    (kernel(section(task_loop(k.If((GUARD,), (LOAD,)), STORE))), "value is used before it is defined"),
-    (kernel(section(task_loop(k.Index("value", THREAD), STORE))), "value is used as value, it is integer"),
+    (
+        kernel(section(task_loop(LOAD, k.If((GUARD,), (LOAD,)), STORE))),
+        "value is defined twice in one scope",
+    ),
+    (
+        kernel(section(task_loop(k.If((GUARD,), (LOAD,)), STORE))),
+        "value is used before it is defined",
+    ),
+    (
+        kernel(section(task_loop(k.Index("value", THREAD), STORE))),
+        "value is used as value, it is integer",
+    ),
     (kernel(section(task_loop(k.Load("x", F32, "x", THREAD)))), "x is a variable and an array"),
     (kernel(section(task_loop(replace(LOAD, name="a b")))), "'a b' is not an identifier"),
-    (kernel(section(task_loop(replace(LOAD, position=of_symbol(Symbol("nowhere", 4)))))), "nowhere is used before it is defined"),
-    (kernel(section(task_loop(replace(LOAD, array="nothing")))), "array nothing is read and does not exist"),
+    (
+        kernel(section(task_loop(replace(LOAD, position=of_symbol(Symbol("nowhere", 4)))))),
+        "nowhere is used before it is defined",
+    ),
+    (
+        kernel(section(task_loop(replace(LOAD, array="nothing")))),
+        "array nothing is read and does not exist",
+    ),
     (kernel(section(task_loop(replace(LOAD, dtype=DType.S32)))), "x of f32 is read as s32"),
-    (kernel(section(task_loop(replace(LOAD, array="y")))), "y is read, though it is announced as only written"),
-    (kernel(section(task_loop(LOAD, replace(STORE, array="x")))), "x is written, though it is announced as only read"),
+    (
+        kernel(section(task_loop(replace(LOAD, array="y")))),
+        "y is read, though it is announced as only written",
+    ),
+    (
+        kernel(section(task_loop(LOAD, replace(STORE, array="x")))),
+        "x is written, though it is announced as only read",
+    ),
     (kernel(section(task_loop(LOAD))), "y is stored by 0 statements, not by one"),
     (kernel(section(task_loop(LOAD, STORE, STORE))), "y is stored by 2 statements, not by one"),
-    (kernel(section(task_loop(LOAD, STORE)), parameters=(READ, WRITTEN, replace(READ, name="z", source="z"))), "z is announced as read and never is"),
-    (kernel(section(task_loop(LOAD, STORE)), parameters=(READ, WRITTEN, READ)), "two things are named x"),
-    (kernel(section(task_loop(LOAD, STORE)), parameters=(READ, WRITTEN, replace(READ, name="z"))), "%x is passed twice"),
+    (
+        kernel(
+            section(task_loop(LOAD, STORE)),
+            parameters=(READ, WRITTEN, replace(READ, name="z", source="z")),
+        ),
+        "z is announced as read and never is",
+    ),
+    (
+        kernel(section(task_loop(LOAD, STORE)), parameters=(READ, WRITTEN, READ)),
+        "two things are named x",
+    ),
+    (
+        kernel(
+            section(task_loop(LOAD, STORE)), parameters=(READ, WRITTEN, replace(READ, name="z"))
+        ),
+        "%x is passed twice",
+    ),
     (kernel(section(task_loop(LOAD, STORE)), name="k;"), "'k;' is not an identifier"),
     (kernel(section(task_loop(LOAD, STORE)), scratch=SCRATCH), "scratch %s is not passed"),
-    (kernel(section(task_loop(LOAD, STORE, k.If((GUARD,), (BLOCK,))))), "a barrier where not all threads come by: why"),
-    (kernel(section(task_loop(LOAD, STORE, k.Loop("l", 4, True, (BLOCK,))))), "a barrier where not all threads come by: why"),
+    (
+        kernel(section(task_loop(LOAD, STORE, k.If((GUARD,), (BLOCK,))))),
+        "a barrier where not all threads come by: why",
+    ),
+    (
+        kernel(section(task_loop(LOAD, STORE, k.Loop("l", 4, True, (BLOCK,))))),
+        "a barrier where not all threads come by: why",
+    ),
     (kernel(section(task_loop(LOAD, STORE, GLOBAL))), "a global barrier inside a section: why"),
-    (kernel(section(task_loop(LOAD, STORE)), GLOBAL), "1 global barriers are written, 0 are announced"),
+    (
+        kernel(section(task_loop(LOAD, STORE)), GLOBAL),
+        "1 global barriers are written, 0 are announced",
+    ),
     (kernel(section(section(task_loop(LOAD, STORE)))), "section 0 inside a section"),
     (kernel(task_loop(LOAD, STORE)), "TaskLoop outside a section"),
-    (kernel(replace(section(task_loop(LOAD, STORE)), col_threads=64)), "64 threads in a block of 32"),
+    (
+        kernel(replace(section(task_loop(LOAD, STORE)), col_threads=64)),
+        "64 threads in a block of 32",
+    ),
     (kernel(section(replace(task_loop(LOAD, STORE), tasks=9))), "9 tasks at once on 1 blocks"),
-    (kernel(section(task_loop(LOAD, STORE, k.Choose("c", F32, (k.Branch((GUARD,), (), ONE),))))), "c may be left without a value"),
-    (kernel(section(task_loop(LOAD, KEEP, FETCH, STORE)), parameters=ALL, scratch=SCRATCH), "s is written at level 0 and read at level 0: no global barrier"),
-    (kernel(section(task_loop(FETCH, k.Load("value", F32, "x", THREAD), STORE)), GLOBAL, section(task_loop(LOAD, KEEP), number=1), parameters=ALL, global_barriers=1), "s is written at level 1 and read at level 0"),
-    (shared_kernel(section(task_loop(LOAD, PUT, GET, STORE))), "shared a (write) and a (read) meet in one place"),
-    (shared_kernel(section(task_loop(LOAD, PUT, BLOCK, GET, STORE, once=False))), "shared a (read) and a (write) meet in one place"),
-    (shared_kernel(section(task_loop(LOAD, STORE)), slots=(slot("a"), slot("b", 64))), "slots a and b overlap and are live together"),
+    (
+        kernel(section(task_loop(LOAD, STORE, k.Choose("c", F32, (k.Branch((GUARD,), (), ONE),))))),
+        "c may be left without a value",
+    ),
+    (
+        kernel(section(task_loop(LOAD, KEEP, FETCH, STORE)), parameters=ALL, scratch=SCRATCH),
+        "s is written at level 0 and read at level 0: no global barrier",
+    ),
+    (
+        kernel(
+            section(task_loop(FETCH, k.Load("value", F32, "x", THREAD), STORE)),
+            GLOBAL,
+            section(task_loop(LOAD, KEEP), number=1),
+            parameters=ALL,
+            global_barriers=1,
+        ),
+        "s is written at level 1 and read at level 0",
+    ),
+    (
+        shared_kernel(section(task_loop(LOAD, PUT, GET, STORE))),
+        "shared a (write) and a (read) meet in one place",
+    ),
+    (
+        shared_kernel(section(task_loop(LOAD, PUT, BLOCK, GET, STORE, once=False))),
+        "shared a (read) and a (write) meet in one place",
+    ),
+    (
+        shared_kernel(section(task_loop(LOAD, STORE)), slots=(slot("a"), slot("b", 64))),
+        "slots a and b overlap and are live together",
+    ),
     (shared_kernel(section(task_loop(LOAD, STORE)), slots=(slot("a", 500),)), "slot a at byte 500"),
-    (shared_kernel(section(task_loop(LOAD, STORE)), slots=(slot("a", 496),)), "slot a ends at byte 624 of 512"),
-    (shared_kernel(section(task_loop(LOAD, PUT, STORE)), section(task_loop(LOAD, k.Store("b", THREAD, F32, ONE)), number=1), slots=(slot("a"), slot("b", 64, 1))), "shared a (write) and b (write) meet in one place"),
-    (kernel(section(task_loop(LOAD, STORE, k.StoreLane("v", F32, ONE)))), "lane is used before it is defined"),
-    (kernel(section(task_loop(LOAD, STORE, k.VectorVariable("v", F32, 3)))), "v is a vector of 3 f32"),
-]  # fmt: skip
+    (
+        shared_kernel(section(task_loop(LOAD, STORE)), slots=(slot("a", 496),)),
+        "slot a ends at byte 624 of 512",
+    ),
+    (
+        shared_kernel(
+            section(task_loop(LOAD, PUT, STORE)),
+            section(task_loop(LOAD, k.Store("b", THREAD, F32, ONE)), number=1),
+            slots=(slot("a"), slot("b", 64, 1)),
+        ),
+        "shared a (write) and b (write) meet in one place",
+    ),
+    (
+        kernel(section(task_loop(LOAD, STORE, k.StoreLane("v", F32, ONE)))),
+        "lane is used before it is defined",
+    ),
+    (
+        kernel(section(task_loop(LOAD, STORE, k.VectorVariable("v", F32, 3)))),
+        "v is a vector of 3 f32",
+    ),
+]
 
 
 @pytest.mark.parametrize(("broken", "sentence"), BROKEN_KERNELS, ids=[s for _, s in BROKEN_KERNELS])
