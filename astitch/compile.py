@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from astitch.build_program import build_program
 from astitch.check import check_graph
+from astitch.check_plan import check_plan
 from astitch.errors import AstitchError, KernelCompileError
 from astitch.explain import (
     compile_resources,
@@ -66,9 +67,9 @@ class Compilation:
 
 
 def plan_scopes(graph: Graph, scopes: Scopes, gpu: Gpu) -> tuple[Plan, ...]:
-    """A plan for each scope that needs a kernel."""
+    """A checked plan for each scope that needs a kernel."""
     plans = (plan_scope(graph, scope, gpu) for scope in scopes.scopes)
-    return tuple(plan for plan in plans if plan is not None)
+    return tuple(check_plan(plan) for plan in plans if plan is not None)
 
 
 def compile_graph(graph: Graph, gpu: Gpu, seconds: dict[str, float] | None = None) -> Compilation:

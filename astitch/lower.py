@@ -747,8 +747,9 @@ class _LoopLowering:
             self.phase = phase
             body += self.lower_phase(phase)
         once = m.tasks <= self.parent.grid
-        # A slot is read after the barrier that follows its writes.  Two barriers in a task keep the next task's writes
-        # behind these reads; a single one, or a Regional buffer that is read until the end, needs one more.
+        # A slot is read after the barrier that follows its writes.  Where a task has two exchanges, the barrier of each
+        # keeps the next task's writes to the other's slot behind the reads; a single exchange, or a Regional buffer that
+        # is read until the end, needs a barrier of its own.
         if not once and (self.syncs == 1 or any(p.shared for p in self.places)):
             body.append(
                 k.Barrier(
@@ -1108,7 +1109,7 @@ class _LoopLowering:
             self.parent.add_slot(
                 slot, None, reducer.number, states, reducer.state_bytes, step, step
             )
-            self.syncs += 1 if stride == 1 else 2 * ceil_div(count, k.STRIDED_CHUNK) - 1
+            self.syncs += 1
             if place.scheme is Scheme.REGIONAL:
                 self.parent.block_barriers += 1
         return k.ReduceAcross(state, count, reducer.number, threads, stride, slot)
