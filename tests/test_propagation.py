@@ -116,7 +116,9 @@ CASES: dict[str, Build] = {
     "gather rows": gather("f32[3,6]", [[4], [0], [9]], ROWS),
     "gather rows by scalars": gather("f32[3,6]", [4, -2, 1], GatherAttrs((1,), (0,), (0,), 1, (1, 6))),
     "gather windows": gather("f32[2,2,3]", [[3, 1], [9, 9]], GatherAttrs((1, 2), (), (1, 0), 1, (2, 3))),
-    "gather with the vector first": gather("f32[3]", [[0, 1, 2], [5, 4, 9]], GatherAttrs((), (0, 1), (0, 1), 0, (1, 1))),
+    "gather with the vector first": gather(
+        "f32[3]", [[0, 1, 2], [5, 4, 9]], GatherAttrs((), (0, 1), (0, 1), 0, (1, 1))
+    ),
     "batched gather": gather("f32[5,2]", [[0], [1], [2], [3], [9]], GatherAttrs((1,), (), (1,), 1, (1, 2), (0,), (0,))),
 }  # fmt: skip
 
@@ -148,7 +150,7 @@ def test_ops_of_random_graphs_read_what_they_should(graph: Graph) -> None:
 
 # ---- guards
 
-I = Symbol("i", 10)  # noqa: E741
+I = Symbol("i", 10)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,319 @@
+"""Stitching schemes: where each kept value lives, the passive check, joined loops, split reduces."""
+
+from __future__ import annotations
+
+import pytest
+from graphs import GraphBuilder
+from hypothesis import given, settings
+from strategies import random_graphs
+
+from astitch import index as ix
+from astitch.dominant import choose_dominants
+from astitch.gpu import preset
+from astitch.index import Symbol
+from astitch.ir import Graph
+from astitch.propagation import Index
+from astitch.remote_stitch import stitch_remotely
+from astitch.stitch_scheme import (
+    MAX_INLINE_PARTIALS,
+    Arrangement,
+    Root,
+    RootKind,
+    Scheme,
+    Span,
+    choose_schemes,
+    combine_name,
+    reduce_span,
+    shared_elements,
+    why_not_block_local,
+)
+from astitch.stitch_scope import find_scopes
+from astitch.thread_mapping import Mapping, Space
+
+
+def arrange(
+    graph: Graph,
+    *,
+    gpu: str = "h100",
+    block: int = 512,
+    wave: int = 264,
+    demoted: frozenset[str] = frozenset(),
+) -> Arrangement:
+    (scope,) = stitch_remotely(find_scopes(graph)).scopes
+    groups = choose_dominants(graph, scope)
+    return choose_schemes(graph, groups, preset(gpu), block, wave, demoted)
+
+
+def schemes(arrangement: Arrangement) -> dict[str, str]:
+    return {n: p.scheme.value for n, p in arrangement.placements.items()}
+
+
+def where(arrangement: Arrangement) -> dict[str, tuple[int, int, int]]:
+    """(level, loop, phase) of each root."""
+    return {
+        n: (arrangement.loops[p.loop].level, p.loop, p.phase)
+        for n, p in arrangement.placements.items()
+    }
+
+
+def softmax(rows: int, cols: int) -> Graph:
+    g = GraphBuilder()
+    shape = (rows, cols)
+    x = g.parameter(f"f32[{rows},{cols}]", "x")
+    largest = g.reduce(x, (1,), "maximum", name="largest")
+    e = g.same("exponential", g.same("subtract", x, g.broadcast(largest, shape, (0,))), name="e")
+    total = g.reduce(e, (1,), "add", name="total")
+    return g.build(g.same("divide", e, g.broadcast(total, shape, (0,)), name="y"))
+
+
+def test_softmax_is_one_loop_of_three_phases() -> None:
+    arrangement = arrange(softmax(1024, 1024))
+    assert where(arrangement) == {"largest": (0, 0, 0), "total": (0, 0, 1), "y": (0, 0, 2)}
+    assert schemes(arrangement) == {
+        "largest": "regional",
+        "total": "regional",
+        "y": "independent",
+    }
+    assert arrangement.levels == 1
+    assert [p.stored for p in arrangement.placements.values()] == [False, False, True]
+
+
+def test_softmax_of_few_long_rows_meets_at_global_barriers() -> None:
+    arrangement = arrange(softmax(2, 1 << 20))
+    places = arrangement.placements
+    for name in ("largest", "total"):
+        assert places[name].span is not Span.TASK
+        assert places[name].scheme is Scheme.GLOBAL
+        assert "partials in scratch" in places[name].reason
+    assert arrangement.levels > 2
+    assert places["y"].scheme is Scheme.INDEPENDENT
+
+
+def test_an_element_wise_group_joins_the_loop_of_its_producer() -> None:
+    """Proactive adaptation: `next` could have flat tiles of its own, but then `total` would be Global."""
+    g = GraphBuilder()
+    x, y = g.parameter("f32[4096,256]"), g.parameter("f32[4096]")
+    total = g.reduce(x, (1,), "add", name="total")
+    graph = g.build(g.same("tanh", g.same("add", total, y), name="next"))
+    arrangement = arrange(graph)
+    assert where(arrangement) == {"total": (0, 0, 0), "next": (0, 0, 1)}
+    assert schemes(arrangement) == {"total": "regional", "next": "independent"}
+
+
+def test_a_kept_value_read_at_its_own_index_is_local() -> None:
+    g = GraphBuilder()
+    x = g.parameter("f32[4096]")
+    a = g.same("negate", x, name="a")
+    arrangement = arrange(g.build(a, g.same("abs", a, name="b")))
+    assert schemes(arrangement) == {"a": "local", "b": "independent"}
+    assert where(arrangement) == {"a": (0, 0, 0), "b": (0, 0, 0)}
+    assert arrangement.placements["a"].reason == "its readers stand at the same index"
+    assert arrangement.placements["a"].stored
+
+
+def transposed(rows: int, cols: int) -> Graph:
+    g = GraphBuilder()
+    x = g.parameter(f"f32[{rows},{cols}]")
+    total = g.reduce(x, (1,), "add", name="total")
+    y = g.parameter(f"f32[{cols},{rows}]")
+    return g.build(g.same("add", y, g.broadcast(total, (cols, rows), (1,)), name="y"))
+
+
+def test_a_value_that_other_blocks_read_is_global() -> None:
+    arrangement = arrange(transposed(512, 512))
+    assert schemes(arrangement) == {"total": "global", "y": "independent"}
+    assert where(arrangement) == {"total": (0, 0, 0), "y": (1, 1, 0)}
+    assert arrangement.placements["total"].reason == "its readers run in another task loop"
+    assert arrangement.placements["total"].stored
+    assert arrangement.levels == 2
+
+
+def mirrored() -> Graph:
+    g = GraphBuilder()
+    x = g.parameter("f32[64,1024]", "x")
+    largest = g.reduce(x, (1,), "maximum", name="largest")
+    e = g.same("subtract", x, g.broadcast(largest, (64, 1024), (0,)), name="e")
+    return g.build(e, g.same("multiply", e, g.reverse(e, (1,)), name="y"))
+
+
+def test_a_value_that_other_threads_of_the_block_read_is_in_shared_memory() -> None:
+    arrangement = arrange(mirrored())
+    place = arrangement.placements["e"]
+    assert place.scheme is Scheme.REGIONAL
+    assert place.shared
+    assert where(arrangement) == {"largest": (0, 0, 0), "e": (0, 0, 1), "y": (0, 0, 2)}
+    mapping = arrangement.loops[0].mapping
+    assert shared_elements(place, mapping) == 1024 * mapping.outer_threads
+
+
+def test_a_demoted_value_goes_through_global_memory() -> None:
+    arrangement = arrange(mirrored(), demoted=frozenset({"e"}))
+    place = arrangement.placements["e"]
+    assert (place.scheme, place.shared, place.stored) == (Scheme.GLOBAL, False, True)
+    assert where(arrangement)["y"][0] == 1
+    # Readers at the same index keep their register: demoting `largest` changes nothing.
+    same = arrange(mirrored(), demoted=frozenset({"largest"}))
+    assert schemes(same) == schemes(arrange(mirrored()))
+
+
+def test_layer_norm_backward_accumulates_columns_while_it_walks_rows() -> None:
+    g = GraphBuilder()
+    rows, cols = 4096, 512
+    x, dy = g.parameter(f"f32[{rows},{cols}]", "x"), g.parameter(f"f32[{rows},{cols}]", "dy")
+    product = g.same("multiply", x, dy)
+    row = g.reduce(product, (1,), "add", name="row")
+    column = g.reduce(product, (0,), "add", name="column")
+    y = g.same("subtract", dy, g.broadcast(row, (rows, cols), (0,)), name="y")
+    arrangement = arrange(g.build(column, y))
+    places = arrangement.placements
+    assert places["column"].span is Span.LOOP
+    assert places["column"].loop == places["row"].loop == places["y"].loop == 0
+    assert places["column"].partials == min(264, arrangement.loops[0].mapping.tasks)
+    combine = places[combine_name("column")]
+    assert combine.root.kind is RootKind.COMBINE
+    assert arrangement.loops[combine.loop].level == 1
+    assert combine.scheme is Scheme.INDEPENDENT
+    assert combine.stored
+    assert not places["column"].stored
+    assert arrangement.levels == 2
+
+
+def few_long_rows(rows: int, cols: int) -> Graph:
+    g = GraphBuilder()
+    x = g.parameter(f"f32[{rows},{cols}]", "x")
+    total = g.reduce(x, (1,), "add", name="total")
+    return g.build(g.same("subtract", x, g.broadcast(total, (rows, cols), (0,)), name="y"))
+
+
+def test_few_partials_are_added_by_their_readers() -> None:
+    arrangement = arrange(few_long_rows(64, 30_000))
+    place = arrangement.placements["total"]
+    assert place.span is Span.TILE
+    assert 1 < place.partials <= MAX_INLINE_PARTIALS
+    assert place.inline
+    assert combine_name("total") not in arrangement.placements
+    assert where(arrangement)["y"][0] == 1
+
+
+def test_many_partials_get_a_loop_of_their_own() -> None:
+    arrangement = arrange(few_long_rows(2, 1 << 20))
+    place = arrangement.placements["total"]
+    assert place.partials > MAX_INLINE_PARTIALS
+    assert not place.inline
+    levels = {n: level for n, (level, _, _) in where(arrangement).items()}
+    assert levels == {"total": 0, combine_name("total"): 1, "y": 2}
+    combine = arrangement.placements[combine_name("total")]
+    assert combine.reason == f"adds {place.partials} partials in a fixed order"
+    assert combine.scheme is Scheme.GLOBAL
+
+
+def test_a_split_output_is_combined_once() -> None:
+    g = GraphBuilder()
+    graph = g.build(g.reduce(g.parameter("f32[64,30000]"), (1,), "add", name="total"))
+    arrangement = arrange(graph)
+    assert not arrangement.placements["total"].inline
+    assert arrangement.placements[combine_name("total")].stored
+    assert arrangement.levels == 2
+
+
+def test_a_reduce_does_not_join_a_loop_that_would_split_it_for_nothing() -> None:
+    """A column sum in flat tiles would leave one partial for each of thousands of tasks."""
+    g = GraphBuilder()
+    x = g.parameter("f32[100000,64]", "x")
+    flat = g.same("negate", x, name="flat")
+    column = g.reduce(x, (0,), "add", name="column")
+    arrangement = arrange(g.build(flat, column))
+    place = arrangement.placements["column"]
+    assert place.partials <= 264
+
+
+def test_an_arrangement_prints_its_levels() -> None:
+    lines = str(arrange(transposed(512, 512))).splitlines()
+    assert lines[0] == "arrangement of stitch_0: 1 global barriers"
+    assert lines[1].startswith("  level 0, loop 0: outer 512 / ")
+    assert lines[2] == "    phase 0: %total reduce, global: its readers run in another task loop"
+    assert lines[3].startswith("  level 1, loop 1: ")
+    assert (
+        lines[4]
+        == "    phase 0: %y pointwise, independent: an output that no op of the kernel reads"
+    )
+
+
+# ---- the passive check and the span, by hand
+
+A, B = Symbol("a", 8), Symbol("b", 16)
+A_INDEX, B_INDEX = ix.of_symbol(A), ix.of_symbol(B)
+WHOLE = Mapping((A,), (), (B,), 1, 1, 16, 1, 1, 16)
+TILED = Mapping((A,), (), (B,), 1, 1, 8, 1, 1, 8)
+KEPT = Root(
+    "kept",
+    RootKind.POINTWISE,
+    Space((A, B), frozenset(), 4),
+    (A_INDEX, B_INDEX),
+    (A_INDEX, B_INDEX),
+)
+BACKWARDS = ix.offset(ix.scale(B_INDEX, -1), 15)
+OTHER_ROW = ix.offset(ix.scale(A_INDEX, -1), 7)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "index", "reason"),
+    [
+        (WHOLE, (A_INDEX, B_INDEX), None),
+        (TILED, (A_INDEX, B_INDEX), None),
+        (WHOLE, (A_INDEX, BACKWARDS), None),
+        (WHOLE, (A_INDEX, ix.constant(3)), None),
+        (TILED, (A_INDEX, BACKWARDS), "it is read at another index and a block holds only a tile of it"),
+        (WHOLE, (OTHER_ROW, B_INDEX), "a reader needs elements that other blocks compute"),
+        (WHOLE, (ix.constant(0), B_INDEX), "a reader needs elements that other blocks compute"),
+        (WHOLE, (A_INDEX, A_INDEX), "a reader needs elements that other blocks compute"),
+    ],
+)  # fmt: skip
+def test_the_passive_check(mapping: Mapping, index: Index, reason: str | None) -> None:
+    assert why_not_block_local(KEPT, mapping, index) == reason
+
+
+def reduce_root(*reduced: Symbol) -> Root:
+    return Root("r", RootKind.REDUCE, Space((A, B), frozenset(reduced), 4), (A_INDEX, B_INDEX), ())
+
+
+@pytest.mark.parametrize(
+    ("mapping", "root", "span"),
+    [
+        (WHOLE, reduce_root(B), (Span.TASK, 1)),
+        (TILED, reduce_root(B), (Span.TILE, 2)),
+        (WHOLE, reduce_root(A), (Span.LOOP, None)),
+        (WHOLE, reduce_root(A, B), (Span.LOOP, None)),
+        (TILED, reduce_root(A), (Span.TILE, 8)),
+        (Mapping((A,), (), (B,), 8, 1, 16, 1, 1, 16), reduce_root(A), (Span.TASK, 1)),
+        (Mapping((), (A,), (B,), 1, 2, 16, 1, 2, 16), reduce_root(A), (Span.LOOP, None)),
+        (Mapping((), (A,), (B,), 1, 2, 8, 1, 2, 8), reduce_root(A), (Span.TILE, 4)),
+        (WHOLE, KEPT, (Span.TASK, 1)),
+    ],
+)  # fmt: skip
+def test_where_a_reduce_is_complete(
+    mapping: Mapping, root: Root, span: tuple[Span, int | None]
+) -> None:
+    assert reduce_span(root, mapping) == span
+
+
+# ---- every graph
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(random_graphs(14))
+def test_levels_follow_the_data(graph: Graph) -> None:
+    for scope in stitch_remotely(find_scopes(graph)).scopes:
+        groups = choose_dominants(graph, scope)
+        arrangement = choose_schemes(graph, groups, preset("host"), 64, 4)
+        names = set(arrangement.placements)
+        kept = {c.name for c in groups.candidates}
+        assert {combine_name(n) for n in kept} | kept >= names >= kept
+        levels = [loop.level for loop in arrangement.loops]
+        assert levels == sorted(levels)
+        assert set(levels) == set(range(arrangement.levels))
+        for place in arrangement.placements.values():
+            if place.scheme is Scheme.LOCAL:
+                assert place.root.kind is RootKind.POINTWISE and not place.shared
+            if place.scheme is Scheme.GLOBAL and place.span is Span.TASK:
+                assert place.stored
