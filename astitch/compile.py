@@ -17,7 +17,7 @@ from typing import TypeVar
 from astitch.build_program import build_program
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
-from astitch.errors import AstitchError, KernelCompileError
+from astitch.errors import AstitchError, KernelCompileError, MalformedHlo
 from astitch.explain import (
     compile_resources,
     explain,
@@ -161,7 +161,14 @@ def read_module(path: str) -> bytes | str:
         raise AstitchError(
             f"{path}: {error.strerror}\n  give the path of an HLO dump (.pb or .txt)"
         ) from None
-    return data.decode() if path.endswith((".txt", ".hlo")) else data
+    if not path.endswith((".txt", ".hlo")):
+        return data
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedHlo(
+            f"{path}: byte {error.start} is no UTF-8\n  HLO text is UTF-8; a serialized module is called *.pb"
+        ) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -364,7 +364,11 @@ class _Reader:
         op_name: str = "",
         source: str = "",
     ) -> str:
-        """Adds a node under a name that is unique in the graph; returns the name."""
+        """Adds a node under a name that is unique in the graph; returns the name.
+
+        Names keep letters, digits, `.`, `_` and `-`: later stages make names of their own with other signs.
+        """
+        name = _UNUSUAL.sub("_", name)
         unique = name or op
         while unique in self.nodes:
             self.suffix[name] = self.suffix.get(name, 0) + 1
@@ -769,6 +773,7 @@ def _read_batch_norm(i: Any) -> BatchNormAttrs:
 
 
 # Opcodes that the proto spells otherwise than astitch.
+_UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 _OPCODES = {b"opt-barrier": "optimization-barrier"}
 
 _ATTRS: Mapping[str, Callable[[Any], Attrs]] = {

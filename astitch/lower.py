@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -44,7 +45,6 @@ from astitch.stitch_scheme import (
     shared_elements,
     why_not_block_local,
 )
-from astitch.thread_mapping import ceil_div
 
 MAX_UNROLLED_STEPS = 16
 """A nest of at most this many (row, column) steps is unrolled, so that kept values are registers."""
@@ -747,9 +747,9 @@ class _LoopLowering:
             self.phase = phase
             body += self.lower_phase(phase)
         once = m.tasks <= self.parent.grid
-        # A slot is read after the barrier that follows its writes.  Where a task has two exchanges, the barrier of each
-        # keeps the next task's writes to the other's slot behind the reads; a single exchange, or a Regional buffer that
-        # is read until the end, needs a barrier of its own.
+        # A slot is read after the barrier that follows its writes.  Where a task has two exchanges, the barrier of
+        # each keeps the next task's writes to the other's slot behind the reads; a single exchange, or a Regional
+        # buffer that is read until the end, needs a barrier of its own.
         if not once and (self.syncs == 1 or any(p.shared for p in self.places)):
             body.append(
                 k.Barrier(
@@ -1252,18 +1252,28 @@ class _KernelLowering:
         self.reducers: dict[object, k.Reducer] = {}
         self.reducer_of: dict[str, k.Reducer] = {}
         self.slots: list[k.Slot] = []
-        self.names: dict[str, int] = {}
+        self.taken: set[str] = set()
+        self.numbers: dict[str, int] = {}
         self.block_barriers = 0
         self.notes: list[str] = []
         self.outputs = {storage_name(self.graph, o) for o in arrangement.groups.scope.outputs}
 
     def fresh(self, hint: str) -> str:
-        """A C identifier that no other variable has, close to the HLO name."""
-        base = "".join(c if c.isascii() and c.isalnum() else "_" for c in hint).strip("_") or "v"
-        base = f"v_{base}" if base[0].isdigit() or base in _RESERVED else base
-        number = self.names.get(base, 0)
-        self.names[base] = number + 1
-        return base if number == 0 else f"{base}__{number}"
+        """A C identifier that no other variable has, close to the HLO name.
+
+        It ends in _ and a digit, which no keyword, macro or function of the device library does.
+        """
+        base = "".join(c if c.isascii() and c.isalnum() else "_" for c in hint[:MAX_NAME]).strip(
+            "_"
+        )
+        base = base if base[:1].isalpha() else f"v_{base}".rstrip("_")
+        base = base if _NUMBERED.search(base) else f"{base}_0"
+        name = base
+        while name in self.taken:
+            self.numbers[base] = self.numbers.get(base, 0) + 1
+            name = f"{base}__{self.numbers[base]}"
+        self.taken.add(name)
+        return name
 
     def array(self, source: str, dtype: DType, *, read: bool = False, write: bool = False) -> str:
         known = self.parameters.get(source)
@@ -1281,7 +1291,7 @@ class _KernelLowering:
         names = []
         size = array_of(self.graph[place.root.name]).size
         for number, dtype in enumerate(self.reducer(place.root.name).fields):
-            source = f"{place.root.name}.partial{number}"
+            source = f"{place.root.name}#partial{number}"
             if source not in self.parameters:
                 self.parameters[source] = k.Parameter(
                     self.fresh(f"p_{source}"), dtype, source, False, False
@@ -1382,13 +1392,10 @@ class _KernelLowering:
 MAX_POINTERS = 500
 """Pointers that fit the 4 KB of kernel parameters; beyond it a kernel gets the address of a table of pointers."""
 
-_RESERVED = frozenset(
-    "if else for while do switch case default break continue return goto int long short char float double bool void "
-    "signed unsigned const static struct union enum class template typename operator new delete this true false "
-    "namespace using public private protected virtual friend inline auto register extern volatile sizeof typedef "
-    "and or not xor bitand bitor compl and_eq or_eq xor_eq not_eq asm try catch throw thread to tx ty task lane k l "
-    "row col outer outer_raw row_tile col_tile part barrier min max".split()
-)
+MAX_NAME = 48
+"""Characters of an HLO name that go into a variable's name."""
+
+_NUMBERED = re.compile(r"_[0-9]+$")
 
 
 def _count_block_barriers(body: Sequence[k.Statement]) -> int:

@@ -101,7 +101,7 @@ class TaskLoop:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """loops in order of level; placements by root name (a combine is `NAME.combine`)."""
+    """loops in order of level; placements by root name (a combine is `NAME#combine`)."""
 
     graph: Graph
     groups: Groups
@@ -129,7 +129,7 @@ class Arrangement:
 
 
 def combine_name(name: str) -> str:
-    return f"{name}.combine"
+    return f"{name}#combine"
 
 
 def reduce_behind(graph: Graph, name: str) -> tuple[str, int]:
@@ -402,7 +402,7 @@ class _Arranger:
         ):
             draft.inline = True
             return
-        part = Symbol(f"{draft.root.name}.part", draft.partials)
+        part = Symbol(f"{draft.root.name}#part", draft.partials)
         space = Space((part, *kept), frozenset({part}), draft.root.space.element_bytes)
         index = (ix.of_symbol(part), *draft.root.result_index)
         root = Root(draft.root.name, RootKind.COMBINE, space, index, draft.root.result_index)
