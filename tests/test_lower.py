@@ -1,0 +1,356 @@
+"""Lowering: what is loaded how often, where values stay, which guards and barriers a kernel has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+from graphs import GraphBuilder
+
+from astitch import kernel_ir as k
+from astitch.check_plan import check_plan
+from astitch.compile import compile_graph
+from astitch.emit_cuda import emit_cuda
+from astitch.gpu import preset
+from astitch.host_engine import HostEngine
+from astitch.ir import DType, Graph
+from astitch.lower import MAX_POINTERS, make_reducer, monoid_of, storage_name
+from astitch.nvrtc import compile_cuda
+from astitch.plan import Plan, plan_scope
+from astitch.reference import run_graph
+from astitch.remote_stitch import stitch_remotely
+from astitch.stitch_scope import find_scopes
+
+
+def plan(graph: Graph, gpu: str = "h100") -> Plan:
+    (scope,) = stitch_remotely(find_scopes(graph)).scopes
+    found = plan_scope(graph, scope, preset(gpu))
+    assert found is not None
+    return check_plan(found)
+
+
+def statements(body: Iterable[k.Statement]) -> Iterator[k.Statement]:
+    for statement in body:
+        yield statement
+        match statement:
+            case k.Section() | k.TaskLoop() | k.Loop() | k.If():
+                yield from statements(statement.body)
+            case k.Choose():
+                for branch in statement.branches:
+                    yield from statements(branch.body)
+
+
+def loads_of(kernel: k.Kernel, source: str) -> int:
+    """Statements that read the array of a graph value."""
+    (name,) = [p.name for p in kernel.parameters if p.source == source]
+    found = [s for s in statements(kernel.body) if isinstance(s, k.Load | k.LoadVector)]
+    return sum(s.array == name for s in found)
+
+
+def count(kernel: k.Kernel, kind: type[k.Statement]) -> int:
+    return sum(isinstance(s, kind) for s in statements(kernel.body))
+
+
+def softmax(rows: int, cols: int, dtype: str = "f32") -> Graph:
+    g = GraphBuilder()
+    shape = (rows, cols)
+    x = g.parameter(f"{dtype}[{rows},{cols}]", "x")
+    largest = g.reduce(x, (1,), "maximum", name="largest")
+    e = g.same("exponential", g.same("subtract", x, g.broadcast(largest, shape, (0,))), name="e")
+    total = g.reduce(e, (1,), "add", name="total")
+    return g.build(g.same("divide", e, g.broadcast(total, shape, (0,)), name="y"))
+
+
+# ---- value cache and index cache
+
+
+def test_two_reduces_and_an_output_load_their_input_once() -> None:
+    g = GraphBuilder()
+    x = g.parameter("f32[1024,512]", "x")
+    total = g.reduce(x, (1,), "add", name="total")
+    squares = g.reduce(g.same("multiply", x, x), (1,), "add", name="squares")
+    both = g.same("add", total, squares)
+    y = g.same("multiply", x, g.broadcast(both, (1024, 512), (0,)), name="y")
+    found = plan(g.build(y))
+    assert len(found.arrangement.loops) == 1
+    assert loads_of(found.kernel, "x") == 1
+    assert found.kernel.reads_bytes == found.kernel.writes_bytes == 1024 * 512 * 4
+
+
+def test_one_index_serves_every_array_of_its_shape() -> None:
+    g = GraphBuilder()
+    a, b, c = (g.parameter("f32[64,100,8]", n) for n in "abc")
+    s = g.reduce(g.same("add", g.same("multiply", a, b), c), (2,), "add")
+    text = emit_cuda(plan(g.build(s)).kernel)
+    assert len(re.findall(r"const int at\w* = ", text)) == 1
+
+
+def test_a_value_of_a_row_is_loaded_outside_the_columns() -> None:
+    g = GraphBuilder()
+    x, scale = g.parameter("f32[4096,2048]", "x"), g.parameter("f32[4096]", "scale")
+    wide = g.broadcast(g.same("negate", scale), (4096, 2048), (0,))
+    kernel = plan(g.build(g.reduce(g.same("multiply", x, wide), (1,), "add"))).kernel
+    (section,) = [s for s in kernel.body if isinstance(s, k.Section)]
+    (loop,) = [s for s in section.body if isinstance(s, k.TaskLoop)]
+    (scale_name,) = [p.name for p in kernel.parameters if p.source == "scale"]
+    assert any(isinstance(s, k.Load) and s.array == scale_name for s in loop.body)
+    calls = [s.expr for s in loop.body if isinstance(s, k.Value)]
+    assert [e.op for e in calls if isinstance(e, k.Call)] == ["negate"]
+
+
+def test_a_value_read_twice_is_computed_once() -> None:
+    g = GraphBuilder()
+    x = g.parameter("f32[4096]")
+    t = g.same("tanh", x)
+    text = emit_cuda(plan(g.build(g.same("multiply", t, t), g.same("add", t, x))).kernel)
+    assert text.count("hlo_tanh") == 1
+
+
+# ---- residency
+
+
+def test_a_short_row_stays_in_registers() -> None:
+    kernel = plan(softmax(1024, 1024)).kernel
+    assert loads_of(kernel, "x") == 1
+    assert count(kernel, k.Keep) > 0
+    assert all(s.reducer is not None for s in kernel.slots)
+    assert emit_cuda(kernel).count("hlo_exp") == 1
+
+
+def test_a_long_row_stays_in_shared_memory() -> None:
+    found = plan(softmax(1024, 40_000))
+    assert loads_of(found.kernel, "x") == 1
+    assert count(found.kernel, k.Keep) == 0
+    (kept,) = [s for s in found.kernel.slots if s.dtype is not None]
+    assert kept.bytes >= 40_000 * 4
+    assert kept.dtype is DType.F32
+    assert found.notes == ()
+
+
+def test_a_narrow_row_is_kept_in_its_own_type() -> None:
+    kernel = plan(softmax(1024, 80_000, "bf16")).kernel
+    assert loads_of(kernel, "x") == 1
+    (kept,) = [s for s in kernel.slots if s.dtype is not None]
+    assert kept.dtype is DType.BF16
+
+
+def test_a_row_that_fits_nowhere_is_read_again() -> None:
+    found = plan(softmax(300, 100_000))
+    assert loads_of(found.kernel, "x") == 3
+    assert all(s.reducer is not None for s in found.kernel.slots)
+    (note,) = found.notes
+    assert note.endswith("do not fit on chip: read again")
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "dtype", "tolerance"),
+    [
+        (3, 37, "f32", 1e-5),
+        (70, 256, "f32", 1e-5),
+        (9, 3000, "bf16", 3e-2),
+        (17, 9000, "f32", 1e-5),
+        (17, 60_000, "f32", 1e-5),
+        (2, 9001, "f32", 1e-5),
+    ],
+)
+def test_residency_does_not_change_the_result(
+    rows: int, cols: int, dtype: str, tolerance: float
+) -> None:
+    graph = softmax(rows, cols, dtype)
+    x = np.random.default_rng(4).standard_normal((rows, cols)).astype(DType(dtype).numpy)
+    program = compile_graph(graph, preset("host")).program
+    assert len(program.kernels) == 1
+    (y,) = HostEngine(program).run([x])
+    expected = run_graph(graph, [x])[0].astype(np.float64)
+    np.testing.assert_allclose(y.astype(np.float64), expected, rtol=tolerance, atol=1e-9)
+
+
+# ---- guards
+
+
+def column_guards(graph: Graph) -> int:
+    return count(plan(graph).kernel, k.If)
+
+
+def negated(*shape: int) -> Graph:
+    g = GraphBuilder()
+    extents = ",".join(map(str, shape))
+    return g.build(g.same("negate", g.parameter(f"f32[{extents}]")))
+
+
+def test_there_is_no_guard_where_sizes_divide() -> None:
+    assert column_guards(negated(1 << 16)) == 0
+    assert column_guards(negated((1 << 16) + 4)) == 1
+    assert column_guards(softmax(1024, 1024)) == 0
+    assert column_guards(softmax(1024, 1000)) == 3
+
+
+def test_packed_rows_are_guarded_only_where_some_are_missing() -> None:
+    whole, ragged = (emit_cuda(plan(softmax(rows, 32)).kernel) for rows in (1 << 16, (1 << 16) + 3))
+    assert "outer_raw" not in whole
+    assert "const int outer = min(outer_raw, 65538);" in ragged
+    assert "if (outer_raw < 65539)" in ragged
+
+
+def test_a_pad_reads_only_what_is_there() -> None:
+    g = GraphBuilder()
+    x = g.parameter("f32[30,30]", "x")
+    graph = g.build(g.same("negate", g.pad(x, g.constant(5.0, "f32"), (1, 2), (1, 2))))
+    text = emit_cuda(plan(graph).kernel)
+    assert re.search(r"if \(.*>= 0 && .* < 30", text)
+    assert "5.0f" in text
+
+
+# ---- sizes
+
+
+def test_more_than_two_billion_elements_are_counted_in_long_long() -> None:
+    narrow, wide = plan(negated(1 << 29)).kernel, plan(negated(3_000_000_000)).kernel
+    assert (narrow.wide_index, wide.wide_index) == (False, True)
+    text = emit_cuda(wide)
+    assert "const long long col = " in text
+    assert list(compile_cuda(text, "sm_90").kernels) == ["stitch_0"]
+
+
+def many_sums(pairs: int) -> Graph:
+    g = GraphBuilder()
+    sums = [g.same("add", g.parameter("f32[8]"), g.parameter("f32[8]")) for _ in range(pairs)]
+    return g.build(*sums)
+
+
+def test_many_pointers_go_through_a_table() -> None:
+    graph = many_sums(170)
+    program = compile_graph(graph, preset("host")).program
+    (kernel,) = program.kernels
+    assert 3 * 170 > MAX_POINTERS
+    assert kernel.pointer_table
+    assert "unsigned char* const* pointers" in kernel.source
+    rng = np.random.default_rng(5)
+    arguments = [rng.standard_normal(8).astype(np.float32) for _ in range(340)]
+    results = HostEngine(program).run(arguments)
+    for number, result in enumerate(results):
+        np.testing.assert_array_equal(result, arguments[2 * number] + arguments[2 * number + 1])
+
+
+def test_few_pointers_do_not() -> None:
+    assert not plan(many_sums(160)).kernel.pointer_table
+
+
+def test_kernels_of_one_level_start_where_the_last_one_ended() -> None:
+    g = GraphBuilder()
+    outputs = [g.same("negate", g.parameter(f"f32[{n}]")) for n in (4096, 8192, 1000)]
+    kernel = plan(g.build(*outputs)).kernel
+    sections = [s for s in kernel.body if isinstance(s, k.Section)]
+    tasks = [s.body[0].tasks for s in sections if isinstance(s.body[0], k.TaskLoop)]
+    assert kernel.grid == sum(tasks)
+    assert [s.offset for s in sections] == [0, tasks[0], tasks[0] + tasks[1]]
+
+
+# ---- barriers
+
+
+def test_barriers_say_why() -> None:
+    g = GraphBuilder()
+    x, y = g.parameter("f32[128,2048]"), g.parameter("f32[2048,128]")
+    total = g.reduce(x, (1,), "add", name="total")
+    graph = g.build(g.same("add", y, g.broadcast(total, (2048, 128), (1,))))
+    kernel = plan(graph).kernel
+    barriers = [s for s in kernel.body if isinstance(s, k.Barrier)]
+    assert barriers == [k.Barrier("global", "Global: %total before level 1")]
+    assert kernel.block_barriers == 0  # `total` is reduced through shared memory, but not Regional
+
+
+def repeated_columns(rows: int, cols: int) -> Graph:
+    """Eight states a thread in a task loop that every block walks several times."""
+    g = GraphBuilder()
+    x = g.parameter(f"f32[{rows},{cols}]")
+    column = g.reduce(g.convert(x, "bf16"), (0,), "add", name="column")
+    largest = g.reduce(column, (0,), "maximum", name="largest")
+    z = g.same("negate", g.parameter(f"bf16[{rows},{cols}]"))
+    other = g.reduce(z, (0,), "add", name="other")
+    spread = g.broadcast(largest, (cols,), ())
+    return g.build(g.same("add", other, g.same("multiply", column, spread)))
+
+
+def test_a_reduction_in_turns_does_not_run_into_the_next_task() -> None:
+    graph = repeated_columns(64, 8192)
+    check_plan(plan(graph, "host"))
+    rng = np.random.default_rng(6)
+    x = rng.integers(-1, 2, (64, 8192))
+    arguments = [x.astype(np.float32), x.astype(ml_dtypes.bfloat16)]
+    program = compile_graph(graph, preset("host")).program
+    (result,) = HostEngine(program, check=True).run(arguments)
+    assert result.tobytes() == run_graph(graph, arguments)[0].tobytes()
+
+
+# ---- reducers and names
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "state", "identity"),
+    [
+        ("f32", "add", DType.F32, 0),
+        ("bf16", "add", DType.F32, 0),
+        ("f16", "multiply", DType.F32, 1),
+        ("bf16", "maximum", DType.BF16, -np.inf),
+        ("f64", "minimum", DType.F64, np.inf),
+        ("s8", "maximum", DType.S8, -128),
+        ("u32", "minimum", DType.U32, 0xFFFFFFFF),
+        ("pred", "and", DType.PRED, True),
+        ("pred", "or", DType.PRED, False),
+        ("s32", "and", DType.S32, -1),
+    ],
+)
+def test_identities(dtype: str, op: str, state: DType, identity: object) -> None:
+    g = GraphBuilder()
+    name = g.reduce(g.parameter(f"{dtype}[4]"), (0,), op)
+    reducer = make_reducer(g.build(name), name, 3)
+    assert reducer.number == 3
+    assert reducer.fields == (state,)
+    assert reducer.identity[0].numpy() == np.asarray(identity).astype(state.numpy)
+
+
+def test_a_combiner_of_its_own_starts_from_the_init_values() -> None:
+    g = GraphBuilder()
+    x = g.parameter("f32[4,6]")
+    best = g.arg_max(x, g.iota("s32[4,6]", 1), (1,), name="best")
+    graph = g.build(g.element(best, 0, "v"), g.element(best, 1, "i"))
+    assert monoid_of(graph["best"].regions[0]) is None
+    reducer = make_reducer(graph, "best", 0)
+    assert reducer.fields == (DType.F32, DType.S32)
+    assert [v.numpy().item() for v in reducer.identity] == [float("-inf"), 0]
+    assert reducer.state_bytes == 8
+    assert storage_name(graph, "i") == "best#1"
+
+
+def test_state_sizes_are_those_of_the_compiler() -> None:
+    def size(*fields: DType) -> int:
+        g = GraphBuilder()
+        return k.Reducer(0, fields, g.build(), ()).state_bytes
+
+    assert size(DType.BF16) == 4
+    assert size(DType.F64, DType.S8) == 16
+    assert size(DType.S8, DType.S8, DType.S16) == 4
+    assert size(DType.S8, DType.F64, DType.S8) == 24
+
+
+NASTY = ["if", "x", "x", "min", "task", "9lives", "a.b/c", "naïve*/", "tx", "p_x", "__", "p p"]
+
+
+def test_names_of_the_module_become_identifiers() -> None:
+    g = GraphBuilder()
+    values = []
+    for number, name in enumerate(NASTY):
+        x = g.parameter("f32[40]", f"{name}{'.' * number}")
+        values.append(g.same("add", x, values[-1] if values else x, name=f"{name}:{number}\\\n\"'"))
+    graph = g.build(*values)
+    kernel = plan(graph, "host").kernel
+    assert len(kernel.parameters) == 2 * len(NASTY)
+    x = np.ones(40, np.float32)
+    program = compile_graph(graph, preset("host")).program
+    results = HostEngine(program, check=True).run([x] * len(NASTY))
+    assert [r[0] for r in results] == [n + 2 for n in range(len(NASTY))]
+    assert list(compile_cuda(emit_cuda(kernel), "sm_90").kernels) == ["stitch_0"]
