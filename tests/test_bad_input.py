@@ -324,7 +324,11 @@ def run_main(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     ("name", "content", "message"),
     [
         ("empty.pb", b"", "HLO module: the input is empty; pass the contents of an HLO dump"),
-        ("garbage.pb", b"\x93NUMPY\x01\x00", "HLO module: 8 bytes are no serialized HloModuleProto"),
+        (
+            "garbage.pb",
+            b"\x93NUMPY\x01\x00",
+            "HLO module: 8 bytes are no serialized HloModuleProto",
+        ),
         ("zipped.pb", gzip.compress(b"x" * 100), "HLO module: "),
         ("syntax.txt", b"HloModule m\nENTRY e { ROOT c = f32[4] frobnicate() }", "HLO text: "),
         ("no.txt", b"hello\n", "HLO text: "),

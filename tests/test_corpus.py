@@ -219,7 +219,11 @@ def test_golden_text(name: str, update_golden: bool) -> None:
     stored = path.read_text()
     if text != stored:
         lines = difflib.unified_diff(
-            stored.splitlines(), text.splitlines(), f"tests/golden/{name}.cu", "emitted", lineterm=""
+            stored.splitlines(),
+            text.splitlines(),
+            f"tests/golden/{name}.cu",
+            "emitted",
+            lineterm="",
         )
         pytest.fail("\n".join(lines), pytrace=False)
 

@@ -133,7 +133,9 @@ def wide_graphs(draw: st.DrawFn, max_ops: int = 14) -> Graph:
 @st.composite
 def _extents(draw: st.DrawFn) -> tuple[int, int]:
     """Rows and columns, short and long, odd and even."""
-    usual = st.sampled_from((1, 2, 3, 5, 8, 16, 31, 32, 33, 64, 100, 127, 256, 257, 512, 1000, 1024))
+    usual = st.sampled_from(
+        (1, 2, 3, 5, 8, 16, 31, 32, 33, 64, 100, 127, 256, 257, 512, 1000, 1024)
+    )
     side = st.one_of(usual, st.integers(1, 3000), st.sampled_from((2048, 2999, 3000)))
     rows = draw(side)
     columns = min(draw(side), MAX_WIDE_ELEMENTS // rows)
@@ -151,7 +153,11 @@ def assert_emulated_is_reference(graph: Graph, seed: int, *, check: bool) -> Com
         got = HostEngine(compiled.program, check=check).run(arguments)
         want = run_graph(graph, arguments)
     epsilon = max(
-        [_EPSILON[t.dtype] for n in graph if isinstance(t := n.type, ArrayType) and t.dtype in _EPSILON],
+        [
+            _EPSILON[t.dtype]
+            for n in graph
+            if isinstance(t := n.type, ArrayType) and t.dtype in _EPSILON
+        ],
         default=0.0,
     )
     for number, (g, w) in enumerate(zip(got, want, strict=True)):
