@@ -332,6 +332,7 @@ class GpuExecutor:
         self.program = program
         self.device = self.cupy.cuda.Device(device)
         self._lock = threading.Lock()
+        self._types = {(v.type.dtype.numpy, v.type.shape): v.type for v in program.parameters}
         self._last: tuple[int, Any] | None = None  # stream and event of the latest call
         # Arrays of JAX that a call reads, with the event of its end: JAX knows nothing of our streams,
         # and would give their memory to others.
@@ -343,6 +344,14 @@ class GpuExecutor:
                 self._upload(literal.numpy(), f"constant {name}")
                 for name, literal in program.constants
             ]
+            self._parameters = self._in_space(Space.PARAMETER)
+            self._outputs = self._in_space(Space.OUTPUT)
+            # The addresses that no call changes.
+            self._fixed = {
+                b.name: int(self._constants[b.index].ptr) for b in self._in_space(Space.CONSTANT)
+            }
+            for b in self._in_space(Space.ARENA, Space.BARRIER):
+                self._fixed[b.name] = int(self._arena.ptr) + b.offset
             self._functions = self._load_kernels()
             self._launches = [self._prepare_step(step) for step in program.steps]
             # The zeroed arena and the constants are there before any stream uses them.
@@ -436,31 +445,25 @@ class GpuExecutor:
     def _place_buffers(self, arguments: Sequence[Any], stream: int) -> _Call:
         placed = [self._place_argument(number, a) for number, a in enumerate(arguments)]
         self.program.check_arguments([array.type for array in placed])
-        outputs = {
-            name: self._allocate(buffer.type.bytes, f"output {name}")
-            for name, buffer in self.program.buffers.items()
-            if buffer.space is Space.OUTPUT
-        }
-        addresses = {
-            name: self._address_of(buffer, placed, outputs)
-            for name, buffer in self.program.buffers.items()
-        }
+        outputs = {b.name: self._allocate(b.type.bytes, b.name) for b in self._outputs}
+        addresses = dict(self._fixed)
+        for buffer in self._parameters:
+            addresses[buffer.name] = placed[buffer.index].pointer
+        for name, memory in outputs.items():
+            addresses[name] = int(memory.ptr)
         # The call holds `placed` until all is launched.  Copies of host arguments then go back to CuPy's pool,
         # which hands memory on in the order of the stream.
         return _Call(placed, outputs, addresses, stream)
 
-    def _address_of(
-        self, buffer: Buffer, arguments: Sequence[DeviceArray], outputs: Mapping[str, Any]
-    ) -> int:
-        match buffer.space:
-            case Space.PARAMETER:
-                return arguments[buffer.index].pointer
-            case Space.CONSTANT:
-                return int(self._constants[buffer.index].ptr)
-            case Space.OUTPUT:
-                return int(outputs[buffer.name].ptr)
-            case Space.ARENA | Space.BARRIER:
-                return int(self._arena.ptr) + buffer.offset
+    def _in_space(self, *spaces: Space) -> list[Buffer]:
+        return [b for b in self.program.buffers.values() if b.space in spaces]
+
+    def _type_of(self, dtype: np.dtype, shape: tuple[int, ...]) -> ArrayType:
+        """The ArrayType, made once for each: calls see the same few again and again."""
+        key = dtype, shape
+        if key not in self._types:
+            self._types[key] = ArrayType(DType.of(dtype), shape)
+        return self._types[key]
 
     def _place_argument(self, number: int, argument: Any) -> DeviceArray:
         """The argument on this device: where it lies if it is there, row-major and aligned, else a copy."""
@@ -480,12 +483,12 @@ class GpuExecutor:
             ) from None
 
     def _place_host(self, array: np.ndarray, number: int) -> DeviceArray:
-        type_ = ArrayType(DType.of(array.dtype.newbyteorder("=")), array.shape)
+        type_ = self._type_of(array.dtype.newbyteorder("="), array.shape)
         memory = self._upload(array, f"argument {number}")
         return DeviceArray(int(memory.ptr), type_, memory)
 
     def _place_cupy(self, array: Any) -> DeviceArray:
-        type_ = ArrayType(DType.of(array.dtype), array.shape)
+        type_ = self._type_of(array.dtype, array.shape)
         if array.device.id != self.device.id:
             array = self.cupy.asarray(array)  # copies to the current device
         if not array.flags.c_contiguous or (array.data.ptr % ACCESS_BYTES and array.nbytes):
@@ -493,7 +496,7 @@ class GpuExecutor:
         return DeviceArray(int(array.data.ptr), type_, array)
 
     def _place_jax(self, array: Any, number: int) -> DeviceArray:
-        type_ = ArrayType(DType.of(array.dtype), array.shape)
+        type_ = self._type_of(array.dtype, array.shape)
         device, *others = array.devices()
         if others:
             raise ArgumentMismatch(

@@ -211,7 +211,8 @@ class Compiled:
         paths, _ = jax.tree_util.tree_flatten_with_path(jax_lowered.in_avals)
         self._argument_names = [jax.tree_util.keystr(path) for path, _ in paths]
         self._in_avals = [aval for _, aval in paths]
-        self._out_types = jax.tree_util.tree_leaves(out_info)
+        self._is_key = [_is_key(aval) for aval in self._in_avals]
+        self._finishes = [_choose_finish(type_) for type_ in jax.tree_util.tree_leaves(out_info)]
         if len(self.program.parameters) != len(self._in_avals):
             raise IllegalProduct(
                 f"program {self.program.name} has {len(self.program.parameters)} parameters for "
@@ -248,10 +249,19 @@ class Compiled:
     def run_flat(self, leaves: Sequence[Any]) -> Any:
         """The result for the flat arguments, whose types were checked."""
         import jax
+        import numpy as np
 
-        arguments = [_plain_array(x, a) for x, a in zip(leaves, self._in_avals, strict=True)]
+        arguments = [
+            (jax.random.key_data(x) if is_key else x)
+            if isinstance(x, jax.Array)
+            else np.asarray(x, aval.dtype)
+            for x, aval, is_key in zip(leaves, self._in_avals, self._is_key, strict=True)
+        ]
         results = self._engine(arguments)
-        outputs = [_typed_result(x, t) for x, t in zip(results, self._out_types, strict=True)]
+        outputs = [
+            array if finish is None else finish(array)
+            for array, finish in zip(results, self._finishes, strict=True)
+        ]
         return jax.tree_util.tree_unflatten(self.out_tree, outputs)
 
     def _check_types(self, given: Sequence[Any]) -> None:
@@ -387,28 +397,25 @@ def _jax_setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
-def _plain_array(leaf: Any, aval: Any) -> Any:
-    """A leaf as an engine takes it: random keys as their words, Python and NumPy numbers in JAX's dtype."""
+def _is_key(type_: Any) -> bool:
+    """Whether an array is one of random keys, which a program takes and gives as their words."""
     import jax
-    import numpy as np
 
-    if not isinstance(leaf, jax.Array):
-        return np.asarray(leaf, aval.dtype)
-    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(leaf)
-    return leaf
+    return bool(jax.numpy.issubdtype(type_.dtype, jax.dtypes.prng_key))
 
 
-def _typed_result(array: Any, type_: Any) -> Any:
-    """A result as JAX gives it: words back to random keys, weak types, the results that have no values."""
+def _choose_finish(type_: Any) -> Callable[[Any], Any] | None:
+    """What makes an engine's result the one JAX gives; None where it is one already."""
     import jax
     import numpy as np
     from jax._src.lax.lax import _convert_element_type
 
-    if type_.dtype == jax.dtypes.float0:
-        return np.zeros(type_.shape, jax.dtypes.float0)
-    if jax.numpy.issubdtype(type_.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(array, impl=type_.dtype._impl.name)
+    if type_.dtype == jax.dtypes.float0:  # the derivative by an integer
+        return lambda _: np.zeros(type_.shape, jax.dtypes.float0)
+    if _is_key(type_):
+        return functools.partial(jax.random.wrap_key_data, impl=type_.dtype._impl.name)
     if type_.weak_type:
-        return _convert_element_type(array, type_.dtype, weak_type=True)
-    return array
+        return functools.partial(
+            _convert_element_type, new_dtype=type_.dtype, weak_type=type_.weak_type
+        )
+    return None

@@ -136,7 +136,7 @@ class Program:
                 "  pass one array for each parameter, in the order of the parameters"
             )
         for number, (view, found) in enumerate(zip(self.parameters, given, strict=True)):
-            if found != view.type:
+            if found is not view.type and found != view.type:
                 what = "dtype" if found.dtype is not view.type.dtype else "shape"
                 raise ArgumentMismatch(
                     f"program {self.name}, argument {number} (%{view.buffer}): "
