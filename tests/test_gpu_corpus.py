@@ -1,0 +1,77 @@
+"""The corpus on a GPU: against the reference, against XLA on the same device, and from run to run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from astitch.compile import Compilation, compile_hlo
+from astitch.executor import GpuExecutor
+from astitch.gpu import Gpu, from_device
+from astitch.hlo_import import import_hlo
+from astitch.program import LibraryStep
+from astitch.reference import run_graph
+from tests.programs import PROGRAMS, Program, Tolerance, assert_matches, load
+
+pytestmark = pytest.mark.gpu
+
+# A product in f32 may use TF32: 10 bits of mantissa instead of 23.
+TF32 = 200.0
+
+
+@functools.cache
+def device() -> Gpu:
+    return from_device()
+
+
+@functools.cache
+def compile_for_device(name: str) -> Compilation:
+    return compile_hlo(load(name), gpu=device())
+
+
+@functools.cache
+def executor_of(name: str) -> GpuExecutor:
+    return GpuExecutor(compile_for_device(name).program)
+
+
+def tolerate(name: str) -> Program:
+    """The program with the tolerance of its products, and one unit of what it rounds to integers."""
+    program = PROGRAMS[name]
+    if not any(isinstance(s, LibraryStep) for s in compile_for_device(name).program.steps):
+        return program
+    tolerance = Tolerance(max(program.tolerance.scale, TF32), program.tolerance.steps)
+    return dataclasses.replace(program, tolerance=tolerance)
+
+
+def run(name: str, seed: int) -> list[np.ndarray]:
+    outputs = executor_of(name).run(PROGRAMS[name].make_inputs(seed))
+    return [output.to_numpy() for output in outputs]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_device_agrees_with_reference(name: str) -> None:
+    for seed in (0, 1):
+        with np.errstate(all="ignore"):
+            want = run_graph(import_hlo(load(name)), PROGRAMS[name].make_inputs(seed))
+        assert_matches(tolerate(name), run(name, seed), want)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_device_agrees_with_xla(name: str) -> None:
+    if jax.default_backend() != "gpu":
+        pytest.skip("jax sees no GPU: pip install jax[cuda13]")
+    assert_matches(
+        tolerate(name), run(name, 0), PROGRAMS[name].run_jax(PROGRAMS[name].make_inputs(0))
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_runs_are_bitwise_equal(name: str) -> None:
+    first = run(name, 2)
+    for _ in range(3):
+        again = run(name, 2)
+        assert [a.tobytes() for a in again] == [a.tobytes() for a in first]
