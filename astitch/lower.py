@@ -649,7 +649,13 @@ class _LoopLowering:
         if not cut:
             return
         elements = self.mapping.row_steps * self.mapping.col_steps
-        in_registers = self.unrolled and peaks[best] * elements <= registers * 4
+        fits = peaks[best] * elements <= registers * 4
+        if not fits:
+            # What is the same for every task comes from the caches anyway: keep the rest.
+            leaves = {key: kept for key, kept in leaves.items() if self.varies_with_task(key)}
+            cut = leaves
+            fits = self.peak_bytes(cut, phases) * elements <= registers * 4
+        in_registers = self.unrolled and fits and bool(cut)
         tile = sum(self.kept_bytes(key, True) for key in leaves) * elements
         total = tile * self.mapping.block
         in_shared = not in_registers and 0 < total <= shared_bytes
@@ -676,6 +682,18 @@ class _LoopLowering:
                     (self.loop.number, 0),
                     (self.loop.number, phases),
                 )
+
+    def varies_with_task(self, key: Key) -> bool:
+        """Does the index move on from task to task?  gamma[column] of a row mapping does not."""
+        m = self.mapping
+        moving = {
+            *m.outer,
+            *(m.row if m.row_tiles > 1 else ()),
+            *(m.col if m.col_tiles > 1 else ()),
+        }
+        return any(
+            s in moving or s not in self.axis_of for form in key[1] for s in ix.symbols(form)
+        )
 
     def cut(self, phases: int, leaves_only: bool) -> dict[Key, tuple[bool, int, int]]:
         """The values to keep: whether each is a load, the phase that computes it and the last one that reads it."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping as MappingType
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from astitch import index as ix
 from astitch.dimensions import Dimensions, array_of, find_dimensions
-from astitch.dominant import Groups, stored_value
+from astitch.dominant import Group, Groups, stored_value
 from astitch.gpu import Gpu
 from astitch.index import Symbol
 from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
@@ -302,14 +302,31 @@ class _Arranger:
         """The mapping of the root's group, or its own if the group's threads cannot compute it."""
         group = self.groups.groups[self.group_of[root.name]]
         if group.dominant not in self.mapping_of:
-            dominant = make_root(self.graph, self.dimensions, group.dominant)
-            self.mapping_of[group.dominant] = map_space(
-                dominant.space, self.gpu, self.block, self.wave
-            )
+            space = make_root(self.graph, self.dimensions, group.dominant).space
+            space = replace(space, held_words=self.held_words(group, space))
+            self.mapping_of[group.dominant] = map_space(space, self.gpu, self.block, self.wave)
         mapping = self.mapping_of[group.dominant]
         if why_not_aligned(root.space, mapping) is None:
             return mapping
         return map_space(root.space, self.gpu, self.block, self.wave)
+
+    def held_words(self, group: Group, space: Space) -> float:
+        """Words for each element of a row: inputs that several phases need, and sums over the rows."""
+        kept = frozenset(space.kept)
+        words = 0.0
+        arrays: set[str] = set()
+        row_reduces = 0
+        for name in group.roots:
+            root = make_root(self.graph, self.dimensions, name)
+            arrays |= self.reads_of(root)[1]
+            if root.kind is RootKind.REDUCE:
+                row_reduces += root.space.reduced == space.reduced
+                sums_rows = root.space.reduced & kept and not root.space.reduced & space.reduced
+                words += 1 if sums_rows else 0
+        if row_reduces and len(group.roots) > 1:
+            types = [array_of(self.graph[a]) for a in arrays]
+            words += sum(t.dtype.bytes / 4 for t in types if t.size >= size_of(space.atoms))
+        return words
 
     def why_not_local(self, draft: _Draft, index: Index) -> str | None:
         if draft.root.name in self.demoted and index != draft.root.result_index:

@@ -28,6 +28,12 @@ SPLIT_MIN_COLUMNS = 4096
 MAX_STEPS = 8
 """Steps of a row (vectors a thread loads of it) that are unrolled and may stay in registers."""
 
+MAX_HELD_WORDS = 32
+"""32-bit registers of a thread for the elements of a row that it holds from phase to phase, and for its column sums."""
+
+COALESCED_LANES = 8
+"""Neighbouring threads that read one row at least, where it is long enough: 8 accesses of 16 bytes fill a line."""
+
 
 def size_of(atoms: Iterable[Symbol]) -> int:
     return math.prod(atom.extent for atom in atoms)
@@ -143,11 +149,13 @@ class Space:
     """The iteration space of one root: its atoms (major to minor) and which of them a reduce sums over.
 
     element_bytes: the widest element that is read or written along the space.
+    held_words: 32-bit words that a thread holds for each element of its row while it works on a task.
     """
 
     atoms: Atoms
     reduced: frozenset[Symbol]
     element_bytes: int
+    held_words: float = 0.0
 
     @property
     def kept(self) -> Atoms:
@@ -227,10 +235,13 @@ def _map_rows(space: Space, col: Atoms, gpu: Gpu, block: int, wave: int) -> Mapp
             reason = f"row-reduce, {rows} rows < {wave} blocks a wave: each row split over {split} blocks"
             return Mapping(outer, (), col, 1, 1, block, vector, 1, tile, reason)
     # As few threads a row as keep the GPU busy, so that the reduction stays within a warp where it can.
-    threads = power_of_two_at_least(ceil_div(vectors, MAX_STEPS))
+    most = min(block, power_of_two_at_least(vectors))
+    threads = max(power_of_two_at_least(ceil_div(vectors, MAX_STEPS)), min(COALESCED_LANES, most))
     busy = gpu.sms * gpu.max_threads_per_sm // 2
-    while threads < min(block, power_of_two_at_least(vectors)) and (
-        rows * threads < busy or ceil_div(vectors, threads) * threads > vectors * 5 // 4
+    while threads < most and (
+        rows * threads < busy
+        or ceil_div(vectors, threads) * threads > vectors * 5 // 4
+        or ceil_div(vectors, threads) * vector * space.held_words > MAX_HELD_WORDS
     ):
         threads *= 2
     threads = min(threads, block)
