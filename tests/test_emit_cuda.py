@@ -1,0 +1,474 @@
+"""Emission: numbers that read back to their bits, comments that cannot be left, one text for each statement."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import GraphBuilder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astitch import index as ix
+from astitch import kernel_ir as k
+from astitch.compile import compile_graph
+from astitch.emit_cuda import (
+    STORAGE,
+    comment,
+    compute_type,
+    emit_cuda,
+    spell,
+    spell_form,
+    spell_guards,
+    spell_number,
+    spell_value,
+)
+from astitch.gpu import preset
+from astitch.host_engine import HostEngine
+from astitch.index import Linear, Symbol, of_symbol
+from astitch.ir import CompareAttrs, DType, Graph, Literal, NoAttrs, ReducePrecisionAttrs
+from astitch.lower import make_reducer
+from astitch.nvrtc import compile_cuda
+from astitch.ops import OPS, Kind
+from astitch.propagation import Divisible, Within
+from astitch.stitch_scope import STITCHABLE_DTYPES
+
+DTYPES = sorted(STORAGE, key=lambda d: d.value)
+
+
+def test_every_stitchable_type_has_a_spelling() -> None:
+    assert set(STORAGE) == STITCHABLE_DTYPES
+
+
+def test_every_element_wise_op_has_a_spelling() -> None:
+    named = {"compare", "convert", "bitcast-convert", "reduce-precision"}
+    for name, op in OPS.items():
+        if op.kind is Kind.ELEMENTWISE:
+            assert bool(op.cuda) != (name in named), name
+
+
+# ---- numbers
+
+
+def random_numbers(dtype: DType) -> np.ndarray:
+    """Bit patterns of all kinds, the borders of the type among them."""
+    if dtype is DType.PRED:
+        return np.array([False, True])
+    rng = np.random.default_rng(7)
+    patterns = rng.integers(0, 256, (200, dtype.bytes), np.uint8)
+    numbers = [patterns.reshape(-1).view(dtype.numpy)]
+    if dtype.is_float:
+        info = [
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            0.1,
+            1e-45,
+            5e-324,
+            6e-8,
+            65504.0,
+            3.4028235e38,
+            1.7976931348623157e308,
+        ]
+        with np.errstate(over="ignore"):
+            numbers.append(
+                np.array([*info, np.inf, -np.inf, np.nan, 16777217.0, 1e16]).astype(dtype.numpy)
+            )
+    else:
+        limits = np.iinfo(dtype.numpy)
+        numbers.append(np.array([limits.min, limits.max, 0, 1, limits.min + 1], dtype.numpy))
+    return np.concatenate(numbers)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_the_compiler_reads_every_number_back(tmp_path: Path) -> None:
+    expected: list[str] = []
+    lines: list[str] = []
+    for dtype in DTYPES:
+        held = {DType.F16: DType.F32, DType.BF16: DType.F32}.get(dtype, dtype)
+        with np.errstate(invalid="ignore"):
+            held_numbers = random_numbers(dtype).astype(held.numpy)
+        for number, value in zip(random_numbers(dtype), held_numbers, strict=True):
+            text = spell_number(Literal.of(number))
+            lines.append(f"show<{compute_type(dtype)}>({text});")
+            is_nan = bool(np.isnan(value)) if dtype.is_float else False
+            expected.append("nan" if is_nan else value.tobytes()[::-1].hex())
+    source = tmp_path / "numbers.cpp"
+    source.write_text(
+        "#include <cstdio>\n#include <cstring>\n"
+        "template <class T, class B> T same_bits(B b) { T t; std::memcpy(&t, &b, sizeof t); return t; }\n"
+        "template <class T> void show(T t) {\n"
+        '  if (t != t) { std::puts("nan"); return; }\n'
+        "  unsigned char b[sizeof t]; std::memcpy(b, &t, sizeof t);\n"
+        '  for (int i = sizeof t; i--;) std::printf("%02x", b[i]);\n  std::puts("");\n}\n'
+        f"int main() {{\n{chr(10).join(lines)}\n}}\n"
+    )
+    program = tmp_path / "numbers"
+    flags = ["-O0", "-Wall", "-Werror", "-Wno-overflow"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(program)], check=True)
+    shown = subprocess.run([str(program)], check=True, capture_output=True, text=True)
+    assert shown.stdout.split() == expected
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_floats_round_trip(value: float) -> None:
+    text = spell_number(Literal.of(np.float32(value)))
+    assert text.endswith("f")
+    assert np.float32(text[:-1]).tobytes() == np.float32(value).tobytes()
+    assert "." in text or "e" in text
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_doubles_round_trip(value: float) -> None:
+    text = spell_number(Literal.of(np.float64(value)))
+    assert not text.endswith("f")
+    assert np.float64(text).tobytes() == np.float64(value).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "text"),
+    [
+        (-(2**31), DType.S32, "(-2147483647 - 1)"),
+        (-(2**63), DType.S64, "(-9223372036854775807ll - 1)"),
+        (2**64 - 1, DType.U64, "18446744073709551615ull"),
+        (-128, DType.S8, "(signed char)((-127 - 1))"),
+        (7, DType.S32, "7"),
+        (True, DType.PRED, "true"),
+        (1e20, DType.F32, "1e+20f"),
+        (2.0, DType.BF16, "2.0f"),
+        (-0.0, DType.F64, "-0.0"),
+        (float("inf"), DType.F32, "same_bits<float>(0x7f800000u)"),
+        (float("-inf"), DType.F64, "same_bits<double>(0xfff0000000000000ull)"),
+    ],
+)
+def test_numbers(value: float, dtype: DType, text: str) -> None:
+    assert spell_number(Literal.of(np.asarray(value).astype(dtype.numpy))) == text
+
+
+# ---- comments
+
+NASTY = [
+    'a "quoted" name',
+    "*/ int x; /*",
+    "a line\nint y;\n",
+    "a continued line \\",
+    "#error",
+    "carriage\rreturn",
+    "paragraph\u2029separator",
+    "naïve ü \U0001f600",
+    "nul\0byte",
+    "tab\tand\x0bvertical\x0cfeeds",
+    "x" * 1000,
+    "",
+]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_a_comment_is_one_printable_line(text: str) -> None:
+    safe = comment(text)
+    assert safe.isascii() and (safe.isprintable() or not safe)
+    assert "\\" not in safe
+    assert len(safe) <= 160
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.text())
+def test_no_text_leaves_its_comment(text: str) -> None:
+    safe = comment(text)
+    assert len(f"// {safe}|".splitlines()) == 1
+    assert "\\" not in safe
+
+
+def nasty_graph() -> Graph:
+    """Names and metadata of a hostile module, and a value that a barrier names.  (The importer is stricter.)"""
+    g = GraphBuilder('main"; */ \\\n}')
+    x = g.parameter("f32[16,64]", NASTY[1])
+    total = x
+    for number, text in enumerate(NASTY):
+        name = text.replace("#", "") + str(number)
+        total = g.op("add", "f32[16,64]", total, x, name=name, op_name=f"jit/{text}")
+    rows = g.reduce(total, (1,), "add", name='sum */ \\\n"')
+    y = g.parameter("f32[64,16]", "0 starts with a digit")
+    return g.build(g.same("multiply", y, g.broadcast(rows, (64, 16), (1,)), name="out\nerror"))
+
+
+def test_names_and_metadata_of_a_hostile_module_compile_and_run() -> None:
+    graph = nasty_graph()
+    program = compile_graph(graph, preset("host")).program
+    (kernel,) = program.kernels
+    assert kernel.source.isascii()
+    assert "\\" not in kernel.source
+    code = [line.partition("//")[0].strip() for line in kernel.source.splitlines()]
+    assert {c for c in code if "#" in c} == {'#include "astitch.cuh"', "#pragma unroll"}
+    x, y = np.ones((16, 64), np.float32), np.full((64, 16), 2, np.float32)
+    (result,) = HostEngine(program, check=True).run([x, y])
+    np.testing.assert_array_equal(result, np.full((64, 16), 2 * 64 * (len(NASTY) + 1)))
+    assert list(compile_cuda(kernel.source, "sm_90").kernels) == [kernel.name]
+
+
+def test_equal_graphs_give_equal_text() -> None:
+    first, second = (compile_graph(nasty_graph(), preset("h100")).program for _ in range(2))
+    assert [c.source for c in first.kernels] == [c.source for c in second.kernels]
+
+
+# ---- expressions
+
+I, J = Symbol("i", 10), Symbol("j", 4)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (ix.ZERO, "0"),
+        (ix.add(ix.scale(of_symbol(I), 4), of_symbol(J), ix.constant(-3)), "i * 4 + j - 3"),
+        (ix.divide(ix.offset(of_symbol(I), 1), 3), "((i + 1) / 3)"),
+        (ix.scale(ix.modulo(of_symbol(I), 3), 2), "((i) % 3) * 2"),
+        (ix.scale(of_symbol(I), -1), "i * -1"),
+    ],
+)
+def test_forms(form: Linear, text: str) -> None:
+    assert spell_form(form) == text
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 9)), min_size=1, max_size=3),
+    st.integers(-20, 20),
+)  # fmt: skip
+def test_a_printed_form_means_the_same(parts: list[tuple[int, int, int]], constant: int) -> None:
+    form = ix.constant(constant)
+    for a, b, divisor in parts:
+        inner = ix.add(form, ix.scale(of_symbol(I), a), ix.scale(of_symbol(J), b))
+        form = ix.add(ix.divide(inner, divisor), ix.modulo(inner, divisor + 1))
+    text = spell_form(form).replace("/", "//")
+    for i in range(I.extent):
+        for j in range(J.extent):
+            assert eval(text, {}, {"i": i, "j": j}) == ix.evaluate(form, {I: i, J: j})
+
+
+def call(op: str, dtype: DType, *operands: DType, attrs: object = None) -> k.Call:
+    names = tuple(k.Name(n) for n, _ in zip("abc", operands, strict=False))
+    return k.Call(op, dtype, names, operands, NoAttrs() if attrs is None else attrs)  # type: ignore[arg-type]
+
+
+F32, BF16 = DType.F32, DType.BF16
+
+
+@pytest.mark.parametrize(
+    ("expr", "text"),
+    [
+        (call("add", F32, F32, F32), "hlo_add(a, b)"),
+        (call("select", F32, DType.PRED, F32, F32), "(a ? b : c)"),
+        (call("compare", DType.PRED, F32, F32, attrs=CompareAttrs("GE")), "hlo_compare_ge(a, b)"),
+        (call("compare", DType.PRED, F32, F32, attrs=CompareAttrs("LT", True)), "hlo_compare_lt_total(a, b)"),
+        (call("convert", DType.S8, BF16), "hlo_convert<signed char, bf16>(a)"),
+        (call("bitcast-convert", DType.U32, F32), "hlo_bitcast<unsigned int, float>(a)"),
+        (call("reduce-precision", F32, F32, attrs=ReducePrecisionAttrs(5, 10)), "hlo_reduce_precision<5, 10>(a)"),
+        (k.Position(of_symbol(I), DType.U8), "hlo_convert<unsigned char>(i)"),
+        (k.Lane("v", BF16), "load_as<float>(v.v[lane])"),
+        (k.Element("kept", of_symbol(I), BF16, True), "load_as<float>(kept[i])"),
+        (k.Element("kept", of_symbol(I), F32, False), "kept[i]"),
+        (k.Field("state", of_symbol(I), 1), "state[i].f1"),
+    ],
+)  # fmt: skip
+def test_expressions(expr: k.Expr, text: str) -> None:
+    assert spell(expr) == text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expr", "text"),
+    [
+        (F32, call("add", F32, F32, F32), "hlo_add(a, b)"),
+        (BF16, call("add", BF16, BF16, BF16), "round_to<bf16>(hlo_add(a, b))"),
+        (BF16, call("maximum", BF16, BF16, BF16), "hlo_maximum(a, b)"),
+        (BF16, k.Name("a"), "a"),
+        (DType.F16, k.Field("s", ix.ZERO, 0), "round_to<f16>(s[0].f0)"),
+    ],
+)
+def test_narrow_values_are_rounded_once(dtype: DType, expr: k.Expr, text: str) -> None:
+    assert spell_value(dtype, expr) == text
+
+
+@pytest.mark.parametrize(
+    ("guards", "text"),
+    [
+        ((Within(of_symbol(I), 0, 5),), "i < 5"),
+        ((Within(of_symbol(I), 3, 10),), "i >= 3"),
+        ((Within(ix.offset(of_symbol(I), -2), 0, 4),), "i - 2 >= 0 && i - 2 < 4"),
+        ((Within(of_symbol(I), 0, 5), Divisible(of_symbol(J), 2)), "i < 5 && (j) % 2 == 0"),
+        ((Within(of_symbol(I), 0, 99),), "i < 99"),
+    ],
+)
+def test_guards(guards: tuple[Within | Divisible, ...], text: str) -> None:
+    assert spell_guards(guards) == text
+
+
+# ---- statements
+
+AT = of_symbol(I)
+VALUE = k.Name("value")
+STATEMENTS: list[tuple[k.Statement, str]] = [
+    (k.Comment("one\ntwo"), "// one.two"),
+    (k.Index("at", ix.offset(AT, 2)), "const int at = i + 2;"),
+    (
+        k.Start("start", VALUE, DType.S32, 9),
+        "const int start = (int)hlo_clamp((long long)0, (long long)value, (long long)9);",
+    ),
+    (
+        k.Start("start", VALUE, DType.U64, 9),
+        "const int start = (int)hlo_clamp((unsigned long long)0, "
+        "(unsigned long long)value, (unsigned long long)9);",
+    ),
+    (
+        k.Value("v", BF16, call("exponential", BF16, BF16)),
+        "const float v = round_to<bf16>(hlo_exp(a));",
+    ),
+    (k.Load("v", BF16, "p", AT), "const float v = load_as<float>(p[i]);"),
+    (
+        k.LoadVector("v", BF16, "p", AT, 8),
+        "const Vec<bf16, 8> v = *reinterpret_cast<const Vec<bf16, 8>*>(p + (i));",
+    ),
+    (k.VectorVariable("v", F32, 4), "Vec<float, 4> v;"),
+    (k.StoreLane("v", BF16, VALUE), "v.v[lane] = store_as<bf16>(value);"),
+    (k.StoreVector("p", AT, "v", F32, 4), "*reinterpret_cast<Vec<float, 4>*>(p + (i)) = v;"),
+    (k.Store("p", AT, DType.PRED, VALUE), "p[i] = store_as<bool>(value);"),
+    (k.Keep("kept", BF16, 8, True), "bf16 kept[8];"),
+    (k.Keep("kept", BF16, 8, False), "float kept[8];"),
+    (k.KeepSet("kept", AT, BF16, VALUE, True), "kept[i] = store_as<bf16>(value);"),
+    (k.KeepSet("kept", AT, BF16, VALUE, False), "kept[i] = value;"),
+    (
+        k.States("s", 0, 4),
+        "Reduce0::State s[4];\n#pragma unroll\nfor (int i = 0; i < 4; ++i) s[i] = Reduce0::identity();",
+    ),
+    (k.Accumulate("s", AT, 0, (VALUE,)), "s[i] = Reduce0::combine(s[i], Reduce0::State{value});"),
+    (
+        k.AccumulateState("s", ix.ZERO, 0, ("p",), AT),
+        "s[0] = Reduce0::combine(s[0], Reduce0::State{load_as<float>(p[i])});",
+    ),
+    (k.ReduceAcross("s", 1, 0, 32, 1, ""), "reduce_lanes<Reduce0, 32, 1>(s);"),
+    (k.ReduceAcross("s", 1, 0, 256, 1, "slot"), "reduce_consecutive<Reduce0, 256>(s, slot);"),
+    (k.ReduceAcross("s", 4, 0, 8, 32, "slot"), "reduce_strided<Reduce0, 8, 32, 256, 4>(s, slot);"),
+    (
+        k.Finish("s", 2, 0, (VALUE,)),
+        "#pragma unroll\nfor (int i = 0; i < 2; ++i) "
+        "s[i] = Reduce0::combine(Reduce0::State{value}, s[i]);",
+    ),
+    (
+        k.Loop("l", 8, True, (k.Comment("x"),)),
+        "#pragma unroll\nfor (int l = 0; l < 8; ++l) {\n  // x\n}",
+    ),
+    (k.Loop("l", 1, True, (k.Comment("x"),)), "{\n  const int l = 0;\n  // x\n}"),
+    (
+        k.Loop("l", 99, False, (k.Comment("x"),)),
+        "#pragma unroll 4\nfor (int l = 0; l < 99; ++l) {\n  // x\n}",
+    ),
+    (k.If((Within(AT, 0, 5),), (k.Comment("x"),)), "if (i < 5) {\n  // x\n}"),
+    (
+        k.Choose(
+            "c",
+            F32,
+            (
+                k.Branch((Within(AT, 0, 5),), (k.Comment("x"),), VALUE),
+                k.Branch((), (), k.Name("other")),
+            ),
+        ),
+        "float c;\nif (i < 5) {\n  // x\n  c = value;\n} else {\n  c = other;\n}",
+    ),
+    (
+        k.TaskLoop(7, True, (k.Comment("x"),)),
+        "if (first < 7) {\n  const int task = first;\n  // x\n}",
+    ),
+    (
+        k.TaskLoop(7, False, (k.Comment("x"),)),
+        "for (int task = first; task < 7; task += gridDim.x) {\n  // x\n}",
+    ),
+    (k.Barrier("global", "why\n"), "ASTITCH_GLOBAL_BARRIER(barrier);  // why."),
+    (k.Barrier("block", "why"), "__syncthreads();  // why"),
+    (
+        k.Section(3, "title", 0, 2, 4, 32, (k.Comment("x"),)),
+        "{  // loop 3: title\n  const int thread = threadIdx.x;\n  const int tx = thread % 32;\n"
+        "  const int ty = thread / 32 % 4;\n  const int to = thread / 128;\n  const int first = blockIdx.x;\n  // x\n}",
+    ),
+]
+
+
+def small_kernel(*body: k.Statement) -> k.Kernel:
+    g = GraphBuilder()
+    total = g.reduce(g.parameter("f32[4]"), (0,), "add")
+    reducer = make_reducer(g.build(total), total, 0)
+    x, y = k.Parameter("p", F32, "p", False, True), k.Parameter("q", F32, "q", True, False)
+    return k.Kernel(
+        name="kernel", parameters=(x, y), scratch=(), reducers=(reducer,), slots=(), body=body, grid=2,
+        block=256, shared_bytes=0, blocks_per_sm=0, global_barriers=0, block_barriers=0,
+        wide_index=False, pointer_table=False, reads_bytes=0, writes_bytes=0, sources=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("statement", "text"), STATEMENTS, ids=[t[:40] for _, t in STATEMENTS])
+def test_statements(statement: k.Statement, text: str) -> None:
+    lines = emit_cuda(small_kernel(statement)).splitlines()
+    start = lines.index("    float* __restrict__ q) {") + 1
+    assert "\n".join(line.removeprefix("  ") for line in lines[start:-1]) == text
+
+
+def test_every_statement_is_printed_above() -> None:
+    assert {type(s) for s, _ in STATEMENTS} == set(k.Statement.__args__)
+
+
+def test_the_head_of_a_kernel() -> None:
+    kernel = replace(
+        small_kernel(), blocks_per_sm=2, global_barriers=1, shared_bytes=256,
+        slots=(k.Slot("a", BF16, None, 8, 16, (0, 0), (0, 0), 128), k.Slot("b", None, 0, 4, 16, (0, 0), (0, 0), 0)),
+        sources=tuple(f"jit/op{i}" for i in range(10)),
+    )  # fmt: skip
+    text = emit_cuda(kernel)
+    assert text.startswith(
+        '#include "astitch.cuh"\n// kernel: grid 2 x 256 threads, 256 B shared\n//   jit/op0\n'
+    )
+    assert "//   and 2 more\n" in text
+    assert text.endswith(
+        'extern "C" __global__ void __launch_bounds__(256, 2) kernel(\n'
+        "    const float* __restrict__ p,\n"
+        "    float* __restrict__ q,\n"
+        "    unsigned int* barrier) {\n"
+        "  ASTITCH_SHARED_ARENA(256);\n"
+        "  ASTITCH_SHARED(bf16, a, 128, 8);\n"
+        "  ASTITCH_SHARED(Reduce0::State, b, 0, 4);\n"
+        "}\n"
+    )
+
+
+def test_a_pointer_that_is_written_and_read_may_have_other_names() -> None:
+    both = k.Parameter("q", F32, "q", True, True)
+    kernel = replace(small_kernel(), parameters=(small_kernel().parameters[0], both))
+    assert "    float* q) {" in emit_cuda(kernel)
+
+
+def test_a_table_of_pointers() -> None:
+    text = emit_cuda(replace(small_kernel(), pointer_table=True))
+    assert "kernel(unsigned char* const* pointers) {\n" in text
+    assert (
+        "  const float* __restrict__ const p = reinterpret_cast<const float*>(pointers[0]);\n"
+        in text
+    )
+    assert list(compile_cuda(text, "sm_90").kernels) == ["kernel"]
+
+
+def test_a_reducer_of_several_fields() -> None:
+    g = GraphBuilder()
+    x = g.parameter("f32[4,6]")
+    best = g.arg_max(x, g.iota("s32[4,6]", 1), (1,))
+    reducer = make_reducer(g.build(g.element(best, 0)), best, 0)
+    text = emit_cuda(replace(small_kernel(), reducers=(reducer,)))
+    assert "struct State { float f0; int f1; };" in text
+    assert "return State{same_bits<float>(0xff800000u), 0};" in text
+    assert "return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};" in text
+    assert "hlo_compare_gt(a.f0, b.f0)" in text
+    assert list(compile_cuda(text, "sm_90").kernels) == ["kernel"]
