@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
 from graphs import GraphBuilder
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from strategies import random_graphs
 
 from astitch.check_plan import check_plan
@@ -185,6 +187,77 @@ def test_what_never_fits_is_an_error() -> None:
 
 
 # ---- every graph
+
+
+def random_matrices(seed: int, rows: int, cols: int) -> Graph:
+    """A DAG of matrices: repeated row, column and full sums, reversed, transposed and stacked pieces."""
+    choice = random.Random(seed)
+    g = GraphBuilder()
+    shape = (rows, cols)
+    dtype = choice.choice(["f32", "bf16", "f64"])
+    values = [g.parameter(f"{dtype}[{rows},{cols}]") for _ in range(2)]
+
+    def sums(x: str, dimensions: tuple[int, ...], kept: tuple[int, ...]) -> str:
+        total = g.reduce(x, dimensions, choice.choice(["add", "maximum"]))
+        return g.broadcast(g.same("tanh", total), shape, kept)
+
+    for _ in range(choice.randint(2, 9)):
+        x, y = choice.choice(values[-4:]), choice.choice(values[-4:])
+        made = choice.choice(
+            [
+                lambda x, y: g.same("add", x, y),
+                lambda x, y: g.same("multiply", x, y),
+                lambda x, y: g.same("tanh", x),
+                lambda x, y: sums(x, (1,), (0,)),
+                lambda x, y: sums(x, (0,), (1,)),
+                lambda x, y: sums(x, (0, 1), ()),
+                lambda x, y: g.reverse(x, (1,)),
+                lambda x, y: g.reverse(x, (0,)),
+                lambda x, y: g.reshape(g.transpose(g.reshape(x, (cols, rows)), (1, 0)), shape),
+                lambda x, y: g.concatenate(
+                    [g.slice(x, (rows // 2, 0), shape), g.slice(y, (0, 0), (rows // 2, cols))], 0
+                ),
+            ]
+        )
+        values.append(made(x, y))
+    return g.build(values[-1], choice.choice(values[2:]))
+
+
+ONE_SM = dataclasses.replace(preset("host"), sms=1)
+"""So few blocks that every task loop repeats."""
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from((1, 2, 7, 64, 100, 1000, 5000)),
+    st.sampled_from((1, 3, 8, 33, 128, 1000, 4096, 50_000)),
+    st.sampled_from(("h100", "v100", "t4", "host")),
+)
+def test_plans_of_random_matrices_are_legal(seed: int, rows: int, cols: int, gpu: str) -> None:
+    graph = simplify(random_matrices(seed, rows, cols))
+    for scope in stitch_remotely(find_scopes(graph)).scopes:
+        for device in (preset(gpu), ONE_SM):
+            found = plan_scope(graph, scope, device)
+            if found is not None:
+                check_plan(found)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_repeating_task_loops_compute_the_right_thing(seed: int) -> None:
+    rows, cols = [(7, 1000), (1000, 8), (100, 128), (64, 33)][seed % 4]
+    graph = random_matrices(seed, rows, cols)
+    rng = np.random.default_rng(seed)
+    arguments = [
+        (rng.integers(-8, 9, (rows, cols)) / 8).astype(graph[p].dtype.numpy)
+        for p in graph.parameters
+    ]
+    results = HostEngine(compile_graph(graph, ONE_SM).program, check=True).run(arguments)
+    for result, expected in zip(results, run_graph(graph, arguments), strict=True):
+        narrow = expected.dtype.itemsize == 2
+        wanted = expected.astype(np.float64)
+        allowed = (6e-2 if narrow else 1e-4) * max(float(np.abs(wanted).max()), 1e-30)
+        np.testing.assert_allclose(result.astype(np.float64), wanted, rtol=0, atol=allowed)
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
