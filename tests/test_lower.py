@@ -215,28 +215,30 @@ def test_more_than_two_billion_elements_are_counted_in_long_long() -> None:
     assert list(compile_cuda(text, "sm_90").kernels) == ["stitch_0"]
 
 
-def many_sums(pairs: int) -> Graph:
+def long_sum(count: int) -> Graph:
+    """One output of `count` parameters, added in pairs of pairs."""
     g = GraphBuilder()
-    sums = [g.same("add", g.parameter("f32[8]"), g.parameter("f32[8]")) for _ in range(pairs)]
-    return g.build(*sums)
+    terms = [g.parameter("f32[8]") for _ in range(count)]
+    while len(terms) > 1:
+        pairs = zip(terms[::2], terms[1::2], strict=False)
+        terms = [g.same("add", x, y) for x, y in pairs] + terms[len(terms) // 2 * 2 :]
+    return g.build(*terms)
 
 
 def test_many_pointers_go_through_a_table() -> None:
-    graph = many_sums(170)
+    graph = long_sum(MAX_POINTERS)
     program = compile_graph(graph, preset("host")).program
     (kernel,) = program.kernels
-    assert MAX_POINTERS < 3 * 170
     assert kernel.pointer_table
     assert "unsigned char* const* pointers" in kernel.source
-    rng = np.random.default_rng(5)
-    arguments = [rng.standard_normal(8).astype(np.float32) for _ in range(340)]
-    results = HostEngine(program).run(arguments)
-    for number, result in enumerate(results):
-        np.testing.assert_array_equal(result, arguments[2 * number] + arguments[2 * number + 1])
+    assert "pointers[500]" in kernel.source
+    arguments = [np.arange(8, dtype=np.float32) + number for number in range(MAX_POINTERS)]
+    (result,) = HostEngine(program, check=True).run(arguments)
+    np.testing.assert_array_equal(result, np.sum(arguments, 0))
 
 
 def test_few_pointers_do_not() -> None:
-    assert not plan(many_sums(160)).kernel.pointer_table
+    assert not plan(long_sum(MAX_POINTERS - 2)).kernel.pointer_table
 
 
 def test_kernels_of_one_level_start_where_the_last_one_ended() -> None:
