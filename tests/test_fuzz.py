@@ -38,7 +38,7 @@ _EPSILON = {DType.F64: 2.0**-52, DType.F32: 2.0**-23, DType.F16: 2.0**-10, DType
 
 @st.composite
 def wide_graphs(draw: st.DrawFn, max_ops: int = 14) -> Graph:
-    """Matrices up to 3000 a side with row, column and whole reduces, and broadcasts back.
+    """Matrices up to 3000 a side with row, column and whole reduces, broadcasts back, products.
 
     Every value stays within a few units: sums are divided by their count.
     """
@@ -48,6 +48,7 @@ def wide_graphs(draw: st.DrawFn, max_ops: int = 14) -> Graph:
     split = draw(st.sampled_from([n for n in (1, 2, 3, 4, 5, 7, 8, 16) if columns % n == 0]))
     full = (rows, columns) if draw(st.booleans()) else (rows, split, columns // split)
     values = [b.parameter(ArrayType(dtype, full)) for _ in range(draw(st.integers(1, 3)))]
+    integers: list[str] = []
 
     def choose(options: Sequence[T]) -> T:
         return options[draw(st.integers(0, len(options) - 1))]
@@ -121,14 +122,47 @@ def wide_graphs(draw: st.DrawFn, max_ops: int = 14) -> Graph:
             d = draw(st.integers(0, len(b.shape(x)) - 1))
             values.append(b.concatenate([x, choose(of_shape(b.shape(x)))], d))
 
+    def add_pad() -> None:
+        x = choose(values)
+        low = [choose((0, 0, 1, 5, -1)) if n > 2 else 0 for n in b.shape(x)]
+        high = [choose((0, 0, 2, -1)) if n > 2 else 0 for n in b.shape(x)]
+        interior = [choose((0, 0, 0, 1)) if n <= 256 else 0 for n in b.shape(x)]
+        padded = b.pad(x, b.constant(0.5, dtype.value), low, high, interior)
+        if math.prod(b.shape(padded)) <= MAX_WIDE_ELEMENTS:
+            values.append(padded)
+
+    def add_reverse() -> None:
+        x = choose(values)
+        values.append(b.reverse(x, [d for d in range(len(b.shape(x))) if draw(st.booleans())]))
+
+    def add_arg_max() -> None:
+        """Of an argument: computed values may tie in one implementation and not in the other."""
+        x = choose([v for v in values if v in b.parameters])
+        d = draw(st.integers(0, len(b.shape(x)) - 1))
+        positions = b.iota(str(ArrayType(DType.S32, b.shape(x))), d)
+        both = b.arg_max(x, positions, [d])
+        values.append(b.element(both, 0))
+        integers.append(b.element(both, 1))
+
+    def add_product() -> None:
+        """What stays outside of every kernel, so that there are several of them."""
+        x = choose(values)
+        if len(b.shape(x)) != 2 or math.prod(b.shape(x)) > 20_000:
+            return
+        y = b.parameter(ArrayType(dtype, (b.shape(x)[1], draw(st.integers(1, 40)))))
+        product = b.dot(x, y, (1,), (0,))
+        scale = b.splat(1.0 / max(1, 4 * b.shape(x)[1]), str(b.array(product)))
+        values.append(b.same("multiply", product, scale))
+
     adders = (
         *(add_reduce, add_reduce, add_reduce, add_binary, add_binary, add_binary, add_unary),
         *(add_reshape, add_transpose, add_slice, add_parameter, add_concatenate),
+        *(add_pad, add_reverse, add_arg_max, add_product),
     )
     for _ in range(draw(st.integers(1, max_ops))):
         choose(adders)()
     more = [choose(values) for _ in range(draw(st.integers(0, 3)))]
-    return b.build(values[-1], *more)
+    return b.build(values[-1], *more, *integers)
 
 
 @st.composite

@@ -193,15 +193,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_151,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_135_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_137_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_139_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_142_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_143_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_144_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_146_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_150_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_151_slot, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_135_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_137_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_139_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_142_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_143_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_144_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_146_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_150_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_151_slot_0, 0, 16);
   {  // loop 0: outer 1 / 128 threads, row 1 / 1 threads x 1, col 3 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 4;
@@ -210,9 +210,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_134_state[1];
+      Reduce0::State reduce_sum_134_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_134_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_134_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -222,13 +222,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_22__1 = load_as<float>(p_flat_22__1[col]);
             const float mul_259 = hlo_multiply(flat_22__1, flat_22__1);
             if (to < 1) {
-              reduce_sum_134_state[0] = Reduce0::combine(reduce_sum_134_state[0], Reduce0::State{mul_259});
+              reduce_sum_134_state_0[0] = Reduce0::combine(reduce_sum_134_state_0[0], Reduce0::State{mul_259});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 4, 1>(reduce_sum_134_state);
-      const float reduce_sum_134 = reduce_sum_134_state[0].f0;
+      reduce_lanes<Reduce0, 4, 1>(reduce_sum_134_state_0);
+      const float reduce_sum_134 = reduce_sum_134_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_134[0] = store_as<float>(reduce_sum_134);
       }
@@ -242,9 +242,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 1) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_135_state[1];
+      Reduce0::State reduce_sum_135_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_135_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_135_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -254,13 +254,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_23__1 = load_as<float>(p_flat_23__1[col]);
             const float mul_260 = hlo_multiply(flat_23__1, flat_23__1);
             if (to < 1) {
-              reduce_sum_135_state[0] = Reduce0::combine(reduce_sum_135_state[0], Reduce0::State{mul_260});
+              reduce_sum_135_state_0[0] = Reduce0::combine(reduce_sum_135_state_0[0], Reduce0::State{mul_260});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_sum_135_state, reduce_sum_135_slot);
-      const float reduce_sum_135 = reduce_sum_135_state[0].f0;
+      reduce_consecutive<Reduce0, 128>(reduce_sum_135_state_0, reduce_sum_135_slot_0);
+      const float reduce_sum_135 = reduce_sum_135_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_135[0] = store_as<float>(reduce_sum_135);
       }
@@ -274,27 +274,27 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_136_state[1];
+      Reduce0::State reduce_sum_136_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_136_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_136_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 64 + tx * 4;
-          const Vec<float, 4> flat_24__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_24__1 + (col));
+          const Vec<float, 4> flat_24__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_24__1 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float flat_24__1 = load_as<float>(flat_24__1_v.v[lane]);
+            const float flat_24__1 = load_as<float>(flat_24__1_v_0.v[lane]);
             const float mul_261 = hlo_multiply(flat_24__1, flat_24__1);
             if (to < 1) {
-              reduce_sum_136_state[0] = Reduce0::combine(reduce_sum_136_state[0], Reduce0::State{mul_261});
+              reduce_sum_136_state_0[0] = Reduce0::combine(reduce_sum_136_state_0[0], Reduce0::State{mul_261});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 16, 1>(reduce_sum_136_state);
-      const float reduce_sum_136 = reduce_sum_136_state[0].f0;
+      reduce_lanes<Reduce0, 16, 1>(reduce_sum_136_state_0);
+      const float reduce_sum_136 = reduce_sum_136_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_136[0] = store_as<float>(reduce_sum_136);
       }
@@ -309,27 +309,27 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 3) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_137_state[1];
+      Reduce0::State reduce_sum_137_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_137_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_137_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         #pragma unroll
         for (int l = 0; l < 2; ++l) {
           const int col = l * 2048 + tx * 4;
           if (col < 3072) {
-            const Vec<float, 4> flat_25__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_25__1 + (col));
+            const Vec<float, 4> flat_25__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_25__1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_25__1 = load_as<float>(flat_25__1_v.v[lane]);
+              const float flat_25__1 = load_as<float>(flat_25__1_v_0.v[lane]);
               const float mul_262 = hlo_multiply(flat_25__1, flat_25__1);
-              reduce_sum_137_state[0] = Reduce0::combine(reduce_sum_137_state[0], Reduce0::State{mul_262});
+              reduce_sum_137_state_0[0] = Reduce0::combine(reduce_sum_137_state_0[0], Reduce0::State{mul_262});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_137_state, reduce_sum_137_slot);
-      const float reduce_sum_137 = reduce_sum_137_state[0].f0;
+      reduce_consecutive<Reduce0, 512>(reduce_sum_137_state_0, reduce_sum_137_slot_0);
+      const float reduce_sum_137 = reduce_sum_137_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_137[0] = store_as<float>(reduce_sum_137);
       }
@@ -343,29 +343,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 4) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_138_state[1];
+      Reduce0::State reduce_sum_138_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_138_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_138_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 64 + tx * 4;
           if (col < 48) {
-            const Vec<float, 4> flat_26__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_26__1 + (col));
+            const Vec<float, 4> flat_26__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_26__1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_26__1 = load_as<float>(flat_26__1_v.v[lane]);
+              const float flat_26__1 = load_as<float>(flat_26__1_v_0.v[lane]);
               const float mul_263 = hlo_multiply(flat_26__1, flat_26__1);
               if (to < 1) {
-                reduce_sum_138_state[0] = Reduce0::combine(reduce_sum_138_state[0], Reduce0::State{mul_263});
+                reduce_sum_138_state_0[0] = Reduce0::combine(reduce_sum_138_state_0[0], Reduce0::State{mul_263});
               }
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 16, 1>(reduce_sum_138_state);
-      const float reduce_sum_138 = reduce_sum_138_state[0].f0;
+      reduce_lanes<Reduce0, 16, 1>(reduce_sum_138_state_0);
+      const float reduce_sum_138 = reduce_sum_138_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_138[0] = store_as<float>(reduce_sum_138);
       }
@@ -380,29 +380,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 5) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_139_state[1];
+      Reduce0::State reduce_sum_139_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_139_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_139_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 576) {
-            const Vec<float, 4> flat_27__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_27__1 + (col));
+            const Vec<float, 4> flat_27__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_27__1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_27__1 = load_as<float>(flat_27__1_v.v[lane]);
+              const float flat_27__1 = load_as<float>(flat_27__1_v_0.v[lane]);
               const float mul_264 = hlo_multiply(flat_27__1, flat_27__1);
               if (to < 1) {
-                reduce_sum_139_state[0] = Reduce0::combine(reduce_sum_139_state[0], Reduce0::State{mul_264});
+                reduce_sum_139_state_0[0] = Reduce0::combine(reduce_sum_139_state_0[0], Reduce0::State{mul_264});
               }
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_139_state, reduce_sum_139_slot);
-      const float reduce_sum_139 = reduce_sum_139_state[0].f0;
+      reduce_consecutive<Reduce0, 256>(reduce_sum_139_state_0, reduce_sum_139_slot_0);
+      const float reduce_sum_139 = reduce_sum_139_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_139[0] = store_as<float>(reduce_sum_139);
       }
@@ -416,27 +416,27 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 6) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_140_state[1];
+      Reduce0::State reduce_sum_140_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_140_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_140_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 16 + tx * 4;
-          const Vec<float, 4> flat_28__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_28__1 + (col));
+          const Vec<float, 4> flat_28__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_28__1 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float flat_28__1 = load_as<float>(flat_28__1_v.v[lane]);
+            const float flat_28__1 = load_as<float>(flat_28__1_v_0.v[lane]);
             const float mul_265 = hlo_multiply(flat_28__1, flat_28__1);
             if (to < 1) {
-              reduce_sum_140_state[0] = Reduce0::combine(reduce_sum_140_state[0], Reduce0::State{mul_265});
+              reduce_sum_140_state_0[0] = Reduce0::combine(reduce_sum_140_state_0[0], Reduce0::State{mul_265});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 4, 1>(reduce_sum_140_state);
-      const float reduce_sum_140 = reduce_sum_140_state[0].f0;
+      reduce_lanes<Reduce0, 4, 1>(reduce_sum_140_state_0);
+      const float reduce_sum_140 = reduce_sum_140_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_140[0] = store_as<float>(reduce_sum_140);
       }
@@ -451,9 +451,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 7) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_142_state[1];
+      Reduce0::State reduce_sum_142_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_142_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_142_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         #pragma unroll
@@ -462,12 +462,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 3168) {
             const float flat_30__1 = load_as<float>(p_flat_30__1[col]);
             const float mul_267 = hlo_multiply(flat_30__1, flat_30__1);
-            reduce_sum_142_state[0] = Reduce0::combine(reduce_sum_142_state[0], Reduce0::State{mul_267});
+            reduce_sum_142_state_0[0] = Reduce0::combine(reduce_sum_142_state_0[0], Reduce0::State{mul_267});
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_142_state, reduce_sum_142_slot);
-      const float reduce_sum_142 = reduce_sum_142_state[0].f0;
+      reduce_consecutive<Reduce0, 512>(reduce_sum_142_state_0, reduce_sum_142_slot_0);
+      const float reduce_sum_142 = reduce_sum_142_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_142[0] = store_as<float>(reduce_sum_142);
       }
@@ -482,9 +482,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 8) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_143_state[1];
+      Reduce0::State reduce_sum_143_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_143_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_143_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -494,13 +494,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_31__1 = load_as<float>(p_flat_31__1[col]);
             const float mul_268 = hlo_multiply(flat_31__1, flat_31__1);
             if (to < 1) {
-              reduce_sum_143_state[0] = Reduce0::combine(reduce_sum_143_state[0], Reduce0::State{mul_268});
+              reduce_sum_143_state_0[0] = Reduce0::combine(reduce_sum_143_state_0[0], Reduce0::State{mul_268});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_143_state, reduce_sum_143_slot);
-      const float reduce_sum_143 = reduce_sum_143_state[0].f0;
+      reduce_consecutive<Reduce0, 64>(reduce_sum_143_state_0, reduce_sum_143_slot_0);
+      const float reduce_sum_143 = reduce_sum_143_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_143[0] = store_as<float>(reduce_sum_143);
       }
@@ -515,29 +515,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 9) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_144_state[1];
+      Reduce0::State reduce_sum_144_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_144_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_144_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
           if (col < 200) {
-            const Vec<float, 4> flat_32__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_32__1 + (col));
+            const Vec<float, 4> flat_32__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_32__1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_32__1 = load_as<float>(flat_32__1_v.v[lane]);
+              const float flat_32__1 = load_as<float>(flat_32__1_v_0.v[lane]);
               const float mul_269 = hlo_multiply(flat_32__1, flat_32__1);
               if (to < 1) {
-                reduce_sum_144_state[0] = Reduce0::combine(reduce_sum_144_state[0], Reduce0::State{mul_269});
+                reduce_sum_144_state_0[0] = Reduce0::combine(reduce_sum_144_state_0[0], Reduce0::State{mul_269});
               }
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_144_state, reduce_sum_144_slot);
-      const float reduce_sum_144 = reduce_sum_144_state[0].f0;
+      reduce_consecutive<Reduce0, 64>(reduce_sum_144_state_0, reduce_sum_144_slot_0);
+      const float reduce_sum_144 = reduce_sum_144_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_144[0] = store_as<float>(reduce_sum_144);
       }
@@ -551,27 +551,27 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 10) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_145_state[1];
+      Reduce0::State reduce_sum_145_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_145_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_145_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 8 + tx * 4;
-          const Vec<float, 4> flat_33__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_33__1 + (col));
+          const Vec<float, 4> flat_33__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_33__1 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float flat_33__1 = load_as<float>(flat_33__1_v.v[lane]);
+            const float flat_33__1 = load_as<float>(flat_33__1_v_0.v[lane]);
             const float mul_270 = hlo_multiply(flat_33__1, flat_33__1);
             if (to < 1) {
-              reduce_sum_145_state[0] = Reduce0::combine(reduce_sum_145_state[0], Reduce0::State{mul_270});
+              reduce_sum_145_state_0[0] = Reduce0::combine(reduce_sum_145_state_0[0], Reduce0::State{mul_270});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 2, 1>(reduce_sum_145_state);
-      const float reduce_sum_145 = reduce_sum_145_state[0].f0;
+      reduce_lanes<Reduce0, 2, 1>(reduce_sum_145_state_0);
+      const float reduce_sum_145 = reduce_sum_145_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_145[0] = store_as<float>(reduce_sum_145);
       }
@@ -586,27 +586,27 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 11) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_146_state[1];
+      Reduce0::State reduce_sum_146_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_146_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_146_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 2000) {
-            const Vec<float, 4> flat_34__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_34__1 + (col));
+            const Vec<float, 4> flat_34__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_34__1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_34__1 = load_as<float>(flat_34__1_v.v[lane]);
+              const float flat_34__1 = load_as<float>(flat_34__1_v_0.v[lane]);
               const float mul_271 = hlo_multiply(flat_34__1, flat_34__1);
-              reduce_sum_146_state[0] = Reduce0::combine(reduce_sum_146_state[0], Reduce0::State{mul_271});
+              reduce_sum_146_state_0[0] = Reduce0::combine(reduce_sum_146_state_0[0], Reduce0::State{mul_271});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_146_state, reduce_sum_146_slot);
-      const float reduce_sum_146 = reduce_sum_146_state[0].f0;
+      reduce_consecutive<Reduce0, 512>(reduce_sum_146_state_0, reduce_sum_146_slot_0);
+      const float reduce_sum_146 = reduce_sum_146_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_146[0] = store_as<float>(reduce_sum_146);
       }
@@ -620,29 +620,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 12) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_147_state[1];
+      Reduce0::State reduce_sum_147_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_147_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_147_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 32 + tx * 4;
           if (col < 20) {
-            const Vec<float, 4> flat_35__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_35__1 + (col));
+            const Vec<float, 4> flat_35__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_35__1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_35__1 = load_as<float>(flat_35__1_v.v[lane]);
+              const float flat_35__1 = load_as<float>(flat_35__1_v_0.v[lane]);
               const float mul_272 = hlo_multiply(flat_35__1, flat_35__1);
               if (to < 1) {
-                reduce_sum_147_state[0] = Reduce0::combine(reduce_sum_147_state[0], Reduce0::State{mul_272});
+                reduce_sum_147_state_0[0] = Reduce0::combine(reduce_sum_147_state_0[0], Reduce0::State{mul_272});
               }
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 8, 1>(reduce_sum_147_state);
-      const float reduce_sum_147 = reduce_sum_147_state[0].f0;
+      reduce_lanes<Reduce0, 8, 1>(reduce_sum_147_state_0);
+      const float reduce_sum_147 = reduce_sum_147_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_147[0] = store_as<float>(reduce_sum_147);
       }
@@ -656,27 +656,27 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 13) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_148_state[1];
+      Reduce0::State reduce_sum_148_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_148_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_148_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 32 + tx * 2;
-          const Vec<float, 2> flat_36__1_v = *reinterpret_cast<const Vec<float, 2>*>(p_flat_36__1 + (col));
+          const Vec<float, 2> flat_36__1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_flat_36__1 + (col));
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const float flat_36__1 = load_as<float>(flat_36__1_v.v[lane]);
+            const float flat_36__1 = load_as<float>(flat_36__1_v_0.v[lane]);
             const float mul_273 = hlo_multiply(flat_36__1, flat_36__1);
             if (to < 1) {
-              reduce_sum_148_state[0] = Reduce0::combine(reduce_sum_148_state[0], Reduce0::State{mul_273});
+              reduce_sum_148_state_0[0] = Reduce0::combine(reduce_sum_148_state_0[0], Reduce0::State{mul_273});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 16, 1>(reduce_sum_148_state);
-      const float reduce_sum_148 = reduce_sum_148_state[0].f0;
+      reduce_lanes<Reduce0, 16, 1>(reduce_sum_148_state_0);
+      const float reduce_sum_148 = reduce_sum_148_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_148[0] = store_as<float>(reduce_sum_148);
       }
@@ -690,27 +690,27 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 14) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_149_state[1];
+      Reduce0::State reduce_sum_149_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_149_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_149_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 128 + tx * 4;
-          const Vec<float, 4> flat_37__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_37__1 + (col));
+          const Vec<float, 4> flat_37__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_37__1 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float flat_37__1 = load_as<float>(flat_37__1_v.v[lane]);
+            const float flat_37__1 = load_as<float>(flat_37__1_v_0.v[lane]);
             const float mul_274 = hlo_multiply(flat_37__1, flat_37__1);
             if (to < 1) {
-              reduce_sum_149_state[0] = Reduce0::combine(reduce_sum_149_state[0], Reduce0::State{mul_274});
+              reduce_sum_149_state_0[0] = Reduce0::combine(reduce_sum_149_state_0[0], Reduce0::State{mul_274});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 32, 1>(reduce_sum_149_state);
-      const float reduce_sum_149 = reduce_sum_149_state[0].f0;
+      reduce_lanes<Reduce0, 32, 1>(reduce_sum_149_state_0);
+      const float reduce_sum_149 = reduce_sum_149_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_149[0] = store_as<float>(reduce_sum_149);
       }
@@ -725,9 +725,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 15) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_150_state[1];
+      Reduce0::State reduce_sum_150_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_150_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_150_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         #pragma unroll
@@ -736,12 +736,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 961) {
             const float flat_38__1 = load_as<float>(p_flat_38__1[col]);
             const float mul_275 = hlo_multiply(flat_38__1, flat_38__1);
-            reduce_sum_150_state[0] = Reduce0::combine(reduce_sum_150_state[0], Reduce0::State{mul_275});
+            reduce_sum_150_state_0[0] = Reduce0::combine(reduce_sum_150_state_0[0], Reduce0::State{mul_275});
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_150_state, reduce_sum_150_slot);
-      const float reduce_sum_150 = reduce_sum_150_state[0].f0;
+      reduce_consecutive<Reduce0, 512>(reduce_sum_150_state_0, reduce_sum_150_slot_0);
+      const float reduce_sum_150 = reduce_sum_150_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_150[0] = store_as<float>(reduce_sum_150);
       }
@@ -756,9 +756,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 16) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_151_state[1];
+      Reduce0::State reduce_sum_151_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_151_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_151_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -767,12 +767,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 257) {
             const float flat_39__1 = load_as<float>(p_flat_39__1[col]);
             const float mul_276 = hlo_multiply(flat_39__1, flat_39__1);
-            reduce_sum_151_state[0] = Reduce0::combine(reduce_sum_151_state[0], Reduce0::State{mul_276});
+            reduce_sum_151_state_0[0] = Reduce0::combine(reduce_sum_151_state_0[0], Reduce0::State{mul_276});
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_151_state, reduce_sum_151_slot);
-      const float reduce_sum_151 = reduce_sum_151_state[0].f0;
+      reduce_consecutive<Reduce0, 512>(reduce_sum_151_state_0, reduce_sum_151_slot_0);
+      const float reduce_sum_151 = reduce_sum_151_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_151[0] = store_as<float>(reduce_sum_151);
       }
@@ -792,8 +792,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1 = load_as<float>(p_flat_21__1[0]);
     const float mul_258 = hlo_multiply(flat_21__1, flat_21__1);
-    const float reduce_sum_133_add = hlo_add(reduce_sum_133_reshape_2, mul_258);
-    const float add_107 = hlo_add(mul_257, reduce_sum_133_add);
+    const float reduce_sum_133_add_0 = hlo_add(reduce_sum_133_reshape_2, mul_258);
+    const float add_107 = hlo_add(mul_257, reduce_sum_133_add_0);
     const float reduce_sum_134__1 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108 = hlo_add(add_107, reduce_sum_134__1);
     const float reduce_sum_135__1 = load_as<float>(p_reduce_sum_135[0]);
@@ -811,8 +811,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1 = load_as<float>(p_flat_29__1[0]);
     const float mul_266 = hlo_multiply(flat_29__1, flat_29__1);
-    const float reduce_sum_141_add = hlo_add(reduce_sum_141_reshape_2, mul_266);
-    const float add_115 = hlo_add(add_114, reduce_sum_141_add);
+    const float reduce_sum_141_add_0 = hlo_add(reduce_sum_141_reshape_2, mul_266);
+    const float add_115 = hlo_add(add_114, reduce_sum_141_add_0);
     const float reduce_sum_142__1 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116 = hlo_add(add_115, reduce_sum_142__1);
     const float reduce_sum_143__1 = load_as<float>(p_reduce_sum_143[0]);
@@ -979,8 +979,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__1 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__1 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__1 = hlo_multiply(flat_21__1__1, flat_21__1__1);
-    const float reduce_sum_133_add__1 = hlo_add(reduce_sum_133_reshape_2__1, mul_258__1);
-    const float add_107__1 = hlo_add(mul_257__1, reduce_sum_133_add__1);
+    const float reduce_sum_133_add_0__1 = hlo_add(reduce_sum_133_reshape_2__1, mul_258__1);
+    const float add_107__1 = hlo_add(mul_257__1, reduce_sum_133_add_0__1);
     const float reduce_sum_134__2 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__1 = hlo_add(add_107__1, reduce_sum_134__2);
     const float reduce_sum_135__2 = load_as<float>(p_reduce_sum_135[0]);
@@ -998,8 +998,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__1 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__1 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__1 = hlo_multiply(flat_29__1__1, flat_29__1__1);
-    const float reduce_sum_141_add__1 = hlo_add(reduce_sum_141_reshape_2__1, mul_266__1);
-    const float add_115__1 = hlo_add(add_114__1, reduce_sum_141_add__1);
+    const float reduce_sum_141_add_0__1 = hlo_add(reduce_sum_141_reshape_2__1, mul_266__1);
+    const float add_115__1 = hlo_add(add_114__1, reduce_sum_141_add_0__1);
     const float reduce_sum_142__2 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__1 = hlo_add(add_115__1, reduce_sum_142__2);
     const float reduce_sum_143__2 = load_as<float>(p_reduce_sum_143[0]);
@@ -1077,8 +1077,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__2 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__2 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__2 = hlo_multiply(flat_21__1__2, flat_21__1__2);
-    const float reduce_sum_133_add__2 = hlo_add(reduce_sum_133_reshape_2__2, mul_258__2);
-    const float add_107__2 = hlo_add(mul_257__2, reduce_sum_133_add__2);
+    const float reduce_sum_133_add_0__2 = hlo_add(reduce_sum_133_reshape_2__2, mul_258__2);
+    const float add_107__2 = hlo_add(mul_257__2, reduce_sum_133_add_0__2);
     const float reduce_sum_134__3 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__2 = hlo_add(add_107__2, reduce_sum_134__3);
     const float reduce_sum_135__3 = load_as<float>(p_reduce_sum_135[0]);
@@ -1096,8 +1096,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__2 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__2 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__2 = hlo_multiply(flat_29__1__2, flat_29__1__2);
-    const float reduce_sum_141_add__2 = hlo_add(reduce_sum_141_reshape_2__2, mul_266__2);
-    const float add_115__2 = hlo_add(add_114__2, reduce_sum_141_add__2);
+    const float reduce_sum_141_add_0__2 = hlo_add(reduce_sum_141_reshape_2__2, mul_266__2);
+    const float add_115__2 = hlo_add(add_114__2, reduce_sum_141_add_0__2);
     const float reduce_sum_142__3 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__2 = hlo_add(add_115__2, reduce_sum_142__3);
     const float reduce_sum_143__3 = load_as<float>(p_reduce_sum_143[0]);
@@ -1175,8 +1175,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__3 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__3 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__3 = hlo_multiply(flat_21__1__3, flat_21__1__3);
-    const float reduce_sum_133_add__3 = hlo_add(reduce_sum_133_reshape_2__3, mul_258__3);
-    const float add_107__3 = hlo_add(mul_257__3, reduce_sum_133_add__3);
+    const float reduce_sum_133_add_0__3 = hlo_add(reduce_sum_133_reshape_2__3, mul_258__3);
+    const float add_107__3 = hlo_add(mul_257__3, reduce_sum_133_add_0__3);
     const float reduce_sum_134__4 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__3 = hlo_add(add_107__3, reduce_sum_134__4);
     const float reduce_sum_135__4 = load_as<float>(p_reduce_sum_135[0]);
@@ -1194,8 +1194,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__3 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__3 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__3 = hlo_multiply(flat_29__1__3, flat_29__1__3);
-    const float reduce_sum_141_add__3 = hlo_add(reduce_sum_141_reshape_2__3, mul_266__3);
-    const float add_115__3 = hlo_add(add_114__3, reduce_sum_141_add__3);
+    const float reduce_sum_141_add_0__3 = hlo_add(reduce_sum_141_reshape_2__3, mul_266__3);
+    const float add_115__3 = hlo_add(add_114__3, reduce_sum_141_add_0__3);
     const float reduce_sum_142__4 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__3 = hlo_add(add_115__3, reduce_sum_142__4);
     const float reduce_sum_143__4 = load_as<float>(p_reduce_sum_143[0]);
@@ -1235,29 +1235,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 64) {
-            const Vec<float, 4> flat_44__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_44__1 + (col));
-            const Vec<float, 4> flat_24__1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_24__1 + (col));
-            Vec<float, 4> add_140_w;
-            const Vec<float, 4> flat_64__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_64__1 + (col));
-            Vec<float, 4> add_141_w;
-            const Vec<float, 4> flat_4__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_4__1 + (col));
-            Vec<float, 4> sub_74_w;
+            const Vec<float, 4> flat_44__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_44__1 + (col));
+            const Vec<float, 4> flat_24__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_24__1 + (col));
+            Vec<float, 4> add_140_w_0;
+            const Vec<float, 4> flat_64__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_64__1 + (col));
+            Vec<float, 4> add_141_w_0;
+            const Vec<float, 4> flat_4__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_4__1 + (col));
+            Vec<float, 4> sub_74_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_44__1 = load_as<float>(flat_44__1_v.v[lane]);
+              const float flat_44__1 = load_as<float>(flat_44__1_v_0.v[lane]);
               const float mul_310 = hlo_multiply(flat_44__1, 0.9f);
-              const float flat_24__1__1 = load_as<float>(flat_24__1_v__1.v[lane]);
+              const float flat_24__1__1 = load_as<float>(flat_24__1_v_0__1.v[lane]);
               const float mul_309 = hlo_multiply(flat_24__1__1, min_1__3);
               const float mul_311 = hlo_multiply(mul_309, 0.1f);
               const float add_140 = hlo_add(mul_310, mul_311);
-              add_140_w.v[lane] = store_as<float>(add_140);
-              const float flat_64__1 = load_as<float>(flat_64__1_v.v[lane]);
+              add_140_w_0.v[lane] = store_as<float>(add_140);
+              const float flat_64__1 = load_as<float>(flat_64__1_v_0.v[lane]);
               const float mul_312 = hlo_multiply(flat_64__1, 0.999f);
               const float mul_313 = hlo_multiply(mul_309, 0.001f);
               const float mul_314 = hlo_multiply(mul_313, mul_309);
               const float add_141 = hlo_add(mul_312, mul_314);
-              add_141_w.v[lane] = store_as<float>(add_141);
-              const float flat_4__1 = load_as<float>(flat_4__1_v.v[lane]);
+              add_141_w_0.v[lane] = store_as<float>(add_141);
+              const float flat_4__1 = load_as<float>(flat_4__1_v_0.v[lane]);
               const float div_119 = hlo_divide(add_140, sub_60__3);
               const float mul_315 = hlo_multiply(div_119, 0.001f);
               const float div_121 = hlo_divide(add_141, sub_61__3);
@@ -1265,11 +1265,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_142 = hlo_add(sqrt_26, 1e-08f);
               const float div_122 = hlo_divide(mul_315, add_142);
               const float sub_74 = hlo_subtract(flat_4__1, div_122);
-              sub_74_w.v[lane] = store_as<float>(sub_74);
+              sub_74_w_0.v[lane] = store_as<float>(sub_74);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_140 + (col)) = add_140_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_add_141 + (col)) = add_141_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_74 + (col)) = sub_74_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_140 + (col)) = add_140_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_141 + (col)) = add_141_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_74 + (col)) = sub_74_w_0;
           }
         }
       }
@@ -1286,8 +1286,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__4 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__4 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__4 = hlo_multiply(flat_21__1__4, flat_21__1__4);
-    const float reduce_sum_133_add__4 = hlo_add(reduce_sum_133_reshape_2__4, mul_258__4);
-    const float add_107__4 = hlo_add(mul_257__4, reduce_sum_133_add__4);
+    const float reduce_sum_133_add_0__4 = hlo_add(reduce_sum_133_reshape_2__4, mul_258__4);
+    const float add_107__4 = hlo_add(mul_257__4, reduce_sum_133_add_0__4);
     const float reduce_sum_134__5 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__4 = hlo_add(add_107__4, reduce_sum_134__5);
     const float reduce_sum_135__5 = load_as<float>(p_reduce_sum_135[0]);
@@ -1305,8 +1305,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__4 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__4 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__4 = hlo_multiply(flat_29__1__4, flat_29__1__4);
-    const float reduce_sum_141_add__4 = hlo_add(reduce_sum_141_reshape_2__4, mul_266__4);
-    const float add_115__4 = hlo_add(add_114__4, reduce_sum_141_add__4);
+    const float reduce_sum_141_add_0__4 = hlo_add(reduce_sum_141_reshape_2__4, mul_266__4);
+    const float add_115__4 = hlo_add(add_114__4, reduce_sum_141_add_0__4);
     const float reduce_sum_142__5 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__4 = hlo_add(add_115__4, reduce_sum_142__5);
     const float reduce_sum_143__5 = load_as<float>(p_reduce_sum_143[0]);
@@ -1347,29 +1347,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 3072) {
-            const Vec<float, 4> flat_45__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_45__1 + (col));
-            const Vec<float, 4> flat_25__1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_25__1 + (col));
-            Vec<float, 4> add_143_w;
-            const Vec<float, 4> flat_65__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_65__1 + (col));
-            Vec<float, 4> add_144_w;
-            const Vec<float, 4> flat_5__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_5__1 + (col));
-            Vec<float, 4> sub_77_w;
+            const Vec<float, 4> flat_45__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_45__1 + (col));
+            const Vec<float, 4> flat_25__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_25__1 + (col));
+            Vec<float, 4> add_143_w_0;
+            const Vec<float, 4> flat_65__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_65__1 + (col));
+            Vec<float, 4> add_144_w_0;
+            const Vec<float, 4> flat_5__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_5__1 + (col));
+            Vec<float, 4> sub_77_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_45__1 = load_as<float>(flat_45__1_v.v[lane]);
+              const float flat_45__1 = load_as<float>(flat_45__1_v_0.v[lane]);
               const float mul_318 = hlo_multiply(flat_45__1, 0.9f);
-              const float flat_25__1__1 = load_as<float>(flat_25__1_v__1.v[lane]);
+              const float flat_25__1__1 = load_as<float>(flat_25__1_v_0__1.v[lane]);
               const float mul_317 = hlo_multiply(flat_25__1__1, min_1__4);
               const float mul_319 = hlo_multiply(mul_317, 0.1f);
               const float add_143 = hlo_add(mul_318, mul_319);
-              add_143_w.v[lane] = store_as<float>(add_143);
-              const float flat_65__1 = load_as<float>(flat_65__1_v.v[lane]);
+              add_143_w_0.v[lane] = store_as<float>(add_143);
+              const float flat_65__1 = load_as<float>(flat_65__1_v_0.v[lane]);
               const float mul_320 = hlo_multiply(flat_65__1, 0.999f);
               const float mul_321 = hlo_multiply(mul_317, 0.001f);
               const float mul_322 = hlo_multiply(mul_321, mul_317);
               const float add_144 = hlo_add(mul_320, mul_322);
-              add_144_w.v[lane] = store_as<float>(add_144);
-              const float flat_5__1 = load_as<float>(flat_5__1_v.v[lane]);
+              add_144_w_0.v[lane] = store_as<float>(add_144);
+              const float flat_5__1 = load_as<float>(flat_5__1_v_0.v[lane]);
               const float div_124 = hlo_divide(add_143, sub_60__4);
               const float mul_323 = hlo_multiply(div_124, 0.001f);
               const float div_126 = hlo_divide(add_144, sub_61__4);
@@ -1377,11 +1377,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_145 = hlo_add(sqrt_27, 1e-08f);
               const float div_127 = hlo_divide(mul_323, add_145);
               const float sub_77 = hlo_subtract(flat_5__1, div_127);
-              sub_77_w.v[lane] = store_as<float>(sub_77);
+              sub_77_w_0.v[lane] = store_as<float>(sub_77);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_143 + (col)) = add_143_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_add_144 + (col)) = add_144_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_77 + (col)) = sub_77_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_143 + (col)) = add_143_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_144 + (col)) = add_144_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_77 + (col)) = sub_77_w_0;
           }
         }
       }
@@ -1398,8 +1398,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__5 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__5 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__5 = hlo_multiply(flat_21__1__5, flat_21__1__5);
-    const float reduce_sum_133_add__5 = hlo_add(reduce_sum_133_reshape_2__5, mul_258__5);
-    const float add_107__5 = hlo_add(mul_257__5, reduce_sum_133_add__5);
+    const float reduce_sum_133_add_0__5 = hlo_add(reduce_sum_133_reshape_2__5, mul_258__5);
+    const float add_107__5 = hlo_add(mul_257__5, reduce_sum_133_add_0__5);
     const float reduce_sum_134__6 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__5 = hlo_add(add_107__5, reduce_sum_134__6);
     const float reduce_sum_135__6 = load_as<float>(p_reduce_sum_135[0]);
@@ -1417,8 +1417,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__5 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__5 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__5 = hlo_multiply(flat_29__1__5, flat_29__1__5);
-    const float reduce_sum_141_add__5 = hlo_add(reduce_sum_141_reshape_2__5, mul_266__5);
-    const float add_115__5 = hlo_add(add_114__5, reduce_sum_141_add__5);
+    const float reduce_sum_141_add_0__5 = hlo_add(reduce_sum_141_reshape_2__5, mul_266__5);
+    const float add_115__5 = hlo_add(add_114__5, reduce_sum_141_add_0__5);
     const float reduce_sum_142__6 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__5 = hlo_add(add_115__5, reduce_sum_142__6);
     const float reduce_sum_143__6 = load_as<float>(p_reduce_sum_143[0]);
@@ -1458,29 +1458,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 48) {
-            const Vec<float, 4> flat_46__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_46__1 + (col));
-            const Vec<float, 4> flat_26__1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_26__1 + (col));
-            Vec<float, 4> add_146_w;
-            const Vec<float, 4> flat_66__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_66__1 + (col));
-            Vec<float, 4> add_147_w;
-            const Vec<float, 4> flat_6__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_6__1 + (col));
-            Vec<float, 4> sub_80_w;
+            const Vec<float, 4> flat_46__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_46__1 + (col));
+            const Vec<float, 4> flat_26__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_26__1 + (col));
+            Vec<float, 4> add_146_w_0;
+            const Vec<float, 4> flat_66__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_66__1 + (col));
+            Vec<float, 4> add_147_w_0;
+            const Vec<float, 4> flat_6__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_6__1 + (col));
+            Vec<float, 4> sub_80_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_46__1 = load_as<float>(flat_46__1_v.v[lane]);
+              const float flat_46__1 = load_as<float>(flat_46__1_v_0.v[lane]);
               const float mul_326 = hlo_multiply(flat_46__1, 0.9f);
-              const float flat_26__1__1 = load_as<float>(flat_26__1_v__1.v[lane]);
+              const float flat_26__1__1 = load_as<float>(flat_26__1_v_0__1.v[lane]);
               const float mul_325 = hlo_multiply(flat_26__1__1, min_1__5);
               const float mul_327 = hlo_multiply(mul_325, 0.1f);
               const float add_146 = hlo_add(mul_326, mul_327);
-              add_146_w.v[lane] = store_as<float>(add_146);
-              const float flat_66__1 = load_as<float>(flat_66__1_v.v[lane]);
+              add_146_w_0.v[lane] = store_as<float>(add_146);
+              const float flat_66__1 = load_as<float>(flat_66__1_v_0.v[lane]);
               const float mul_328 = hlo_multiply(flat_66__1, 0.999f);
               const float mul_329 = hlo_multiply(mul_325, 0.001f);
               const float mul_330 = hlo_multiply(mul_329, mul_325);
               const float add_147 = hlo_add(mul_328, mul_330);
-              add_147_w.v[lane] = store_as<float>(add_147);
-              const float flat_6__1 = load_as<float>(flat_6__1_v.v[lane]);
+              add_147_w_0.v[lane] = store_as<float>(add_147);
+              const float flat_6__1 = load_as<float>(flat_6__1_v_0.v[lane]);
               const float div_129 = hlo_divide(add_146, sub_60__5);
               const float mul_331 = hlo_multiply(div_129, 0.001f);
               const float div_131 = hlo_divide(add_147, sub_61__5);
@@ -1488,11 +1488,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_148 = hlo_add(sqrt_28, 1e-08f);
               const float div_132 = hlo_divide(mul_331, add_148);
               const float sub_80 = hlo_subtract(flat_6__1, div_132);
-              sub_80_w.v[lane] = store_as<float>(sub_80);
+              sub_80_w_0.v[lane] = store_as<float>(sub_80);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_146 + (col)) = add_146_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_add_147 + (col)) = add_147_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_80 + (col)) = sub_80_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_146 + (col)) = add_146_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_147 + (col)) = add_147_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_80 + (col)) = sub_80_w_0;
           }
         }
       }
@@ -1509,8 +1509,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__6 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__6 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__6 = hlo_multiply(flat_21__1__6, flat_21__1__6);
-    const float reduce_sum_133_add__6 = hlo_add(reduce_sum_133_reshape_2__6, mul_258__6);
-    const float add_107__6 = hlo_add(mul_257__6, reduce_sum_133_add__6);
+    const float reduce_sum_133_add_0__6 = hlo_add(reduce_sum_133_reshape_2__6, mul_258__6);
+    const float add_107__6 = hlo_add(mul_257__6, reduce_sum_133_add_0__6);
     const float reduce_sum_134__7 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__6 = hlo_add(add_107__6, reduce_sum_134__7);
     const float reduce_sum_135__7 = load_as<float>(p_reduce_sum_135[0]);
@@ -1528,8 +1528,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__6 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__6 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__6 = hlo_multiply(flat_29__1__6, flat_29__1__6);
-    const float reduce_sum_141_add__6 = hlo_add(reduce_sum_141_reshape_2__6, mul_266__6);
-    const float add_115__6 = hlo_add(add_114__6, reduce_sum_141_add__6);
+    const float reduce_sum_141_add_0__6 = hlo_add(reduce_sum_141_reshape_2__6, mul_266__6);
+    const float add_115__6 = hlo_add(add_114__6, reduce_sum_141_add_0__6);
     const float reduce_sum_142__7 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__6 = hlo_add(add_115__6, reduce_sum_142__7);
     const float reduce_sum_143__7 = load_as<float>(p_reduce_sum_143[0]);
@@ -1569,29 +1569,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 576) {
-            const Vec<float, 4> flat_47__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_47__1 + (col));
-            const Vec<float, 4> flat_27__1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_27__1 + (col));
-            Vec<float, 4> add_149_w;
-            const Vec<float, 4> flat_67__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_67__1 + (col));
-            Vec<float, 4> add_150_w;
-            const Vec<float, 4> flat_7__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_7__1 + (col));
-            Vec<float, 4> sub_83_w;
+            const Vec<float, 4> flat_47__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_47__1 + (col));
+            const Vec<float, 4> flat_27__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_27__1 + (col));
+            Vec<float, 4> add_149_w_0;
+            const Vec<float, 4> flat_67__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_67__1 + (col));
+            Vec<float, 4> add_150_w_0;
+            const Vec<float, 4> flat_7__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_7__1 + (col));
+            Vec<float, 4> sub_83_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_47__1 = load_as<float>(flat_47__1_v.v[lane]);
+              const float flat_47__1 = load_as<float>(flat_47__1_v_0.v[lane]);
               const float mul_334 = hlo_multiply(flat_47__1, 0.9f);
-              const float flat_27__1__1 = load_as<float>(flat_27__1_v__1.v[lane]);
+              const float flat_27__1__1 = load_as<float>(flat_27__1_v_0__1.v[lane]);
               const float mul_333 = hlo_multiply(flat_27__1__1, min_1__6);
               const float mul_335 = hlo_multiply(mul_333, 0.1f);
               const float add_149 = hlo_add(mul_334, mul_335);
-              add_149_w.v[lane] = store_as<float>(add_149);
-              const float flat_67__1 = load_as<float>(flat_67__1_v.v[lane]);
+              add_149_w_0.v[lane] = store_as<float>(add_149);
+              const float flat_67__1 = load_as<float>(flat_67__1_v_0.v[lane]);
               const float mul_336 = hlo_multiply(flat_67__1, 0.999f);
               const float mul_337 = hlo_multiply(mul_333, 0.001f);
               const float mul_338 = hlo_multiply(mul_337, mul_333);
               const float add_150 = hlo_add(mul_336, mul_338);
-              add_150_w.v[lane] = store_as<float>(add_150);
-              const float flat_7__1 = load_as<float>(flat_7__1_v.v[lane]);
+              add_150_w_0.v[lane] = store_as<float>(add_150);
+              const float flat_7__1 = load_as<float>(flat_7__1_v_0.v[lane]);
               const float div_134 = hlo_divide(add_149, sub_60__6);
               const float mul_339 = hlo_multiply(div_134, 0.001f);
               const float div_136 = hlo_divide(add_150, sub_61__6);
@@ -1599,11 +1599,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_151 = hlo_add(sqrt_29, 1e-08f);
               const float div_137 = hlo_divide(mul_339, add_151);
               const float sub_83 = hlo_subtract(flat_7__1, div_137);
-              sub_83_w.v[lane] = store_as<float>(sub_83);
+              sub_83_w_0.v[lane] = store_as<float>(sub_83);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_149 + (col)) = add_149_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_add_150 + (col)) = add_150_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_83 + (col)) = sub_83_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_149 + (col)) = add_149_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_150 + (col)) = add_150_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_83 + (col)) = sub_83_w_0;
           }
         }
       }
@@ -1620,8 +1620,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__7 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__7 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__7 = hlo_multiply(flat_21__1__7, flat_21__1__7);
-    const float reduce_sum_133_add__7 = hlo_add(reduce_sum_133_reshape_2__7, mul_258__7);
-    const float add_107__7 = hlo_add(mul_257__7, reduce_sum_133_add__7);
+    const float reduce_sum_133_add_0__7 = hlo_add(reduce_sum_133_reshape_2__7, mul_258__7);
+    const float add_107__7 = hlo_add(mul_257__7, reduce_sum_133_add_0__7);
     const float reduce_sum_134__8 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__7 = hlo_add(add_107__7, reduce_sum_134__8);
     const float reduce_sum_135__8 = load_as<float>(p_reduce_sum_135[0]);
@@ -1639,8 +1639,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__7 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__7 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__7 = hlo_multiply(flat_29__1__7, flat_29__1__7);
-    const float reduce_sum_141_add__7 = hlo_add(reduce_sum_141_reshape_2__7, mul_266__7);
-    const float add_115__7 = hlo_add(add_114__7, reduce_sum_141_add__7);
+    const float reduce_sum_141_add_0__7 = hlo_add(reduce_sum_141_reshape_2__7, mul_266__7);
+    const float add_115__7 = hlo_add(add_114__7, reduce_sum_141_add_0__7);
     const float reduce_sum_142__8 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__7 = hlo_add(add_115__7, reduce_sum_142__8);
     const float reduce_sum_143__8 = load_as<float>(p_reduce_sum_143[0]);
@@ -1680,29 +1680,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 16) {
-            const Vec<float, 4> flat_48__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_48__1 + (col));
-            const Vec<float, 4> flat_28__1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_28__1 + (col));
-            Vec<float, 4> add_152_w;
-            const Vec<float, 4> flat_68__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_68__1 + (col));
-            Vec<float, 4> add_153_w;
-            const Vec<float, 4> flat_8__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_8__1 + (col));
-            Vec<float, 4> sub_86_w;
+            const Vec<float, 4> flat_48__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_48__1 + (col));
+            const Vec<float, 4> flat_28__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_28__1 + (col));
+            Vec<float, 4> add_152_w_0;
+            const Vec<float, 4> flat_68__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_68__1 + (col));
+            Vec<float, 4> add_153_w_0;
+            const Vec<float, 4> flat_8__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_8__1 + (col));
+            Vec<float, 4> sub_86_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_48__1 = load_as<float>(flat_48__1_v.v[lane]);
+              const float flat_48__1 = load_as<float>(flat_48__1_v_0.v[lane]);
               const float mul_342 = hlo_multiply(flat_48__1, 0.9f);
-              const float flat_28__1__1 = load_as<float>(flat_28__1_v__1.v[lane]);
+              const float flat_28__1__1 = load_as<float>(flat_28__1_v_0__1.v[lane]);
               const float mul_341 = hlo_multiply(flat_28__1__1, min_1__7);
               const float mul_343 = hlo_multiply(mul_341, 0.1f);
               const float add_152 = hlo_add(mul_342, mul_343);
-              add_152_w.v[lane] = store_as<float>(add_152);
-              const float flat_68__1 = load_as<float>(flat_68__1_v.v[lane]);
+              add_152_w_0.v[lane] = store_as<float>(add_152);
+              const float flat_68__1 = load_as<float>(flat_68__1_v_0.v[lane]);
               const float mul_344 = hlo_multiply(flat_68__1, 0.999f);
               const float mul_345 = hlo_multiply(mul_341, 0.001f);
               const float mul_346 = hlo_multiply(mul_345, mul_341);
               const float add_153 = hlo_add(mul_344, mul_346);
-              add_153_w.v[lane] = store_as<float>(add_153);
-              const float flat_8__1 = load_as<float>(flat_8__1_v.v[lane]);
+              add_153_w_0.v[lane] = store_as<float>(add_153);
+              const float flat_8__1 = load_as<float>(flat_8__1_v_0.v[lane]);
               const float div_139 = hlo_divide(add_152, sub_60__7);
               const float mul_347 = hlo_multiply(div_139, 0.001f);
               const float div_141 = hlo_divide(add_153, sub_61__7);
@@ -1710,11 +1710,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_154 = hlo_add(sqrt_30, 1e-08f);
               const float div_142 = hlo_divide(mul_347, add_154);
               const float sub_86 = hlo_subtract(flat_8__1, div_142);
-              sub_86_w.v[lane] = store_as<float>(sub_86);
+              sub_86_w_0.v[lane] = store_as<float>(sub_86);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_152 + (col)) = add_152_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_add_153 + (col)) = add_153_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_86 + (col)) = sub_86_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_152 + (col)) = add_152_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_153 + (col)) = add_153_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_86 + (col)) = sub_86_w_0;
           }
         }
       }
@@ -1731,8 +1731,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__8 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__8 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__8 = hlo_multiply(flat_21__1__8, flat_21__1__8);
-    const float reduce_sum_133_add__8 = hlo_add(reduce_sum_133_reshape_2__8, mul_258__8);
-    const float add_107__8 = hlo_add(mul_257__8, reduce_sum_133_add__8);
+    const float reduce_sum_133_add_0__8 = hlo_add(reduce_sum_133_reshape_2__8, mul_258__8);
+    const float add_107__8 = hlo_add(mul_257__8, reduce_sum_133_add_0__8);
     const float reduce_sum_134__9 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__8 = hlo_add(add_107__8, reduce_sum_134__9);
     const float reduce_sum_135__9 = load_as<float>(p_reduce_sum_135[0]);
@@ -1750,8 +1750,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__8 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__8 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__8 = hlo_multiply(flat_29__1__8, flat_29__1__8);
-    const float reduce_sum_141_add__8 = hlo_add(reduce_sum_141_reshape_2__8, mul_266__8);
-    const float add_115__8 = hlo_add(add_114__8, reduce_sum_141_add__8);
+    const float reduce_sum_141_add_0__8 = hlo_add(reduce_sum_141_reshape_2__8, mul_266__8);
+    const float add_115__8 = hlo_add(add_114__8, reduce_sum_141_add_0__8);
     const float reduce_sum_142__9 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__8 = hlo_add(add_115__8, reduce_sum_142__9);
     const float reduce_sum_143__9 = load_as<float>(p_reduce_sum_143[0]);
@@ -1829,8 +1829,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__9 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__9 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__9 = hlo_multiply(flat_21__1__9, flat_21__1__9);
-    const float reduce_sum_133_add__9 = hlo_add(reduce_sum_133_reshape_2__9, mul_258__9);
-    const float add_107__9 = hlo_add(mul_257__9, reduce_sum_133_add__9);
+    const float reduce_sum_133_add_0__9 = hlo_add(reduce_sum_133_reshape_2__9, mul_258__9);
+    const float add_107__9 = hlo_add(mul_257__9, reduce_sum_133_add_0__9);
     const float reduce_sum_134__10 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__9 = hlo_add(add_107__9, reduce_sum_134__10);
     const float reduce_sum_135__10 = load_as<float>(p_reduce_sum_135[0]);
@@ -1848,8 +1848,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__9 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__9 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__9 = hlo_multiply(flat_29__1__9, flat_29__1__9);
-    const float reduce_sum_141_add__9 = hlo_add(reduce_sum_141_reshape_2__9, mul_266__9);
-    const float add_115__9 = hlo_add(add_114__9, reduce_sum_141_add__9);
+    const float reduce_sum_141_add_0__9 = hlo_add(reduce_sum_141_reshape_2__9, mul_266__9);
+    const float add_115__9 = hlo_add(add_114__9, reduce_sum_141_add_0__9);
     const float reduce_sum_142__10 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__9 = hlo_add(add_115__9, reduce_sum_142__10);
     const float reduce_sum_143__10 = load_as<float>(p_reduce_sum_143[0]);
@@ -1889,29 +1889,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 200) {
-            const Vec<float, 4> flat_52__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_52__1 + (col));
-            const Vec<float, 4> flat_32__1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_32__1 + (col));
-            Vec<float, 4> add_164_w;
-            const Vec<float, 4> flat_72__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_72__1 + (col));
-            Vec<float, 4> add_165_w;
-            const Vec<float, 4> flat_12__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_12__1 + (col));
-            Vec<float, 4> sub_98_w;
+            const Vec<float, 4> flat_52__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_52__1 + (col));
+            const Vec<float, 4> flat_32__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_32__1 + (col));
+            Vec<float, 4> add_164_w_0;
+            const Vec<float, 4> flat_72__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_72__1 + (col));
+            Vec<float, 4> add_165_w_0;
+            const Vec<float, 4> flat_12__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_12__1 + (col));
+            Vec<float, 4> sub_98_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_52__1 = load_as<float>(flat_52__1_v.v[lane]);
+              const float flat_52__1 = load_as<float>(flat_52__1_v_0.v[lane]);
               const float mul_374 = hlo_multiply(flat_52__1, 0.9f);
-              const float flat_32__1__1 = load_as<float>(flat_32__1_v__1.v[lane]);
+              const float flat_32__1__1 = load_as<float>(flat_32__1_v_0__1.v[lane]);
               const float mul_373 = hlo_multiply(flat_32__1__1, min_1__9);
               const float mul_375 = hlo_multiply(mul_373, 0.1f);
               const float add_164 = hlo_add(mul_374, mul_375);
-              add_164_w.v[lane] = store_as<float>(add_164);
-              const float flat_72__1 = load_as<float>(flat_72__1_v.v[lane]);
+              add_164_w_0.v[lane] = store_as<float>(add_164);
+              const float flat_72__1 = load_as<float>(flat_72__1_v_0.v[lane]);
               const float mul_376 = hlo_multiply(flat_72__1, 0.999f);
               const float mul_377 = hlo_multiply(mul_373, 0.001f);
               const float mul_378 = hlo_multiply(mul_377, mul_373);
               const float add_165 = hlo_add(mul_376, mul_378);
-              add_165_w.v[lane] = store_as<float>(add_165);
-              const float flat_12__1 = load_as<float>(flat_12__1_v.v[lane]);
+              add_165_w_0.v[lane] = store_as<float>(add_165);
+              const float flat_12__1 = load_as<float>(flat_12__1_v_0.v[lane]);
               const float div_159 = hlo_divide(add_164, sub_60__9);
               const float mul_379 = hlo_multiply(div_159, 0.001f);
               const float div_161 = hlo_divide(add_165, sub_61__9);
@@ -1919,11 +1919,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_166 = hlo_add(sqrt_34, 1e-08f);
               const float div_162 = hlo_divide(mul_379, add_166);
               const float sub_98 = hlo_subtract(flat_12__1, div_162);
-              sub_98_w.v[lane] = store_as<float>(sub_98);
+              sub_98_w_0.v[lane] = store_as<float>(sub_98);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_164 + (col)) = add_164_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_add_165 + (col)) = add_165_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_98 + (col)) = sub_98_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_164 + (col)) = add_164_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_165 + (col)) = add_165_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_98 + (col)) = sub_98_w_0;
           }
         }
       }
@@ -1940,8 +1940,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__10 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__10 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__10 = hlo_multiply(flat_21__1__10, flat_21__1__10);
-    const float reduce_sum_133_add__10 = hlo_add(reduce_sum_133_reshape_2__10, mul_258__10);
-    const float add_107__10 = hlo_add(mul_257__10, reduce_sum_133_add__10);
+    const float reduce_sum_133_add_0__10 = hlo_add(reduce_sum_133_reshape_2__10, mul_258__10);
+    const float add_107__10 = hlo_add(mul_257__10, reduce_sum_133_add_0__10);
     const float reduce_sum_134__11 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__10 = hlo_add(add_107__10, reduce_sum_134__11);
     const float reduce_sum_135__11 = load_as<float>(p_reduce_sum_135[0]);
@@ -1959,8 +1959,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__10 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__10 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__10 = hlo_multiply(flat_29__1__10, flat_29__1__10);
-    const float reduce_sum_141_add__10 = hlo_add(reduce_sum_141_reshape_2__10, mul_266__10);
-    const float add_115__10 = hlo_add(add_114__10, reduce_sum_141_add__10);
+    const float reduce_sum_141_add_0__10 = hlo_add(reduce_sum_141_reshape_2__10, mul_266__10);
+    const float add_115__10 = hlo_add(add_114__10, reduce_sum_141_add_0__10);
     const float reduce_sum_142__11 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__10 = hlo_add(add_115__10, reduce_sum_142__11);
     const float reduce_sum_143__11 = load_as<float>(p_reduce_sum_143[0]);
@@ -2000,29 +2000,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 8) {
-            const Vec<float, 4> flat_53__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_53__1 + (col));
-            const Vec<float, 4> flat_33__1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_33__1 + (col));
-            Vec<float, 4> add_167_w;
-            const Vec<float, 4> flat_73__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_73__1 + (col));
-            Vec<float, 4> add_168_w;
-            const Vec<float, 4> flat_13__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_13__1 + (col));
-            Vec<float, 4> sub_101_w;
+            const Vec<float, 4> flat_53__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_53__1 + (col));
+            const Vec<float, 4> flat_33__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_33__1 + (col));
+            Vec<float, 4> add_167_w_0;
+            const Vec<float, 4> flat_73__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_73__1 + (col));
+            Vec<float, 4> add_168_w_0;
+            const Vec<float, 4> flat_13__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_13__1 + (col));
+            Vec<float, 4> sub_101_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_53__1 = load_as<float>(flat_53__1_v.v[lane]);
+              const float flat_53__1 = load_as<float>(flat_53__1_v_0.v[lane]);
               const float mul_382 = hlo_multiply(flat_53__1, 0.9f);
-              const float flat_33__1__1 = load_as<float>(flat_33__1_v__1.v[lane]);
+              const float flat_33__1__1 = load_as<float>(flat_33__1_v_0__1.v[lane]);
               const float mul_381 = hlo_multiply(flat_33__1__1, min_1__10);
               const float mul_383 = hlo_multiply(mul_381, 0.1f);
               const float add_167 = hlo_add(mul_382, mul_383);
-              add_167_w.v[lane] = store_as<float>(add_167);
-              const float flat_73__1 = load_as<float>(flat_73__1_v.v[lane]);
+              add_167_w_0.v[lane] = store_as<float>(add_167);
+              const float flat_73__1 = load_as<float>(flat_73__1_v_0.v[lane]);
               const float mul_384 = hlo_multiply(flat_73__1, 0.999f);
               const float mul_385 = hlo_multiply(mul_381, 0.001f);
               const float mul_386 = hlo_multiply(mul_385, mul_381);
               const float add_168 = hlo_add(mul_384, mul_386);
-              add_168_w.v[lane] = store_as<float>(add_168);
-              const float flat_13__1 = load_as<float>(flat_13__1_v.v[lane]);
+              add_168_w_0.v[lane] = store_as<float>(add_168);
+              const float flat_13__1 = load_as<float>(flat_13__1_v_0.v[lane]);
               const float div_164 = hlo_divide(add_167, sub_60__10);
               const float mul_387 = hlo_multiply(div_164, 0.001f);
               const float div_166 = hlo_divide(add_168, sub_61__10);
@@ -2030,11 +2030,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_169 = hlo_add(sqrt_35, 1e-08f);
               const float div_167 = hlo_divide(mul_387, add_169);
               const float sub_101 = hlo_subtract(flat_13__1, div_167);
-              sub_101_w.v[lane] = store_as<float>(sub_101);
+              sub_101_w_0.v[lane] = store_as<float>(sub_101);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_167 + (col)) = add_167_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_add_168 + (col)) = add_168_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_101 + (col)) = sub_101_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_167 + (col)) = add_167_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_168 + (col)) = add_168_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_101 + (col)) = sub_101_w_0;
           }
         }
       }
@@ -2051,8 +2051,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__11 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__11 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__11 = hlo_multiply(flat_21__1__11, flat_21__1__11);
-    const float reduce_sum_133_add__11 = hlo_add(reduce_sum_133_reshape_2__11, mul_258__11);
-    const float add_107__11 = hlo_add(mul_257__11, reduce_sum_133_add__11);
+    const float reduce_sum_133_add_0__11 = hlo_add(reduce_sum_133_reshape_2__11, mul_258__11);
+    const float add_107__11 = hlo_add(mul_257__11, reduce_sum_133_add_0__11);
     const float reduce_sum_134__12 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__11 = hlo_add(add_107__11, reduce_sum_134__12);
     const float reduce_sum_135__12 = load_as<float>(p_reduce_sum_135[0]);
@@ -2070,8 +2070,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__11 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__11 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__11 = hlo_multiply(flat_29__1__11, flat_29__1__11);
-    const float reduce_sum_141_add__11 = hlo_add(reduce_sum_141_reshape_2__11, mul_266__11);
-    const float add_115__11 = hlo_add(add_114__11, reduce_sum_141_add__11);
+    const float reduce_sum_141_add_0__11 = hlo_add(reduce_sum_141_reshape_2__11, mul_266__11);
+    const float add_115__11 = hlo_add(add_114__11, reduce_sum_141_add_0__11);
     const float reduce_sum_142__12 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__11 = hlo_add(add_115__11, reduce_sum_142__12);
     const float reduce_sum_143__12 = load_as<float>(p_reduce_sum_143[0]);
@@ -2111,29 +2111,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 2000) {
-            const Vec<float, 4> flat_54__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_54__1 + (col));
-            const Vec<float, 4> flat_34__1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_34__1 + (col));
-            Vec<float, 4> add_170_w;
-            const Vec<float, 4> flat_74__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_74__1 + (col));
-            Vec<float, 4> add_171_w;
-            const Vec<float, 4> flat_14__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_14__1 + (col));
-            Vec<float, 4> sub_104_w;
+            const Vec<float, 4> flat_54__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_54__1 + (col));
+            const Vec<float, 4> flat_34__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_34__1 + (col));
+            Vec<float, 4> add_170_w_0;
+            const Vec<float, 4> flat_74__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_74__1 + (col));
+            Vec<float, 4> add_171_w_0;
+            const Vec<float, 4> flat_14__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_14__1 + (col));
+            Vec<float, 4> sub_104_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_54__1 = load_as<float>(flat_54__1_v.v[lane]);
+              const float flat_54__1 = load_as<float>(flat_54__1_v_0.v[lane]);
               const float mul_390 = hlo_multiply(flat_54__1, 0.9f);
-              const float flat_34__1__1 = load_as<float>(flat_34__1_v__1.v[lane]);
+              const float flat_34__1__1 = load_as<float>(flat_34__1_v_0__1.v[lane]);
               const float mul_389 = hlo_multiply(flat_34__1__1, min_1__11);
               const float mul_391 = hlo_multiply(mul_389, 0.1f);
               const float add_170 = hlo_add(mul_390, mul_391);
-              add_170_w.v[lane] = store_as<float>(add_170);
-              const float flat_74__1 = load_as<float>(flat_74__1_v.v[lane]);
+              add_170_w_0.v[lane] = store_as<float>(add_170);
+              const float flat_74__1 = load_as<float>(flat_74__1_v_0.v[lane]);
               const float mul_392 = hlo_multiply(flat_74__1, 0.999f);
               const float mul_393 = hlo_multiply(mul_389, 0.001f);
               const float mul_394 = hlo_multiply(mul_393, mul_389);
               const float add_171 = hlo_add(mul_392, mul_394);
-              add_171_w.v[lane] = store_as<float>(add_171);
-              const float flat_14__1 = load_as<float>(flat_14__1_v.v[lane]);
+              add_171_w_0.v[lane] = store_as<float>(add_171);
+              const float flat_14__1 = load_as<float>(flat_14__1_v_0.v[lane]);
               const float div_169 = hlo_divide(add_170, sub_60__11);
               const float mul_395 = hlo_multiply(div_169, 0.001f);
               const float div_171 = hlo_divide(add_171, sub_61__11);
@@ -2141,11 +2141,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_172 = hlo_add(sqrt_36, 1e-08f);
               const float div_172 = hlo_divide(mul_395, add_172);
               const float sub_104 = hlo_subtract(flat_14__1, div_172);
-              sub_104_w.v[lane] = store_as<float>(sub_104);
+              sub_104_w_0.v[lane] = store_as<float>(sub_104);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_170 + (col)) = add_170_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_add_171 + (col)) = add_171_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_104 + (col)) = sub_104_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_170 + (col)) = add_170_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_171 + (col)) = add_171_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_104 + (col)) = sub_104_w_0;
           }
         }
       }
@@ -2162,8 +2162,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__12 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__12 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__12 = hlo_multiply(flat_21__1__12, flat_21__1__12);
-    const float reduce_sum_133_add__12 = hlo_add(reduce_sum_133_reshape_2__12, mul_258__12);
-    const float add_107__12 = hlo_add(mul_257__12, reduce_sum_133_add__12);
+    const float reduce_sum_133_add_0__12 = hlo_add(reduce_sum_133_reshape_2__12, mul_258__12);
+    const float add_107__12 = hlo_add(mul_257__12, reduce_sum_133_add_0__12);
     const float reduce_sum_134__13 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__12 = hlo_add(add_107__12, reduce_sum_134__13);
     const float reduce_sum_135__13 = load_as<float>(p_reduce_sum_135[0]);
@@ -2181,8 +2181,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__12 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__12 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__12 = hlo_multiply(flat_29__1__12, flat_29__1__12);
-    const float reduce_sum_141_add__12 = hlo_add(reduce_sum_141_reshape_2__12, mul_266__12);
-    const float add_115__12 = hlo_add(add_114__12, reduce_sum_141_add__12);
+    const float reduce_sum_141_add_0__12 = hlo_add(reduce_sum_141_reshape_2__12, mul_266__12);
+    const float add_115__12 = hlo_add(add_114__12, reduce_sum_141_add_0__12);
     const float reduce_sum_142__13 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__12 = hlo_add(add_115__12, reduce_sum_142__13);
     const float reduce_sum_143__13 = load_as<float>(p_reduce_sum_143[0]);
@@ -2222,29 +2222,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 20) {
-            const Vec<float, 4> flat_55__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_55__1 + (col));
-            const Vec<float, 4> flat_35__1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_35__1 + (col));
-            Vec<float, 4> add_173_w;
-            const Vec<float, 4> flat_75__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_75__1 + (col));
-            Vec<float, 4> add_174_w;
-            const Vec<float, 4> flat_15__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_15__1 + (col));
-            Vec<float, 4> sub_107_w;
+            const Vec<float, 4> flat_55__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_55__1 + (col));
+            const Vec<float, 4> flat_35__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_35__1 + (col));
+            Vec<float, 4> add_173_w_0;
+            const Vec<float, 4> flat_75__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_75__1 + (col));
+            Vec<float, 4> add_174_w_0;
+            const Vec<float, 4> flat_15__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_15__1 + (col));
+            Vec<float, 4> sub_107_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_55__1 = load_as<float>(flat_55__1_v.v[lane]);
+              const float flat_55__1 = load_as<float>(flat_55__1_v_0.v[lane]);
               const float mul_398 = hlo_multiply(flat_55__1, 0.9f);
-              const float flat_35__1__1 = load_as<float>(flat_35__1_v__1.v[lane]);
+              const float flat_35__1__1 = load_as<float>(flat_35__1_v_0__1.v[lane]);
               const float mul_397 = hlo_multiply(flat_35__1__1, min_1__12);
               const float mul_399 = hlo_multiply(mul_397, 0.1f);
               const float add_173 = hlo_add(mul_398, mul_399);
-              add_173_w.v[lane] = store_as<float>(add_173);
-              const float flat_75__1 = load_as<float>(flat_75__1_v.v[lane]);
+              add_173_w_0.v[lane] = store_as<float>(add_173);
+              const float flat_75__1 = load_as<float>(flat_75__1_v_0.v[lane]);
               const float mul_400 = hlo_multiply(flat_75__1, 0.999f);
               const float mul_401 = hlo_multiply(mul_397, 0.001f);
               const float mul_402 = hlo_multiply(mul_401, mul_397);
               const float add_174 = hlo_add(mul_400, mul_402);
-              add_174_w.v[lane] = store_as<float>(add_174);
-              const float flat_15__1 = load_as<float>(flat_15__1_v.v[lane]);
+              add_174_w_0.v[lane] = store_as<float>(add_174);
+              const float flat_15__1 = load_as<float>(flat_15__1_v_0.v[lane]);
               const float div_174 = hlo_divide(add_173, sub_60__12);
               const float mul_403 = hlo_multiply(div_174, 0.001f);
               const float div_176 = hlo_divide(add_174, sub_61__12);
@@ -2252,11 +2252,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_175 = hlo_add(sqrt_37, 1e-08f);
               const float div_177 = hlo_divide(mul_403, add_175);
               const float sub_107 = hlo_subtract(flat_15__1, div_177);
-              sub_107_w.v[lane] = store_as<float>(sub_107);
+              sub_107_w_0.v[lane] = store_as<float>(sub_107);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_173 + (col)) = add_173_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_add_174 + (col)) = add_174_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_107 + (col)) = sub_107_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_173 + (col)) = add_173_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_174 + (col)) = add_174_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_107 + (col)) = sub_107_w_0;
           }
         }
       }
@@ -2273,8 +2273,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__13 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__13 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__13 = hlo_multiply(flat_21__1__13, flat_21__1__13);
-    const float reduce_sum_133_add__13 = hlo_add(reduce_sum_133_reshape_2__13, mul_258__13);
-    const float add_107__13 = hlo_add(mul_257__13, reduce_sum_133_add__13);
+    const float reduce_sum_133_add_0__13 = hlo_add(reduce_sum_133_reshape_2__13, mul_258__13);
+    const float add_107__13 = hlo_add(mul_257__13, reduce_sum_133_add_0__13);
     const float reduce_sum_134__14 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__13 = hlo_add(add_107__13, reduce_sum_134__14);
     const float reduce_sum_135__14 = load_as<float>(p_reduce_sum_135[0]);
@@ -2292,8 +2292,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__13 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__13 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__13 = hlo_multiply(flat_29__1__13, flat_29__1__13);
-    const float reduce_sum_141_add__13 = hlo_add(reduce_sum_141_reshape_2__13, mul_266__13);
-    const float add_115__13 = hlo_add(add_114__13, reduce_sum_141_add__13);
+    const float reduce_sum_141_add_0__13 = hlo_add(reduce_sum_141_reshape_2__13, mul_266__13);
+    const float add_115__13 = hlo_add(add_114__13, reduce_sum_141_add_0__13);
     const float reduce_sum_142__14 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__13 = hlo_add(add_115__13, reduce_sum_142__14);
     const float reduce_sum_143__14 = load_as<float>(p_reduce_sum_143[0]);
@@ -2333,29 +2333,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 2;
           if (col < 32) {
-            const Vec<float, 2> flat_56__1_v = *reinterpret_cast<const Vec<float, 2>*>(p_flat_56__1 + (col));
-            const Vec<float, 2> flat_36__1_v__1 = *reinterpret_cast<const Vec<float, 2>*>(p_flat_36__1 + (col));
-            Vec<float, 2> add_176_w;
-            const Vec<float, 2> flat_76__1_v = *reinterpret_cast<const Vec<float, 2>*>(p_flat_76__1 + (col));
-            Vec<float, 2> add_177_w;
-            const Vec<float, 2> flat_16__1_v = *reinterpret_cast<const Vec<float, 2>*>(p_flat_16__1 + (col));
-            Vec<float, 2> sub_110_w;
+            const Vec<float, 2> flat_56__1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_flat_56__1 + (col));
+            const Vec<float, 2> flat_36__1_v_0__1 = *reinterpret_cast<const Vec<float, 2>*>(p_flat_36__1 + (col));
+            Vec<float, 2> add_176_w_0;
+            const Vec<float, 2> flat_76__1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_flat_76__1 + (col));
+            Vec<float, 2> add_177_w_0;
+            const Vec<float, 2> flat_16__1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_flat_16__1 + (col));
+            Vec<float, 2> sub_110_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float flat_56__1 = load_as<float>(flat_56__1_v.v[lane]);
+              const float flat_56__1 = load_as<float>(flat_56__1_v_0.v[lane]);
               const float mul_406 = hlo_multiply(flat_56__1, 0.9f);
-              const float flat_36__1__1 = load_as<float>(flat_36__1_v__1.v[lane]);
+              const float flat_36__1__1 = load_as<float>(flat_36__1_v_0__1.v[lane]);
               const float mul_405 = hlo_multiply(flat_36__1__1, min_1__13);
               const float mul_407 = hlo_multiply(mul_405, 0.1f);
               const float add_176 = hlo_add(mul_406, mul_407);
-              add_176_w.v[lane] = store_as<float>(add_176);
-              const float flat_76__1 = load_as<float>(flat_76__1_v.v[lane]);
+              add_176_w_0.v[lane] = store_as<float>(add_176);
+              const float flat_76__1 = load_as<float>(flat_76__1_v_0.v[lane]);
               const float mul_408 = hlo_multiply(flat_76__1, 0.999f);
               const float mul_409 = hlo_multiply(mul_405, 0.001f);
               const float mul_410 = hlo_multiply(mul_409, mul_405);
               const float add_177 = hlo_add(mul_408, mul_410);
-              add_177_w.v[lane] = store_as<float>(add_177);
-              const float flat_16__1 = load_as<float>(flat_16__1_v.v[lane]);
+              add_177_w_0.v[lane] = store_as<float>(add_177);
+              const float flat_16__1 = load_as<float>(flat_16__1_v_0.v[lane]);
               const float div_179 = hlo_divide(add_176, sub_60__13);
               const float mul_411 = hlo_multiply(div_179, 0.001f);
               const float div_181 = hlo_divide(add_177, sub_61__13);
@@ -2363,11 +2363,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_178 = hlo_add(sqrt_38, 1e-08f);
               const float div_182 = hlo_divide(mul_411, add_178);
               const float sub_110 = hlo_subtract(flat_16__1, div_182);
-              sub_110_w.v[lane] = store_as<float>(sub_110);
+              sub_110_w_0.v[lane] = store_as<float>(sub_110);
             }
-            *reinterpret_cast<Vec<float, 2>*>(p_add_176 + (col)) = add_176_w;
-            *reinterpret_cast<Vec<float, 2>*>(p_add_177 + (col)) = add_177_w;
-            *reinterpret_cast<Vec<float, 2>*>(p_sub_110 + (col)) = sub_110_w;
+            *reinterpret_cast<Vec<float, 2>*>(p_add_176 + (col)) = add_176_w_0;
+            *reinterpret_cast<Vec<float, 2>*>(p_add_177 + (col)) = add_177_w_0;
+            *reinterpret_cast<Vec<float, 2>*>(p_sub_110 + (col)) = sub_110_w_0;
           }
         }
       }
@@ -2384,8 +2384,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__14 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__14 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__14 = hlo_multiply(flat_21__1__14, flat_21__1__14);
-    const float reduce_sum_133_add__14 = hlo_add(reduce_sum_133_reshape_2__14, mul_258__14);
-    const float add_107__14 = hlo_add(mul_257__14, reduce_sum_133_add__14);
+    const float reduce_sum_133_add_0__14 = hlo_add(reduce_sum_133_reshape_2__14, mul_258__14);
+    const float add_107__14 = hlo_add(mul_257__14, reduce_sum_133_add_0__14);
     const float reduce_sum_134__15 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__14 = hlo_add(add_107__14, reduce_sum_134__15);
     const float reduce_sum_135__15 = load_as<float>(p_reduce_sum_135[0]);
@@ -2403,8 +2403,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__14 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__14 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__14 = hlo_multiply(flat_29__1__14, flat_29__1__14);
-    const float reduce_sum_141_add__14 = hlo_add(reduce_sum_141_reshape_2__14, mul_266__14);
-    const float add_115__14 = hlo_add(add_114__14, reduce_sum_141_add__14);
+    const float reduce_sum_141_add_0__14 = hlo_add(reduce_sum_141_reshape_2__14, mul_266__14);
+    const float add_115__14 = hlo_add(add_114__14, reduce_sum_141_add_0__14);
     const float reduce_sum_142__15 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__14 = hlo_add(add_115__14, reduce_sum_142__15);
     const float reduce_sum_143__15 = load_as<float>(p_reduce_sum_143[0]);
@@ -2444,29 +2444,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 128) {
-            const Vec<float, 4> flat_57__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_57__1 + (col));
-            const Vec<float, 4> flat_37__1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_37__1 + (col));
-            Vec<float, 4> add_179_w;
-            const Vec<float, 4> flat_77__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_77__1 + (col));
-            Vec<float, 4> add_180_w;
-            const Vec<float, 4> flat_17__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_17__1 + (col));
-            Vec<float, 4> sub_113_w;
+            const Vec<float, 4> flat_57__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_57__1 + (col));
+            const Vec<float, 4> flat_37__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_37__1 + (col));
+            Vec<float, 4> add_179_w_0;
+            const Vec<float, 4> flat_77__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_77__1 + (col));
+            Vec<float, 4> add_180_w_0;
+            const Vec<float, 4> flat_17__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_17__1 + (col));
+            Vec<float, 4> sub_113_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_57__1 = load_as<float>(flat_57__1_v.v[lane]);
+              const float flat_57__1 = load_as<float>(flat_57__1_v_0.v[lane]);
               const float mul_414 = hlo_multiply(flat_57__1, 0.9f);
-              const float flat_37__1__1 = load_as<float>(flat_37__1_v__1.v[lane]);
+              const float flat_37__1__1 = load_as<float>(flat_37__1_v_0__1.v[lane]);
               const float mul_413 = hlo_multiply(flat_37__1__1, min_1__14);
               const float mul_415 = hlo_multiply(mul_413, 0.1f);
               const float add_179 = hlo_add(mul_414, mul_415);
-              add_179_w.v[lane] = store_as<float>(add_179);
-              const float flat_77__1 = load_as<float>(flat_77__1_v.v[lane]);
+              add_179_w_0.v[lane] = store_as<float>(add_179);
+              const float flat_77__1 = load_as<float>(flat_77__1_v_0.v[lane]);
               const float mul_416 = hlo_multiply(flat_77__1, 0.999f);
               const float mul_417 = hlo_multiply(mul_413, 0.001f);
               const float mul_418 = hlo_multiply(mul_417, mul_413);
               const float add_180 = hlo_add(mul_416, mul_418);
-              add_180_w.v[lane] = store_as<float>(add_180);
-              const float flat_17__1 = load_as<float>(flat_17__1_v.v[lane]);
+              add_180_w_0.v[lane] = store_as<float>(add_180);
+              const float flat_17__1 = load_as<float>(flat_17__1_v_0.v[lane]);
               const float div_184 = hlo_divide(add_179, sub_60__14);
               const float mul_419 = hlo_multiply(div_184, 0.001f);
               const float div_186 = hlo_divide(add_180, sub_61__14);
@@ -2474,11 +2474,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_181 = hlo_add(sqrt_39, 1e-08f);
               const float div_187 = hlo_divide(mul_419, add_181);
               const float sub_113 = hlo_subtract(flat_17__1, div_187);
-              sub_113_w.v[lane] = store_as<float>(sub_113);
+              sub_113_w_0.v[lane] = store_as<float>(sub_113);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_179 + (col)) = add_179_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_add_180 + (col)) = add_180_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_113 + (col)) = sub_113_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_179 + (col)) = add_179_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_180 + (col)) = add_180_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_113 + (col)) = sub_113_w_0;
           }
         }
       }
@@ -2495,8 +2495,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__15 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__15 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__15 = hlo_multiply(flat_21__1__15, flat_21__1__15);
-    const float reduce_sum_133_add__15 = hlo_add(reduce_sum_133_reshape_2__15, mul_258__15);
-    const float add_107__15 = hlo_add(mul_257__15, reduce_sum_133_add__15);
+    const float reduce_sum_133_add_0__15 = hlo_add(reduce_sum_133_reshape_2__15, mul_258__15);
+    const float add_107__15 = hlo_add(mul_257__15, reduce_sum_133_add_0__15);
     const float reduce_sum_134__16 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__15 = hlo_add(add_107__15, reduce_sum_134__16);
     const float reduce_sum_135__16 = load_as<float>(p_reduce_sum_135[0]);
@@ -2514,8 +2514,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__15 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__15 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__15 = hlo_multiply(flat_29__1__15, flat_29__1__15);
-    const float reduce_sum_141_add__15 = hlo_add(reduce_sum_141_reshape_2__15, mul_266__15);
-    const float add_115__15 = hlo_add(add_114__15, reduce_sum_141_add__15);
+    const float reduce_sum_141_add_0__15 = hlo_add(reduce_sum_141_reshape_2__15, mul_266__15);
+    const float add_115__15 = hlo_add(add_114__15, reduce_sum_141_add_0__15);
     const float reduce_sum_142__16 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__15 = hlo_add(add_115__15, reduce_sum_142__16);
     const float reduce_sum_143__16 = load_as<float>(p_reduce_sum_143[0]);
@@ -2594,8 +2594,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_133_reshape_2__16 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
     const float flat_21__1__16 = load_as<float>(p_flat_21__1[0]);
     const float mul_258__16 = hlo_multiply(flat_21__1__16, flat_21__1__16);
-    const float reduce_sum_133_add__16 = hlo_add(reduce_sum_133_reshape_2__16, mul_258__16);
-    const float add_107__16 = hlo_add(mul_257__16, reduce_sum_133_add__16);
+    const float reduce_sum_133_add_0__16 = hlo_add(reduce_sum_133_reshape_2__16, mul_258__16);
+    const float add_107__16 = hlo_add(mul_257__16, reduce_sum_133_add_0__16);
     const float reduce_sum_134__17 = load_as<float>(p_reduce_sum_134[0]);
     const float add_108__16 = hlo_add(add_107__16, reduce_sum_134__17);
     const float reduce_sum_135__17 = load_as<float>(p_reduce_sum_135[0]);
@@ -2613,8 +2613,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float reduce_sum_141_reshape_2__16 = load_as<float>(p_reduce_sum_141_reshape_2[0]);
     const float flat_29__1__16 = load_as<float>(p_flat_29__1[0]);
     const float mul_266__16 = hlo_multiply(flat_29__1__16, flat_29__1__16);
-    const float reduce_sum_141_add__16 = hlo_add(reduce_sum_141_reshape_2__16, mul_266__16);
-    const float add_115__16 = hlo_add(add_114__16, reduce_sum_141_add__16);
+    const float reduce_sum_141_add_0__16 = hlo_add(reduce_sum_141_reshape_2__16, mul_266__16);
+    const float add_115__16 = hlo_add(add_114__16, reduce_sum_141_add_0__16);
     const float reduce_sum_142__17 = load_as<float>(p_reduce_sum_142[0]);
     const float add_116__16 = hlo_add(add_115__16, reduce_sum_142__17);
     const float reduce_sum_143__17 = load_as<float>(p_reduce_sum_143[0]);

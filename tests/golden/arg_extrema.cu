@@ -90,14 +90,14 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     int* __restrict__ p_reduce_151_1,
     int* __restrict__ p_reduce_165_1) {
   ASTITCH_SHARED_ARENA(16384);
-  ASTITCH_SHARED(Reduce0::State, reduce_11_slot, 0, 512);
-  ASTITCH_SHARED(Reduce1::State, reduce_53_slot, 8192, 512);
-  ASTITCH_SHARED(Reduce2::State, reduce_95_slot, 12288, 512);
-  ASTITCH_SHARED(Reduce3::State, reduce_137_slot, 4096, 512);
-  ASTITCH_SHARED(Reduce0::State, reduce_25_slot, 8192, 512);
-  ASTITCH_SHARED(Reduce1::State, reduce_67_slot, 12288, 512);
-  ASTITCH_SHARED(Reduce2::State, reduce_109_slot, 0, 512);
-  ASTITCH_SHARED(Reduce3::State, reduce_151_slot, 4096, 512);
+  ASTITCH_SHARED(Reduce0::State, reduce_11_slot_0, 0, 512);
+  ASTITCH_SHARED(Reduce1::State, reduce_53_slot_0, 8192, 512);
+  ASTITCH_SHARED(Reduce2::State, reduce_95_slot_0, 12288, 512);
+  ASTITCH_SHARED(Reduce3::State, reduce_137_slot_0, 4096, 512);
+  ASTITCH_SHARED(Reduce0::State, reduce_25_slot_0, 8192, 512);
+  ASTITCH_SHARED(Reduce1::State, reduce_67_slot_0, 12288, 512);
+  ASTITCH_SHARED(Reduce2::State, reduce_109_slot_0, 0, 512);
+  ASTITCH_SHARED(Reduce3::State, reduce_151_slot_0, 4096, 512);
   {  // loop 0: outer 1 / 1 threads, row 24 / 8 threads x 3, col 30x50 / 32 threads x 1 x 2; 24 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
@@ -107,18 +107,18 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     if (first < 24) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_11_state[2];
+      Reduce0::State reduce_11_state_0[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_11_state[i] = Reduce0::identity();
-      Reduce1::State reduce_53_state[2];
+      for (int i = 0; i < 2; ++i) reduce_11_state_0[i] = Reduce0::identity();
+      Reduce1::State reduce_53_state_0[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_53_state[i] = Reduce1::identity();
-      Reduce2::State reduce_95_state[2];
+      for (int i = 0; i < 2; ++i) reduce_53_state_0[i] = Reduce1::identity();
+      Reduce2::State reduce_95_state_0[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_95_state[i] = Reduce2::identity();
-      Reduce3::State reduce_137_state[2];
+      for (int i = 0; i < 2; ++i) reduce_95_state_0[i] = Reduce2::identity();
+      Reduce3::State reduce_137_state_0[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_137_state[i] = Reduce3::identity();
+      for (int i = 0; i < 2; ++i) reduce_137_state_0[i] = Reduce3::identity();
       #pragma unroll
       for (int k = 0; k < 3; ++k) {
         const int row = k * 8 + ty;
@@ -127,82 +127,82 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 64 + tx * 2 + col_tile * 64;
           if (col < 1500) {
-            const int at = row * 1500 + col;
-            const Vec<float, 2> x_1_v = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at));
-            const Vec<int, 2> ties_1_v = *reinterpret_cast<const Vec<int, 2>*>(p_ties_1 + (at));
+            const int at_0 = row * 1500 + col;
+            const Vec<float, 2> x_1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at_0));
+            const Vec<int, 2> ties_1_v_0 = *reinterpret_cast<const Vec<int, 2>*>(p_ties_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
-              reduce_11_state[l * 2 + lane] = Reduce0::combine(reduce_11_state[l * 2 + lane], Reduce0::State{x_1, iota_2});
-              reduce_53_state[l * 2 + lane] = Reduce1::combine(reduce_53_state[l * 2 + lane], Reduce1::State{x_1, iota_2});
-              const int ties_1 = load_as<int>(ties_1_v.v[lane]);
-              reduce_95_state[l * 2 + lane] = Reduce2::combine(reduce_95_state[l * 2 + lane], Reduce2::State{ties_1, iota_2});
-              reduce_137_state[l * 2 + lane] = Reduce3::combine(reduce_137_state[l * 2 + lane], Reduce3::State{ties_1, iota_2});
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              reduce_11_state_0[l * 2 + lane] = Reduce0::combine(reduce_11_state_0[l * 2 + lane], Reduce0::State{x_1, iota_2});
+              reduce_53_state_0[l * 2 + lane] = Reduce1::combine(reduce_53_state_0[l * 2 + lane], Reduce1::State{x_1, iota_2});
+              const int ties_1 = load_as<int>(ties_1_v_0.v[lane]);
+              reduce_95_state_0[l * 2 + lane] = Reduce2::combine(reduce_95_state_0[l * 2 + lane], Reduce2::State{ties_1, iota_2});
+              reduce_137_state_0[l * 2 + lane] = Reduce3::combine(reduce_137_state_0[l * 2 + lane], Reduce3::State{ties_1, iota_2});
             }
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_11_state, reduce_11_slot);
+      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_11_state_0, reduce_11_slot_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 1500) {
-          Vec<int, 2> reduce_11_1_w;
+          Vec<int, 2> reduce_11_1_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_11 = reduce_11_state[l * 2 + lane].f1;
-            reduce_11_1_w.v[lane] = store_as<int>(reduce_11);
+            const int reduce_11 = reduce_11_state_0[l * 2 + lane].f1;
+            reduce_11_1_w_0.v[lane] = store_as<int>(reduce_11);
           }
           if (ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_11_1 + (col)) = reduce_11_1_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_11_1 + (col)) = reduce_11_1_w_0;
           }
         }
       }
-      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_53_state, reduce_53_slot);
+      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_53_state_0, reduce_53_slot_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 1500) {
-          Vec<int, 2> reduce_53_1_w;
+          Vec<int, 2> reduce_53_1_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_53 = reduce_53_state[l * 2 + lane].f1;
-            reduce_53_1_w.v[lane] = store_as<int>(reduce_53);
+            const int reduce_53 = reduce_53_state_0[l * 2 + lane].f1;
+            reduce_53_1_w_0.v[lane] = store_as<int>(reduce_53);
           }
           if (ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_53_1 + (col)) = reduce_53_1_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_53_1 + (col)) = reduce_53_1_w_0;
           }
         }
       }
-      reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_95_state, reduce_95_slot);
+      reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_95_state_0, reduce_95_slot_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 1500) {
-          Vec<int, 2> reduce_95_1_w;
+          Vec<int, 2> reduce_95_1_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_95 = reduce_95_state[l * 2 + lane].f1;
-            reduce_95_1_w.v[lane] = store_as<int>(reduce_95);
+            const int reduce_95 = reduce_95_state_0[l * 2 + lane].f1;
+            reduce_95_1_w_0.v[lane] = store_as<int>(reduce_95);
           }
           if (ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_95_1 + (col)) = reduce_95_1_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_95_1 + (col)) = reduce_95_1_w_0;
           }
         }
       }
-      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_137_state, reduce_137_slot);
+      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_137_state_0, reduce_137_slot_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 1500) {
-          Vec<int, 2> reduce_137_1_w;
+          Vec<int, 2> reduce_137_1_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_137 = reduce_137_state[l * 2 + lane].f1;
-            reduce_137_1_w.v[lane] = store_as<int>(reduce_137);
+            const int reduce_137 = reduce_137_state_0[l * 2 + lane].f1;
+            reduce_137_1_w_0.v[lane] = store_as<int>(reduce_137);
           }
           if (ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_137_1 + (col)) = reduce_137_1_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_137_1 + (col)) = reduce_137_1_w_0;
           }
         }
       }
@@ -218,30 +218,30 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     if (first < 24) {
       const int task = first;
       const int outer = task;
-      Reduce0::State reduce_25_state[2];
+      Reduce0::State reduce_25_state_0[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_25_state[i] = Reduce0::identity();
-      Reduce0::State reduce_39_state[4];
+      for (int i = 0; i < 2; ++i) reduce_25_state_0[i] = Reduce0::identity();
+      Reduce0::State reduce_39_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_39_state[i] = Reduce0::identity();
-      Reduce1::State reduce_67_state[2];
+      for (int i = 0; i < 4; ++i) reduce_39_state_0[i] = Reduce0::identity();
+      Reduce1::State reduce_67_state_0[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_67_state[i] = Reduce1::identity();
-      Reduce1::State reduce_81_state[4];
+      for (int i = 0; i < 2; ++i) reduce_67_state_0[i] = Reduce1::identity();
+      Reduce1::State reduce_81_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_81_state[i] = Reduce1::identity();
-      Reduce2::State reduce_109_state[2];
+      for (int i = 0; i < 4; ++i) reduce_81_state_0[i] = Reduce1::identity();
+      Reduce2::State reduce_109_state_0[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_109_state[i] = Reduce2::identity();
-      Reduce2::State reduce_123_state[4];
+      for (int i = 0; i < 2; ++i) reduce_109_state_0[i] = Reduce2::identity();
+      Reduce2::State reduce_123_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_123_state[i] = Reduce2::identity();
-      Reduce3::State reduce_151_state[2];
+      for (int i = 0; i < 4; ++i) reduce_123_state_0[i] = Reduce2::identity();
+      Reduce3::State reduce_151_state_0[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_151_state[i] = Reduce3::identity();
-      Reduce3::State reduce_165_state[4];
+      for (int i = 0; i < 2; ++i) reduce_151_state_0[i] = Reduce3::identity();
+      Reduce3::State reduce_165_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_165_state[i] = Reduce3::identity();
+      for (int i = 0; i < 4; ++i) reduce_165_state_0[i] = Reduce3::identity();
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 8 + ty;
@@ -251,140 +251,140 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const int l = 0;
             const int col = l * 64 + tx * 2;
             if (col < 50) {
-              const int at__1 = outer * 1500 + row * 50 + col;
-              const Vec<float, 2> x_1_v__1 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at__1));
-              const Vec<int, 2> ties_1_v__1 = *reinterpret_cast<const Vec<int, 2>*>(p_ties_1 + (at__1));
+              const int at_0__1 = outer * 1500 + row * 50 + col;
+              const Vec<float, 2> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at_0__1));
+              const Vec<int, 2> ties_1_v_0__1 = *reinterpret_cast<const Vec<int, 2>*>(p_ties_1 + (at_0__1));
               #pragma unroll
               for (int lane = 0; lane < 2; ++lane) {
-                const float x_1__1 = load_as<float>(x_1_v__1.v[lane]);
-                reduce_25_state[l * 2 + lane] = Reduce0::combine(reduce_25_state[l * 2 + lane], Reduce0::State{x_1__1, iota_6});
+                const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+                reduce_25_state_0[l * 2 + lane] = Reduce0::combine(reduce_25_state_0[l * 2 + lane], Reduce0::State{x_1__1, iota_6});
                 const int iota_10 = hlo_convert<int>(col + lane);
-                reduce_39_state[k] = Reduce0::combine(reduce_39_state[k], Reduce0::State{x_1__1, iota_10});
-                reduce_67_state[l * 2 + lane] = Reduce1::combine(reduce_67_state[l * 2 + lane], Reduce1::State{x_1__1, iota_6});
-                reduce_81_state[k] = Reduce1::combine(reduce_81_state[k], Reduce1::State{x_1__1, iota_10});
-                const int ties_1__1 = load_as<int>(ties_1_v__1.v[lane]);
-                reduce_109_state[l * 2 + lane] = Reduce2::combine(reduce_109_state[l * 2 + lane], Reduce2::State{ties_1__1, iota_6});
-                reduce_123_state[k] = Reduce2::combine(reduce_123_state[k], Reduce2::State{ties_1__1, iota_10});
-                reduce_151_state[l * 2 + lane] = Reduce3::combine(reduce_151_state[l * 2 + lane], Reduce3::State{ties_1__1, iota_6});
-                reduce_165_state[k] = Reduce3::combine(reduce_165_state[k], Reduce3::State{ties_1__1, iota_10});
+                reduce_39_state_0[k] = Reduce0::combine(reduce_39_state_0[k], Reduce0::State{x_1__1, iota_10});
+                reduce_67_state_0[l * 2 + lane] = Reduce1::combine(reduce_67_state_0[l * 2 + lane], Reduce1::State{x_1__1, iota_6});
+                reduce_81_state_0[k] = Reduce1::combine(reduce_81_state_0[k], Reduce1::State{x_1__1, iota_10});
+                const int ties_1__1 = load_as<int>(ties_1_v_0__1.v[lane]);
+                reduce_109_state_0[l * 2 + lane] = Reduce2::combine(reduce_109_state_0[l * 2 + lane], Reduce2::State{ties_1__1, iota_6});
+                reduce_123_state_0[k] = Reduce2::combine(reduce_123_state_0[k], Reduce2::State{ties_1__1, iota_10});
+                reduce_151_state_0[l * 2 + lane] = Reduce3::combine(reduce_151_state_0[l * 2 + lane], Reduce3::State{ties_1__1, iota_6});
+                reduce_165_state_0[k] = Reduce3::combine(reduce_165_state_0[k], Reduce3::State{ties_1__1, iota_10});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_25_state, reduce_25_slot);
+      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_25_state_0, reduce_25_slot_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
         if (col < 50) {
-          const int at__2 = outer * 50 + col;
-          Vec<int, 2> reduce_25_1_w;
+          const int at_0__2 = outer * 50 + col;
+          Vec<int, 2> reduce_25_1_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_25 = reduce_25_state[l * 2 + lane].f1;
-            reduce_25_1_w.v[lane] = store_as<int>(reduce_25);
+            const int reduce_25 = reduce_25_state_0[l * 2 + lane].f1;
+            reduce_25_1_w_0.v[lane] = store_as<int>(reduce_25);
           }
           if (ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_25_1 + (at__2)) = reduce_25_1_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_25_1 + (at_0__2)) = reduce_25_1_w_0;
           }
         }
       }
-      reduce_lanes<Reduce0, 32, 1>(reduce_39_state);
+      reduce_lanes<Reduce0, 32, 1>(reduce_39_state_0);
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 8 + ty;
         if (row < 30) {
-          const int reduce_39 = reduce_39_state[k].f1;
-          const int at__3 = outer * 30 + row;
+          const int reduce_39 = reduce_39_state_0[k].f1;
+          const int at_0__3 = outer * 30 + row;
           if (tx < 1) {
-            p_reduce_39_1[at__3] = store_as<int>(reduce_39);
+            p_reduce_39_1[at_0__3] = store_as<int>(reduce_39);
           }
         }
       }
-      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_67_state, reduce_67_slot);
+      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_67_state_0, reduce_67_slot_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
         if (col < 50) {
-          const int at__4 = outer * 50 + col;
-          Vec<int, 2> reduce_67_1_w;
+          const int at_0__4 = outer * 50 + col;
+          Vec<int, 2> reduce_67_1_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_67 = reduce_67_state[l * 2 + lane].f1;
-            reduce_67_1_w.v[lane] = store_as<int>(reduce_67);
+            const int reduce_67 = reduce_67_state_0[l * 2 + lane].f1;
+            reduce_67_1_w_0.v[lane] = store_as<int>(reduce_67);
           }
           if (ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_67_1 + (at__4)) = reduce_67_1_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_67_1 + (at_0__4)) = reduce_67_1_w_0;
           }
         }
       }
-      reduce_lanes<Reduce1, 32, 1>(reduce_81_state);
+      reduce_lanes<Reduce1, 32, 1>(reduce_81_state_0);
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 8 + ty;
         if (row < 30) {
-          const int reduce_81 = reduce_81_state[k].f1;
-          const int at__5 = outer * 30 + row;
+          const int reduce_81 = reduce_81_state_0[k].f1;
+          const int at_0__5 = outer * 30 + row;
           if (tx < 1) {
-            p_reduce_81_1[at__5] = store_as<int>(reduce_81);
+            p_reduce_81_1[at_0__5] = store_as<int>(reduce_81);
           }
         }
       }
-      reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_109_state, reduce_109_slot);
+      reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_109_state_0, reduce_109_slot_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
         if (col < 50) {
-          const int at__6 = outer * 50 + col;
-          Vec<int, 2> reduce_109_1_w;
+          const int at_0__6 = outer * 50 + col;
+          Vec<int, 2> reduce_109_1_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_109 = reduce_109_state[l * 2 + lane].f1;
-            reduce_109_1_w.v[lane] = store_as<int>(reduce_109);
+            const int reduce_109 = reduce_109_state_0[l * 2 + lane].f1;
+            reduce_109_1_w_0.v[lane] = store_as<int>(reduce_109);
           }
           if (ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_109_1 + (at__6)) = reduce_109_1_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_109_1 + (at_0__6)) = reduce_109_1_w_0;
           }
         }
       }
-      reduce_lanes<Reduce2, 32, 1>(reduce_123_state);
+      reduce_lanes<Reduce2, 32, 1>(reduce_123_state_0);
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 8 + ty;
         if (row < 30) {
-          const int reduce_123 = reduce_123_state[k].f1;
-          const int at__7 = outer * 30 + row;
+          const int reduce_123 = reduce_123_state_0[k].f1;
+          const int at_0__7 = outer * 30 + row;
           if (tx < 1) {
-            p_reduce_123_1[at__7] = store_as<int>(reduce_123);
+            p_reduce_123_1[at_0__7] = store_as<int>(reduce_123);
           }
         }
       }
-      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_151_state, reduce_151_slot);
+      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_151_state_0, reduce_151_slot_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
         if (col < 50) {
-          const int at__8 = outer * 50 + col;
-          Vec<int, 2> reduce_151_1_w;
+          const int at_0__8 = outer * 50 + col;
+          Vec<int, 2> reduce_151_1_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_151 = reduce_151_state[l * 2 + lane].f1;
-            reduce_151_1_w.v[lane] = store_as<int>(reduce_151);
+            const int reduce_151 = reduce_151_state_0[l * 2 + lane].f1;
+            reduce_151_1_w_0.v[lane] = store_as<int>(reduce_151);
           }
           if (ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_151_1 + (at__8)) = reduce_151_1_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_151_1 + (at_0__8)) = reduce_151_1_w_0;
           }
         }
       }
-      reduce_lanes<Reduce3, 32, 1>(reduce_165_state);
+      reduce_lanes<Reduce3, 32, 1>(reduce_165_state_0);
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 8 + ty;
         if (row < 30) {
-          const int reduce_165 = reduce_165_state[k].f1;
-          const int at__9 = outer * 30 + row;
+          const int reduce_165 = reduce_165_state_0[k].f1;
+          const int at_0__9 = outer * 30 + row;
           if (tx < 1) {
-            p_reduce_165_1[at__9] = store_as<int>(reduce_165);
+            p_reduce_165_1[at_0__9] = store_as<int>(reduce_165);
           }
         }
       }

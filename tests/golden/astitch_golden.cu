@@ -26,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_15,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 0, 16);
   {  // loop 0: outer 192 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 24 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -37,27 +37,27 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 24) {
       const int task = first;
       const int outer = task * 8 + to;
-      Reduce0::State reduce_sum_14_state[1];
+      Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_14_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       const float pr2_1 = load_as<float>(p_pr2_1[outer]);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
-          const int at = outer * 256 + col;
-          const Vec<float, 4> pr1_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_pr1_1 + (at));
+          const int at_0 = outer * 256 + col;
+          const Vec<float, 4> pr1_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_pr1_1 + (at_0));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float pr1_1 = load_as<float>(pr1_1_v.v[lane]);
+            const float pr1_1 = load_as<float>(pr1_1_v_0.v[lane]);
             const float add_1 = hlo_add(pr1_1, pr2_1);
-            reduce_sum_14_state[0] = Reduce0::combine(reduce_sum_14_state[0], Reduce0::State{add_1});
+            reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{add_1});
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state, reduce_sum_14_slot);
-      const float reduce_sum_14 = reduce_sum_14_state[0].f0;
+      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+      const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
       const float div_2 = hlo_divide(reduce_sum_14, pr2_1);
       const float pow_1 = hlo_power(div_2, 2.0f);
       if (tx < 1) {
@@ -75,30 +75,30 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 24) {
       const int task = first;
       const int outer = task * 8 + to;
-      Reduce0::State reduce_sum_15_state[1];
+      Reduce0::State reduce_sum_15_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_15_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
           if (col < 192) {
-            const int at__1 = outer * 192 + col;
-            const Vec<float, 4> pr3_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_pr3_1 + (at__1));
-            const Vec<float, 4> pow_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_pow_1 + (col));
+            const int at_0__1 = outer * 192 + col;
+            const Vec<float, 4> pr3_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_pr3_1 + (at_0__1));
+            const Vec<float, 4> pow_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_pow_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float pr3_1 = load_as<float>(pr3_1_v.v[lane]);
-              const float pow_1__1 = load_as<float>(pow_1_v.v[lane]);
+              const float pr3_1 = load_as<float>(pr3_1_v_0.v[lane]);
+              const float pow_1__1 = load_as<float>(pow_1_v_0.v[lane]);
               const float div_3 = hlo_divide(pr3_1, pow_1__1);
-              reduce_sum_15_state[0] = Reduce0::combine(reduce_sum_15_state[0], Reduce0::State{div_3});
+              reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{div_3});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state, reduce_sum_15_slot);
-      const float reduce_sum_15 = reduce_sum_15_state[0].f0;
+      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
+      const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_15[outer] = store_as<float>(reduce_sum_15);
       }
@@ -120,18 +120,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 256 + tx * 4;
           if (col < 192) {
-            const Vec<float, 4> pow_1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_pow_1 + (col));
-            const Vec<float, 4> reduce_sum_15_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_15 + (col));
-            const int at__2 = outer * 192 + col;
-            Vec<float, 4> mul_1_w;
+            const Vec<float, 4> pow_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_pow_1 + (col));
+            const Vec<float, 4> reduce_sum_15_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_15 + (col));
+            const int at_0__2 = outer * 192 + col;
+            Vec<float, 4> mul_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float pow_1__2 = load_as<float>(pow_1_v__1.v[lane]);
-              const float reduce_sum_15__1 = load_as<float>(reduce_sum_15_v.v[lane]);
+              const float pow_1__2 = load_as<float>(pow_1_v_0__1.v[lane]);
+              const float reduce_sum_15__1 = load_as<float>(reduce_sum_15_v_0.v[lane]);
               const float mul_1 = hlo_multiply(pow_1__2, reduce_sum_15__1);
-              mul_1_w.v[lane] = store_as<float>(mul_1);
+              mul_1_w_0.v[lane] = store_as<float>(mul_1);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_mul_1 + (at__2)) = mul_1_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_mul_1 + (at_0__2)) = mul_1_w_0;
           }
         }
       }

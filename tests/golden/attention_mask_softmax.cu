@@ -39,40 +39,40 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 16 % 1;
     const int to = thread / 16;
     const int first = blockIdx.x;
-    float add_7_kept[4];
-    float exp_1_kept[4];
+    float add_7_kept_0[4];
+    float exp_1_kept_0[4];
     if (first < 32) {
       const int task = first;
       const int outer = task * 16 + to;
-      Reduce0::State reduce_max_7_state[1];
+      Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
       const int outer_0 = ((outer) / 256);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 64 + tx * 4;
-          const int at = outer * 64 + col;
-          const Vec<float, 4> scores_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_scores_1 + (at));
-          const int at__1 = outer_0 * 64 + col;
-          const Vec<float, 4> mask_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_mask_1 + (at__1));
+          const int at_0 = outer * 64 + col;
+          const Vec<float, 4> scores_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_scores_1 + (at_0));
+          const int at_0__1 = outer_0 * 64 + col;
+          const Vec<float, 4> mask_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_mask_1 + (at_0__1));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float scores_1 = load_as<float>(scores_1_v.v[lane]);
+            const float scores_1 = load_as<float>(scores_1_v_0.v[lane]);
             const float mul_3 = hlo_multiply(scores_1, 0.125f);
-            const float mask_1 = load_as<float>(mask_1_v.v[lane]);
+            const float mask_1 = load_as<float>(mask_1_v_0.v[lane]);
             const float add_7 = hlo_add(mul_3, mask_1);
-            add_7_kept[k * 4 + l * 4 + lane] = add_7;
-            reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{add_7});
+            add_7_kept_0[k * 4 + l * 4 + lane] = add_7;
+            reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{add_7});
           }
         }
       }
-      reduce_lanes<Reduce0, 16, 1>(reduce_max_7_state);
-      Reduce1::State reduce_sum_7_state[1];
+      reduce_lanes<Reduce0, 16, 1>(reduce_max_7_state_0);
+      Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
-      const float reduce_max_7 = reduce_max_7_state[0].f0;
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
+      const float reduce_max_7 = reduce_max_7_state_0[0].f0;
       {
         const int k = 0;
         {
@@ -80,30 +80,30 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col = l * 64 + tx * 4;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float add_7__1 = add_7_kept[k * 4 + l * 4 + lane];
+            const float add_7__1 = add_7_kept_0[k * 4 + l * 4 + lane];
             const float sub_7 = hlo_subtract(add_7__1, reduce_max_7);
             const float exp_1 = hlo_exp(sub_7);
-            exp_1_kept[k * 4 + l * 4 + lane] = exp_1;
-            reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{exp_1});
+            exp_1_kept_0[k * 4 + l * 4 + lane] = exp_1;
+            reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{exp_1});
           }
         }
       }
-      reduce_lanes<Reduce1, 16, 1>(reduce_sum_7_state);
-      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
+      reduce_lanes<Reduce1, 16, 1>(reduce_sum_7_state_0);
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 64 + tx * 4;
-          const int at__2 = outer * 64 + col;
-          Vec<float, 4> div_7_w;
+          const int at_0__2 = outer * 64 + col;
+          Vec<float, 4> div_7_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float exp_1__1 = exp_1_kept[k * 4 + l * 4 + lane];
+            const float exp_1__1 = exp_1_kept_0[k * 4 + l * 4 + lane];
             const float div_7 = hlo_divide(exp_1__1, reduce_sum_7);
-            div_7_w.v[lane] = store_as<float>(div_7);
+            div_7_w_0.v[lane] = store_as<float>(div_7);
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at__2)) = div_7_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at_0__2)) = div_7_w_0;
         }
       }
     }

@@ -31,22 +31,22 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_max_3,
     float* __restrict__ p_add_15) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 32, 8);
   {  // loop 0: outer 48 / 1 threads, row 8 / 4 threads x 2, col 10x10 / 64 threads x 1 x 2; 48 tasks; mixed reduce: 4 rows x 64 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 64;
     const int ty = thread / 64 % 4;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float x_1_kept[4];
-    float sub_15_kept[4];
+    float x_1_kept_0[4];
+    float sub_15_kept_0[4];
     if (first < 48) {
       const int task = first;
       const int outer = task;
-      Reduce0::State reduce_sum_14_state[1];
+      Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_14_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 4 + ty;
@@ -54,22 +54,22 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 128 + tx * 2;
           if (col < 100) {
-            const int at = outer * 100 + row * 4800 + col;
-            const Vec<float, 2> x_1_v = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at));
+            const int at_0 = outer * 100 + row * 4800 + col;
+            const Vec<float, 2> x_1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
-              x_1_kept[k * 2 + l * 2 + lane] = store_as<float>(x_1);
-              reduce_sum_14_state[0] = Reduce0::combine(reduce_sum_14_state[0], Reduce0::State{x_1});
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              x_1_kept_0[k * 2 + l * 2 + lane] = store_as<float>(x_1);
+              reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{x_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_14_state, reduce_sum_14_slot);
-      Reduce0::State reduce_sum_15_state[1];
+      reduce_consecutive<Reduce0, 256>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+      Reduce0::State reduce_sum_15_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_15_state[i] = Reduce0::identity();
-      const float reduce_sum_14 = reduce_sum_14_state[0].f0;
+      for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
+      const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
       const float div_2 = hlo_divide(reduce_sum_14, 800.0f);
       if (tx < 1 && ty < 1) {
         p_div_2[outer] = store_as<float>(div_2);
@@ -90,17 +90,17 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 100) {
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept[k * 2 + l * 2 + lane]);
+              const float x_1__1 = load_as<float>(x_1_kept_0[k * 2 + l * 2 + lane]);
               const float sub_15 = hlo_subtract(x_1__1, div_2);
-              sub_15_kept[k * 2 + l * 2 + lane] = sub_15;
+              sub_15_kept_0[k * 2 + l * 2 + lane] = sub_15;
               const float square_1 = hlo_multiply(sub_15, sub_15);
-              reduce_sum_15_state[0] = Reduce0::combine(reduce_sum_15_state[0], Reduce0::State{square_1});
+              reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{square_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_15_state, reduce_sum_15_slot);
-      const float reduce_sum_15 = reduce_sum_15_state[0].f0;
+      reduce_consecutive<Reduce0, 256>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
+      const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
       const float div_3 = hlo_divide(reduce_sum_15, 800.0f);
       if (tx < 1 && ty < 1) {
         p_div_3[outer] = store_as<float>(div_3);
@@ -124,17 +124,17 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 128 + tx * 2;
           if (col < 100) {
-            const int at__1 = outer * 100 + row * 4800 + col;
-            Vec<float, 2> max_3_w;
+            const int at_0__1 = outer * 100 + row * 4800 + col;
+            Vec<float, 2> max_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float sub_15__1 = sub_15_kept[k * 2 + l * 2 + lane];
+              const float sub_15__1 = sub_15_kept_0[k * 2 + l * 2 + lane];
               const float mul_13 = hlo_multiply(sub_15__1, mul_9);
               const float add_13 = hlo_add(mul_13, beta_1);
               const float max_3 = hlo_maximum(add_13, 0.0f);
-              max_3_w.v[lane] = store_as<float>(max_3);
+              max_3_w_0.v[lane] = store_as<float>(max_3);
             }
-            *reinterpret_cast<Vec<float, 2>*>(p_max_3 + (at__1)) = max_3_w;
+            *reinterpret_cast<Vec<float, 2>*>(p_max_3 + (at_0__1)) = max_3_w_0;
           }
         }
       }

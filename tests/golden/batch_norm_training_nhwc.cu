@@ -30,25 +30,25 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_div_3,
     float* __restrict__ p_max_3,
     float* __restrict__ p_add_15,
-    float* p_reduce_sum_14_partial0,
+    float* p_reduce_sum_14_partial0_0,
     float* p_reduce_sum_14,
-    float* p_reduce_sum_15_partial0,
+    float* p_reduce_sum_15_partial0_0,
     float* p_reduce_sum_15,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot__1, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0__1, 0, 2048);
   {  // loop 0: outer 1 / 1 threads, row 8x10x10 / 32 threads x 4, col 48 / 16 threads x 1 x 4; 7 tasks; column-reduce: 32 rows x 16 threads a block, 1 tiles < 264 blocks a ...
     const int thread = threadIdx.x;
     const int tx = thread % 16;
     const int ty = thread / 16 % 32;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    Reduce0::State reduce_sum_14_state[4];
+    Reduce0::State reduce_sum_14_state_0[4];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_14_state[i] = Reduce0::identity();
+    for (int i = 0; i < 4; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
     if (first < 7) {
       const int task = first;
       const int row_tile = task;
@@ -60,19 +60,19 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int l = 0;
             const int col = l * 64 + tx * 4;
             if (col < 48) {
-              const int at = row * 48 + col;
-              const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+              const int at_0 = row * 48 + col;
+              const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
               #pragma unroll
               for (int lane = 0; lane < 4; ++lane) {
-                const float x_1 = load_as<float>(x_1_v.v[lane]);
-                reduce_sum_14_state[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state[l * 4 + lane], Reduce0::State{x_1});
+                const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+                reduce_sum_14_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state_0[l * 4 + lane], Reduce0::State{x_1});
               }
             }
           }
         }
       }
     }
-    reduce_strided<Reduce0, 32, 16, 512, 4>(reduce_sum_14_state, reduce_sum_14_slot);
+    reduce_strided<Reduce0, 32, 16, 512, 4>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
     if (first < 7) {
       {
         const int l = 0;
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (ty < 1) {
-              p_reduce_sum_14_partial0[first * 48 + col + lane] = store_as<float>(reduce_sum_14_state[l * 4 + lane].f0);
+              p_reduce_sum_14_partial0_0[first * 48 + col + lane] = store_as<float>(reduce_sum_14_state_0[l * 4 + lane].f0);
             }
           }
         }
@@ -97,9 +97,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_14_state__1[4];
+      Reduce0::State reduce_sum_14_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_14_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_14_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 8 + ty;
@@ -108,30 +108,30 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int l = 0;
             const int col = l * 64 + tx * 4;
             if (col < 48) {
-              const int at__1 = row * 48 + col;
+              const int at_0__1 = row * 48 + col;
               #pragma unroll
               for (int lane = 0; lane < 4; ++lane) {
                 if (to < 1) {
-                  reduce_sum_14_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_14_partial0[at__1 + lane])});
+                  reduce_sum_14_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_14_partial0_0[at_0__1 + lane])});
                 }
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 8, 16, 512, 4>(reduce_sum_14_state__1, reduce_sum_14_slot__1);
+      reduce_strided<Reduce0, 8, 16, 512, 4>(reduce_sum_14_state_0__1, reduce_sum_14_slot_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 4;
         if (col < 48) {
-          Vec<float, 4> reduce_sum_14_w;
+          Vec<float, 4> reduce_sum_14_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_14 = reduce_sum_14_state__1[l * 4 + lane].f0;
-            reduce_sum_14_w.v[lane] = store_as<float>(reduce_sum_14);
+            const float reduce_sum_14 = reduce_sum_14_state_0__1[l * 4 + lane].f0;
+            reduce_sum_14_w_0.v[lane] = store_as<float>(reduce_sum_14);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_14 + (col)) = reduce_sum_14_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_14 + (col)) = reduce_sum_14_w_0;
           }
         }
       }
@@ -144,9 +144,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 16 % 32;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    Reduce0::State reduce_sum_15_state[4];
+    Reduce0::State reduce_sum_15_state_0[4];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_15_state[i] = Reduce0::identity();
+    for (int i = 0; i < 4; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
     if (first < 7) {
       const int task = first;
       const int row_tile = task;
@@ -158,39 +158,39 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int l = 0;
             const int col = l * 64 + tx * 4;
             if (col < 48) {
-              const Vec<float, 4> reduce_sum_14_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_14 + (col));
-              Vec<float, 4> div_2_w;
-              const int at__2 = row * 48 + col;
-              const Vec<float, 4> x_1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at__2));
-              const Vec<float, 4> running_mean_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_running_mean_1 + (col));
-              Vec<float, 4> add_14_w;
+              const Vec<float, 4> reduce_sum_14_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_14 + (col));
+              Vec<float, 4> div_2_w_0;
+              const int at_0__2 = row * 48 + col;
+              const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__2));
+              const Vec<float, 4> running_mean_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_running_mean_1 + (col));
+              Vec<float, 4> add_14_w_0;
               #pragma unroll
               for (int lane = 0; lane < 4; ++lane) {
-                const float reduce_sum_14__1 = load_as<float>(reduce_sum_14_v.v[lane]);
+                const float reduce_sum_14__1 = load_as<float>(reduce_sum_14_v_0.v[lane]);
                 const float div_2 = hlo_divide(reduce_sum_14__1, 800.0f);
-                div_2_w.v[lane] = store_as<float>(div_2);
-                const float x_1__1 = load_as<float>(x_1_v__1.v[lane]);
+                div_2_w_0.v[lane] = store_as<float>(div_2);
+                const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
                 const float sub_15 = hlo_subtract(x_1__1, div_2);
                 const float square_1 = hlo_multiply(sub_15, sub_15);
-                reduce_sum_15_state[l * 4 + lane] = Reduce0::combine(reduce_sum_15_state[l * 4 + lane], Reduce0::State{square_1});
-                const float running_mean_1 = load_as<float>(running_mean_1_v.v[lane]);
+                reduce_sum_15_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_15_state_0[l * 4 + lane], Reduce0::State{square_1});
+                const float running_mean_1 = load_as<float>(running_mean_1_v_0.v[lane]);
                 const float mul_14 = hlo_multiply(running_mean_1, 0.9f);
                 const float mul_15 = hlo_multiply(div_2, 0.1f);
                 const float add_14 = hlo_add(mul_14, mul_15);
-                add_14_w.v[lane] = store_as<float>(add_14);
+                add_14_w_0.v[lane] = store_as<float>(add_14);
               }
-              if (ty < 1 && row_tile < 1) {
-                *reinterpret_cast<Vec<float, 4>*>(p_div_2 + (col)) = div_2_w;
+              if (row < 1 && row_tile < 1) {
+                *reinterpret_cast<Vec<float, 4>*>(p_div_2 + (col)) = div_2_w_0;
               }
-              if (ty < 1 && row_tile < 1) {
-                *reinterpret_cast<Vec<float, 4>*>(p_add_14 + (col)) = add_14_w;
+              if (row < 1 && row_tile < 1) {
+                *reinterpret_cast<Vec<float, 4>*>(p_add_14 + (col)) = add_14_w_0;
               }
             }
           }
         }
       }
     }
-    reduce_strided<Reduce0, 32, 16, 512, 4>(reduce_sum_15_state, reduce_sum_15_slot);
+    reduce_strided<Reduce0, 32, 16, 512, 4>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
     if (first < 7) {
       {
         const int l = 0;
@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (ty < 1) {
-              p_reduce_sum_15_partial0[first * 48 + col + lane] = store_as<float>(reduce_sum_15_state[l * 4 + lane].f0);
+              p_reduce_sum_15_partial0_0[first * 48 + col + lane] = store_as<float>(reduce_sum_15_state_0[l * 4 + lane].f0);
             }
           }
         }
@@ -215,9 +215,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_15_state__1[4];
+      Reduce0::State reduce_sum_15_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_15_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_15_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 8 + ty;
@@ -226,30 +226,30 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int l = 0;
             const int col = l * 64 + tx * 4;
             if (col < 48) {
-              const int at__3 = row * 48 + col;
+              const int at_0__3 = row * 48 + col;
               #pragma unroll
               for (int lane = 0; lane < 4; ++lane) {
                 if (to < 1) {
-                  reduce_sum_15_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_15_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_15_partial0[at__3 + lane])});
+                  reduce_sum_15_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_15_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_15_partial0_0[at_0__3 + lane])});
                 }
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 8, 16, 512, 4>(reduce_sum_15_state__1, reduce_sum_15_slot__1);
+      reduce_strided<Reduce0, 8, 16, 512, 4>(reduce_sum_15_state_0__1, reduce_sum_15_slot_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 4;
         if (col < 48) {
-          Vec<float, 4> reduce_sum_15_w;
+          Vec<float, 4> reduce_sum_15_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_15 = reduce_sum_15_state__1[l * 4 + lane].f0;
-            reduce_sum_15_w.v[lane] = store_as<float>(reduce_sum_15);
+            const float reduce_sum_15 = reduce_sum_15_state_0__1[l * 4 + lane].f0;
+            reduce_sum_15_w_0.v[lane] = store_as<float>(reduce_sum_15);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_15 + (col)) = reduce_sum_15_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_15 + (col)) = reduce_sum_15_w_0;
           }
         }
       }
@@ -273,45 +273,45 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int l = 0;
             const int col = l * 64 + tx * 4;
             if (col < 48) {
-              const Vec<float, 4> reduce_sum_15_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_15 + (col));
-              Vec<float, 4> div_3_w;
-              const int at__4 = row * 48 + col;
-              const Vec<float, 4> x_1_v__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at__4));
-              const Vec<float, 4> div_2_v = *reinterpret_cast<const Vec<float, 4>*>(p_div_2 + (col));
-              const Vec<float, 4> gamma_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-              const Vec<float, 4> beta_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
-              Vec<float, 4> max_3_w;
-              const Vec<float, 4> running_variance_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_running_variance_1 + (col));
-              Vec<float, 4> add_15_w;
+              const Vec<float, 4> reduce_sum_15_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_15 + (col));
+              Vec<float, 4> div_3_w_0;
+              const int at_0__4 = row * 48 + col;
+              const Vec<float, 4> x_1_v_0__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__4));
+              const Vec<float, 4> div_2_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_div_2 + (col));
+              const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+              const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
+              Vec<float, 4> max_3_w_0;
+              const Vec<float, 4> running_variance_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_running_variance_1 + (col));
+              Vec<float, 4> add_15_w_0;
               #pragma unroll
               for (int lane = 0; lane < 4; ++lane) {
-                const float reduce_sum_15__1 = load_as<float>(reduce_sum_15_v.v[lane]);
+                const float reduce_sum_15__1 = load_as<float>(reduce_sum_15_v_0.v[lane]);
                 const float div_3 = hlo_divide(reduce_sum_15__1, 800.0f);
-                div_3_w.v[lane] = store_as<float>(div_3);
-                const float x_1__2 = load_as<float>(x_1_v__2.v[lane]);
-                const float div_2__1 = load_as<float>(div_2_v.v[lane]);
+                div_3_w_0.v[lane] = store_as<float>(div_3);
+                const float x_1__2 = load_as<float>(x_1_v_0__2.v[lane]);
+                const float div_2__1 = load_as<float>(div_2_v_0.v[lane]);
                 const float sub_15__1 = hlo_subtract(x_1__2, div_2__1);
                 const float add_9 = hlo_add(div_3, 1e-05f);
                 const float rsqrt_1 = hlo_rsqrt(add_9);
-                const float gamma_1 = load_as<float>(gamma_1_v.v[lane]);
+                const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
                 const float mul_9 = hlo_multiply(rsqrt_1, gamma_1);
                 const float mul_13 = hlo_multiply(sub_15__1, mul_9);
-                const float beta_1 = load_as<float>(beta_1_v.v[lane]);
+                const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);
                 const float add_13 = hlo_add(mul_13, beta_1);
                 const float max_3 = hlo_maximum(add_13, 0.0f);
-                max_3_w.v[lane] = store_as<float>(max_3);
-                const float running_variance_1 = load_as<float>(running_variance_1_v.v[lane]);
+                max_3_w_0.v[lane] = store_as<float>(max_3);
+                const float running_variance_1 = load_as<float>(running_variance_1_v_0.v[lane]);
                 const float mul_16 = hlo_multiply(running_variance_1, 0.9f);
                 const float mul_17 = hlo_multiply(div_3, 0.1f);
                 const float add_15 = hlo_add(mul_16, mul_17);
-                add_15_w.v[lane] = store_as<float>(add_15);
+                add_15_w_0.v[lane] = store_as<float>(add_15);
               }
-              if (ty < 1 && row_tile < 1) {
-                *reinterpret_cast<Vec<float, 4>*>(p_div_3 + (col)) = div_3_w;
+              if (row < 1 && row_tile < 1) {
+                *reinterpret_cast<Vec<float, 4>*>(p_div_3 + (col)) = div_3_w_0;
               }
-              *reinterpret_cast<Vec<float, 4>*>(p_max_3 + (at__4)) = max_3_w;
-              if (ty < 1 && row_tile < 1) {
-                *reinterpret_cast<Vec<float, 4>*>(p_add_15 + (col)) = add_15_w;
+              *reinterpret_cast<Vec<float, 4>*>(p_max_3 + (at_0__4)) = max_3_w_0;
+              if (row < 1 && row_tile < 1) {
+                *reinterpret_cast<Vec<float, 4>*>(p_add_15 + (col)) = add_15_w_0;
               }
             }
           }

@@ -34,29 +34,29 @@ struct Reduce1 {
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_11,
-    float* p_reduce_sum_21_partial0,
+    float* p_reduce_sum_21_partial0_0,
     float* p_reduce_sum_21,
     float* p_div_6,
-    float* p_reduce_sum_22_partial0,
+    float* p_reduce_sum_22_partial0_0,
     float* p_reduce_sum_22,
     float* p_rsqrt_1,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_21_slot, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_21_slot__1, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot__1, 0, 2048);
-  ASTITCH_SHARED(Reduce1::State, reduce_max_7_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_23_slot, 64, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_21_slot_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_21_slot_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce1::State, reduce_max_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_23_slot_0, 64, 16);
   {  // loop 0: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = blockIdx.x;
-    Reduce0::State reduce_sum_21_state[4];
+    Reduce0::State reduce_sum_21_state_0[4];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_21_state[i] = Reduce0::identity();
+    for (int i = 0; i < 4; ++i) reduce_sum_21_state_0[i] = Reduce0::identity();
     if (first < 12) {
       const int task = first;
       const int outer = task * 8 + to;
@@ -65,17 +65,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
-          const int at = outer * 256 + col;
-          const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+          const int at_0 = outer * 256 + col;
+          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1 = load_as<float>(x_1_v.v[lane]);
-            reduce_sum_21_state[l * 4 + lane] = Reduce0::combine(reduce_sum_21_state[l * 4 + lane], Reduce0::State{x_1});
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+            reduce_sum_21_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_21_state_0[l * 4 + lane], Reduce0::State{x_1});
           }
         }
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_21_state, reduce_sum_21_slot);
+    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_21_state_0, reduce_sum_21_slot_0);
     if (first < 12) {
       {
         const int l = 0;
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
           if (to < 1) {
-            p_reduce_sum_21_partial0[first * 256 + col + lane] = store_as<float>(reduce_sum_21_state[l * 4 + lane].f0);
+            p_reduce_sum_21_partial0_0[first * 256 + col + lane] = store_as<float>(reduce_sum_21_state_0[l * 4 + lane].f0);
           }
         }
       }
@@ -99,9 +99,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_21_state__1[4];
+      Reduce0::State reduce_sum_21_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_21_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_21_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 16 + ty;
@@ -109,26 +109,26 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           {
             const int l = 0;
             const int col = l * 128 + tx * 4 + col_tile * 128;
-            const int at__1 = row * 256 + col;
+            const int at_0__1 = row * 256 + col;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              reduce_sum_21_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_21_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_21_partial0[at__1 + lane])});
+              reduce_sum_21_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_21_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_21_partial0_0[at_0__1 + lane])});
             }
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_21_state__1, reduce_sum_21_slot__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_21_state_0__1, reduce_sum_21_slot_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
-        Vec<float, 4> reduce_sum_21_w;
+        Vec<float, 4> reduce_sum_21_w_0;
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_21 = reduce_sum_21_state__1[l * 4 + lane].f0;
-          reduce_sum_21_w.v[lane] = store_as<float>(reduce_sum_21);
+          const float reduce_sum_21 = reduce_sum_21_state_0__1[l * 4 + lane].f0;
+          reduce_sum_21_w_0.v[lane] = store_as<float>(reduce_sum_21);
         }
         if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21 + (col)) = reduce_sum_21_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21 + (col)) = reduce_sum_21_w_0;
         }
       }
     }
@@ -148,15 +148,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 256) {
-            const Vec<float, 4> reduce_sum_21_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21 + (col));
-            Vec<float, 4> div_6_w;
+            const Vec<float, 4> reduce_sum_21_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21 + (col));
+            Vec<float, 4> div_6_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_21__1 = load_as<float>(reduce_sum_21_v.v[lane]);
+              const float reduce_sum_21__1 = load_as<float>(reduce_sum_21_v_0.v[lane]);
               const float div_6 = hlo_divide(reduce_sum_21__1, 96.0f);
-              div_6_w.v[lane] = store_as<float>(div_6);
+              div_6_w_0.v[lane] = store_as<float>(div_6);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_div_6 + (col)) = div_6_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_div_6 + (col)) = div_6_w_0;
           }
         }
       }
@@ -169,9 +169,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = blockIdx.x;
-    Reduce0::State reduce_sum_22_state[4];
+    Reduce0::State reduce_sum_22_state_0[4];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_22_state[i] = Reduce0::identity();
+    for (int i = 0; i < 4; ++i) reduce_sum_22_state_0[i] = Reduce0::identity();
     if (first < 12) {
       const int task = first;
       const int outer = task * 8 + to;
@@ -180,21 +180,21 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
-          const int at__2 = outer * 256 + col;
-          const Vec<float, 4> x_1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at__2));
-          const Vec<float, 4> div_6_v = *reinterpret_cast<const Vec<float, 4>*>(p_div_6 + (col));
+          const int at_0__2 = outer * 256 + col;
+          const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__2));
+          const Vec<float, 4> div_6_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_div_6 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1__1 = load_as<float>(x_1_v__1.v[lane]);
-            const float div_6__1 = load_as<float>(div_6_v.v[lane]);
+            const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+            const float div_6__1 = load_as<float>(div_6_v_0.v[lane]);
             const float sub_11 = hlo_subtract(x_1__1, div_6__1);
             const float integer_pow_1 = hlo_multiply(sub_11, sub_11);
-            reduce_sum_22_state[l * 4 + lane] = Reduce0::combine(reduce_sum_22_state[l * 4 + lane], Reduce0::State{integer_pow_1});
+            reduce_sum_22_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_22_state_0[l * 4 + lane], Reduce0::State{integer_pow_1});
           }
         }
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_22_state, reduce_sum_22_slot);
+    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
     if (first < 12) {
       {
         const int l = 0;
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
           if (to < 1) {
-            p_reduce_sum_22_partial0[first * 256 + col + lane] = store_as<float>(reduce_sum_22_state[l * 4 + lane].f0);
+            p_reduce_sum_22_partial0_0[first * 256 + col + lane] = store_as<float>(reduce_sum_22_state_0[l * 4 + lane].f0);
           }
         }
       }
@@ -218,9 +218,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_22_state__1[4];
+      Reduce0::State reduce_sum_22_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_22_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_22_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 16 + ty;
@@ -228,26 +228,26 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           {
             const int l = 0;
             const int col = l * 128 + tx * 4 + col_tile * 128;
-            const int at__3 = row * 256 + col;
+            const int at_0__3 = row * 256 + col;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              reduce_sum_22_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_22_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_22_partial0[at__3 + lane])});
+              reduce_sum_22_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_22_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_22_partial0_0[at_0__3 + lane])});
             }
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_22_state__1, reduce_sum_22_slot__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_22_state_0__1, reduce_sum_22_slot_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
-        Vec<float, 4> reduce_sum_22_w;
+        Vec<float, 4> reduce_sum_22_w_0;
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_22 = reduce_sum_22_state__1[l * 4 + lane].f0;
-          reduce_sum_22_w.v[lane] = store_as<float>(reduce_sum_22);
+          const float reduce_sum_22 = reduce_sum_22_state_0__1[l * 4 + lane].f0;
+          reduce_sum_22_w_0.v[lane] = store_as<float>(reduce_sum_22);
         }
         if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_22 + (col)) = reduce_sum_22_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_22 + (col)) = reduce_sum_22_w_0;
         }
       }
     }
@@ -267,17 +267,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 256) {
-            const Vec<float, 4> reduce_sum_22_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_22 + (col));
-            Vec<float, 4> rsqrt_1_w;
+            const Vec<float, 4> reduce_sum_22_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_22 + (col));
+            Vec<float, 4> rsqrt_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_22__1 = load_as<float>(reduce_sum_22_v.v[lane]);
+              const float reduce_sum_22__1 = load_as<float>(reduce_sum_22_v_0.v[lane]);
               const float div_7 = hlo_divide(reduce_sum_22__1, 96.0f);
               const float add_3 = hlo_add(div_7, 1e-05f);
               const float rsqrt_1 = hlo_rsqrt(add_3);
-              rsqrt_1_w.v[lane] = store_as<float>(rsqrt_1);
+              rsqrt_1_w_0.v[lane] = store_as<float>(rsqrt_1);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_rsqrt_1 + (col)) = rsqrt_1_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_rsqrt_1 + (col)) = rsqrt_1_w_0;
           }
         }
       }
@@ -290,40 +290,40 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = blockIdx.x;
-    float mul_7_kept[4];
-    float exp_1_kept[4];
+    float mul_7_kept_0[4];
+    float exp_1_kept_0[4];
     if (first < 12) {
       const int task = first;
       const int outer = task * 8 + to;
-      Reduce1::State reduce_max_7_state[1];
+      Reduce1::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce1::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
-          const int at__4 = outer * 256 + col;
-          const Vec<float, 4> x_1_v__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at__4));
-          const Vec<float, 4> div_6_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_div_6 + (col));
-          const Vec<float, 4> rsqrt_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_rsqrt_1 + (col));
+          const int at_0__4 = outer * 256 + col;
+          const Vec<float, 4> x_1_v_0__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__4));
+          const Vec<float, 4> div_6_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_div_6 + (col));
+          const Vec<float, 4> rsqrt_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_rsqrt_1 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1__2 = load_as<float>(x_1_v__2.v[lane]);
-            const float div_6__2 = load_as<float>(div_6_v__1.v[lane]);
+            const float x_1__2 = load_as<float>(x_1_v_0__2.v[lane]);
+            const float div_6__2 = load_as<float>(div_6_v_0__1.v[lane]);
             const float sub_11__1 = hlo_subtract(x_1__2, div_6__2);
-            const float rsqrt_1__1 = load_as<float>(rsqrt_1_v.v[lane]);
+            const float rsqrt_1__1 = load_as<float>(rsqrt_1_v_0.v[lane]);
             const float mul_7 = hlo_multiply(sub_11__1, rsqrt_1__1);
-            mul_7_kept[k * 4 + l * 4 + lane] = mul_7;
-            reduce_max_7_state[0] = Reduce1::combine(reduce_max_7_state[0], Reduce1::State{mul_7});
+            mul_7_kept_0[k * 4 + l * 4 + lane] = mul_7;
+            reduce_max_7_state_0[0] = Reduce1::combine(reduce_max_7_state_0[0], Reduce1::State{mul_7});
           }
         }
       }
-      reduce_consecutive<Reduce1, 64>(reduce_max_7_state, reduce_max_7_slot);
-      Reduce0::State reduce_sum_23_state[1];
+      reduce_consecutive<Reduce1, 64>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      Reduce0::State reduce_sum_23_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_23_state[i] = Reduce0::identity();
-      const float reduce_max_7 = reduce_max_7_state[0].f0;
+      for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce0::identity();
+      const float reduce_max_7 = reduce_max_7_state_0[0].f0;
       {
         const int k = 0;
         {
@@ -331,30 +331,30 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int col = l * 256 + tx * 4;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float mul_7__1 = mul_7_kept[k * 4 + l * 4 + lane];
+            const float mul_7__1 = mul_7_kept_0[k * 4 + l * 4 + lane];
             const float sub_15 = hlo_subtract(mul_7__1, reduce_max_7);
             const float exp_1 = hlo_exp(sub_15);
-            exp_1_kept[k * 4 + l * 4 + lane] = exp_1;
-            reduce_sum_23_state[0] = Reduce0::combine(reduce_sum_23_state[0], Reduce0::State{exp_1});
+            exp_1_kept_0[k * 4 + l * 4 + lane] = exp_1;
+            reduce_sum_23_state_0[0] = Reduce0::combine(reduce_sum_23_state_0[0], Reduce0::State{exp_1});
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_23_state, reduce_sum_23_slot);
-      const float reduce_sum_23 = reduce_sum_23_state[0].f0;
+      reduce_consecutive<Reduce0, 64>(reduce_sum_23_state_0, reduce_sum_23_slot_0);
+      const float reduce_sum_23 = reduce_sum_23_state_0[0].f0;
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
-          const int at__5 = outer * 256 + col;
-          Vec<float, 4> div_11_w;
+          const int at_0__5 = outer * 256 + col;
+          Vec<float, 4> div_11_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float exp_1__1 = exp_1_kept[k * 4 + l * 4 + lane];
+            const float exp_1__1 = exp_1_kept_0[k * 4 + l * 4 + lane];
             const float div_11 = hlo_divide(exp_1__1, reduce_sum_23);
-            div_11_w.v[lane] = store_as<float>(div_11);
+            div_11_w_0.v[lane] = store_as<float>(div_11);
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_div_11 + (at__5)) = div_11_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_div_11 + (at_0__5)) = div_11_w_0;
         }
       }
     }

@@ -15,11 +15,11 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_7,
-    float* p_reduce_sum_7_partial0,
+    float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0__1, 0, 2048);
   {  // loop 0: outer 1 / 1 threads, row 512 / 16 threads x 4, col 192 / 32 threads x 1 x 4; 16 tasks; column-reduce: 16 rows x 32 threads a block, 2 tiles < 264 blocks a wa...
     const int thread = threadIdx.x;
     const int tx = thread % 32;
@@ -30,9 +30,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int task = first;
       const int row_tile = ((task) / 2);
       const int col_tile = ((task) % 2);
-      Reduce0::State reduce_sum_7_state[4];
+      Reduce0::State reduce_sum_7_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 16 + ty + row_tile * 64;
@@ -40,17 +40,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 128 + tx * 4 + col_tile * 128;
           if (col < 192) {
-            const int at = row * 192 + col;
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+            const int at_0 = row * 192 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
-              reduce_sum_7_state[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state[l * 4 + lane], Reduce0::State{x_1});
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              reduce_sum_7_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state_0[l * 4 + lane], Reduce0::State{x_1});
             }
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_7_state, reduce_sum_7_slot);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (ty < 1) {
-              p_reduce_sum_7_partial0[row_tile * 192 + col + lane] = store_as<float>(reduce_sum_7_state[l * 4 + lane].f0);
+              p_reduce_sum_7_partial0_0[row_tile * 192 + col + lane] = store_as<float>(reduce_sum_7_state_0[l * 4 + lane].f0);
             }
           }
         }
@@ -75,9 +75,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_7_state__1[4];
+      Reduce0::State reduce_sum_7_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_7_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 8 + ty;
@@ -85,29 +85,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 128 + tx * 4 + col_tile * 128;
           if (col < 192) {
-            const int at__1 = row * 192 + col;
+            const int at_0__1 = row * 192 + col;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               if (to < 1) {
-                reduce_sum_7_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0[at__1 + lane])});
+                reduce_sum_7_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1 + lane])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 512, 4>(reduce_sum_7_state__1, reduce_sum_7_slot__1);
+      reduce_strided<Reduce0, 8, 32, 512, 4>(reduce_sum_7_state_0__1, reduce_sum_7_slot_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
         if (col < 192) {
-          Vec<float, 4> reduce_sum_7_w;
+          Vec<float, 4> reduce_sum_7_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_7 = reduce_sum_7_state__1[l * 4 + lane].f0;
-            reduce_sum_7_w.v[lane] = store_as<float>(reduce_sum_7);
+            const float reduce_sum_7 = reduce_sum_7_state_0__1[l * 4 + lane].f0;
+            reduce_sum_7_w_0.v[lane] = store_as<float>(reduce_sum_7);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_7 + (col)) = reduce_sum_7_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_7 + (col)) = reduce_sum_7_w_0;
           }
         }
       }

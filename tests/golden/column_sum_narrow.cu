@@ -15,20 +15,20 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_7,
-    float* p_reduce_sum_7_partial0,
+    float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot, 0, 512);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot__1, 0, 512);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 512);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0__1, 0, 512);
   {  // loop 0: outer 1 / 1 threads, row 3000 / 64 threads x 4, col 5 / 8 threads x 1 x 1; 12 tasks; column-reduce: 64 rows x 8 threads a block, 1 tiles < 264 blocks a wave:...
     const int thread = threadIdx.x;
     const int tx = thread % 8;
     const int ty = thread / 8 % 64;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    Reduce0::State reduce_sum_7_state[1];
+    Reduce0::State reduce_sum_7_state_0[1];
     #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce0::identity();
+    for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
     if (first < 12) {
       const int task = first;
       const int row_tile = task;
@@ -40,22 +40,22 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int l = 0;
             const int col = l * 8 + tx;
             if (col < 5) {
-              const int at = row * 5 + col;
-              const float x_1 = load_as<float>(p_x_1[at]);
-              reduce_sum_7_state[l] = Reduce0::combine(reduce_sum_7_state[l], Reduce0::State{x_1});
+              const int at_0 = row * 5 + col;
+              const float x_1 = load_as<float>(p_x_1[at_0]);
+              reduce_sum_7_state_0[l] = Reduce0::combine(reduce_sum_7_state_0[l], Reduce0::State{x_1});
             }
           }
         }
       }
     }
-    reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_7_state, reduce_sum_7_slot);
+    reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
     if (first < 12) {
       {
         const int l = 0;
         const int col = l * 8 + tx;
         if (col < 5) {
           if (ty < 1) {
-            p_reduce_sum_7_partial0[first * 5 + col] = store_as<float>(reduce_sum_7_state[l].f0);
+            p_reduce_sum_7_partial0_0[first * 5 + col] = store_as<float>(reduce_sum_7_state_0[l].f0);
           }
         }
       }
@@ -70,9 +70,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_7_state__1[1];
+      Reduce0::State reduce_sum_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 16 + ty;
@@ -81,20 +81,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int l = 0;
             const int col = l * 8 + tx;
             if (col < 5) {
-              const int at__1 = row * 5 + col;
+              const int at_0__1 = row * 5 + col;
               if (to < 1) {
-                reduce_sum_7_state__1[l] = Reduce0::combine(reduce_sum_7_state__1[l], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0[at__1])});
+                reduce_sum_7_state_0__1[l] = Reduce0::combine(reduce_sum_7_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 16, 8, 512, 4>(reduce_sum_7_state__1, reduce_sum_7_slot__1);
+      reduce_strided<Reduce0, 16, 8, 512, 4>(reduce_sum_7_state_0__1, reduce_sum_7_slot_0__1);
       {
         const int l = 0;
         const int col = l * 8 + tx;
         if (col < 5) {
-          const float reduce_sum_7 = reduce_sum_7_state__1[l].f0;
+          const float reduce_sum_7 = reduce_sum_7_state_0__1[l].f0;
           if (to < 1 && ty < 1) {
             p_reduce_sum_7[col] = store_as<float>(reduce_sum_7);
           }

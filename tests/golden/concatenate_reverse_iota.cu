@@ -37,19 +37,19 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const int col_1 = ((col) % 9);
               float concatenate_2;
               if (col_1 * 2 < 10) {
-                const int at = col_1 * 2 + col_0 * -10 + 90;
-                const float x_1 = load_as<float>(p_x_1[at]);
+                const int at_0 = col_1 * 2 + col_0 * -10 + 90;
+                const float x_1 = load_as<float>(p_x_1[at_0]);
                 concatenate_2 = x_1;
               } else {
-                const int at__1 = col_1 * -2 + col_0 * -7 + 79;
-                const float y_1 = load_as<float>(p_y_1[at__1]);
+                const int at_0__1 = col_1 * -2 + col_0 * -7 + 79;
+                const float y_1 = load_as<float>(p_y_1[at_0__1]);
                 concatenate_2 = y_1;
               }
               concatenate_3 = concatenate_2;
             } else {
               const int col_1__1 = ((col) % 9);
-              const int at__2 = col_1__1 * 2 + col_0 * -17 + 51;
-              const float z_1 = load_as<float>(p_z_1[at__2]);
+              const int at_0__2 = col_1__1 * 2 + col_0 * -17 + 51;
+              const float z_1 = load_as<float>(p_z_1[at_0__2]);
               concatenate_3 = z_1;
             }
             p_rev_4[col] = store_as<float>(concatenate_3);
@@ -91,12 +91,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             if (col_0__1 < 6) {
               float concatenate_2__1;
               if (col_1__2 < 10) {
-                const int at__3 = col_1__2 + col_0__1 * 10;
-                const float x_1__1 = load_as<float>(p_x_1[at__3]);
+                const int at_0__3 = col_1__2 + col_0__1 * 10;
+                const float x_1__1 = load_as<float>(p_x_1[at_0__3]);
                 concatenate_2__1 = x_1__1;
               } else {
-                const int at__4 = col_1__2 * -1 + col_0__1 * 7 + 16;
-                const float y_1__1 = load_as<float>(p_y_1[at__4]);
+                const int at_0__4 = col_1__2 * -1 + col_0__1 * 7 + 16;
+                const float y_1__1 = load_as<float>(p_y_1[at_0__4]);
                 concatenate_2__1 = y_1__1;
               }
               concatenate_3__1 = concatenate_2__1;
@@ -132,12 +132,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const int col_1__3 = ((col) % 17);
               float concatenate_2__2;
               if (col_1__3 * -1 + 16 < 10) {
-                const int at__5 = col_1__3 * -1 + col_0__2 * -10 + 106;
-                const float x_1__2 = load_as<float>(p_x_1[at__5]);
+                const int at_0__5 = col_1__3 * -1 + col_0__2 * -10 + 106;
+                const float x_1__2 = load_as<float>(p_x_1[at_0__5]);
                 concatenate_2__2 = x_1__2;
               } else {
-                const int at__6 = col_1__3 + col_0__2 * -7 + 63;
-                const float y_1__2 = load_as<float>(p_y_1[at__6]);
+                const int at_0__6 = col_1__3 + col_0__2 * -7 + 63;
+                const float y_1__2 = load_as<float>(p_y_1[at_0__6]);
                 concatenate_2__2 = y_1__2;
               }
               concatenate_3__2 = concatenate_2__2;

@@ -36,17 +36,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int* __restrict__ p_labels_1,
     bf16* __restrict__ p_convert_element_type_3,
     float* __restrict__ p_div_2,
-    float* p_reduce_max_7_partial0,
-    float* p_reduce_sum_21_partial0,
-    float* p_reduce_sum_22_partial0,
-    float* p_reduce_sum_23_partial0,
+    float* p_reduce_max_7_partial0_0,
+    float* p_reduce_sum_21_partial0_0,
+    float* p_reduce_sum_22_partial0_0,
+    float* p_reduce_sum_23_partial0_0,
     float* p_reduce_sum_23,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(128);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_21_slot, 64, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_22_slot, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_23_slot, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_21_slot_0, 64, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_22_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_23_slot_0, 0, 16);
   {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 4; 48 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 3 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -57,12 +57,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int task = first;
       const int outer = ((task) / 3);
       const int col_tile = ((task) % 3);
-      Reduce0::State reduce_max_7_state[1];
+      Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
-      Reduce1::State reduce_sum_21_state[1];
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
+      Reduce1::State reduce_sum_21_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_21_state[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_21_state_0[i] = Reduce1::identity();
       const int labels_1 = load_as<int>(p_labels_1[outer]);
       {
         const int k = 0;
@@ -70,28 +70,28 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 5000) {
-            const int at = outer * 5000 + col;
-            const Vec<bf16, 4> logits_1_v = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at));
+            const int at_0 = outer * 5000 + col;
+            const Vec<bf16, 4> logits_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1 = load_as<float>(logits_1_v.v[lane]);
+              const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
               const float convert_element_type_2 = hlo_convert<float, bf16>(logits_1);
-              reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{convert_element_type_2});
+              reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{convert_element_type_2});
               const int iota_1 = hlo_convert<int>(col + lane);
               const bool eq_13 = hlo_compare_eq(iota_1, labels_1);
               const float select_n_1 = (eq_13 ? convert_element_type_2 : 0.0f);
-              reduce_sum_21_state[0] = Reduce1::combine(reduce_sum_21_state[0], Reduce1::State{select_n_1});
+              reduce_sum_21_state_0[0] = Reduce1::combine(reduce_sum_21_state_0[0], Reduce1::State{select_n_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_max_7_state, reduce_max_7_slot);
+      reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, reduce_max_7_slot_0);
       if (tx < 1) {
-        p_reduce_max_7_partial0[col_tile * 16 + outer] = store_as<float>(reduce_max_7_state[0].f0);
+        p_reduce_max_7_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_max_7_state_0[0].f0);
       }
-      reduce_consecutive<Reduce1, 512>(reduce_sum_21_state, reduce_sum_21_slot);
+      reduce_consecutive<Reduce1, 512>(reduce_sum_21_state_0, reduce_sum_21_slot_0);
       if (tx < 1) {
-        p_reduce_sum_21_partial0[col_tile * 16 + outer] = store_as<float>(reduce_sum_21_state[0].f0);
+        p_reduce_sum_21_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_sum_21_state_0[0].f0);
       }
     }
   }
@@ -106,17 +106,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int task = first;
       const int outer = ((task) / 3);
       const int col_tile = ((task) % 3);
-      Reduce1::State reduce_sum_22_state[1];
+      Reduce1::State reduce_sum_22_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_22_state[i] = Reduce1::identity();
-      Reduce0::State reduce_max_7_sum[1];
+      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0[i] = Reduce1::identity();
+      Reduce0::State reduce_max_7_sum_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_sum[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_sum_0[i] = Reduce0::identity();
       #pragma unroll
       for (int part = 0; part < 3; ++part) {
-        reduce_max_7_sum[0] = Reduce0::combine(reduce_max_7_sum[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0[part * 16 + outer])});
+        reduce_max_7_sum_0[0] = Reduce0::combine(reduce_max_7_sum_0[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part * 16 + outer])});
       }
-      const float reduce_max_7 = reduce_max_7_sum[0].f0;
+      const float reduce_max_7 = reduce_max_7_sum_0[0].f0;
       const bool is_finite_1 = hlo_is_finite(reduce_max_7);
       const float select_n_7 = (is_finite_1 ? reduce_max_7 : 0.0f);
       {
@@ -125,22 +125,22 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 5000) {
-            const int at__1 = outer * 5000 + col;
-            const Vec<bf16, 4> logits_1_v__1 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at__1));
+            const int at_0__1 = outer * 5000 + col;
+            const Vec<bf16, 4> logits_1_v_0__1 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at_0__1));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1__1 = load_as<float>(logits_1_v__1.v[lane]);
+              const float logits_1__1 = load_as<float>(logits_1_v_0__1.v[lane]);
               const float convert_element_type_2__1 = hlo_convert<float, bf16>(logits_1__1);
               const float sub_8 = hlo_subtract(convert_element_type_2__1, select_n_7);
               const float exp_1 = hlo_exp(sub_8);
-              reduce_sum_22_state[0] = Reduce1::combine(reduce_sum_22_state[0], Reduce1::State{exp_1});
+              reduce_sum_22_state_0[0] = Reduce1::combine(reduce_sum_22_state_0[0], Reduce1::State{exp_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce1, 512>(reduce_sum_22_state, reduce_sum_22_slot);
+      reduce_consecutive<Reduce1, 512>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
       if (tx < 1) {
-        p_reduce_sum_22_partial0[col_tile * 16 + outer] = store_as<float>(reduce_sum_22_state[0].f0);
+        p_reduce_sum_22_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_sum_22_state_0[0].f0);
       }
     }
   }
@@ -151,45 +151,45 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    Reduce1::State reduce_sum_23_state[1];
+    Reduce1::State reduce_sum_23_state_0[1];
     #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_sum_23_state[i] = Reduce1::identity();
+    for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce1::identity();
     if (first < 48) {
       const int task = first;
       const int outer = ((task) / 3);
       const int col_tile = ((task) % 3);
-      Reduce1::State reduce_sum_22_sum[1];
+      Reduce1::State reduce_sum_22_sum_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_22_sum[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_22_sum_0[i] = Reduce1::identity();
       #pragma unroll
       for (int part = 0; part < 3; ++part) {
-        reduce_sum_22_sum[0] = Reduce1::combine(reduce_sum_22_sum[0], Reduce1::State{load_as<float>(p_reduce_sum_22_partial0[part * 16 + outer])});
+        reduce_sum_22_sum_0[0] = Reduce1::combine(reduce_sum_22_sum_0[0], Reduce1::State{load_as<float>(p_reduce_sum_22_partial0_0[part * 16 + outer])});
       }
-      const float reduce_sum_22 = reduce_sum_22_sum[0].f0;
+      const float reduce_sum_22 = reduce_sum_22_sum_0[0].f0;
       const float abs_1 = hlo_abs(reduce_sum_22);
       const float log_1 = hlo_log(abs_1);
-      Reduce0::State reduce_max_7_sum__1[1];
+      Reduce0::State reduce_max_7_sum_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_sum__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_sum_0__1[i] = Reduce0::identity();
       #pragma unroll
       for (int part = 0; part < 3; ++part) {
-        reduce_max_7_sum__1[0] = Reduce0::combine(reduce_max_7_sum__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0[part * 16 + outer])});
+        reduce_max_7_sum_0__1[0] = Reduce0::combine(reduce_max_7_sum_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part * 16 + outer])});
       }
-      const float reduce_max_7__1 = reduce_max_7_sum__1[0].f0;
+      const float reduce_max_7__1 = reduce_max_7_sum_0__1[0].f0;
       const bool is_finite_1__1 = hlo_is_finite(reduce_max_7__1);
       const float select_n_7__1 = (is_finite_1__1 ? reduce_max_7__1 : 0.0f);
       const float add_1 = hlo_add(log_1, select_n_7__1);
-      Reduce1::State reduce_sum_21_sum[1];
+      Reduce1::State reduce_sum_21_sum_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_21_sum[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_21_sum_0[i] = Reduce1::identity();
       #pragma unroll
       for (int part = 0; part < 3; ++part) {
-        reduce_sum_21_sum[0] = Reduce1::combine(reduce_sum_21_sum[0], Reduce1::State{load_as<float>(p_reduce_sum_21_partial0[part * 16 + outer])});
+        reduce_sum_21_sum_0[0] = Reduce1::combine(reduce_sum_21_sum_0[0], Reduce1::State{load_as<float>(p_reduce_sum_21_partial0_0[part * 16 + outer])});
       }
-      const float reduce_sum_21 = reduce_sum_21_sum[0].f0;
+      const float reduce_sum_21 = reduce_sum_21_sum_0[0].f0;
       const float sub_9 = hlo_subtract(add_1, reduce_sum_21);
       if (tx < 1 && col_tile < 1) {
-        reduce_sum_23_state[0] = Reduce1::combine(reduce_sum_23_state[0], Reduce1::State{sub_9});
+        reduce_sum_23_state_0[0] = Reduce1::combine(reduce_sum_23_state_0[0], Reduce1::State{sub_9});
       }
       const bool ge_1 = hlo_compare_ge(reduce_sum_22, 0.0f);
       const float div_3 = hlo_divide(0.0625f, abs_1);
@@ -204,12 +204,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 5000) {
-            const int at__2 = outer * 5000 + col;
-            const Vec<bf16, 4> logits_1_v__2 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at__2));
-            Vec<bf16, 4> convert_element_type_3_w;
+            const int at_0__2 = outer * 5000 + col;
+            const Vec<bf16, 4> logits_1_v_0__2 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at_0__2));
+            Vec<bf16, 4> convert_element_type_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1__2 = load_as<float>(logits_1_v__2.v[lane]);
+              const float logits_1__2 = load_as<float>(logits_1_v_0__2.v[lane]);
               const float convert_element_type_2__2 = hlo_convert<float, bf16>(logits_1__2);
               const float sub_8__1 = hlo_subtract(convert_element_type_2__2, select_n_7__1);
               const float exp_1__1 = hlo_exp(sub_8__1);
@@ -219,17 +219,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float select_n_6 = (eq_13__1 ? -0.0625f : 0.0f);
               const float add_any_3 = hlo_add(mul_1, select_n_6);
               const float convert_element_type_3 = hlo_convert<bf16, float>(add_any_3);
-              convert_element_type_3_w.v[lane] = store_as<bf16>(convert_element_type_3);
+              convert_element_type_3_w_0.v[lane] = store_as<bf16>(convert_element_type_3);
             }
-            *reinterpret_cast<Vec<bf16, 4>*>(p_convert_element_type_3 + (at__2)) = convert_element_type_3_w;
+            *reinterpret_cast<Vec<bf16, 4>*>(p_convert_element_type_3 + (at_0__2)) = convert_element_type_3_w_0;
           }
         }
       }
     }
-    reduce_consecutive<Reduce1, 512>(reduce_sum_23_state, reduce_sum_23_slot);
+    reduce_consecutive<Reduce1, 512>(reduce_sum_23_state_0, reduce_sum_23_slot_0);
     if (first < 48) {
       if (tx < 1) {
-        p_reduce_sum_23_partial0[first] = store_as<float>(reduce_sum_23_state[0].f0);
+        p_reduce_sum_23_partial0_0[first] = store_as<float>(reduce_sum_23_state_0[0].f0);
       }
     }
   }
@@ -242,9 +242,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce1::State reduce_sum_23_state__1[1];
+      Reduce1::State reduce_sum_23_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_23_state__1[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_23_state_0__1[i] = Reduce1::identity();
       {
         const int k = 0;
         {
@@ -254,14 +254,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               if (to < 1) {
-                reduce_sum_23_state__1[0] = Reduce1::combine(reduce_sum_23_state__1[0], Reduce1::State{load_as<float>(p_reduce_sum_23_partial0[col + lane])});
+                reduce_sum_23_state_0__1[0] = Reduce1::combine(reduce_sum_23_state_0__1[0], Reduce1::State{load_as<float>(p_reduce_sum_23_partial0_0[col + lane])});
               }
             }
           }
         }
       }
-      reduce_lanes<Reduce1, 16, 1>(reduce_sum_23_state__1);
-      const float reduce_sum_23 = reduce_sum_23_state__1[0].f0;
+      reduce_lanes<Reduce1, 16, 1>(reduce_sum_23_state_0__1);
+      const float reduce_sum_23 = reduce_sum_23_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_23[0] = store_as<float>(reduce_sum_23);
       }

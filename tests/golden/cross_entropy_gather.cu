@@ -36,84 +36,84 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int* __restrict__ p_labels_1,
     float* __restrict__ p_exp_1,
     float* __restrict__ p_reduce_sum_7,
-    int* p_select_n_2_select,
+    int* p_select_n_2_select_0,
     float* __restrict__ p_broadcast_in_dim_12,
     float* __restrict__ p_broadcast_in_dim_9,
     float* __restrict__ p_reduce_sum_31,
     float* p_reduce_max_7,
-    float* p_log_1_log,
+    float* p_log_1_log_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(128);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot, 64, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 64, 16);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 1000 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float logits_1_kept[4];
+    float logits_1_kept_0[4];
     if (first < 32) {
       const int task = first;
       const int outer = task * 2 + to;
-      Reduce0::State reduce_max_7_state[1];
+      Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
-            const int at = outer * 1000 + col;
-            const Vec<float, 4> logits_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_logits_1 + (at));
+            const int at_0 = outer * 1000 + col;
+            const Vec<float, 4> logits_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_logits_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1 = load_as<float>(logits_1_v.v[lane]);
-              logits_1_kept[k * 4 + l * 4 + lane] = store_as<float>(logits_1);
-              reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{logits_1});
+              const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
+              logits_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(logits_1);
+              reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{logits_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_max_7_state, reduce_max_7_slot);
-      const float reduce_max_7 = reduce_max_7_state[0].f0;
+      reduce_consecutive<Reduce0, 256>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      const float reduce_max_7 = reduce_max_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_max_7[outer] = store_as<float>(reduce_max_7);
       }
-      Reduce1::State reduce_sum_7_state[1];
+      Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
-      const float reduce_max_7__1 = reduce_max_7_state[0].f0;
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
+      const float reduce_max_7__1 = reduce_max_7_state_0[0].f0;
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
-            const int at__1 = outer * 1000 + col;
-            Vec<float, 4> exp_1_w;
+            const int at_0__1 = outer * 1000 + col;
+            Vec<float, 4> exp_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1__1 = load_as<float>(logits_1_kept[k * 4 + l * 4 + lane]);
+              const float logits_1__1 = load_as<float>(logits_1_kept_0[k * 4 + l * 4 + lane]);
               const float sub_11 = hlo_subtract(logits_1__1, reduce_max_7__1);
               const float exp_1 = hlo_exp(sub_11);
-              exp_1_w.v[lane] = store_as<float>(exp_1);
-              reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{exp_1});
+              exp_1_w_0.v[lane] = store_as<float>(exp_1);
+              reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{exp_1});
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_exp_1 + (at__1)) = exp_1_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_exp_1 + (at_0__1)) = exp_1_w_0;
           }
         }
       }
-      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state, reduce_sum_7_slot);
-      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
+      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
       }
-      const float reduce_sum_7__1 = reduce_sum_7_state[0].f0;
-      const float log_1_log = hlo_log(reduce_sum_7__1);
+      const float reduce_sum_7__1 = reduce_sum_7_state_0[0].f0;
+      const float log_1_log_0 = hlo_log(reduce_sum_7__1);
       if (tx < 1) {
-        p_log_1_log[outer] = store_as<float>(log_1_log);
+        p_log_1_log_0[outer] = store_as<float>(log_1_log_0);
       }
     }
   }
@@ -131,17 +131,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 64) {
-            const Vec<int, 4> labels_1_v = *reinterpret_cast<const Vec<int, 4>*>(p_labels_1 + (col));
-            Vec<int, 4> select_n_2_select_w;
+            const Vec<int, 4> labels_1_v_0 = *reinterpret_cast<const Vec<int, 4>*>(p_labels_1 + (col));
+            Vec<int, 4> select_n_2_select_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const int labels_1 = load_as<int>(labels_1_v.v[lane]);
-              const bool lt_3_compare = hlo_compare_lt(labels_1, 0);
-              const int add_3_add = hlo_add(labels_1, 1000);
-              const int select_n_2_select = (lt_3_compare ? add_3_add : labels_1);
-              select_n_2_select_w.v[lane] = store_as<int>(select_n_2_select);
+              const int labels_1 = load_as<int>(labels_1_v_0.v[lane]);
+              const bool lt_3_compare_0 = hlo_compare_lt(labels_1, 0);
+              const int add_3_add_0 = hlo_add(labels_1, 1000);
+              const int select_n_2_select_0 = (lt_3_compare_0 ? add_3_add_0 : labels_1);
+              select_n_2_select_w_0.v[lane] = store_as<int>(select_n_2_select_0);
             }
-            *reinterpret_cast<Vec<int, 4>*>(p_select_n_2_select + (col)) = select_n_2_select_w;
+            *reinterpret_cast<Vec<int, 4>*>(p_select_n_2_select_0 + (col)) = select_n_2_select_w_0;
           }
         }
       }
@@ -161,12 +161,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 64) {
-            Vec<float, 4> broadcast_in_dim_12_w;
+            Vec<float, 4> broadcast_in_dim_12_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              broadcast_in_dim_12_w.v[lane] = store_as<float>(-0.015625f);
+              broadcast_in_dim_12_w_0.v[lane] = store_as<float>(-0.015625f);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_broadcast_in_dim_12 + (col)) = broadcast_in_dim_12_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_broadcast_in_dim_12 + (col)) = broadcast_in_dim_12_w_0;
           }
         }
       }
@@ -187,12 +187,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 64000) {
-            Vec<float, 4> broadcast_in_dim_9_w;
+            Vec<float, 4> broadcast_in_dim_9_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              broadcast_in_dim_9_w.v[lane] = store_as<float>(0.0f);
+              broadcast_in_dim_9_w_0.v[lane] = store_as<float>(0.0f);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_broadcast_in_dim_9 + (col)) = broadcast_in_dim_9_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_broadcast_in_dim_9 + (col)) = broadcast_in_dim_9_w_0;
           }
         }
       }
@@ -207,39 +207,39 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce1::State reduce_sum_31_state[1];
+      Reduce1::State reduce_sum_31_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_31_state[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_31_state_0[i] = Reduce1::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 64 + tx * 4;
-          const Vec<int, 4> select_n_2_select_v = *reinterpret_cast<const Vec<int, 4>*>(p_select_n_2_select + (col));
-          const Vec<float, 4> reduce_max_7_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_max_7 + (col));
-          const Vec<float, 4> log_1_log_v = *reinterpret_cast<const Vec<float, 4>*>(p_log_1_log + (col));
+          const Vec<int, 4> select_n_2_select_v_0 = *reinterpret_cast<const Vec<int, 4>*>(p_select_n_2_select_0 + (col));
+          const Vec<float, 4> reduce_max_7_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_max_7 + (col));
+          const Vec<float, 4> log_1_log_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_log_1_log_0 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const int select_n_2_select__1 = load_as<int>(select_n_2_select_v.v[lane]);
-            const bool ge_3_compare = hlo_compare_ge(select_n_2_select__1, 0);
-            const bool le_3_compare = hlo_compare_le(select_n_2_select__1, 999);
-            const bool and_1_and = hlo_and(ge_3_compare, le_3_compare);
-            const int start = (int)hlo_clamp((long long)0, (long long)select_n_2_select__1, (long long)999);
-            const int at__2 = start + col * 1000;
-            const float logits_1__2 = load_as<float>(p_logits_1[at__2 + lane * 1000]);
-            const float reduce_max_7__2 = load_as<float>(reduce_max_7_v.v[lane]);
+            const int select_n_2_select_0__1 = load_as<int>(select_n_2_select_v_0.v[lane]);
+            const bool ge_3_compare_0 = hlo_compare_ge(select_n_2_select_0__1, 0);
+            const bool le_3_compare_0 = hlo_compare_le(select_n_2_select_0__1, 999);
+            const bool and_1_and_0 = hlo_and(ge_3_compare_0, le_3_compare_0);
+            const int start_0 = (int)hlo_clamp((long long)0, (long long)select_n_2_select_0__1, (long long)999);
+            const int at_0__2 = start_0 + col * 1000;
+            const float logits_1__2 = load_as<float>(p_logits_1[at_0__2 + lane * 1000]);
+            const float reduce_max_7__2 = load_as<float>(reduce_max_7_v_0.v[lane]);
             const float sub_11__1 = hlo_subtract(logits_1__2, reduce_max_7__2);
-            const float log_1_log__1 = load_as<float>(log_1_log_v.v[lane]);
-            const float sub_15 = hlo_subtract(sub_11__1, log_1_log__1);
-            const float select_n_3 = (and_1_and ? sub_15 : same_bits<float>(0x7fc00000u));
+            const float log_1_log_0__1 = load_as<float>(log_1_log_v_0.v[lane]);
+            const float sub_15 = hlo_subtract(sub_11__1, log_1_log_0__1);
+            const float select_n_3 = (and_1_and_0 ? sub_15 : same_bits<float>(0x7fc00000u));
             if (to < 1) {
-              reduce_sum_31_state[0] = Reduce1::combine(reduce_sum_31_state[0], Reduce1::State{select_n_3});
+              reduce_sum_31_state_0[0] = Reduce1::combine(reduce_sum_31_state_0[0], Reduce1::State{select_n_3});
             }
           }
         }
       }
-      reduce_lanes<Reduce1, 16, 1>(reduce_sum_31_state);
-      const float reduce_sum_31 = reduce_sum_31_state[0].f0;
+      reduce_lanes<Reduce1, 16, 1>(reduce_sum_31_state_0);
+      const float reduce_sum_31 = reduce_sum_31_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_31[0] = store_as<float>(reduce_sum_31);
       }
@@ -276,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_1(
     float* __restrict__ p_neg_3,
     float* __restrict__ p_add_any_1) {
   ASTITCH_SHARED_ARENA(32);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_29_slot, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_29_slot_0, 0, 8);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -299,54 +299,54 @@ extern "C" __global__ void __launch_bounds__(256) stitch_1(
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = (blockIdx.x + gridDim.x - 1) % gridDim.x;
-    float scatter_add_5_kept[4];
+    float scatter_add_5_kept_0[4];
     if (first < 64) {
       const int task = first;
       const int outer = task;
-      Reduce0::State reduce_sum_29_state[1];
+      Reduce0::State reduce_sum_29_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_29_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_29_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
-            const int at = outer * 1000 + col;
-            const Vec<float, 4> scatter_add_5_v = *reinterpret_cast<const Vec<float, 4>*>(p_scatter_add_5 + (at));
+            const int at_0 = outer * 1000 + col;
+            const Vec<float, 4> scatter_add_5_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_scatter_add_5 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float scatter_add_5 = load_as<float>(scatter_add_5_v.v[lane]);
-              scatter_add_5_kept[k * 4 + l * 4 + lane] = store_as<float>(scatter_add_5);
+              const float scatter_add_5 = load_as<float>(scatter_add_5_v_0.v[lane]);
+              scatter_add_5_kept_0[k * 4 + l * 4 + lane] = store_as<float>(scatter_add_5);
               const float neg_2 = hlo_negate(scatter_add_5);
-              reduce_sum_29_state[0] = Reduce0::combine(reduce_sum_29_state[0], Reduce0::State{neg_2});
+              reduce_sum_29_state_0[0] = Reduce0::combine(reduce_sum_29_state_0[0], Reduce0::State{neg_2});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_29_state, reduce_sum_29_slot);
-      const float reduce_sum_29 = reduce_sum_29_state[0].f0;
+      reduce_consecutive<Reduce0, 256>(reduce_sum_29_state_0, reduce_sum_29_slot_0);
+      const float reduce_sum_29 = reduce_sum_29_state_0[0].f0;
       const float reduce_sum_7 = load_as<float>(p_reduce_sum_7[outer]);
-      const float div_2_divide = hlo_divide(reduce_sum_29, reduce_sum_7);
-      const float reduce_sum_30 = hlo_add(0.0f, div_2_divide);
+      const float div_2_divide_0 = hlo_divide(reduce_sum_29, reduce_sum_7);
+      const float reduce_sum_30 = hlo_add(0.0f, div_2_divide_0);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
-            const int at__1 = outer * 1000 + col;
-            const Vec<float, 4> exp_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_exp_1 + (at__1));
-            Vec<float, 4> add_any_1_w;
+            const int at_0__1 = outer * 1000 + col;
+            const Vec<float, 4> exp_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_exp_1 + (at_0__1));
+            Vec<float, 4> add_any_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float scatter_add_5__1 = load_as<float>(scatter_add_5_kept[k * 4 + l * 4 + lane]);
-              const float exp_1 = load_as<float>(exp_1_v.v[lane]);
+              const float scatter_add_5__1 = load_as<float>(scatter_add_5_kept_0[k * 4 + l * 4 + lane]);
+              const float exp_1 = load_as<float>(exp_1_v_0.v[lane]);
               const float mul_1 = hlo_multiply(reduce_sum_30, exp_1);
               const float add_any_1 = hlo_add(scatter_add_5__1, mul_1);
-              add_any_1_w.v[lane] = store_as<float>(add_any_1);
+              add_any_1_w_0.v[lane] = store_as<float>(add_any_1);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at__1)) = add_any_1_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at_0__1)) = add_any_1_w_0;
           }
         }
       }

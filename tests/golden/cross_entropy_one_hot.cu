@@ -36,34 +36,34 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int* __restrict__ p_labels_1,
     float* __restrict__ p_add_any_1,
     float* __restrict__ p_neg_3,
-    float* p_reduce_sum_39_partial0,
+    float* p_reduce_sum_39_partial0_0,
     float* p_reduce_sum_39,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(320);
-  ASTITCH_SHARED(Reduce1::State, reduce_max_7_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_36_slot, 64, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot, 128, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_38_slot, 192, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_39_slot, 256, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_max_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_36_slot_0, 64, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 128, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_38_slot_0, 192, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_39_slot_0, 256, 16);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 1000 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float logits_1_kept[4];
-    Reduce0::State reduce_sum_39_state[1];
+    float logits_1_kept_0[4];
+    Reduce0::State reduce_sum_39_state_0[1];
     #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_sum_39_state[i] = Reduce0::identity();
+    for (int i = 0; i < 1; ++i) reduce_sum_39_state_0[i] = Reduce0::identity();
     if (first < 32) {
       const int task = first;
       const int outer = task * 2 + to;
-      Reduce1::State reduce_max_7_state[1];
+      Reduce1::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce1::identity();
-      Reduce0::State reduce_sum_36_state[1];
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce1::identity();
+      Reduce0::State reduce_sum_36_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_36_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_36_state_0[i] = Reduce0::identity();
       const int labels_1 = load_as<int>(p_labels_1[outer]);
       {
         const int k = 0;
@@ -71,29 +71,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
-            const int at = outer * 1000 + col;
-            const Vec<float, 4> logits_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_logits_1 + (at));
+            const int at_0 = outer * 1000 + col;
+            const Vec<float, 4> logits_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_logits_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1 = load_as<float>(logits_1_v.v[lane]);
-              logits_1_kept[k * 4 + l * 4 + lane] = store_as<float>(logits_1);
-              reduce_max_7_state[0] = Reduce1::combine(reduce_max_7_state[0], Reduce1::State{logits_1});
+              const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
+              logits_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(logits_1);
+              reduce_max_7_state_0[0] = Reduce1::combine(reduce_max_7_state_0[0], Reduce1::State{logits_1});
               const int iota_2 = hlo_convert<int>(col + lane);
               const bool eq_13 = hlo_compare_eq(labels_1, iota_2);
               const float convert_element_type_1 = hlo_convert<float, bool>(eq_13);
               const float mul_5 = hlo_multiply(convert_element_type_1, -0.015625f);
               const float neg_2 = hlo_negate(mul_5);
-              reduce_sum_36_state[0] = Reduce0::combine(reduce_sum_36_state[0], Reduce0::State{neg_2});
+              reduce_sum_36_state_0[0] = Reduce0::combine(reduce_sum_36_state_0[0], Reduce0::State{neg_2});
             }
           }
         }
       }
-      reduce_consecutive<Reduce1, 256>(reduce_max_7_state, reduce_max_7_slot);
-      reduce_consecutive<Reduce0, 256>(reduce_sum_36_state, reduce_sum_36_slot);
-      Reduce0::State reduce_sum_7_state[1];
+      reduce_consecutive<Reduce1, 256>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_36_state_0, reduce_sum_36_slot_0);
+      Reduce0::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce0::identity();
-      const float reduce_max_7 = reduce_max_7_state[0].f0;
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
+      const float reduce_max_7 = reduce_max_7_state_0[0].f0;
       {
         const int k = 0;
         {
@@ -102,61 +102,61 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 1000) {
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1__1 = load_as<float>(logits_1_kept[k * 4 + l * 4 + lane]);
+              const float logits_1__1 = load_as<float>(logits_1_kept_0[k * 4 + l * 4 + lane]);
               const float sub_11 = hlo_subtract(logits_1__1, reduce_max_7);
               const float exp_1 = hlo_exp(sub_11);
-              reduce_sum_7_state[0] = Reduce0::combine(reduce_sum_7_state[0], Reduce0::State{exp_1});
+              reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{exp_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_7_state, reduce_sum_7_slot);
-      Reduce0::State reduce_sum_38_state[1];
+      reduce_consecutive<Reduce0, 256>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      Reduce0::State reduce_sum_38_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_38_state[i] = Reduce0::identity();
-      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
-      const float log_1_log = hlo_log(reduce_sum_7);
-      const float reduce_sum_36 = reduce_sum_36_state[0].f0;
-      const float div_2_divide = hlo_divide(reduce_sum_36, reduce_sum_7);
-      const float reduce_sum_37 = hlo_add(0.0f, div_2_divide);
+      for (int i = 0; i < 1; ++i) reduce_sum_38_state_0[i] = Reduce0::identity();
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
+      const float log_1_log_0 = hlo_log(reduce_sum_7);
+      const float reduce_sum_36 = reduce_sum_36_state_0[0].f0;
+      const float div_2_divide_0 = hlo_divide(reduce_sum_36, reduce_sum_7);
+      const float reduce_sum_37 = hlo_add(0.0f, div_2_divide_0);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
-            const int at__1 = outer * 1000 + col;
-            Vec<float, 4> add_any_1_w;
+            const int at_0__1 = outer * 1000 + col;
+            Vec<float, 4> add_any_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const int iota_2__1 = hlo_convert<int>(col + lane);
               const bool eq_13__1 = hlo_compare_eq(labels_1, iota_2__1);
               const float convert_element_type_1__1 = hlo_convert<float, bool>(eq_13__1);
-              const float logits_1__2 = load_as<float>(logits_1_kept[k * 4 + l * 4 + lane]);
+              const float logits_1__2 = load_as<float>(logits_1_kept_0[k * 4 + l * 4 + lane]);
               const float sub_11__1 = hlo_subtract(logits_1__2, reduce_max_7);
-              const float sub_15 = hlo_subtract(sub_11__1, log_1_log);
+              const float sub_15 = hlo_subtract(sub_11__1, log_1_log_0);
               const float mul_4 = hlo_multiply(convert_element_type_1__1, sub_15);
-              reduce_sum_38_state[0] = Reduce0::combine(reduce_sum_38_state[0], Reduce0::State{mul_4});
+              reduce_sum_38_state_0[0] = Reduce0::combine(reduce_sum_38_state_0[0], Reduce0::State{mul_4});
               const float mul_5__1 = hlo_multiply(convert_element_type_1__1, -0.015625f);
               const float exp_1__1 = hlo_exp(sub_11__1);
               const float mul_3 = hlo_multiply(reduce_sum_37, exp_1__1);
               const float add_any_1 = hlo_add(mul_5__1, mul_3);
-              add_any_1_w.v[lane] = store_as<float>(add_any_1);
+              add_any_1_w_0.v[lane] = store_as<float>(add_any_1);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at__1)) = add_any_1_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at_0__1)) = add_any_1_w_0;
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_38_state, reduce_sum_38_slot);
-      const float reduce_sum_38 = reduce_sum_38_state[0].f0;
+      reduce_consecutive<Reduce0, 256>(reduce_sum_38_state_0, reduce_sum_38_slot_0);
+      const float reduce_sum_38 = reduce_sum_38_state_0[0].f0;
       if (tx < 1) {
-        reduce_sum_39_state[0] = Reduce0::combine(reduce_sum_39_state[0], Reduce0::State{reduce_sum_38});
+        reduce_sum_39_state_0[0] = Reduce0::combine(reduce_sum_39_state_0[0], Reduce0::State{reduce_sum_38});
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_sum_39_state, reduce_sum_39_slot);
+    reduce_consecutive<Reduce0, 512>(reduce_sum_39_state_0, reduce_sum_39_slot_0);
     if (first < 32) {
       if (to < 1 && tx < 1) {
-        p_reduce_sum_39_partial0[first] = store_as<float>(reduce_sum_39_state[0].f0);
+        p_reduce_sum_39_partial0_0[first] = store_as<float>(reduce_sum_39_state_0[0].f0);
       }
     }
   }
@@ -169,9 +169,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_39_state__1[1];
+      Reduce0::State reduce_sum_39_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_39_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_39_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -180,13 +180,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (to < 1) {
-              reduce_sum_39_state__1[0] = Reduce0::combine(reduce_sum_39_state__1[0], Reduce0::State{load_as<float>(p_reduce_sum_39_partial0[col + lane])});
+              reduce_sum_39_state_0__1[0] = Reduce0::combine(reduce_sum_39_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_39_partial0_0[col + lane])});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 8, 1>(reduce_sum_39_state__1);
-      const float reduce_sum_39 = reduce_sum_39_state__1[0].f0;
+      reduce_lanes<Reduce0, 8, 1>(reduce_sum_39_state_0__1);
+      const float reduce_sum_39 = reduce_sum_39_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_39[0] = store_as<float>(reduce_sum_39);
       }

@@ -33,27 +33,27 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 16 % 1;
     const int to = thread / 16;
     const int first = blockIdx.x;
-    float add_22_kept[4];
-    float sub_15_kept[4];
+    float add_22_kept_0[4];
+    float sub_15_kept_0[4];
     if (first < 2) {
       const int task = first;
       const int outer = task * 16 + to;
-      Reduce0::State reduce_sum_14_state[1];
+      Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_14_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 64 + tx * 4;
-          const int at = outer * 64 + col;
-          const Vec<float, 4> dot_general_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_dot_general_1 + (at));
-          const Vec<float, 4> bias_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (col));
-          const Vec<float, 4> residual_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_residual_1 + (at));
+          const int at_0 = outer * 64 + col;
+          const Vec<float, 4> dot_general_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dot_general_1 + (at_0));
+          const Vec<float, 4> bias_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (col));
+          const Vec<float, 4> residual_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_residual_1 + (at_0));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float dot_general_1 = load_as<float>(dot_general_1_v.v[lane]);
-            const float bias_1 = load_as<float>(bias_1_v.v[lane]);
+            const float dot_general_1 = load_as<float>(dot_general_1_v_0.v[lane]);
+            const float bias_1 = load_as<float>(bias_1_v_0.v[lane]);
             const float add_19 = hlo_add(dot_general_1, bias_1);
             const float integer_pow_2 = hlo_multiply(add_19, add_19);
             const float integer_pow_3 = hlo_multiply(integer_pow_2, add_19);
@@ -64,19 +64,19 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const float add_21 = hlo_add(tanh_1, 1.0f);
             const float mul_20 = hlo_multiply(add_21, 0.5f);
             const float mul_21 = hlo_multiply(add_19, mul_20);
-            const float residual_1 = load_as<float>(residual_1_v.v[lane]);
+            const float residual_1 = load_as<float>(residual_1_v_0.v[lane]);
             const float add_22 = hlo_add(mul_21, residual_1);
-            add_22_kept[k * 4 + l * 4 + lane] = add_22;
-            reduce_sum_14_state[0] = Reduce0::combine(reduce_sum_14_state[0], Reduce0::State{add_22});
+            add_22_kept_0[k * 4 + l * 4 + lane] = add_22;
+            reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{add_22});
           }
         }
       }
-      reduce_lanes<Reduce0, 16, 1>(reduce_sum_14_state);
-      Reduce0::State reduce_sum_15_state[1];
+      reduce_lanes<Reduce0, 16, 1>(reduce_sum_14_state_0);
+      Reduce0::State reduce_sum_15_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_15_state[i] = Reduce0::identity();
-      const float reduce_sum_14 = reduce_sum_14_state[0].f0;
-      const float div_2_divide = hlo_divide(reduce_sum_14, 64.0f);
+      for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
+      const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
+      const float div_2_divide_0 = hlo_divide(reduce_sum_14, 64.0f);
       {
         const int k = 0;
         {
@@ -84,39 +84,39 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col = l * 64 + tx * 4;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float add_22__1 = add_22_kept[k * 4 + l * 4 + lane];
-            const float sub_15 = hlo_subtract(add_22__1, div_2_divide);
-            sub_15_kept[k * 4 + l * 4 + lane] = sub_15;
+            const float add_22__1 = add_22_kept_0[k * 4 + l * 4 + lane];
+            const float sub_15 = hlo_subtract(add_22__1, div_2_divide_0);
+            sub_15_kept_0[k * 4 + l * 4 + lane] = sub_15;
             const float square_1 = hlo_multiply(sub_15, sub_15);
-            reduce_sum_15_state[0] = Reduce0::combine(reduce_sum_15_state[0], Reduce0::State{square_1});
+            reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{square_1});
           }
         }
       }
-      reduce_lanes<Reduce0, 16, 1>(reduce_sum_15_state);
-      const float reduce_sum_15 = reduce_sum_15_state[0].f0;
-      const float div_3_divide = hlo_divide(reduce_sum_15, 64.0f);
-      const float add_23_add = hlo_add(div_3_divide, 1e-06f);
-      const float rsqrt_1_rsqrt = hlo_rsqrt(add_23_add);
+      reduce_lanes<Reduce0, 16, 1>(reduce_sum_15_state_0);
+      const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
+      const float div_3_divide_0 = hlo_divide(reduce_sum_15, 64.0f);
+      const float add_23_add_0 = hlo_add(div_3_divide_0, 1e-06f);
+      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_23_add_0);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 64 + tx * 4;
-          const Vec<float, 4> gamma_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-          const Vec<float, 4> beta_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
-          const int at__1 = outer * 64 + col;
-          Vec<float, 4> add_27_w;
+          const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+          const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
+          const int at_0__1 = outer * 64 + col;
+          Vec<float, 4> add_27_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float sub_15__1 = sub_15_kept[k * 4 + l * 4 + lane];
-            const float mul_25 = hlo_multiply(sub_15__1, rsqrt_1_rsqrt);
-            const float gamma_1 = load_as<float>(gamma_1_v.v[lane]);
+            const float sub_15__1 = sub_15_kept_0[k * 4 + l * 4 + lane];
+            const float mul_25 = hlo_multiply(sub_15__1, rsqrt_1_rsqrt_0);
+            const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
             const float mul_29 = hlo_multiply(mul_25, gamma_1);
-            const float beta_1 = load_as<float>(beta_1_v.v[lane]);
+            const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);
             const float add_27 = hlo_add(mul_29, beta_1);
-            add_27_w.v[lane] = store_as<float>(add_27);
+            add_27_w_0.v[lane] = store_as<float>(add_27);
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_add_27 + (at__1)) = add_27_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_add_27 + (at_0__1)) = add_27_w_0;
         }
       }
     }

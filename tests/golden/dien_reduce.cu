@@ -25,26 +25,26 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     if (first < 125) {
       const int task = first;
       const int outer = task * 32 + to;
-      Reduce0::State reduce_sum_7_state[1];
+      Reduce0::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 32 + tx * 4;
-          const int at = outer * 32 + col;
-          const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+          const int at_0 = outer * 32 + col;
+          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1 = load_as<float>(x_1_v.v[lane]);
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
             const float exp_1 = hlo_exp(x_1);
-            reduce_sum_7_state[0] = Reduce0::combine(reduce_sum_7_state[0], Reduce0::State{exp_1});
+            reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{exp_1});
           }
         }
       }
-      reduce_lanes<Reduce0, 8, 1>(reduce_sum_7_state);
-      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
+      reduce_lanes<Reduce0, 8, 1>(reduce_sum_7_state_0);
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
       }

@@ -22,7 +22,7 @@ struct Reduce0 {
 };
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const unsigned int* __restrict__ p_words_1,
-    const unsigned int* __restrict__ p_xor_23_reshape,
+    const unsigned int* __restrict__ p_xor_23_reshape_0,
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_residual_1,
     const float* __restrict__ p_gamma_1,
@@ -30,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     bool* __restrict__ p_lt_3,
     float* __restrict__ p_add_127) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 32, 8);
   {  // loop 0: outer 32 / 4 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 8 tasks; row-reduce: 4 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -40,17 +40,17 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int first = blockIdx.x;
     const unsigned int words_1 = load_as<unsigned int>(p_words_1[0]);
     const unsigned int words_1__1 = load_as<unsigned int>(p_words_1[1]);
-    const unsigned int xor_22_xor = hlo_xor(words_1, words_1__1);
-    const unsigned int xor_23_reshape = load_as<unsigned int>(p_xor_23_reshape[0]);
-    const unsigned int xor_23_xor = hlo_xor(xor_22_xor, xor_23_reshape);
-    float add_122_kept[4];
-    float sub_21_kept[4];
+    const unsigned int xor_22_xor_0 = hlo_xor(words_1, words_1__1);
+    const unsigned int xor_23_reshape_0 = load_as<unsigned int>(p_xor_23_reshape_0[0]);
+    const unsigned int xor_23_xor_0 = hlo_xor(xor_22_xor_0, xor_23_reshape_0);
+    float add_122_kept_0[4];
+    float sub_21_kept_0[4];
     if (first < 8) {
       const int task = first;
       const int outer = task * 4 + to;
-      Reduce0::State reduce_sum_14_state[1];
+      Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_14_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       const unsigned long long iota_2x32_shape_13 = hlo_convert<unsigned long long>(outer);
       const unsigned long long iota_2x32_shape_17 = hlo_multiply(iota_2x32_shape_13, 256ull);
       {
@@ -58,10 +58,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
-          const int at = outer * 256 + col;
-          Vec<bool, 4> lt_3_w;
-          const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
-          const Vec<float, 4> residual_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_residual_1 + (at));
+          const int at_0 = outer * 256 + col;
+          Vec<bool, 4> lt_3_w_0;
+          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+          const Vec<float, 4> residual_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_residual_1 + (at_0));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             const unsigned long long iota_2x32_shape_15 = hlo_convert<unsigned long long>(col + lane);
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const unsigned int shift_right_logical_24 = hlo_shift_right_logical(xor_26, 26u);
             const unsigned int or_24 = hlo_or(shift_left_23, shift_right_logical_24);
             const unsigned int xor_27 = hlo_xor(add_65, or_24);
-            const unsigned int add_69 = hlo_add(xor_27, xor_23_xor);
+            const unsigned int add_69 = hlo_add(xor_27, xor_23_xor_0);
             const unsigned int add_70 = hlo_add(add_69, 1u);
             const unsigned int add_71 = hlo_add(add_67, add_70);
             const unsigned int shift_left_24 = hlo_shift_left(add_70, 17u);
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const unsigned int or_27 = hlo_or(shift_left_26, shift_right_logical_27);
             const unsigned int xor_30 = hlo_xor(add_73, or_27);
             const unsigned int add_74 = hlo_add(add_73, xor_30);
-            const unsigned int add_76 = hlo_add(add_74, xor_23_xor);
+            const unsigned int add_76 = hlo_add(add_74, xor_23_xor_0);
             const unsigned int shift_left_27 = hlo_shift_left(xor_30, 24u);
             const unsigned int shift_right_logical_28 = hlo_shift_right_logical(xor_30, 8u);
             const unsigned int or_28 = hlo_or(shift_left_27, shift_right_logical_28);
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const unsigned int shift_right_logical_36 = hlo_shift_right_logical(xor_38, 8u);
             const unsigned int or_36 = hlo_or(shift_left_35, shift_right_logical_36);
             const unsigned int xor_39 = hlo_xor(add_92, or_36);
-            const unsigned int add_96 = hlo_add(xor_39, xor_23_xor);
+            const unsigned int add_96 = hlo_add(xor_39, xor_23_xor_0);
             const unsigned int add_97 = hlo_add(add_96, 4u);
             const unsigned int add_98 = hlo_add(add_94, add_97);
             const unsigned int shift_left_36 = hlo_shift_left(add_97, 13u);
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const unsigned int or_39 = hlo_or(shift_left_38, shift_right_logical_39);
             const unsigned int xor_42 = hlo_xor(add_100, or_39);
             const unsigned int add_101 = hlo_add(add_100, xor_42);
-            const unsigned int add_103 = hlo_add(add_101, xor_23_xor);
+            const unsigned int add_103 = hlo_add(add_101, xor_23_xor_0);
             const unsigned int shift_left_39 = hlo_shift_left(xor_42, 6u);
             const unsigned int shift_right_logical_40 = hlo_shift_right_logical(xor_42, 26u);
             const unsigned int or_40 = hlo_or(shift_left_39, shift_right_logical_40);
@@ -194,24 +194,24 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const float add_114 = hlo_add(sub_4, 0.0f);
             const float max_7 = hlo_maximum(0.0f, add_114);
             const bool lt_3 = hlo_compare_lt(max_7, 0.9f);
-            lt_3_w.v[lane] = store_as<bool>(lt_3);
-            const float x_1 = load_as<float>(x_1_v.v[lane]);
+            lt_3_w_0.v[lane] = store_as<bool>(lt_3);
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
             const float div_5 = hlo_divide(x_1, 0.9f);
             const float select_n_1 = (lt_3 ? div_5 : 0.0f);
-            const float residual_1 = load_as<float>(residual_1_v.v[lane]);
+            const float residual_1 = load_as<float>(residual_1_v_0.v[lane]);
             const float add_122 = hlo_add(select_n_1, residual_1);
-            add_122_kept[k * 4 + l * 4 + lane] = add_122;
-            reduce_sum_14_state[0] = Reduce0::combine(reduce_sum_14_state[0], Reduce0::State{add_122});
+            add_122_kept_0[k * 4 + l * 4 + lane] = add_122;
+            reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{add_122});
           }
-          *reinterpret_cast<Vec<bool, 4>*>(p_lt_3 + (at)) = lt_3_w;
+          *reinterpret_cast<Vec<bool, 4>*>(p_lt_3 + (at_0)) = lt_3_w_0;
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state, reduce_sum_14_slot);
-      Reduce0::State reduce_sum_15_state[1];
+      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+      Reduce0::State reduce_sum_15_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_15_state[i] = Reduce0::identity();
-      const float reduce_sum_14 = reduce_sum_14_state[0].f0;
-      const float div_6_divide = hlo_divide(reduce_sum_14, 256.0f);
+      for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
+      const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
+      const float div_6_divide_0 = hlo_divide(reduce_sum_14, 256.0f);
       {
         const int k = 0;
         {
@@ -219,39 +219,39 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col = l * 256 + tx * 4;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float add_122__1 = add_122_kept[k * 4 + l * 4 + lane];
-            const float sub_21 = hlo_subtract(add_122__1, div_6_divide);
-            sub_21_kept[k * 4 + l * 4 + lane] = sub_21;
+            const float add_122__1 = add_122_kept_0[k * 4 + l * 4 + lane];
+            const float sub_21 = hlo_subtract(add_122__1, div_6_divide_0);
+            sub_21_kept_0[k * 4 + l * 4 + lane] = sub_21;
             const float square_1 = hlo_multiply(sub_21, sub_21);
-            reduce_sum_15_state[0] = Reduce0::combine(reduce_sum_15_state[0], Reduce0::State{square_1});
+            reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{square_1});
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state, reduce_sum_15_slot);
-      const float reduce_sum_15 = reduce_sum_15_state[0].f0;
-      const float div_7_divide = hlo_divide(reduce_sum_15, 256.0f);
-      const float add_123_add = hlo_add(div_7_divide, 1e-06f);
-      const float rsqrt_1_rsqrt = hlo_rsqrt(add_123_add);
+      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
+      const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
+      const float div_7_divide_0 = hlo_divide(reduce_sum_15, 256.0f);
+      const float add_123_add_0 = hlo_add(div_7_divide_0, 1e-06f);
+      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_123_add_0);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
-          const Vec<float, 4> gamma_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-          const Vec<float, 4> beta_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
-          const int at__1 = outer * 256 + col;
-          Vec<float, 4> add_127_w;
+          const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+          const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
+          const int at_0__1 = outer * 256 + col;
+          Vec<float, 4> add_127_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float sub_21__1 = sub_21_kept[k * 4 + l * 4 + lane];
-            const float mul_19 = hlo_multiply(sub_21__1, rsqrt_1_rsqrt);
-            const float gamma_1 = load_as<float>(gamma_1_v.v[lane]);
+            const float sub_21__1 = sub_21_kept_0[k * 4 + l * 4 + lane];
+            const float mul_19 = hlo_multiply(sub_21__1, rsqrt_1_rsqrt_0);
+            const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
             const float mul_23 = hlo_multiply(mul_19, gamma_1);
-            const float beta_1 = load_as<float>(beta_1_v.v[lane]);
+            const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);
             const float add_127 = hlo_add(mul_23, beta_1);
-            add_127_w.v[lane] = store_as<float>(add_127);
+            add_127_w_0.v[lane] = store_as<float>(add_127);
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_add_127 + (at__1)) = add_127_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_add_127 + (at_0__1)) = add_127_w_0;
         }
       }
     }

@@ -37,12 +37,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const bool lt_5 = hlo_compare_lt(row_1, 0);
     const int add_8 = hlo_add(row_1, 20);
     const int select_n_5 = (lt_5 ? add_8 : row_1);
-    const int start = (int)hlo_clamp((long long)0, (long long)select_n_5, (long long)14);
+    const int start_0 = (int)hlo_clamp((long long)0, (long long)select_n_5, (long long)14);
     const int column_1 = load_as<int>(p_column_1[0]);
     const bool lt_6 = hlo_compare_lt(column_1, 0);
     const int add_9 = hlo_add(column_1, 30);
     const int select_n_6 = (lt_6 ? add_9 : column_1);
-    const int start__1 = (int)hlo_clamp((long long)0, (long long)select_n_6, (long long)23);
+    const int start_0__1 = (int)hlo_clamp((long long)0, (long long)select_n_6, (long long)23);
     if (first < 1) {
       const int task = first;
       {
@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 42) {
             const int col_1 = ((col) % 7);
             const int col_0 = ((col) / 7);
-            const int at = start__1 + start * 30 + col_1 + col_0 * 30;
-            const float x_1 = load_as<float>(p_x_1[at]);
+            const int at_0 = start_0__1 + start_0 * 30 + col_1 + col_0 * 30;
+            const float x_1 = load_as<float>(p_x_1[at_0]);
             const float mul_3 = hlo_multiply(x_1, 2.0f);
             p_mul_3[col] = store_as<float>(mul_3);
           }
@@ -72,12 +72,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const bool lt_5__1 = hlo_compare_lt(row_1__1, 0);
     const int add_8__1 = hlo_add(row_1__1, 20);
     const int select_n_5__1 = (lt_5__1 ? add_8__1 : row_1__1);
-    const int start__2 = (int)hlo_clamp((long long)0, (long long)select_n_5__1, (long long)16);
+    const int start_0__2 = (int)hlo_clamp((long long)0, (long long)select_n_5__1, (long long)16);
     const int column_1__1 = load_as<int>(p_column_1[0]);
     const bool lt_6__1 = hlo_compare_lt(column_1__1, 0);
     const int add_9__1 = hlo_add(column_1__1, 30);
     const int select_n_6__1 = (lt_6__1 ? add_9__1 : column_1__1);
-    const int start__3 = (int)hlo_clamp((long long)0, (long long)select_n_6__1, (long long)25);
+    const int start_0__3 = (int)hlo_clamp((long long)0, (long long)select_n_6__1, (long long)25);
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
@@ -89,22 +89,22 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 600) {
             const int col_0__1 = ((col) / 30);
             const int col_1__1 = ((col) % 30);
-            Vec<float, 2> add_12_w;
+            Vec<float, 2> add_12_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               float dynamic_update_slice_1;
-              if (start__2 * -1 + col_0__1 >= 0 && start__2 * -1 + col_0__1 < 4 && start__3 * -1 + col_1__1 + lane >= 0 && start__3 * -1 + col_1__1 + lane < 5) {
-                const int at__1 = start__3 * -1 + start__2 * -5 + col_1__1 + col_0__1 * 5;
-                const float update_1 = load_as<float>(p_update_1[at__1 + lane]);
+              if (start_0__2 * -1 + col_0__1 >= 0 && start_0__2 * -1 + col_0__1 < 4 && start_0__3 * -1 + col_1__1 + lane >= 0 && start_0__3 * -1 + col_1__1 + lane < 5) {
+                const int at_0__1 = start_0__3 * -1 + start_0__2 * -5 + col_1__1 + col_0__1 * 5;
+                const float update_1 = load_as<float>(p_update_1[at_0__1 + lane]);
                 dynamic_update_slice_1 = update_1;
               } else {
                 const float x_1__1 = load_as<float>(p_x_1[col + lane]);
                 dynamic_update_slice_1 = x_1__1;
               }
               const float add_12 = hlo_add(dynamic_update_slice_1, 1.0f);
-              add_12_w.v[lane] = store_as<float>(add_12);
+              add_12_w_0.v[lane] = store_as<float>(add_12);
             }
-            *reinterpret_cast<Vec<float, 2>*>(p_add_12 + (col)) = add_12_w;
+            *reinterpret_cast<Vec<float, 2>*>(p_add_12 + (col)) = add_12_w_0;
           }
         }
       }
@@ -120,33 +120,33 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const bool lt_5__2 = hlo_compare_lt(row_1__2, 0);
     const int add_8__2 = hlo_add(row_1__2, 20);
     const int select_n_5__2 = (lt_5__2 ? add_8__2 : row_1__2);
-    const int start__4 = (int)hlo_clamp((long long)0, (long long)select_n_5__2, (long long)19);
+    const int start_0__4 = (int)hlo_clamp((long long)0, (long long)select_n_5__2, (long long)19);
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_7_state[1];
+      Reduce0::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 32 + tx * 2;
           if (col < 30) {
-            const int at__2 = start__4 * 30 + col;
-            const Vec<float, 2> x_1_v = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at__2));
+            const int at_0__2 = start_0__4 * 30 + col;
+            const Vec<float, 2> x_1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at_0__2));
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float x_1__2 = load_as<float>(x_1_v.v[lane]);
+              const float x_1__2 = load_as<float>(x_1_v_0.v[lane]);
               const float exp_1 = hlo_exp(x_1__2);
               if (to < 1) {
-                reduce_sum_7_state[0] = Reduce0::combine(reduce_sum_7_state[0], Reduce0::State{exp_1});
+                reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{exp_1});
               }
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 16, 1>(reduce_sum_7_state);
-      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
+      reduce_lanes<Reduce0, 16, 1>(reduce_sum_7_state_0);
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);
       }

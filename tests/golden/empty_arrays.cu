@@ -60,15 +60,15 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 12) {
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (col));
-            Vec<float, 4> mul_1_w;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (col));
+            Vec<float, 4> mul_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               const float mul_1 = hlo_multiply(x_1, 2.0f);
-              mul_1_w.v[lane] = store_as<float>(mul_1);
+              mul_1_w_0.v[lane] = store_as<float>(mul_1);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_mul_1 + (col)) = mul_1_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_mul_1 + (col)) = mul_1_w_0;
           }
         }
       }

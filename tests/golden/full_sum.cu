@@ -15,20 +15,20 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_7,
-    float* p_reduce_sum_7_partial0,
+    float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot__1, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0__1, 0, 16);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 100x777 / 512 threads x 1 x 1; 152 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 152 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    Reduce0::State reduce_sum_7_state[1];
+    Reduce0::State reduce_sum_7_state_0[1];
     #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce0::identity();
+    for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
     if (first < 152) {
       const int task = first;
       const int col_tile = task;
@@ -39,15 +39,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int col = l * 512 + tx + col_tile * 512;
           if (col < 77700) {
             const float x_1 = load_as<float>(p_x_1[col]);
-            reduce_sum_7_state[0] = Reduce0::combine(reduce_sum_7_state[0], Reduce0::State{x_1});
+            reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{x_1});
           }
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_sum_7_state, reduce_sum_7_slot);
+    reduce_consecutive<Reduce0, 512>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
     if (first < 152) {
       if (tx < 1) {
-        p_reduce_sum_7_partial0[first] = store_as<float>(reduce_sum_7_state[0].f0);
+        p_reduce_sum_7_partial0_0[first] = store_as<float>(reduce_sum_7_state_0[0].f0);
       }
     }
   }
@@ -60,9 +60,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_7_state__1[1];
+      Reduce0::State reduce_sum_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -72,14 +72,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               if (to < 1) {
-                reduce_sum_7_state__1[0] = Reduce0::combine(reduce_sum_7_state__1[0], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0[col + lane])});
+                reduce_sum_7_state_0__1[0] = Reduce0::combine(reduce_sum_7_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[col + lane])});
               }
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_7_state__1, reduce_sum_7_slot__1);
-      const float reduce_sum_7 = reduce_sum_7_state__1[0].f0;
+      reduce_consecutive<Reduce0, 64>(reduce_sum_7_state_0__1, reduce_sum_7_slot_0__1);
+      const float reduce_sum_7 = reduce_sum_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);
       }

@@ -36,24 +36,24 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const bool lt_1 = hlo_compare_lt(rows_1, 0);
             const int add_1 = hlo_add(rows_1, 30);
             const int select_n_1 = (lt_1 ? add_1 : rows_1);
-            const int start = (int)hlo_clamp((long long)0, (long long)select_n_1, (long long)29);
+            const int start_0 = (int)hlo_clamp((long long)0, (long long)select_n_1, (long long)29);
             const int col_1 = ((col) % 40);
-            const int at = start * 40 + col_1;
-            const Vec<float, 4> table_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_table_1 + (at));
-            Vec<float, 4> gather_1_w;
-            const bool ge_1_compare = hlo_compare_ge(select_n_1, 0);
-            const bool le_1_compare = hlo_compare_le(select_n_1, 29);
-            const bool and_1_and = hlo_and(ge_1_compare, le_1_compare);
-            Vec<float, 4> select_n_3_w;
+            const int at_0 = start_0 * 40 + col_1;
+            const Vec<float, 4> table_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_table_1 + (at_0));
+            Vec<float, 4> gather_1_w_0;
+            const bool ge_1_compare_0 = hlo_compare_ge(select_n_1, 0);
+            const bool le_1_compare_0 = hlo_compare_le(select_n_1, 29);
+            const bool and_1_and_0 = hlo_and(ge_1_compare_0, le_1_compare_0);
+            Vec<float, 4> select_n_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float table_1 = load_as<float>(table_1_v.v[lane]);
-              gather_1_w.v[lane] = store_as<float>(table_1);
-              const float select_n_3 = (and_1_and ? table_1 : 0.0f);
-              select_n_3_w.v[lane] = store_as<float>(select_n_3);
+              const float table_1 = load_as<float>(table_1_v_0.v[lane]);
+              gather_1_w_0.v[lane] = store_as<float>(table_1);
+              const float select_n_3 = (and_1_and_0 ? table_1 : 0.0f);
+              select_n_3_w_0.v[lane] = store_as<float>(select_n_3);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_gather_1 + (col)) = gather_1_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_select_n_3 + (col)) = select_n_3_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_gather_1 + (col)) = gather_1_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_select_n_3 + (col)) = select_n_3_w_0;
           }
         }
       }
@@ -73,26 +73,26 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 512 + tx * 2;
           if (col < 180) {
-            const Vec<int, 2> along_1_v = *reinterpret_cast<const Vec<int, 2>*>(p_along_1 + (col));
+            const Vec<int, 2> along_1_v_0 = *reinterpret_cast<const Vec<int, 2>*>(p_along_1 + (col));
             const int col_0__1 = ((col) / 6);
-            Vec<float, 2> mul_3_w;
+            Vec<float, 2> mul_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const int along_1 = load_as<int>(along_1_v.v[lane]);
+              const int along_1 = load_as<int>(along_1_v_0.v[lane]);
               const bool lt_6 = hlo_compare_lt(along_1, 0);
               const int add_6 = hlo_add(along_1, 40);
               const int select_n_7 = (lt_6 ? add_6 : along_1);
-              const bool ge_5_compare = hlo_compare_ge(select_n_7, 0);
-              const bool le_5_compare = hlo_compare_le(select_n_7, 39);
-              const bool and_3_and = hlo_and(ge_5_compare, le_5_compare);
-              const int start__1 = (int)hlo_clamp((long long)0, (long long)select_n_7, (long long)39);
-              const int at__1 = start__1 + col_0__1 * 40;
-              const float table_1__1 = load_as<float>(p_table_1[at__1]);
-              const float select_n_8 = (and_3_and ? table_1__1 : same_bits<float>(0x7fc00000u));
+              const bool ge_5_compare_0 = hlo_compare_ge(select_n_7, 0);
+              const bool le_5_compare_0 = hlo_compare_le(select_n_7, 39);
+              const bool and_3_and_0 = hlo_and(ge_5_compare_0, le_5_compare_0);
+              const int start_0__1 = (int)hlo_clamp((long long)0, (long long)select_n_7, (long long)39);
+              const int at_0__1 = start_0__1 + col_0__1 * 40;
+              const float table_1__1 = load_as<float>(p_table_1[at_0__1]);
+              const float select_n_8 = (and_3_and_0 ? table_1__1 : same_bits<float>(0x7fc00000u));
               const float mul_3 = hlo_multiply(select_n_8, 2.0f);
-              mul_3_w.v[lane] = store_as<float>(mul_3);
+              mul_3_w_0.v[lane] = store_as<float>(mul_3);
             }
-            *reinterpret_cast<Vec<float, 2>*>(p_mul_3 + (col)) = mul_3_w;
+            *reinterpret_cast<Vec<float, 2>*>(p_mul_3 + (col)) = mul_3_w_0;
           }
         }
       }
@@ -114,8 +114,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 210) {
             const int col_1__1 = ((col) % 7);
             const int col_0__2 = ((col) / 7);
-            const int at__2 = col_1__1 * 4 + col_0__2 * 40 + 3;
-            const float table_1__2 = load_as<float>(p_table_1[at__2]);
+            const int at_0__2 = col_1__1 * 4 + col_0__2 * 40 + 3;
+            const float table_1__2 = load_as<float>(p_table_1[at_0__2]);
             p_slice_1[col] = store_as<float>(table_1__2);
           }
         }

@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_add_any_9,
     float* __restrict__ p_reduce_sum_15) {
   ASTITCH_SHARED_ARENA(4096);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot, 0, 1024);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 1024);
   {  // loop 0: outer 1 / 1 threads, row 48 / 8 threads x 6, col 640 / 32 threads x 1 x 4; 5 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
@@ -36,25 +36,25 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     if (first < 5) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_14_state[4];
+      Reduce0::State reduce_sum_14_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_14_state[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       #pragma unroll
       for (int k = 0; k < 6; ++k) {
         const int row = k * 8 + ty;
         {
           const int l = 0;
           const int col = l * 128 + tx * 4 + col_tile * 128;
-          const int at = row * 640 + col;
-          const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
-          const Vec<float, 4> bias_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (col));
-          Vec<float, 4> mul_22_w;
-          const Vec<float, 4> dy_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at));
-          Vec<float, 4> add_any_9_w;
+          const int at_0 = row * 640 + col;
+          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+          const Vec<float, 4> bias_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (col));
+          Vec<float, 4> mul_22_w_0;
+          const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
+          Vec<float, 4> add_any_9_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1 = load_as<float>(x_1_v.v[lane]);
-            const float bias_1 = load_as<float>(bias_1_v.v[lane]);
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+            const float bias_1 = load_as<float>(bias_1_v_0.v[lane]);
             const float add_9 = hlo_add(x_1, bias_1);
             const float mul_17 = hlo_multiply(add_9, 0.5f);
             const float mul_18 = hlo_multiply(add_9, 0.044715f);
@@ -65,8 +65,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const float tanh_1 = hlo_tanh(mul_21);
             const float add_11 = hlo_add(tanh_1, 1.0f);
             const float mul_22 = hlo_multiply(mul_17, add_11);
-            mul_22_w.v[lane] = store_as<float>(mul_22);
-            const float dy_1 = load_as<float>(dy_1_v.v[lane]);
+            mul_22_w_0.v[lane] = store_as<float>(mul_22);
+            const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
             const float mul_23 = hlo_multiply(mul_17, dy_1);
             const float sub_1 = hlo_subtract(1.0f, tanh_1);
             const float mul_25 = hlo_multiply(mul_23, sub_1);
@@ -84,29 +84,29 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const float mul_24 = hlo_multiply(dy_1, add_11);
             const float mul_33 = hlo_multiply(mul_24, 0.5f);
             const float add_any_9 = hlo_add(add_any_8, mul_33);
-            add_any_9_w.v[lane] = store_as<float>(add_any_9);
-            reduce_sum_14_state[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state[l * 4 + lane], Reduce0::State{add_any_9});
+            add_any_9_w_0.v[lane] = store_as<float>(add_any_9);
+            reduce_sum_14_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state_0[l * 4 + lane], Reduce0::State{add_any_9});
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_mul_22 + (at)) = mul_22_w;
-          *reinterpret_cast<Vec<float, 4>*>(p_add_any_9 + (at)) = add_any_9_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_mul_22 + (at_0)) = mul_22_w_0;
+          *reinterpret_cast<Vec<float, 4>*>(p_add_any_9 + (at_0)) = add_any_9_w_0;
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_sum_14_state, reduce_sum_14_slot);
+      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
       #pragma unroll
       for (int k = 0; k < 6; ++k) {
         const int row = k * 8 + ty;
         {
           const int l = 0;
           const int col = l * 128 + tx * 4 + col_tile * 128;
-          Vec<float, 4> reduce_sum_15_w;
+          Vec<float, 4> reduce_sum_15_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_14 = reduce_sum_14_state[l * 4 + lane].f0;
+            const float reduce_sum_14 = reduce_sum_14_state_0[l * 4 + lane].f0;
             const float reduce_sum_15 = hlo_add(0.0f, reduce_sum_14);
-            reduce_sum_15_w.v[lane] = store_as<float>(reduce_sum_15);
+            reduce_sum_15_w_0.v[lane] = store_as<float>(reduce_sum_15);
           }
-          if (ty < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_15 + (col)) = reduce_sum_15_w;
+          if (row < 1) {
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_15 + (col)) = reduce_sum_15_w_0;
           }
         }
       }

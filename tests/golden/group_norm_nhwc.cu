@@ -26,22 +26,22 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_11) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_23_slot, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_23_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot_0, 32, 8);
   {  // loop 0: outer 4x8 / 2 threads, row 8x8 / 64 threads x 1, col 8 / 2 threads x 1 x 4; 16 tasks; mixed reduce: 64 rows x 2 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 2;
     const int ty = thread / 2 % 64;
     const int to = thread / 128;
     const int first = blockIdx.x;
-    float x_1_kept[4];
-    float sub_17_kept[4];
+    float x_1_kept_0[4];
+    float sub_17_kept_0[4];
     if (first < 16) {
       const int task = first;
       const int outer = task * 2 + to;
-      Reduce0::State reduce_sum_23_state[1];
+      Reduce0::State reduce_sum_23_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_23_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce0::identity();
       const int outer_1 = ((outer) % 8);
       const int outer_0 = ((outer) / 8);
       {
@@ -50,22 +50,22 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         {
           const int l = 0;
           const int col = l * 8 + tx * 4;
-          const int at = outer_1 * 8 + outer_0 * 4096 + row * 64 + col;
-          const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+          const int at_0 = outer_1 * 8 + outer_0 * 4096 + row * 64 + col;
+          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1 = load_as<float>(x_1_v.v[lane]);
-            x_1_kept[k * 4 + l * 4 + lane] = store_as<float>(x_1);
-            reduce_sum_23_state[0] = Reduce0::combine(reduce_sum_23_state[0], Reduce0::State{x_1});
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+            x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
+            reduce_sum_23_state_0[0] = Reduce0::combine(reduce_sum_23_state_0[0], Reduce0::State{x_1});
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_sum_23_state, reduce_sum_23_slot);
-      Reduce0::State reduce_sum_22_state[1];
+      reduce_consecutive<Reduce0, 128>(reduce_sum_23_state_0, reduce_sum_23_slot_0);
+      Reduce0::State reduce_sum_22_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_22_state[i] = Reduce0::identity();
-      const float reduce_sum_23 = reduce_sum_23_state[0].f0;
-      const float div_11_divide = hlo_divide(reduce_sum_23, 512.0f);
+      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0[i] = Reduce0::identity();
+      const float reduce_sum_23 = reduce_sum_23_state_0[0].f0;
+      const float div_11_divide_0 = hlo_divide(reduce_sum_23, 512.0f);
       {
         const int k = 0;
         const int row = k * 64 + ty;
@@ -74,41 +74,41 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col = l * 8 + tx * 4;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1__1 = load_as<float>(x_1_kept[k * 4 + l * 4 + lane]);
-            const float sub_17 = hlo_subtract(x_1__1, div_11_divide);
-            sub_17_kept[k * 4 + l * 4 + lane] = sub_17;
+            const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+            const float sub_17 = hlo_subtract(x_1__1, div_11_divide_0);
+            sub_17_kept_0[k * 4 + l * 4 + lane] = sub_17;
             const float square_1 = hlo_multiply(sub_17, sub_17);
-            reduce_sum_22_state[0] = Reduce0::combine(reduce_sum_22_state[0], Reduce0::State{square_1});
+            reduce_sum_22_state_0[0] = Reduce0::combine(reduce_sum_22_state_0[0], Reduce0::State{square_1});
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_sum_22_state, reduce_sum_22_slot);
-      const float reduce_sum_22 = reduce_sum_22_state[0].f0;
-      const float div_9_divide = hlo_divide(reduce_sum_22, 512.0f);
-      const float add_7_add = hlo_add(div_9_divide, 1e-05f);
-      const float rsqrt_1_rsqrt = hlo_rsqrt(add_7_add);
+      reduce_consecutive<Reduce0, 128>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
+      const float reduce_sum_22 = reduce_sum_22_state_0[0].f0;
+      const float div_9_divide_0 = hlo_divide(reduce_sum_22, 512.0f);
+      const float add_7_add_0 = hlo_add(div_9_divide_0, 1e-05f);
+      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_7_add_0);
       {
         const int k = 0;
         const int row = k * 64 + ty;
         {
           const int l = 0;
           const int col = l * 8 + tx * 4;
-          const int at__1 = outer_1 * 8 + col;
-          const Vec<float, 4> gamma_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (at__1));
-          const Vec<float, 4> beta_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (at__1));
-          const int at__2 = outer_1 * 8 + outer_0 * 4096 + row * 64 + col;
-          Vec<float, 4> add_11_w;
+          const int at_0__1 = outer_1 * 8 + col;
+          const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (at_0__1));
+          const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (at_0__1));
+          const int at_0__2 = outer_1 * 8 + outer_0 * 4096 + row * 64 + col;
+          Vec<float, 4> add_11_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float sub_17__1 = sub_17_kept[k * 4 + l * 4 + lane];
-            const float mul_11 = hlo_multiply(sub_17__1, rsqrt_1_rsqrt);
-            const float gamma_1 = load_as<float>(gamma_1_v.v[lane]);
+            const float sub_17__1 = sub_17_kept_0[k * 4 + l * 4 + lane];
+            const float mul_11 = hlo_multiply(sub_17__1, rsqrt_1_rsqrt_0);
+            const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
             const float mul_15 = hlo_multiply(mul_11, gamma_1);
-            const float beta_1 = load_as<float>(beta_1_v.v[lane]);
+            const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);
             const float add_11 = hlo_add(mul_15, beta_1);
-            add_11_w.v[lane] = store_as<float>(add_11);
+            add_11_w_0.v[lane] = store_as<float>(add_11);
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_add_11 + (at__2)) = add_11_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_add_11 + (at_0__2)) = add_11_w_0;
         }
       }
     }

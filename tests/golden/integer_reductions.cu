@@ -145,108 +145,108 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     int* __restrict__ p_reduce_xor_7,
     unsigned char* __restrict__ p_reduce_sum_22,
     bool* __restrict__ p_reduce_or_15,
-    int* p_reduce_prod_7_partial0,
-    int* p_reduce_max_14_partial0,
-    int* p_reduce_and_14_partial0,
-    int* p_reduce_xor_7_partial0,
-    unsigned char* p_reduce_sum_22_partial0,
-    bool* p_reduce_or_15_partial0,
+    int* p_reduce_prod_7_partial0_0,
+    int* p_reduce_max_14_partial0_0,
+    int* p_reduce_and_14_partial0_0,
+    int* p_reduce_xor_7_partial0_0,
+    unsigned char* p_reduce_sum_22_partial0_0,
+    bool* p_reduce_or_15_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8512);
-  ASTITCH_SHARED(Reduce4::State, reduce_sum_21_slot, 8384, 16);
-  ASTITCH_SHARED(Reduce5::State, reduce_min_7_slot, 8256, 16);
-  ASTITCH_SHARED(Reduce6::State, reduce_or_14_slot, 8320, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_prod_7_slot, 4096, 1024);
-  ASTITCH_SHARED(Reduce1::State, reduce_max_14_slot, 8192, 16);
-  ASTITCH_SHARED(Reduce2::State, reduce_and_14_slot, 0, 1024);
-  ASTITCH_SHARED(Reduce3::State, reduce_xor_7_slot, 8448, 16);
-  ASTITCH_SHARED(Reduce8::State, reduce_max_15_slot, 1024, 16);
-  ASTITCH_SHARED(Reduce7::State, reduce_sum_22_slot, 0, 1024);
-  ASTITCH_SHARED(Reduce10::State, reduce_and_15_slot, 1088, 16);
-  ASTITCH_SHARED(Reduce4::State, reduce_sum_23_slot, 1024, 16);
-  ASTITCH_SHARED(Reduce9::State, reduce_or_15_slot, 0, 1024);
-  ASTITCH_SHARED(Reduce0::State, reduce_prod_7_slot__1, 0, 1024);
-  ASTITCH_SHARED(Reduce2::State, reduce_and_14_slot__1, 0, 1024);
-  ASTITCH_SHARED(Reduce7::State, reduce_sum_22_slot__1, 0, 1024);
-  ASTITCH_SHARED(Reduce9::State, reduce_or_15_slot__1, 0, 1024);
+  ASTITCH_SHARED(Reduce4::State, reduce_sum_21_slot_0, 8384, 16);
+  ASTITCH_SHARED(Reduce5::State, reduce_min_7_slot_0, 8256, 16);
+  ASTITCH_SHARED(Reduce6::State, reduce_or_14_slot_0, 8320, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_prod_7_slot_0, 4096, 1024);
+  ASTITCH_SHARED(Reduce1::State, reduce_max_14_slot_0, 8192, 16);
+  ASTITCH_SHARED(Reduce2::State, reduce_and_14_slot_0, 0, 1024);
+  ASTITCH_SHARED(Reduce3::State, reduce_xor_7_slot_0, 8448, 16);
+  ASTITCH_SHARED(Reduce8::State, reduce_max_15_slot_0, 1024, 16);
+  ASTITCH_SHARED(Reduce7::State, reduce_sum_22_slot_0, 0, 1024);
+  ASTITCH_SHARED(Reduce10::State, reduce_and_15_slot_0, 1088, 16);
+  ASTITCH_SHARED(Reduce4::State, reduce_sum_23_slot_0, 1024, 16);
+  ASTITCH_SHARED(Reduce9::State, reduce_or_15_slot_0, 0, 1024);
+  ASTITCH_SHARED(Reduce0::State, reduce_prod_7_slot_0__1, 0, 1024);
+  ASTITCH_SHARED(Reduce2::State, reduce_and_14_slot_0__1, 0, 1024);
+  ASTITCH_SHARED(Reduce7::State, reduce_sum_22_slot_0__1, 0, 1024);
+  ASTITCH_SHARED(Reduce9::State, reduce_or_15_slot_0__1, 0, 1024);
   {  // loop 0: outer 30 / 8 threads, row 1 / 1 threads x 1, col 70 / 64 threads x 1 x 2; 4 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = blockIdx.x;
-    Reduce0::State reduce_prod_7_state[2];
+    Reduce0::State reduce_prod_7_state_0[2];
     #pragma unroll
-    for (int i = 0; i < 2; ++i) reduce_prod_7_state[i] = Reduce0::identity();
-    Reduce1::State reduce_max_14_state[1];
+    for (int i = 0; i < 2; ++i) reduce_prod_7_state_0[i] = Reduce0::identity();
+    Reduce1::State reduce_max_14_state_0[1];
     #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_max_14_state[i] = Reduce1::identity();
-    Reduce2::State reduce_and_14_state[2];
+    for (int i = 0; i < 1; ++i) reduce_max_14_state_0[i] = Reduce1::identity();
+    Reduce2::State reduce_and_14_state_0[2];
     #pragma unroll
-    for (int i = 0; i < 2; ++i) reduce_and_14_state[i] = Reduce2::identity();
-    Reduce3::State reduce_xor_7_state[1];
+    for (int i = 0; i < 2; ++i) reduce_and_14_state_0[i] = Reduce2::identity();
+    Reduce3::State reduce_xor_7_state_0[1];
     #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_xor_7_state[i] = Reduce3::identity();
+    for (int i = 0; i < 1; ++i) reduce_xor_7_state_0[i] = Reduce3::identity();
     if (first < 4) {
       const int task = first;
       const int outer_raw = task * 8 + to;
       const int outer = min(outer_raw, 29);
-      Reduce4::State reduce_sum_21_state[1];
+      Reduce4::State reduce_sum_21_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_21_state[i] = Reduce4::identity();
-      Reduce5::State reduce_min_7_state[1];
+      for (int i = 0; i < 1; ++i) reduce_sum_21_state_0[i] = Reduce4::identity();
+      Reduce5::State reduce_min_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_min_7_state[i] = Reduce5::identity();
-      Reduce6::State reduce_or_14_state[1];
+      for (int i = 0; i < 1; ++i) reduce_min_7_state_0[i] = Reduce5::identity();
+      Reduce6::State reduce_or_14_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_or_14_state[i] = Reduce6::identity();
+      for (int i = 0; i < 1; ++i) reduce_or_14_state_0[i] = Reduce6::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 128 + tx * 2;
           if (col < 70) {
-            const int at = outer * 70 + col;
-            const Vec<int, 2> x_1_v = *reinterpret_cast<const Vec<int, 2>*>(p_x_1 + (at));
+            const int at_0 = outer * 70 + col;
+            const Vec<int, 2> x_1_v_0 = *reinterpret_cast<const Vec<int, 2>*>(p_x_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const int x_1 = load_as<int>(x_1_v.v[lane]);
-              reduce_sum_21_state[0] = Reduce4::combine(reduce_sum_21_state[0], Reduce4::State{x_1});
+              const int x_1 = load_as<int>(x_1_v_0.v[lane]);
+              reduce_sum_21_state_0[0] = Reduce4::combine(reduce_sum_21_state_0[0], Reduce4::State{x_1});
               if (outer_raw < 30) {
-                reduce_prod_7_state[l * 2 + lane] = Reduce0::combine(reduce_prod_7_state[l * 2 + lane], Reduce0::State{x_1});
+                reduce_prod_7_state_0[l * 2 + lane] = Reduce0::combine(reduce_prod_7_state_0[l * 2 + lane], Reduce0::State{x_1});
               }
               if (outer_raw < 30) {
-                reduce_max_14_state[0] = Reduce1::combine(reduce_max_14_state[0], Reduce1::State{x_1});
+                reduce_max_14_state_0[0] = Reduce1::combine(reduce_max_14_state_0[0], Reduce1::State{x_1});
               }
-              reduce_min_7_state[0] = Reduce5::combine(reduce_min_7_state[0], Reduce5::State{x_1});
+              reduce_min_7_state_0[0] = Reduce5::combine(reduce_min_7_state_0[0], Reduce5::State{x_1});
               if (outer_raw < 30) {
-                reduce_and_14_state[l * 2 + lane] = Reduce2::combine(reduce_and_14_state[l * 2 + lane], Reduce2::State{x_1});
+                reduce_and_14_state_0[l * 2 + lane] = Reduce2::combine(reduce_and_14_state_0[l * 2 + lane], Reduce2::State{x_1});
               }
-              reduce_or_14_state[0] = Reduce6::combine(reduce_or_14_state[0], Reduce6::State{x_1});
+              reduce_or_14_state_0[0] = Reduce6::combine(reduce_or_14_state_0[0], Reduce6::State{x_1});
               if (outer_raw < 30) {
-                reduce_xor_7_state[0] = Reduce3::combine(reduce_xor_7_state[0], Reduce3::State{x_1});
+                reduce_xor_7_state_0[0] = Reduce3::combine(reduce_xor_7_state_0[0], Reduce3::State{x_1});
               }
             }
           }
         }
       }
-      reduce_consecutive<Reduce4, 64>(reduce_sum_21_state, reduce_sum_21_slot);
-      const int reduce_sum_21 = reduce_sum_21_state[0].f0;
+      reduce_consecutive<Reduce4, 64>(reduce_sum_21_state_0, reduce_sum_21_slot_0);
+      const int reduce_sum_21 = reduce_sum_21_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_sum_21[outer] = store_as<int>(reduce_sum_21);
       }
-      reduce_consecutive<Reduce5, 64>(reduce_min_7_state, reduce_min_7_slot);
-      const int reduce_min_7 = reduce_min_7_state[0].f0;
+      reduce_consecutive<Reduce5, 64>(reduce_min_7_state_0, reduce_min_7_slot_0);
+      const int reduce_min_7 = reduce_min_7_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_min_7[outer] = store_as<int>(reduce_min_7);
       }
-      reduce_consecutive<Reduce6, 64>(reduce_or_14_state, reduce_or_14_slot);
-      const int reduce_or_14 = reduce_or_14_state[0].f0;
+      reduce_consecutive<Reduce6, 64>(reduce_or_14_state_0, reduce_or_14_slot_0);
+      const int reduce_or_14 = reduce_or_14_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_or_14[outer] = store_as<int>(reduce_or_14);
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_prod_7_state, reduce_prod_7_slot);
+    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_prod_7_state_0, reduce_prod_7_slot_0);
     if (first < 4) {
       {
         const int l = 0;
@@ -255,19 +255,19 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
             if (to < 1) {
-              p_reduce_prod_7_partial0[first * 70 + col + lane] = store_as<int>(reduce_prod_7_state[l * 2 + lane].f0);
+              p_reduce_prod_7_partial0_0[first * 70 + col + lane] = store_as<int>(reduce_prod_7_state_0[l * 2 + lane].f0);
             }
           }
         }
       }
     }
-    reduce_consecutive<Reduce1, 512>(reduce_max_14_state, reduce_max_14_slot);
+    reduce_consecutive<Reduce1, 512>(reduce_max_14_state_0, reduce_max_14_slot_0);
     if (first < 4) {
       if (to < 1 && tx < 1) {
-        p_reduce_max_14_partial0[first] = store_as<int>(reduce_max_14_state[0].f0);
+        p_reduce_max_14_partial0_0[first] = store_as<int>(reduce_max_14_state_0[0].f0);
       }
     }
-    reduce_strided<Reduce2, 8, 64, 512, 4>(reduce_and_14_state, reduce_and_14_slot);
+    reduce_strided<Reduce2, 8, 64, 512, 4>(reduce_and_14_state_0, reduce_and_14_slot_0);
     if (first < 4) {
       {
         const int l = 0;
@@ -276,16 +276,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
             if (to < 1) {
-              p_reduce_and_14_partial0[first * 70 + col + lane] = store_as<int>(reduce_and_14_state[l * 2 + lane].f0);
+              p_reduce_and_14_partial0_0[first * 70 + col + lane] = store_as<int>(reduce_and_14_state_0[l * 2 + lane].f0);
             }
           }
         }
       }
     }
-    reduce_consecutive<Reduce3, 512>(reduce_xor_7_state, reduce_xor_7_slot);
+    reduce_consecutive<Reduce3, 512>(reduce_xor_7_state_0, reduce_xor_7_slot_0);
     if (first < 4) {
       if (to < 1 && tx < 1) {
-        p_reduce_xor_7_partial0[first] = store_as<int>(reduce_xor_7_state[0].f0);
+        p_reduce_xor_7_partial0_0[first] = store_as<int>(reduce_xor_7_state_0[0].f0);
       }
     }
   }
@@ -296,42 +296,42 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = (blockIdx.x + gridDim.x - 4) % gridDim.x;
-    Reduce7::State reduce_sum_22_state[2];
+    Reduce7::State reduce_sum_22_state_0[2];
     #pragma unroll
-    for (int i = 0; i < 2; ++i) reduce_sum_22_state[i] = Reduce7::identity();
+    for (int i = 0; i < 2; ++i) reduce_sum_22_state_0[i] = Reduce7::identity();
     if (first < 4) {
       const int task = first;
       const int outer_raw = task * 8 + to;
       const int outer = min(outer_raw, 29);
-      Reduce8::State reduce_max_15_state[1];
+      Reduce8::State reduce_max_15_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_15_state[i] = Reduce8::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_15_state_0[i] = Reduce8::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 128 + tx * 2;
           if (col < 70) {
-            const int at__1 = outer * 70 + col;
-            const Vec<unsigned char, 2> small_1_v = *reinterpret_cast<const Vec<unsigned char, 2>*>(p_small_1 + (at__1));
+            const int at_0__1 = outer * 70 + col;
+            const Vec<unsigned char, 2> small_1_v_0 = *reinterpret_cast<const Vec<unsigned char, 2>*>(p_small_1 + (at_0__1));
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const unsigned char small_1 = load_as<unsigned char>(small_1_v.v[lane]);
+              const unsigned char small_1 = load_as<unsigned char>(small_1_v_0.v[lane]);
               if (outer_raw < 30) {
-                reduce_sum_22_state[l * 2 + lane] = Reduce7::combine(reduce_sum_22_state[l * 2 + lane], Reduce7::State{small_1});
+                reduce_sum_22_state_0[l * 2 + lane] = Reduce7::combine(reduce_sum_22_state_0[l * 2 + lane], Reduce7::State{small_1});
               }
-              reduce_max_15_state[0] = Reduce8::combine(reduce_max_15_state[0], Reduce8::State{small_1});
+              reduce_max_15_state_0[0] = Reduce8::combine(reduce_max_15_state_0[0], Reduce8::State{small_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce8, 64>(reduce_max_15_state, reduce_max_15_slot);
-      const unsigned char reduce_max_15 = reduce_max_15_state[0].f0;
+      reduce_consecutive<Reduce8, 64>(reduce_max_15_state_0, reduce_max_15_slot_0);
+      const unsigned char reduce_max_15 = reduce_max_15_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_max_15[outer] = store_as<unsigned char>(reduce_max_15);
       }
     }
-    reduce_strided<Reduce7, 8, 64, 512, 4>(reduce_sum_22_state, reduce_sum_22_slot);
+    reduce_strided<Reduce7, 8, 64, 512, 4>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
     if (first < 4) {
       {
         const int l = 0;
@@ -340,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
             if (to < 1) {
-              p_reduce_sum_22_partial0[first * 70 + col + lane] = store_as<unsigned char>(reduce_sum_22_state[l * 2 + lane].f0);
+              p_reduce_sum_22_partial0_0[first * 70 + col + lane] = store_as<unsigned char>(reduce_sum_22_state_0[l * 2 + lane].f0);
             }
           }
         }
@@ -354,52 +354,52 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = (blockIdx.x + gridDim.x - 8) % gridDim.x;
-    Reduce9::State reduce_or_15_state[2];
+    Reduce9::State reduce_or_15_state_0[2];
     #pragma unroll
-    for (int i = 0; i < 2; ++i) reduce_or_15_state[i] = Reduce9::identity();
+    for (int i = 0; i < 2; ++i) reduce_or_15_state_0[i] = Reduce9::identity();
     if (first < 4) {
       const int task = first;
       const int outer_raw = task * 8 + to;
       const int outer = min(outer_raw, 29);
-      Reduce10::State reduce_and_15_state[1];
+      Reduce10::State reduce_and_15_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_and_15_state[i] = Reduce10::identity();
-      Reduce4::State reduce_sum_23_state[1];
+      for (int i = 0; i < 1; ++i) reduce_and_15_state_0[i] = Reduce10::identity();
+      Reduce4::State reduce_sum_23_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_23_state[i] = Reduce4::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce4::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 128 + tx * 2;
           if (col < 70) {
-            const int at__2 = outer * 70 + col;
-            const Vec<bool, 2> flags_1_v = *reinterpret_cast<const Vec<bool, 2>*>(p_flags_1 + (at__2));
+            const int at_0__2 = outer * 70 + col;
+            const Vec<bool, 2> flags_1_v_0 = *reinterpret_cast<const Vec<bool, 2>*>(p_flags_1 + (at_0__2));
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const bool flags_1 = load_as<bool>(flags_1_v.v[lane]);
+              const bool flags_1 = load_as<bool>(flags_1_v_0.v[lane]);
               if (outer_raw < 30) {
-                reduce_or_15_state[l * 2 + lane] = Reduce9::combine(reduce_or_15_state[l * 2 + lane], Reduce9::State{flags_1});
+                reduce_or_15_state_0[l * 2 + lane] = Reduce9::combine(reduce_or_15_state_0[l * 2 + lane], Reduce9::State{flags_1});
               }
-              reduce_and_15_state[0] = Reduce10::combine(reduce_and_15_state[0], Reduce10::State{flags_1});
+              reduce_and_15_state_0[0] = Reduce10::combine(reduce_and_15_state_0[0], Reduce10::State{flags_1});
               const int convert_element_type_1 = hlo_convert<int, bool>(flags_1);
-              reduce_sum_23_state[0] = Reduce4::combine(reduce_sum_23_state[0], Reduce4::State{convert_element_type_1});
+              reduce_sum_23_state_0[0] = Reduce4::combine(reduce_sum_23_state_0[0], Reduce4::State{convert_element_type_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce10, 64>(reduce_and_15_state, reduce_and_15_slot);
-      const bool reduce_and_15 = reduce_and_15_state[0].f0;
+      reduce_consecutive<Reduce10, 64>(reduce_and_15_state_0, reduce_and_15_slot_0);
+      const bool reduce_and_15 = reduce_and_15_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_and_15[outer] = store_as<bool>(reduce_and_15);
       }
-      reduce_consecutive<Reduce4, 64>(reduce_sum_23_state, reduce_sum_23_slot);
-      const int reduce_sum_23 = reduce_sum_23_state[0].f0;
+      reduce_consecutive<Reduce4, 64>(reduce_sum_23_state_0, reduce_sum_23_slot_0);
+      const int reduce_sum_23 = reduce_sum_23_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_sum_23[outer] = store_as<int>(reduce_sum_23);
       }
     }
-    reduce_strided<Reduce9, 8, 64, 512, 4>(reduce_or_15_state, reduce_or_15_slot);
+    reduce_strided<Reduce9, 8, 64, 512, 4>(reduce_or_15_state_0, reduce_or_15_slot_0);
     if (first < 4) {
       {
         const int l = 0;
@@ -408,7 +408,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
             if (to < 1) {
-              p_reduce_or_15_partial0[first * 70 + col + lane] = store_as<bool>(reduce_or_15_state[l * 2 + lane].f0);
+              p_reduce_or_15_partial0_0[first * 70 + col + lane] = store_as<bool>(reduce_or_15_state_0[l * 2 + lane].f0);
             }
           }
         }
@@ -425,9 +425,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_prod_7_state__1[2];
+      Reduce0::State reduce_prod_7_state_0__1[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_prod_7_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 2; ++i) reduce_prod_7_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 4 + ty;
@@ -435,29 +435,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 64 + tx * 2 + col_tile * 64;
           if (col < 70) {
-            const int at__3 = row * 70 + col;
+            const int at_0__3 = row * 70 + col;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               if (to < 1) {
-                reduce_prod_7_state__1[l * 2 + lane] = Reduce0::combine(reduce_prod_7_state__1[l * 2 + lane], Reduce0::State{load_as<int>(p_reduce_prod_7_partial0[at__3 + lane])});
+                reduce_prod_7_state_0__1[l * 2 + lane] = Reduce0::combine(reduce_prod_7_state_0__1[l * 2 + lane], Reduce0::State{load_as<int>(p_reduce_prod_7_partial0_0[at_0__3 + lane])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 4, 32, 512, 4>(reduce_prod_7_state__1, reduce_prod_7_slot__1);
+      reduce_strided<Reduce0, 4, 32, 512, 4>(reduce_prod_7_state_0__1, reduce_prod_7_slot_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 70) {
-          Vec<int, 2> reduce_prod_7_w;
+          Vec<int, 2> reduce_prod_7_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_prod_7 = reduce_prod_7_state__1[l * 2 + lane].f0;
-            reduce_prod_7_w.v[lane] = store_as<int>(reduce_prod_7);
+            const int reduce_prod_7 = reduce_prod_7_state_0__1[l * 2 + lane].f0;
+            reduce_prod_7_w_0.v[lane] = store_as<int>(reduce_prod_7);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_prod_7 + (col)) = reduce_prod_7_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_prod_7 + (col)) = reduce_prod_7_w_0;
           }
         }
       }
@@ -471,9 +471,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce1::State reduce_max_14_state__1[1];
+      Reduce1::State reduce_max_14_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_14_state__1[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_14_state_0__1[i] = Reduce1::identity();
       {
         const int k = 0;
         {
@@ -482,12 +482,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (to < 1) {
-              reduce_max_14_state__1[0] = Reduce1::combine(reduce_max_14_state__1[0], Reduce1::State{load_as<int>(p_reduce_max_14_partial0[col + lane])});
+              reduce_max_14_state_0__1[0] = Reduce1::combine(reduce_max_14_state_0__1[0], Reduce1::State{load_as<int>(p_reduce_max_14_partial0_0[col + lane])});
             }
           }
         }
       }
-      const int reduce_max_14 = reduce_max_14_state__1[0].f0;
+      const int reduce_max_14 = reduce_max_14_state_0__1[0].f0;
       if (to < 1) {
         p_reduce_max_14[0] = store_as<int>(reduce_max_14);
       }
@@ -503,9 +503,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce2::State reduce_and_14_state__1[2];
+      Reduce2::State reduce_and_14_state_0__1[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_and_14_state__1[i] = Reduce2::identity();
+      for (int i = 0; i < 2; ++i) reduce_and_14_state_0__1[i] = Reduce2::identity();
       {
         const int k = 0;
         const int row = k * 4 + ty;
@@ -513,29 +513,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 64 + tx * 2 + col_tile * 64;
           if (col < 70) {
-            const int at__4 = row * 70 + col;
+            const int at_0__4 = row * 70 + col;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               if (to < 1) {
-                reduce_and_14_state__1[l * 2 + lane] = Reduce2::combine(reduce_and_14_state__1[l * 2 + lane], Reduce2::State{load_as<int>(p_reduce_and_14_partial0[at__4 + lane])});
+                reduce_and_14_state_0__1[l * 2 + lane] = Reduce2::combine(reduce_and_14_state_0__1[l * 2 + lane], Reduce2::State{load_as<int>(p_reduce_and_14_partial0_0[at_0__4 + lane])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce2, 4, 32, 512, 4>(reduce_and_14_state__1, reduce_and_14_slot__1);
+      reduce_strided<Reduce2, 4, 32, 512, 4>(reduce_and_14_state_0__1, reduce_and_14_slot_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 70) {
-          Vec<int, 2> reduce_and_14_w;
+          Vec<int, 2> reduce_and_14_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_and_14 = reduce_and_14_state__1[l * 2 + lane].f0;
-            reduce_and_14_w.v[lane] = store_as<int>(reduce_and_14);
+            const int reduce_and_14 = reduce_and_14_state_0__1[l * 2 + lane].f0;
+            reduce_and_14_w_0.v[lane] = store_as<int>(reduce_and_14);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_and_14 + (col)) = reduce_and_14_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_and_14 + (col)) = reduce_and_14_w_0;
           }
         }
       }
@@ -549,9 +549,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = (blockIdx.x + gridDim.x - 5) % gridDim.x;
     if (first < 1) {
       const int task = first;
-      Reduce3::State reduce_xor_7_state__1[1];
+      Reduce3::State reduce_xor_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_xor_7_state__1[i] = Reduce3::identity();
+      for (int i = 0; i < 1; ++i) reduce_xor_7_state_0__1[i] = Reduce3::identity();
       {
         const int k = 0;
         {
@@ -560,12 +560,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (to < 1) {
-              reduce_xor_7_state__1[0] = Reduce3::combine(reduce_xor_7_state__1[0], Reduce3::State{load_as<int>(p_reduce_xor_7_partial0[col + lane])});
+              reduce_xor_7_state_0__1[0] = Reduce3::combine(reduce_xor_7_state_0__1[0], Reduce3::State{load_as<int>(p_reduce_xor_7_partial0_0[col + lane])});
             }
           }
         }
       }
-      const int reduce_xor_7 = reduce_xor_7_state__1[0].f0;
+      const int reduce_xor_7 = reduce_xor_7_state_0__1[0].f0;
       if (to < 1) {
         p_reduce_xor_7[0] = store_as<int>(reduce_xor_7);
       }
@@ -581,9 +581,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce7::State reduce_sum_22_state__1[2];
+      Reduce7::State reduce_sum_22_state_0__1[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_sum_22_state__1[i] = Reduce7::identity();
+      for (int i = 0; i < 2; ++i) reduce_sum_22_state_0__1[i] = Reduce7::identity();
       {
         const int k = 0;
         const int row = k * 4 + ty;
@@ -591,29 +591,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 64 + tx * 2 + col_tile * 64;
           if (col < 70) {
-            const int at__5 = row * 70 + col;
+            const int at_0__5 = row * 70 + col;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               if (to < 1) {
-                reduce_sum_22_state__1[l * 2 + lane] = Reduce7::combine(reduce_sum_22_state__1[l * 2 + lane], Reduce7::State{load_as<unsigned char>(p_reduce_sum_22_partial0[at__5 + lane])});
+                reduce_sum_22_state_0__1[l * 2 + lane] = Reduce7::combine(reduce_sum_22_state_0__1[l * 2 + lane], Reduce7::State{load_as<unsigned char>(p_reduce_sum_22_partial0_0[at_0__5 + lane])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce7, 4, 32, 512, 4>(reduce_sum_22_state__1, reduce_sum_22_slot__1);
+      reduce_strided<Reduce7, 4, 32, 512, 4>(reduce_sum_22_state_0__1, reduce_sum_22_slot_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 70) {
-          Vec<unsigned char, 2> reduce_sum_22_w;
+          Vec<unsigned char, 2> reduce_sum_22_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const unsigned char reduce_sum_22 = reduce_sum_22_state__1[l * 2 + lane].f0;
-            reduce_sum_22_w.v[lane] = store_as<unsigned char>(reduce_sum_22);
+            const unsigned char reduce_sum_22 = reduce_sum_22_state_0__1[l * 2 + lane].f0;
+            reduce_sum_22_w_0.v[lane] = store_as<unsigned char>(reduce_sum_22);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<unsigned char, 2>*>(p_reduce_sum_22 + (col)) = reduce_sum_22_w;
+            *reinterpret_cast<Vec<unsigned char, 2>*>(p_reduce_sum_22 + (col)) = reduce_sum_22_w_0;
           }
         }
       }
@@ -629,9 +629,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce9::State reduce_or_15_state__1[2];
+      Reduce9::State reduce_or_15_state_0__1[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_or_15_state__1[i] = Reduce9::identity();
+      for (int i = 0; i < 2; ++i) reduce_or_15_state_0__1[i] = Reduce9::identity();
       {
         const int k = 0;
         const int row = k * 4 + ty;
@@ -639,29 +639,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 64 + tx * 2 + col_tile * 64;
           if (col < 70) {
-            const int at__6 = row * 70 + col;
+            const int at_0__6 = row * 70 + col;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               if (to < 1) {
-                reduce_or_15_state__1[l * 2 + lane] = Reduce9::combine(reduce_or_15_state__1[l * 2 + lane], Reduce9::State{load_as<bool>(p_reduce_or_15_partial0[at__6 + lane])});
+                reduce_or_15_state_0__1[l * 2 + lane] = Reduce9::combine(reduce_or_15_state_0__1[l * 2 + lane], Reduce9::State{load_as<bool>(p_reduce_or_15_partial0_0[at_0__6 + lane])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce9, 4, 32, 512, 4>(reduce_or_15_state__1, reduce_or_15_slot__1);
+      reduce_strided<Reduce9, 4, 32, 512, 4>(reduce_or_15_state_0__1, reduce_or_15_slot_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 70) {
-          Vec<bool, 2> reduce_or_15_w;
+          Vec<bool, 2> reduce_or_15_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const bool reduce_or_15 = reduce_or_15_state__1[l * 2 + lane].f0;
-            reduce_or_15_w.v[lane] = store_as<bool>(reduce_or_15);
+            const bool reduce_or_15 = reduce_or_15_state_0__1[l * 2 + lane].f0;
+            reduce_or_15_w_0.v[lane] = store_as<bool>(reduce_or_15);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<bool, 2>*>(p_reduce_or_15 + (col)) = reduce_or_15_w;
+            *reinterpret_cast<Vec<bool, 2>*>(p_reduce_or_15 + (col)) = reduce_or_15_w_0;
           }
         }
       }

@@ -24,45 +24,45 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_11) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 32, 8);
   {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float x_1_kept[4];
-    float sub_15_kept[4];
+    float x_1_kept_0[4];
+    float sub_15_kept_0[4];
     if (first < 64) {
       const int task = first;
       const int outer = task;
-      Reduce0::State reduce_sum_14_state[1];
+      Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_14_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 768) {
-            const int at = outer * 768 + col;
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+            const int at_0 = outer * 768 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
-              x_1_kept[k * 4 + l * 4 + lane] = store_as<float>(x_1);
-              reduce_sum_14_state[0] = Reduce0::combine(reduce_sum_14_state[0], Reduce0::State{x_1});
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
+              reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{x_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_14_state, reduce_sum_14_slot);
-      Reduce0::State reduce_sum_15_state[1];
+      reduce_consecutive<Reduce0, 256>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+      Reduce0::State reduce_sum_15_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_15_state[i] = Reduce0::identity();
-      const float reduce_sum_14 = reduce_sum_14_state[0].f0;
-      const float div_2_divide = hlo_divide(reduce_sum_14, 768.0f);
+      for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
+      const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
+      const float div_2_divide_0 = hlo_divide(reduce_sum_14, 768.0f);
       {
         const int k = 0;
         {
@@ -71,41 +71,41 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 768) {
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept[k * 4 + l * 4 + lane]);
-              const float sub_15 = hlo_subtract(x_1__1, div_2_divide);
-              sub_15_kept[k * 4 + l * 4 + lane] = sub_15;
+              const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+              const float sub_15 = hlo_subtract(x_1__1, div_2_divide_0);
+              sub_15_kept_0[k * 4 + l * 4 + lane] = sub_15;
               const float square_1 = hlo_multiply(sub_15, sub_15);
-              reduce_sum_15_state[0] = Reduce0::combine(reduce_sum_15_state[0], Reduce0::State{square_1});
+              reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{square_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_15_state, reduce_sum_15_slot);
-      const float reduce_sum_15 = reduce_sum_15_state[0].f0;
-      const float div_3_divide = hlo_divide(reduce_sum_15, 768.0f);
-      const float add_7_add = hlo_add(div_3_divide, 1e-06f);
-      const float rsqrt_1_rsqrt = hlo_rsqrt(add_7_add);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
+      const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
+      const float div_3_divide_0 = hlo_divide(reduce_sum_15, 768.0f);
+      const float add_7_add_0 = hlo_add(div_3_divide_0, 1e-06f);
+      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_7_add_0);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 768) {
-            const Vec<float, 4> gamma_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-            const Vec<float, 4> beta_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
-            const int at__1 = outer * 768 + col;
-            Vec<float, 4> add_11_w;
+            const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+            const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
+            const int at_0__1 = outer * 768 + col;
+            Vec<float, 4> add_11_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float sub_15__1 = sub_15_kept[k * 4 + l * 4 + lane];
-              const float mul_11 = hlo_multiply(sub_15__1, rsqrt_1_rsqrt);
-              const float gamma_1 = load_as<float>(gamma_1_v.v[lane]);
+              const float sub_15__1 = sub_15_kept_0[k * 4 + l * 4 + lane];
+              const float mul_11 = hlo_multiply(sub_15__1, rsqrt_1_rsqrt_0);
+              const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
               const float mul_15 = hlo_multiply(mul_11, gamma_1);
-              const float beta_1 = load_as<float>(beta_1_v.v[lane]);
+              const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);
               const float add_11 = hlo_add(mul_15, beta_1);
-              add_11_w.v[lane] = store_as<float>(add_11);
+              add_11_w_0.v[lane] = store_as<float>(add_11);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_11 + (at__1)) = add_11_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_11 + (at_0__1)) = add_11_w_0;
           }
         }
       }

@@ -27,117 +27,117 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_add_any_5,
     float* __restrict__ p_reduce_sum_82,
     float* __restrict__ p_reduce_sum_80,
-    float* p_reduce_sum_81_partial0,
-    float* p_reduce_sum_79_partial0,
+    float* p_reduce_sum_81_partial0_0,
+    float* p_reduce_sum_79_partial0_0,
     float* p_reduce_sum_81,
     float* p_reduce_sum_79,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(16704);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_77_slot, 16384, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_78_slot, 16448, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_83_slot, 16512, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_84_slot, 16576, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_86_slot, 16640, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_81_slot, 8192, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_79_slot, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_81_slot__1, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_79_slot__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_77_slot_0, 16384, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_78_slot_0, 16448, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_83_slot_0, 16512, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_84_slot_0, 16576, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_86_slot_0, 16640, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_81_slot_0, 8192, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_79_slot_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_81_slot_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_79_slot_0__1, 0, 2048);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float dy_1_kept[4];
-    float x_1_kept[4];
-    float sub_11_kept[4];
-    float mul_32_kept[4];
-    float mul_39_kept[4];
-    float mul_37_kept[4];
-    Reduce0::State reduce_sum_81_state[4];
+    float dy_1_kept_0[4];
+    float x_1_kept_0[4];
+    float sub_11_kept_0[4];
+    float mul_32_kept_0[4];
+    float mul_39_kept_0[4];
+    float mul_37_kept_0[4];
+    Reduce0::State reduce_sum_81_state_0[4];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_81_state[i] = Reduce0::identity();
-    Reduce0::State reduce_sum_79_state[4];
+    for (int i = 0; i < 4; ++i) reduce_sum_81_state_0[i] = Reduce0::identity();
+    Reduce0::State reduce_sum_79_state_0[4];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_79_state[i] = Reduce0::identity();
+    for (int i = 0; i < 4; ++i) reduce_sum_79_state_0[i] = Reduce0::identity();
     if (first < 32) {
       const int task = first;
       const int outer = task * 2 + to;
-      Reduce0::State reduce_sum_77_state[1];
+      Reduce0::State reduce_sum_77_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_77_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_77_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 768) {
-            const int at = outer * 768 + col;
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
-            const Vec<float, 4> dy_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at));
+            const int at_0 = outer * 768 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
-              x_1_kept[k * 4 + l * 4 + lane] = store_as<float>(x_1);
-              reduce_sum_77_state[0] = Reduce0::combine(reduce_sum_77_state[0], Reduce0::State{x_1});
-              const float dy_1 = load_as<float>(dy_1_v.v[lane]);
-              dy_1_kept[k * 4 + l * 4 + lane] = store_as<float>(dy_1);
-              reduce_sum_79_state[l * 4 + lane] = Reduce0::combine(reduce_sum_79_state[l * 4 + lane], Reduce0::State{dy_1});
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
+              reduce_sum_77_state_0[0] = Reduce0::combine(reduce_sum_77_state_0[0], Reduce0::State{x_1});
+              const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
+              dy_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(dy_1);
+              reduce_sum_79_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_79_state_0[l * 4 + lane], Reduce0::State{dy_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_77_state, reduce_sum_77_slot);
-      Reduce0::State reduce_sum_78_state[1];
+      reduce_consecutive<Reduce0, 256>(reduce_sum_77_state_0, reduce_sum_77_slot_0);
+      Reduce0::State reduce_sum_78_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_78_state[i] = Reduce0::identity();
-      Reduce0::State reduce_sum_83_state[1];
+      for (int i = 0; i < 1; ++i) reduce_sum_78_state_0[i] = Reduce0::identity();
+      Reduce0::State reduce_sum_83_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_83_state[i] = Reduce0::identity();
-      const float reduce_sum_77 = reduce_sum_77_state[0].f0;
-      const float div_5_divide = hlo_divide(reduce_sum_77, 768.0f);
+      for (int i = 0; i < 1; ++i) reduce_sum_83_state_0[i] = Reduce0::identity();
+      const float reduce_sum_77 = reduce_sum_77_state_0[0].f0;
+      const float div_5_divide_0 = hlo_divide(reduce_sum_77, 768.0f);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 768) {
-            const Vec<float, 4> gamma_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+            const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept[k * 4 + l * 4 + lane]);
-              const float sub_11 = hlo_subtract(x_1__1, div_5_divide);
-              sub_11_kept[k * 4 + l * 4 + lane] = sub_11;
+              const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+              const float sub_11 = hlo_subtract(x_1__1, div_5_divide_0);
+              sub_11_kept_0[k * 4 + l * 4 + lane] = sub_11;
               const float square_1 = hlo_multiply(sub_11, sub_11);
-              reduce_sum_78_state[0] = Reduce0::combine(reduce_sum_78_state[0], Reduce0::State{square_1});
-              const float dy_1__1 = load_as<float>(dy_1_kept[k * 4 + l * 4 + lane]);
-              const float gamma_1 = load_as<float>(gamma_1_v.v[lane]);
+              reduce_sum_78_state_0[0] = Reduce0::combine(reduce_sum_78_state_0[0], Reduce0::State{square_1});
+              const float dy_1__1 = load_as<float>(dy_1_kept_0[k * 4 + l * 4 + lane]);
+              const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
               const float mul_32 = hlo_multiply(dy_1__1, gamma_1);
-              mul_32_kept[k * 4 + l * 4 + lane] = mul_32;
+              mul_32_kept_0[k * 4 + l * 4 + lane] = mul_32;
               const float mul_33 = hlo_multiply(sub_11, mul_32);
-              reduce_sum_83_state[0] = Reduce0::combine(reduce_sum_83_state[0], Reduce0::State{mul_33});
+              reduce_sum_83_state_0[0] = Reduce0::combine(reduce_sum_83_state_0[0], Reduce0::State{mul_33});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_78_state, reduce_sum_78_slot);
-      reduce_consecutive<Reduce0, 256>(reduce_sum_83_state, reduce_sum_83_slot);
-      Reduce0::State reduce_sum_84_state[1];
+      reduce_consecutive<Reduce0, 256>(reduce_sum_78_state_0, reduce_sum_78_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_83_state_0, reduce_sum_83_slot_0);
+      Reduce0::State reduce_sum_84_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_84_state[i] = Reduce0::identity();
-      Reduce0::State reduce_sum_86_state[1];
+      for (int i = 0; i < 1; ++i) reduce_sum_84_state_0[i] = Reduce0::identity();
+      Reduce0::State reduce_sum_86_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_86_state[i] = Reduce0::identity();
-      const float reduce_sum_78 = reduce_sum_78_state[0].f0;
-      const float div_6_divide = hlo_divide(reduce_sum_78, 768.0f);
-      const float add_3_add = hlo_add(div_6_divide, 1e-06f);
-      const float rsqrt_1_rsqrt = hlo_rsqrt(add_3_add);
-      const float reduce_sum_83 = reduce_sum_83_state[0].f0;
-      const float div_7_divide = hlo_divide(rsqrt_1_rsqrt, add_3_add);
-      const float mul_23_multiply = hlo_multiply(div_7_divide, -0.5f);
-      const float mul_38_multiply = hlo_multiply(reduce_sum_83, mul_23_multiply);
-      const float div_8_divide = hlo_divide(mul_38_multiply, 768.0f);
-      const float reduce_sum_85 = hlo_add(0.0f, div_8_divide);
+      for (int i = 0; i < 1; ++i) reduce_sum_86_state_0[i] = Reduce0::identity();
+      const float reduce_sum_78 = reduce_sum_78_state_0[0].f0;
+      const float div_6_divide_0 = hlo_divide(reduce_sum_78, 768.0f);
+      const float add_3_add_0 = hlo_add(div_6_divide_0, 1e-06f);
+      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_3_add_0);
+      const float reduce_sum_83 = reduce_sum_83_state_0[0].f0;
+      const float div_7_divide_0 = hlo_divide(rsqrt_1_rsqrt_0, add_3_add_0);
+      const float mul_23_multiply_0 = hlo_multiply(div_7_divide_0, -0.5f);
+      const float mul_38_multiply_0 = hlo_multiply(reduce_sum_83, mul_23_multiply_0);
+      const float div_8_divide_0 = hlo_divide(mul_38_multiply_0, 768.0f);
+      const float reduce_sum_85 = hlo_add(0.0f, div_8_divide_0);
       {
         const int k = 0;
         {
@@ -146,54 +146,54 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 768) {
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float mul_32__1 = mul_32_kept[k * 4 + l * 4 + lane];
-              const float mul_37 = hlo_multiply(mul_32__1, rsqrt_1_rsqrt);
-              mul_37_kept[k * 4 + l * 4 + lane] = mul_37;
+              const float mul_32__1 = mul_32_kept_0[k * 4 + l * 4 + lane];
+              const float mul_37 = hlo_multiply(mul_32__1, rsqrt_1_rsqrt_0);
+              mul_37_kept_0[k * 4 + l * 4 + lane] = mul_37;
               const float neg_2 = hlo_negate(mul_37);
-              reduce_sum_84_state[0] = Reduce0::combine(reduce_sum_84_state[0], Reduce0::State{neg_2});
-              const float sub_11__1 = sub_11_kept[k * 4 + l * 4 + lane];
+              reduce_sum_84_state_0[0] = Reduce0::combine(reduce_sum_84_state_0[0], Reduce0::State{neg_2});
+              const float sub_11__1 = sub_11_kept_0[k * 4 + l * 4 + lane];
               const float mul_22 = hlo_multiply(sub_11__1, 2.0f);
               const float mul_39 = hlo_multiply(reduce_sum_85, mul_22);
-              mul_39_kept[k * 4 + l * 4 + lane] = mul_39;
+              mul_39_kept_0[k * 4 + l * 4 + lane] = mul_39;
               const float neg_3 = hlo_negate(mul_39);
-              reduce_sum_86_state[0] = Reduce0::combine(reduce_sum_86_state[0], Reduce0::State{neg_3});
-              const float mul_27 = hlo_multiply(sub_11__1, rsqrt_1_rsqrt);
-              const float dy_1__2 = load_as<float>(dy_1_kept[k * 4 + l * 4 + lane]);
+              reduce_sum_86_state_0[0] = Reduce0::combine(reduce_sum_86_state_0[0], Reduce0::State{neg_3});
+              const float mul_27 = hlo_multiply(sub_11__1, rsqrt_1_rsqrt_0);
+              const float dy_1__2 = load_as<float>(dy_1_kept_0[k * 4 + l * 4 + lane]);
               const float mul_28 = hlo_multiply(mul_27, dy_1__2);
-              reduce_sum_81_state[l * 4 + lane] = Reduce0::combine(reduce_sum_81_state[l * 4 + lane], Reduce0::State{mul_28});
+              reduce_sum_81_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_81_state_0[l * 4 + lane], Reduce0::State{mul_28});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_84_state, reduce_sum_84_slot);
-      reduce_consecutive<Reduce0, 256>(reduce_sum_86_state, reduce_sum_86_slot);
-      const float reduce_sum_84 = reduce_sum_84_state[0].f0;
-      const float reduce_sum_86 = reduce_sum_86_state[0].f0;
-      const float add_any_4_add = hlo_add(reduce_sum_84, reduce_sum_86);
-      const float div_9_divide = hlo_divide(add_any_4_add, 768.0f);
-      const float reduce_sum_87 = hlo_add(0.0f, div_9_divide);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_84_state_0, reduce_sum_84_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_86_state_0, reduce_sum_86_slot_0);
+      const float reduce_sum_84 = reduce_sum_84_state_0[0].f0;
+      const float reduce_sum_86 = reduce_sum_86_state_0[0].f0;
+      const float add_any_4_add_0 = hlo_add(reduce_sum_84, reduce_sum_86);
+      const float div_9_divide_0 = hlo_divide(add_any_4_add_0, 768.0f);
+      const float reduce_sum_87 = hlo_add(0.0f, div_9_divide_0);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 768) {
-            const int at__1 = outer * 768 + col;
-            Vec<float, 4> add_any_5_w;
+            const int at_0__1 = outer * 768 + col;
+            Vec<float, 4> add_any_5_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float mul_37__1 = mul_37_kept[k * 4 + l * 4 + lane];
-              const float mul_39__1 = mul_39_kept[k * 4 + l * 4 + lane];
+              const float mul_37__1 = mul_37_kept_0[k * 4 + l * 4 + lane];
+              const float mul_39__1 = mul_39_kept_0[k * 4 + l * 4 + lane];
               const float add_any_3 = hlo_add(mul_37__1, mul_39__1);
               const float add_any_5 = hlo_add(add_any_3, reduce_sum_87);
-              add_any_5_w.v[lane] = store_as<float>(add_any_5);
+              add_any_5_w_0.v[lane] = store_as<float>(add_any_5);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_any_5 + (at__1)) = add_any_5_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_any_5 + (at_0__1)) = add_any_5_w_0;
           }
         }
       }
     }
-    reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_81_state, reduce_sum_81_slot);
+    reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_81_state_0, reduce_sum_81_slot_0);
     if (first < 32) {
       {
         const int l = 0;
@@ -202,13 +202,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (to < 1) {
-              p_reduce_sum_81_partial0[first * 768 + col + lane] = store_as<float>(reduce_sum_81_state[l * 4 + lane].f0);
+              p_reduce_sum_81_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_81_state_0[l * 4 + lane].f0);
             }
           }
         }
       }
     }
-    reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_79_state, reduce_sum_79_slot);
+    reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_79_state_0, reduce_sum_79_slot_0);
     if (first < 32) {
       {
         const int l = 0;
@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (to < 1) {
-              p_reduce_sum_79_partial0[first * 768 + col + lane] = store_as<float>(reduce_sum_79_state[l * 4 + lane].f0);
+              p_reduce_sum_79_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_79_state_0[l * 4 + lane].f0);
             }
           }
         }
@@ -234,34 +234,34 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 6) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_81_state__1[4];
+      Reduce0::State reduce_sum_81_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_81_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_81_state_0__1[i] = Reduce0::identity();
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 16 + ty;
         {
           const int l = 0;
           const int col = l * 128 + tx * 4 + col_tile * 128;
-          const int at__2 = row * 768 + col;
+          const int at_0__2 = row * 768 + col;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            reduce_sum_81_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_81_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_81_partial0[at__2 + lane])});
+            reduce_sum_81_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_81_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_81_partial0_0[at_0__2 + lane])});
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_81_state__1, reduce_sum_81_slot__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_81_state_0__1, reduce_sum_81_slot_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
-        Vec<float, 4> reduce_sum_81_w;
+        Vec<float, 4> reduce_sum_81_w_0;
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_81 = reduce_sum_81_state__1[l * 4 + lane].f0;
-          reduce_sum_81_w.v[lane] = store_as<float>(reduce_sum_81);
+          const float reduce_sum_81 = reduce_sum_81_state_0__1[l * 4 + lane].f0;
+          reduce_sum_81_w_0.v[lane] = store_as<float>(reduce_sum_81);
         }
         if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_81 + (col)) = reduce_sum_81_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_81 + (col)) = reduce_sum_81_w_0;
         }
       }
     }
@@ -276,34 +276,34 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 6) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_79_state__1[4];
+      Reduce0::State reduce_sum_79_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_79_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_79_state_0__1[i] = Reduce0::identity();
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 16 + ty;
         {
           const int l = 0;
           const int col = l * 128 + tx * 4 + col_tile * 128;
-          const int at__3 = row * 768 + col;
+          const int at_0__3 = row * 768 + col;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            reduce_sum_79_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_79_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_79_partial0[at__3 + lane])});
+            reduce_sum_79_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_79_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_79_partial0_0[at_0__3 + lane])});
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_79_state__1, reduce_sum_79_slot__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_79_state_0__1, reduce_sum_79_slot_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
-        Vec<float, 4> reduce_sum_79_w;
+        Vec<float, 4> reduce_sum_79_w_0;
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_79 = reduce_sum_79_state__1[l * 4 + lane].f0;
-          reduce_sum_79_w.v[lane] = store_as<float>(reduce_sum_79);
+          const float reduce_sum_79 = reduce_sum_79_state_0__1[l * 4 + lane].f0;
+          reduce_sum_79_w_0.v[lane] = store_as<float>(reduce_sum_79);
         }
         if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_79 + (col)) = reduce_sum_79_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_79 + (col)) = reduce_sum_79_w_0;
         }
       }
     }
@@ -323,21 +323,21 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 768) {
-            const Vec<float, 4> reduce_sum_81_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_81 + (col));
-            Vec<float, 4> reduce_sum_82_w;
-            const Vec<float, 4> reduce_sum_79_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_79 + (col));
-            Vec<float, 4> reduce_sum_80_w;
+            const Vec<float, 4> reduce_sum_81_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_81 + (col));
+            Vec<float, 4> reduce_sum_82_w_0;
+            const Vec<float, 4> reduce_sum_79_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_79 + (col));
+            Vec<float, 4> reduce_sum_80_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_81__1 = load_as<float>(reduce_sum_81_v.v[lane]);
+              const float reduce_sum_81__1 = load_as<float>(reduce_sum_81_v_0.v[lane]);
               const float reduce_sum_82 = hlo_add(0.0f, reduce_sum_81__1);
-              reduce_sum_82_w.v[lane] = store_as<float>(reduce_sum_82);
-              const float reduce_sum_79__1 = load_as<float>(reduce_sum_79_v.v[lane]);
+              reduce_sum_82_w_0.v[lane] = store_as<float>(reduce_sum_82);
+              const float reduce_sum_79__1 = load_as<float>(reduce_sum_79_v_0.v[lane]);
               const float reduce_sum_80 = hlo_add(0.0f, reduce_sum_79__1);
-              reduce_sum_80_w.v[lane] = store_as<float>(reduce_sum_80);
+              reduce_sum_80_w_0.v[lane] = store_as<float>(reduce_sum_80);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_82 + (col)) = reduce_sum_82_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_80 + (col)) = reduce_sum_80_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_82 + (col)) = reduce_sum_82_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_80 + (col)) = reduce_sum_80_w_0;
           }
         }
       }

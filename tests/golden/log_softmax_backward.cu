@@ -36,55 +36,55 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_dy_1,
     float* __restrict__ p_add_any_1) {
   ASTITCH_SHARED_ARENA(96);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_22_slot, 32, 8);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot, 64, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_22_slot_0, 32, 8);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 64, 8);
   {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 700 / 256 threads x 1 x 4; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float x_1_kept[4];
-    float exp_1_kept[4];
-    float dy_1_kept[4];
+    float x_1_kept_0[4];
+    float exp_1_kept_0[4];
+    float dy_1_kept_0[4];
     if (first < 64) {
       const int task = first;
       const int outer = task;
-      Reduce0::State reduce_max_7_state[1];
+      Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
-      Reduce1::State reduce_sum_22_state[1];
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
+      Reduce1::State reduce_sum_22_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_22_state[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0[i] = Reduce1::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 700) {
-            const int at = outer * 700 + col;
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
-            const Vec<float, 4> dy_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at));
+            const int at_0 = outer * 700 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
-              x_1_kept[k * 4 + l * 4 + lane] = store_as<float>(x_1);
-              reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{x_1});
-              const float dy_1 = load_as<float>(dy_1_v.v[lane]);
-              dy_1_kept[k * 4 + l * 4 + lane] = store_as<float>(dy_1);
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
+              reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
+              const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
+              dy_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(dy_1);
               const float neg_1 = hlo_negate(dy_1);
-              reduce_sum_22_state[0] = Reduce1::combine(reduce_sum_22_state[0], Reduce1::State{neg_1});
+              reduce_sum_22_state_0[0] = Reduce1::combine(reduce_sum_22_state_0[0], Reduce1::State{neg_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_max_7_state, reduce_max_7_slot);
-      reduce_consecutive<Reduce1, 256>(reduce_sum_22_state, reduce_sum_22_slot);
-      Reduce1::State reduce_sum_7_state[1];
+      reduce_consecutive<Reduce0, 256>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      reduce_consecutive<Reduce1, 256>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
+      Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
-      const float reduce_max_7 = reduce_max_7_state[0].f0;
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
+      const float reduce_max_7 = reduce_max_7_state_0[0].f0;
       {
         const int k = 0;
         {
@@ -93,37 +93,37 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 700) {
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept[k * 4 + l * 4 + lane]);
+              const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
               const float sub_11 = hlo_subtract(x_1__1, reduce_max_7);
               const float exp_1 = hlo_exp(sub_11);
-              exp_1_kept[k * 4 + l * 4 + lane] = exp_1;
-              reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{exp_1});
+              exp_1_kept_0[k * 4 + l * 4 + lane] = exp_1;
+              reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{exp_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state, reduce_sum_7_slot);
-      const float reduce_sum_22 = reduce_sum_22_state[0].f0;
-      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
-      const float div_1_divide = hlo_divide(reduce_sum_22, reduce_sum_7);
-      const float reduce_sum_23 = hlo_add(0.0f, div_1_divide);
+      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      const float reduce_sum_22 = reduce_sum_22_state_0[0].f0;
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
+      const float div_1_divide_0 = hlo_divide(reduce_sum_22, reduce_sum_7);
+      const float reduce_sum_23 = hlo_add(0.0f, div_1_divide_0);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 700) {
-            const int at__1 = outer * 700 + col;
-            Vec<float, 4> add_any_1_w;
+            const int at_0__1 = outer * 700 + col;
+            Vec<float, 4> add_any_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float dy_1__1 = load_as<float>(dy_1_kept[k * 4 + l * 4 + lane]);
-              const float exp_1__1 = exp_1_kept[k * 4 + l * 4 + lane];
+              const float dy_1__1 = load_as<float>(dy_1_kept_0[k * 4 + l * 4 + lane]);
+              const float exp_1__1 = exp_1_kept_0[k * 4 + l * 4 + lane];
               const float mul_1 = hlo_multiply(reduce_sum_23, exp_1__1);
               const float add_any_1 = hlo_add(dy_1__1, mul_1);
-              add_any_1_w.v[lane] = store_as<float>(add_any_1);
+              add_any_1_w_0.v[lane] = store_as<float>(add_any_1);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at__1)) = add_any_1_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at_0__1)) = add_any_1_w_0;
           }
         }
       }

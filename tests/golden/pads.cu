@@ -25,21 +25,21 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 168) {
             const int col_0 = ((col) / 12);
             const int col_1 = ((col) % 12);
-            Vec<float, 4> pad_4_w;
+            Vec<float, 4> pad_4_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               float pad_4;
               if (col_0 - 2 >= 0 && col_0 - 2 < 9 && col_1 + lane < 11) {
-                const int at = col_1 + col_0 * 11 - 22;
-                const float x_1 = load_as<float>(p_x_1[at + lane]);
+                const int at_0 = col_1 + col_0 * 11 - 22;
+                const float x_1 = load_as<float>(p_x_1[at_0 + lane]);
                 pad_4 = x_1;
               } else {
                 const float value_1 = load_as<float>(p_value_1[0]);
                 pad_4 = value_1;
               }
-              pad_4_w.v[lane] = store_as<float>(pad_4);
+              pad_4_w_0.v[lane] = store_as<float>(pad_4);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_pad_4 + (col)) = pad_4_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_pad_4 + (col)) = pad_4_w_0;
           }
         }
       }
@@ -61,21 +61,21 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 80) {
             const int col_0__1 = ((col) / 10);
             const int col_1__1 = ((col) % 10);
-            Vec<float, 2> pad_5_w;
+            Vec<float, 2> pad_5_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               float pad_5;
               if (col_0__1 + 2 < 9 && col_1__1 + lane - 3 >= 0 && col_1__1 + lane - 3 < 11) {
-                const int at__1 = col_1__1 + col_0__1 * 11 + 19;
-                const float x_1__1 = load_as<float>(p_x_1[at__1 + lane]);
+                const int at_0__1 = col_1__1 + col_0__1 * 11 + 19;
+                const float x_1__1 = load_as<float>(p_x_1[at_0__1 + lane]);
                 pad_5 = x_1__1;
               } else {
                 const float value_1__1 = load_as<float>(p_value_1[0]);
                 pad_5 = value_1__1;
               }
-              pad_5_w.v[lane] = store_as<float>(pad_5);
+              pad_5_w_0.v[lane] = store_as<float>(pad_5);
             }
-            *reinterpret_cast<Vec<float, 2>*>(p_pad_5 + (col)) = pad_5_w;
+            *reinterpret_cast<Vec<float, 2>*>(p_pad_5 + (col)) = pad_5_w_0;
           }
         }
       }
@@ -100,8 +100,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const int col_1__2 = ((col) % 21);
             float pad_6;
             if ((col_0__2) % 3 == 0 && (col_1__2) % 2 == 0) {
-              const int at__2 = ((col_1__2) / 2) + ((col_0__2) / 3) * 11;
-              const float x_1__2 = load_as<float>(p_x_1[at__2]);
+              const int at_0__2 = ((col_1__2) / 2) + ((col_0__2) / 3) * 11;
+              const float x_1__2 = load_as<float>(p_x_1[at_0__2]);
               pad_6 = x_1__2;
             } else {
               const float value_1__2 = load_as<float>(p_value_1[0]);
@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 840) {
             const int col_0__3 = ((col) / 40);
             const int col_1__3 = ((col) % 40);
-            Vec<float, 4> pad_7_w;
+            Vec<float, 4> pad_7_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               float pad_7;
@@ -141,9 +141,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 const float value_1__3 = load_as<float>(p_value_1[0]);
                 pad_7 = value_1__3;
               }
-              pad_7_w.v[lane] = store_as<float>(pad_7);
+              pad_7_w_0.v[lane] = store_as<float>(pad_7);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_pad_7 + (col)) = pad_7_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_pad_7 + (col)) = pad_7_w_0;
           }
         }
       }

@@ -22,15 +22,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 2;
           if (col < 2) {
-            const Vec<float, 2> x_1_v = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (col));
-            Vec<float, 2> pow_1_w;
+            const Vec<float, 2> x_1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (col));
+            Vec<float, 2> pow_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               const float pow_1 = hlo_power(x_1, 2.5f);
-              pow_1_w.v[lane] = store_as<float>(pow_1);
+              pow_1_w_0.v[lane] = store_as<float>(pow_1);
             }
-            *reinterpret_cast<Vec<float, 2>*>(p_pow_1 + (col)) = pow_1_w;
+            *reinterpret_cast<Vec<float, 2>*>(p_pow_1 + (col)) = pow_1_w_0;
           }
         }
       }
@@ -53,15 +53,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 256) {
             const int col_0 = ((col) / 128);
             const float pow_1__1 = load_as<float>(p_pow_1[col_0]);
-            const Vec<float, 4> y_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_y_1 + (col));
-            Vec<float, 4> add_7_w;
+            const Vec<float, 4> y_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_y_1 + (col));
+            Vec<float, 4> add_7_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float y_1 = load_as<float>(y_1_v.v[lane]);
+              const float y_1 = load_as<float>(y_1_v_0.v[lane]);
               const float add_7 = hlo_add(pow_1__1, y_1);
-              add_7_w.v[lane] = store_as<float>(add_7);
+              add_7_w_0.v[lane] = store_as<float>(add_7);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_7 + (col)) = add_7_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_7 + (col)) = add_7_w_0;
           }
         }
       }

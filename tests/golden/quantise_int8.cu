@@ -22,20 +22,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_3,
     signed char* __restrict__ p_convert_element_type_5,
-    float* p_reduce_max_7_partial0,
+    float* p_reduce_max_7_partial0_0,
     float* p_reduce_max_7,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 16);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 64x500 / 512 threads x 1 x 4; 16 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 16 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    Reduce0::State reduce_max_7_state[1];
+    Reduce0::State reduce_max_7_state_0[1];
     #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+    for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
     if (first < 16) {
       const int task = first;
       const int col_tile = task;
@@ -45,21 +45,21 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 32000) {
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (col));
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               const float abs_1 = hlo_abs(x_1);
-              reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{abs_1});
+              reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{abs_1});
             }
           }
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_max_7_state, reduce_max_7_slot);
+    reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, reduce_max_7_slot_0);
     if (first < 16) {
       if (tx < 1) {
-        p_reduce_max_7_partial0[first] = store_as<float>(reduce_max_7_state[0].f0);
+        p_reduce_max_7_partial0_0[first] = store_as<float>(reduce_max_7_state_0[0].f0);
       }
     }
   }
@@ -72,9 +72,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_max_7_state__1[1];
+      Reduce0::State reduce_max_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -83,13 +83,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (to < 1) {
-              reduce_max_7_state__1[0] = Reduce0::combine(reduce_max_7_state__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0[col + lane])});
+              reduce_max_7_state_0__1[0] = Reduce0::combine(reduce_max_7_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[col + lane])});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 4, 1>(reduce_max_7_state__1);
-      const float reduce_max_7 = reduce_max_7_state__1[0].f0;
+      reduce_lanes<Reduce0, 4, 1>(reduce_max_7_state_0__1);
+      const float reduce_max_7 = reduce_max_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_max_7[0] = store_as<float>(reduce_max_7);
       }
@@ -116,19 +116,19 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 32000) {
-            const Vec<float, 4> x_1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (col));
-            Vec<signed char, 4> convert_element_type_5_w;
+            const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (col));
+            Vec<signed char, 4> convert_element_type_5_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_v__1.v[lane]);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float div_5 = hlo_divide(x_1__1, div_3);
               const float round_1 = hlo_round_nearest_even(div_5);
               const float max_3 = hlo_maximum(-127.0f, round_1);
               const float min_3 = hlo_minimum(127.0f, max_3);
               const signed char convert_element_type_5 = hlo_convert<signed char, float>(min_3);
-              convert_element_type_5_w.v[lane] = store_as<signed char>(convert_element_type_5);
+              convert_element_type_5_w_0.v[lane] = store_as<signed char>(convert_element_type_5);
             }
-            *reinterpret_cast<Vec<signed char, 4>*>(p_convert_element_type_5 + (col)) = convert_element_type_5_w;
+            *reinterpret_cast<Vec<signed char, 4>*>(p_convert_element_type_5 + (col)) = convert_element_type_5_w_0;
           }
         }
       }

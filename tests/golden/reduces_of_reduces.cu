@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_22,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8256);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_23_slot, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot, 8192, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_23_slot_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot_0, 8192, 16);
   {  // loop 0: outer 24x20 / 32 threads, row 1 / 1 threads x 1, col 36 / 16 threads x 1 x 4; 15 tasks; row-reduce: 32 rows a block, 16 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 16;
@@ -45,28 +45,28 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 15) {
       const int task = first;
       const int outer = task * 32 + to;
-      Reduce0::State reduce_sum_21_state[1];
+      Reduce0::State reduce_sum_21_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_21_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_21_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 64 + tx * 4;
           if (col < 36) {
-            const int at = outer * 36 + col;
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+            const int at_0 = outer * 36 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               const float exp_1 = hlo_exp(x_1);
-              reduce_sum_21_state[0] = Reduce0::combine(reduce_sum_21_state[0], Reduce0::State{exp_1});
+              reduce_sum_21_state_0[0] = Reduce0::combine(reduce_sum_21_state_0[0], Reduce0::State{exp_1});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 16, 1>(reduce_sum_21_state);
-      const float reduce_sum_21 = reduce_sum_21_state[0].f0;
+      reduce_lanes<Reduce0, 16, 1>(reduce_sum_21_state_0);
+      const float reduce_sum_21 = reduce_sum_21_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_21[outer] = store_as<float>(reduce_sum_21);
       }
@@ -83,62 +83,62 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int task = first;
       const int outer_raw = task * 64 + to;
       const int outer = min(outer_raw, 23);
-      Reduce1::State reduce_max_14_state[1];
+      Reduce1::State reduce_max_14_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_14_state[i] = Reduce1::identity();
-      Reduce0::State reduce_sum_23_state[4];
+      for (int i = 0; i < 1; ++i) reduce_max_14_state_0[i] = Reduce1::identity();
+      Reduce0::State reduce_sum_23_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_23_state[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_23_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 32 + tx * 4;
           if (col < 20) {
-            const int at__1 = outer * 20 + col;
-            const Vec<float, 4> reduce_sum_21_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21 + (at__1));
+            const int at_0__1 = outer * 20 + col;
+            const Vec<float, 4> reduce_sum_21_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21 + (at_0__1));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_21__1 = load_as<float>(reduce_sum_21_v.v[lane]);
-              reduce_max_14_state[0] = Reduce1::combine(reduce_max_14_state[0], Reduce1::State{reduce_sum_21__1});
+              const float reduce_sum_21__1 = load_as<float>(reduce_sum_21_v_0.v[lane]);
+              reduce_max_14_state_0[0] = Reduce1::combine(reduce_max_14_state_0[0], Reduce1::State{reduce_sum_21__1});
               const float sqrt_1 = hlo_sqrt(reduce_sum_21__1);
               if (outer_raw < 24) {
-                reduce_sum_23_state[l * 4 + lane] = Reduce0::combine(reduce_sum_23_state[l * 4 + lane], Reduce0::State{sqrt_1});
+                reduce_sum_23_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_23_state_0[l * 4 + lane], Reduce0::State{sqrt_1});
               }
             }
           }
         }
       }
-      reduce_lanes<Reduce1, 8, 1>(reduce_max_14_state);
-      const float reduce_max_14 = reduce_max_14_state[0].f0;
+      reduce_lanes<Reduce1, 8, 1>(reduce_max_14_state_0);
+      const float reduce_max_14 = reduce_max_14_state_0[0].f0;
       if (outer_raw < 24 && tx < 1) {
         p_reduce_max_14[outer] = store_as<float>(reduce_max_14);
       }
-      reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_23_state, reduce_sum_23_slot);
+      reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_23_state_0, reduce_sum_23_slot_0);
       {
         const int l = 0;
         const int col = l * 32 + tx * 4;
         if (col < 20) {
-          Vec<float, 4> reduce_sum_23_w;
+          Vec<float, 4> reduce_sum_23_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_23 = reduce_sum_23_state[l * 4 + lane].f0;
-            reduce_sum_23_w.v[lane] = store_as<float>(reduce_sum_23);
+            const float reduce_sum_23 = reduce_sum_23_state_0[l * 4 + lane].f0;
+            reduce_sum_23_w_0.v[lane] = store_as<float>(reduce_sum_23);
           }
           if (to < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_23 + (col)) = reduce_sum_23_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_23 + (col)) = reduce_sum_23_w_0;
           }
         }
       }
-      Reduce0::State reduce_sum_22_state[1];
+      Reduce0::State reduce_sum_22_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_22_state[i] = Reduce0::identity();
-      const float reduce_max_14__1 = reduce_max_14_state[0].f0;
+      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0[i] = Reduce0::identity();
+      const float reduce_max_14__1 = reduce_max_14_state_0[0].f0;
       if (outer_raw < 24 && tx < 1) {
-        reduce_sum_22_state[0] = Reduce0::combine(reduce_sum_22_state[0], Reduce0::State{reduce_max_14__1});
+        reduce_sum_22_state_0[0] = Reduce0::combine(reduce_sum_22_state_0[0], Reduce0::State{reduce_max_14__1});
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_22_state, reduce_sum_22_slot);
-      const float reduce_sum_22 = reduce_sum_22_state[0].f0;
+      reduce_consecutive<Reduce0, 512>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
+      const float reduce_sum_22 = reduce_sum_22_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_22[0] = store_as<float>(reduce_sum_22);
       }

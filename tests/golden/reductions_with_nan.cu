@@ -136,56 +136,56 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     int* __restrict__ p_reduce_25_1,
     f16* __restrict__ p_reduce_max_15,
     bool* __restrict__ p_reduce_and_7,
-    float* p_reduce_min_14_partial0,
-    float* p_reduce_25_partial0,
-    int* p_reduce_25_partial1,
-    bool* p_reduce_and_7_partial0,
-    f16* p_reduce_max_15_partial0,
+    float* p_reduce_min_14_partial0_0,
+    float* p_reduce_25_partial0_0,
+    int* p_reduce_25_partial1_0,
+    bool* p_reduce_and_7_partial0_0,
+    f16* p_reduce_max_15_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(13584);
-  ASTITCH_SHARED(Reduce3::State, reduce_sum_7_slot, 13504, 16);
-  ASTITCH_SHARED(Reduce4::State, reduce_max_14_slot, 13440, 16);
-  ASTITCH_SHARED(Reduce5::State, reduce_11_slot, 13312, 16);
-  ASTITCH_SHARED(Reduce6::State, reduce_or_7_slot, 13568, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_min_14_slot, 8192, 1024);
-  ASTITCH_SHARED(Reduce1::State, reduce_25_slot, 0, 1024);
-  ASTITCH_SHARED(Reduce2::State, reduce_and_7_slot, 12288, 1024);
-  ASTITCH_SHARED(Reduce8::State, reduce_min_15_slot, 4096, 16);
-  ASTITCH_SHARED(Reduce7::State, reduce_max_15_slot, 0, 1024);
-  ASTITCH_SHARED(Reduce0::State, reduce_min_14_slot__1, 0, 1024);
-  ASTITCH_SHARED(Reduce1::State, reduce_25_slot__1, 0, 1024);
-  ASTITCH_SHARED(Reduce7::State, reduce_max_15_slot__1, 0, 1024);
-  ASTITCH_SHARED(Reduce2::State, reduce_and_7_slot__1, 0, 1024);
+  ASTITCH_SHARED(Reduce3::State, reduce_sum_7_slot_0, 13504, 16);
+  ASTITCH_SHARED(Reduce4::State, reduce_max_14_slot_0, 13440, 16);
+  ASTITCH_SHARED(Reduce5::State, reduce_11_slot_0, 13312, 16);
+  ASTITCH_SHARED(Reduce6::State, reduce_or_7_slot_0, 13568, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_min_14_slot_0, 8192, 1024);
+  ASTITCH_SHARED(Reduce1::State, reduce_25_slot_0, 0, 1024);
+  ASTITCH_SHARED(Reduce2::State, reduce_and_7_slot_0, 12288, 1024);
+  ASTITCH_SHARED(Reduce8::State, reduce_min_15_slot_0, 4096, 16);
+  ASTITCH_SHARED(Reduce7::State, reduce_max_15_slot_0, 0, 1024);
+  ASTITCH_SHARED(Reduce0::State, reduce_min_14_slot_0__1, 0, 1024);
+  ASTITCH_SHARED(Reduce1::State, reduce_25_slot_0__1, 0, 1024);
+  ASTITCH_SHARED(Reduce7::State, reduce_max_15_slot_0__1, 0, 1024);
+  ASTITCH_SHARED(Reduce2::State, reduce_and_7_slot_0__1, 0, 1024);
   {  // loop 0: outer 16 / 8 threads, row 1 / 1 threads x 1, col 90 / 64 threads x 1 x 2; 2 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = blockIdx.x;
-    Reduce0::State reduce_min_14_state[2];
+    Reduce0::State reduce_min_14_state_0[2];
     #pragma unroll
-    for (int i = 0; i < 2; ++i) reduce_min_14_state[i] = Reduce0::identity();
-    Reduce1::State reduce_25_state[2];
+    for (int i = 0; i < 2; ++i) reduce_min_14_state_0[i] = Reduce0::identity();
+    Reduce1::State reduce_25_state_0[2];
     #pragma unroll
-    for (int i = 0; i < 2; ++i) reduce_25_state[i] = Reduce1::identity();
-    Reduce2::State reduce_and_7_state[2];
+    for (int i = 0; i < 2; ++i) reduce_25_state_0[i] = Reduce1::identity();
+    Reduce2::State reduce_and_7_state_0[2];
     #pragma unroll
-    for (int i = 0; i < 2; ++i) reduce_and_7_state[i] = Reduce2::identity();
+    for (int i = 0; i < 2; ++i) reduce_and_7_state_0[i] = Reduce2::identity();
     if (first < 2) {
       const int task = first;
       const int outer = task * 8 + to;
-      Reduce3::State reduce_sum_7_state[1];
+      Reduce3::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce3::identity();
-      Reduce4::State reduce_max_14_state[1];
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce3::identity();
+      Reduce4::State reduce_max_14_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_14_state[i] = Reduce4::identity();
-      Reduce5::State reduce_11_state[1];
+      for (int i = 0; i < 1; ++i) reduce_max_14_state_0[i] = Reduce4::identity();
+      Reduce5::State reduce_11_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_11_state[i] = Reduce5::identity();
-      Reduce6::State reduce_or_7_state[1];
+      for (int i = 0; i < 1; ++i) reduce_11_state_0[i] = Reduce5::identity();
+      Reduce6::State reduce_or_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_or_7_state[i] = Reduce6::identity();
+      for (int i = 0; i < 1; ++i) reduce_or_7_state_0[i] = Reduce6::identity();
       const int iota_6 = hlo_convert<int>(outer);
       {
         const int k = 0;
@@ -193,47 +193,47 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 128 + tx * 2;
           if (col < 90) {
-            const int at = outer * 90 + col;
-            const Vec<float, 2> x_1_v = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at));
+            const int at_0 = outer * 90 + col;
+            const Vec<float, 2> x_1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
-              reduce_sum_7_state[0] = Reduce3::combine(reduce_sum_7_state[0], Reduce3::State{x_1});
-              reduce_max_14_state[0] = Reduce4::combine(reduce_max_14_state[0], Reduce4::State{x_1});
-              reduce_min_14_state[l * 2 + lane] = Reduce0::combine(reduce_min_14_state[l * 2 + lane], Reduce0::State{x_1});
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              reduce_sum_7_state_0[0] = Reduce3::combine(reduce_sum_7_state_0[0], Reduce3::State{x_1});
+              reduce_max_14_state_0[0] = Reduce4::combine(reduce_max_14_state_0[0], Reduce4::State{x_1});
+              reduce_min_14_state_0[l * 2 + lane] = Reduce0::combine(reduce_min_14_state_0[l * 2 + lane], Reduce0::State{x_1});
               const int iota_2 = hlo_convert<int>(col + lane);
-              reduce_11_state[0] = Reduce5::combine(reduce_11_state[0], Reduce5::State{x_1, iota_2});
-              reduce_25_state[l * 2 + lane] = Reduce1::combine(reduce_25_state[l * 2 + lane], Reduce1::State{x_1, iota_6});
+              reduce_11_state_0[0] = Reduce5::combine(reduce_11_state_0[0], Reduce5::State{x_1, iota_2});
+              reduce_25_state_0[l * 2 + lane] = Reduce1::combine(reduce_25_state_0[l * 2 + lane], Reduce1::State{x_1, iota_6});
               const bool ne_5 = hlo_compare_ne(x_1, x_1);
-              reduce_or_7_state[0] = Reduce6::combine(reduce_or_7_state[0], Reduce6::State{ne_5});
+              reduce_or_7_state_0[0] = Reduce6::combine(reduce_or_7_state_0[0], Reduce6::State{ne_5});
               const bool is_finite_1 = hlo_is_finite(x_1);
-              reduce_and_7_state[l * 2 + lane] = Reduce2::combine(reduce_and_7_state[l * 2 + lane], Reduce2::State{is_finite_1});
+              reduce_and_7_state_0[l * 2 + lane] = Reduce2::combine(reduce_and_7_state_0[l * 2 + lane], Reduce2::State{is_finite_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce3, 64>(reduce_sum_7_state, reduce_sum_7_slot);
-      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
+      reduce_consecutive<Reduce3, 64>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
       }
-      reduce_consecutive<Reduce4, 64>(reduce_max_14_state, reduce_max_14_slot);
-      const float reduce_max_14 = reduce_max_14_state[0].f0;
+      reduce_consecutive<Reduce4, 64>(reduce_max_14_state_0, reduce_max_14_slot_0);
+      const float reduce_max_14 = reduce_max_14_state_0[0].f0;
       if (tx < 1) {
         p_reduce_max_14[outer] = store_as<float>(reduce_max_14);
       }
-      reduce_consecutive<Reduce5, 64>(reduce_11_state, reduce_11_slot);
-      const int reduce_11 = reduce_11_state[0].f1;
+      reduce_consecutive<Reduce5, 64>(reduce_11_state_0, reduce_11_slot_0);
+      const int reduce_11 = reduce_11_state_0[0].f1;
       if (tx < 1) {
         p_reduce_11_1[outer] = store_as<int>(reduce_11);
       }
-      reduce_consecutive<Reduce6, 64>(reduce_or_7_state, reduce_or_7_slot);
-      const bool reduce_or_7 = reduce_or_7_state[0].f0;
+      reduce_consecutive<Reduce6, 64>(reduce_or_7_state_0, reduce_or_7_slot_0);
+      const bool reduce_or_7 = reduce_or_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_or_7[outer] = store_as<bool>(reduce_or_7);
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_min_14_state, reduce_min_14_slot);
+    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_min_14_state_0, reduce_min_14_slot_0);
     if (first < 2) {
       {
         const int l = 0;
@@ -242,13 +242,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
             if (to < 1) {
-              p_reduce_min_14_partial0[first * 90 + col + lane] = store_as<float>(reduce_min_14_state[l * 2 + lane].f0);
+              p_reduce_min_14_partial0_0[first * 90 + col + lane] = store_as<float>(reduce_min_14_state_0[l * 2 + lane].f0);
             }
           }
         }
       }
     }
-    reduce_strided<Reduce1, 8, 64, 512, 4>(reduce_25_state, reduce_25_slot);
+    reduce_strided<Reduce1, 8, 64, 512, 4>(reduce_25_state_0, reduce_25_slot_0);
     if (first < 2) {
       {
         const int l = 0;
@@ -257,14 +257,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
             if (to < 1) {
-              p_reduce_25_partial0[first * 90 + col + lane] = store_as<float>(reduce_25_state[l * 2 + lane].f0);
-              p_reduce_25_partial1[first * 90 + col + lane] = store_as<int>(reduce_25_state[l * 2 + lane].f1);
+              p_reduce_25_partial0_0[first * 90 + col + lane] = store_as<float>(reduce_25_state_0[l * 2 + lane].f0);
+              p_reduce_25_partial1_0[first * 90 + col + lane] = store_as<int>(reduce_25_state_0[l * 2 + lane].f1);
             }
           }
         }
       }
     }
-    reduce_strided<Reduce2, 8, 64, 512, 4>(reduce_and_7_state, reduce_and_7_slot);
+    reduce_strided<Reduce2, 8, 64, 512, 4>(reduce_and_7_state_0, reduce_and_7_slot_0);
     if (first < 2) {
       {
         const int l = 0;
@@ -273,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
             if (to < 1) {
-              p_reduce_and_7_partial0[first * 90 + col + lane] = store_as<bool>(reduce_and_7_state[l * 2 + lane].f0);
+              p_reduce_and_7_partial0_0[first * 90 + col + lane] = store_as<bool>(reduce_and_7_state_0[l * 2 + lane].f0);
             }
           }
         }
@@ -287,39 +287,39 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
-    Reduce7::State reduce_max_15_state[2];
+    Reduce7::State reduce_max_15_state_0[2];
     #pragma unroll
-    for (int i = 0; i < 2; ++i) reduce_max_15_state[i] = Reduce7::identity();
+    for (int i = 0; i < 2; ++i) reduce_max_15_state_0[i] = Reduce7::identity();
     if (first < 2) {
       const int task = first;
       const int outer = task * 8 + to;
-      Reduce8::State reduce_min_15_state[1];
+      Reduce8::State reduce_min_15_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_min_15_state[i] = Reduce8::identity();
+      for (int i = 0; i < 1; ++i) reduce_min_15_state_0[i] = Reduce8::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 128 + tx * 2;
           if (col < 90) {
-            const int at__1 = outer * 90 + col;
-            const Vec<f16, 2> h_1_v = *reinterpret_cast<const Vec<f16, 2>*>(p_h_1 + (at__1));
+            const int at_0__1 = outer * 90 + col;
+            const Vec<f16, 2> h_1_v_0 = *reinterpret_cast<const Vec<f16, 2>*>(p_h_1 + (at_0__1));
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float h_1 = load_as<float>(h_1_v.v[lane]);
-              reduce_max_15_state[l * 2 + lane] = Reduce7::combine(reduce_max_15_state[l * 2 + lane], Reduce7::State{h_1});
-              reduce_min_15_state[0] = Reduce8::combine(reduce_min_15_state[0], Reduce8::State{h_1});
+              const float h_1 = load_as<float>(h_1_v_0.v[lane]);
+              reduce_max_15_state_0[l * 2 + lane] = Reduce7::combine(reduce_max_15_state_0[l * 2 + lane], Reduce7::State{h_1});
+              reduce_min_15_state_0[0] = Reduce8::combine(reduce_min_15_state_0[0], Reduce8::State{h_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce8, 64>(reduce_min_15_state, reduce_min_15_slot);
-      const float reduce_min_15 = round_to<f16>(reduce_min_15_state[0].f0);
+      reduce_consecutive<Reduce8, 64>(reduce_min_15_state_0, reduce_min_15_slot_0);
+      const float reduce_min_15 = round_to<f16>(reduce_min_15_state_0[0].f0);
       if (tx < 1) {
         p_reduce_min_15[outer] = store_as<f16>(reduce_min_15);
       }
     }
-    reduce_strided<Reduce7, 8, 64, 512, 4>(reduce_max_15_state, reduce_max_15_slot);
+    reduce_strided<Reduce7, 8, 64, 512, 4>(reduce_max_15_state_0, reduce_max_15_slot_0);
     if (first < 2) {
       {
         const int l = 0;
@@ -328,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
             if (to < 1) {
-              p_reduce_max_15_partial0[first * 90 + col + lane] = store_as<f16>(reduce_max_15_state[l * 2 + lane].f0);
+              p_reduce_max_15_partial0_0[first * 90 + col + lane] = store_as<f16>(reduce_max_15_state_0[l * 2 + lane].f0);
             }
           }
         }
@@ -345,9 +345,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_min_14_state__1[2];
+      Reduce0::State reduce_min_14_state_0__1[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_min_14_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 2; ++i) reduce_min_14_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 2 + ty;
@@ -355,29 +355,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 64 + tx * 2 + col_tile * 64;
           if (col < 90) {
-            const int at__2 = row * 90 + col;
+            const int at_0__2 = row * 90 + col;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               if (to < 1) {
-                reduce_min_14_state__1[l * 2 + lane] = Reduce0::combine(reduce_min_14_state__1[l * 2 + lane], Reduce0::State{load_as<float>(p_reduce_min_14_partial0[at__2 + lane])});
+                reduce_min_14_state_0__1[l * 2 + lane] = Reduce0::combine(reduce_min_14_state_0__1[l * 2 + lane], Reduce0::State{load_as<float>(p_reduce_min_14_partial0_0[at_0__2 + lane])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 2, 32, 512, 4>(reduce_min_14_state__1, reduce_min_14_slot__1);
+      reduce_strided<Reduce0, 2, 32, 512, 4>(reduce_min_14_state_0__1, reduce_min_14_slot_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 90) {
-          Vec<float, 2> reduce_min_14_w;
+          Vec<float, 2> reduce_min_14_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const float reduce_min_14 = reduce_min_14_state__1[l * 2 + lane].f0;
-            reduce_min_14_w.v[lane] = store_as<float>(reduce_min_14);
+            const float reduce_min_14 = reduce_min_14_state_0__1[l * 2 + lane].f0;
+            reduce_min_14_w_0.v[lane] = store_as<float>(reduce_min_14);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<float, 2>*>(p_reduce_min_14 + (col)) = reduce_min_14_w;
+            *reinterpret_cast<Vec<float, 2>*>(p_reduce_min_14 + (col)) = reduce_min_14_w_0;
           }
         }
       }
@@ -393,9 +393,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce1::State reduce_25_state__1[2];
+      Reduce1::State reduce_25_state_0__1[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_25_state__1[i] = Reduce1::identity();
+      for (int i = 0; i < 2; ++i) reduce_25_state_0__1[i] = Reduce1::identity();
       {
         const int k = 0;
         const int row = k * 2 + ty;
@@ -403,29 +403,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 64 + tx * 2 + col_tile * 64;
           if (col < 90) {
-            const int at__3 = row * 90 + col;
+            const int at_0__3 = row * 90 + col;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               if (to < 1) {
-                reduce_25_state__1[l * 2 + lane] = Reduce1::combine(reduce_25_state__1[l * 2 + lane], Reduce1::State{load_as<float>(p_reduce_25_partial0[at__3 + lane]), load_as<int>(p_reduce_25_partial1[at__3 + lane])});
+                reduce_25_state_0__1[l * 2 + lane] = Reduce1::combine(reduce_25_state_0__1[l * 2 + lane], Reduce1::State{load_as<float>(p_reduce_25_partial0_0[at_0__3 + lane]), load_as<int>(p_reduce_25_partial1_0[at_0__3 + lane])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce1, 2, 32, 512, 4>(reduce_25_state__1, reduce_25_slot__1);
+      reduce_strided<Reduce1, 2, 32, 512, 4>(reduce_25_state_0__1, reduce_25_slot_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 90) {
-          Vec<int, 2> reduce_25_1_w;
+          Vec<int, 2> reduce_25_1_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_25 = reduce_25_state__1[l * 2 + lane].f1;
-            reduce_25_1_w.v[lane] = store_as<int>(reduce_25);
+            const int reduce_25 = reduce_25_state_0__1[l * 2 + lane].f1;
+            reduce_25_1_w_0.v[lane] = store_as<int>(reduce_25);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_25_1 + (col)) = reduce_25_1_w;
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_25_1 + (col)) = reduce_25_1_w_0;
           }
         }
       }
@@ -441,9 +441,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce7::State reduce_max_15_state__1[2];
+      Reduce7::State reduce_max_15_state_0__1[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_max_15_state__1[i] = Reduce7::identity();
+      for (int i = 0; i < 2; ++i) reduce_max_15_state_0__1[i] = Reduce7::identity();
       {
         const int k = 0;
         const int row = k * 2 + ty;
@@ -451,29 +451,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 64 + tx * 2 + col_tile * 64;
           if (col < 90) {
-            const int at__4 = row * 90 + col;
+            const int at_0__4 = row * 90 + col;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               if (to < 1) {
-                reduce_max_15_state__1[l * 2 + lane] = Reduce7::combine(reduce_max_15_state__1[l * 2 + lane], Reduce7::State{load_as<float>(p_reduce_max_15_partial0[at__4 + lane])});
+                reduce_max_15_state_0__1[l * 2 + lane] = Reduce7::combine(reduce_max_15_state_0__1[l * 2 + lane], Reduce7::State{load_as<float>(p_reduce_max_15_partial0_0[at_0__4 + lane])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce7, 2, 32, 512, 4>(reduce_max_15_state__1, reduce_max_15_slot__1);
+      reduce_strided<Reduce7, 2, 32, 512, 4>(reduce_max_15_state_0__1, reduce_max_15_slot_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 90) {
-          Vec<f16, 2> reduce_max_15_w;
+          Vec<f16, 2> reduce_max_15_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const float reduce_max_15 = round_to<f16>(reduce_max_15_state__1[l * 2 + lane].f0);
-            reduce_max_15_w.v[lane] = store_as<f16>(reduce_max_15);
+            const float reduce_max_15 = round_to<f16>(reduce_max_15_state_0__1[l * 2 + lane].f0);
+            reduce_max_15_w_0.v[lane] = store_as<f16>(reduce_max_15);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<f16, 2>*>(p_reduce_max_15 + (col)) = reduce_max_15_w;
+            *reinterpret_cast<Vec<f16, 2>*>(p_reduce_max_15 + (col)) = reduce_max_15_w_0;
           }
         }
       }
@@ -489,9 +489,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce2::State reduce_and_7_state__1[2];
+      Reduce2::State reduce_and_7_state_0__1[2];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_and_7_state__1[i] = Reduce2::identity();
+      for (int i = 0; i < 2; ++i) reduce_and_7_state_0__1[i] = Reduce2::identity();
       {
         const int k = 0;
         const int row = k * 2 + ty;
@@ -499,29 +499,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 64 + tx * 2 + col_tile * 64;
           if (col < 90) {
-            const int at__5 = row * 90 + col;
+            const int at_0__5 = row * 90 + col;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               if (to < 1) {
-                reduce_and_7_state__1[l * 2 + lane] = Reduce2::combine(reduce_and_7_state__1[l * 2 + lane], Reduce2::State{load_as<bool>(p_reduce_and_7_partial0[at__5 + lane])});
+                reduce_and_7_state_0__1[l * 2 + lane] = Reduce2::combine(reduce_and_7_state_0__1[l * 2 + lane], Reduce2::State{load_as<bool>(p_reduce_and_7_partial0_0[at_0__5 + lane])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce2, 2, 32, 512, 4>(reduce_and_7_state__1, reduce_and_7_slot__1);
+      reduce_strided<Reduce2, 2, 32, 512, 4>(reduce_and_7_state_0__1, reduce_and_7_slot_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 90) {
-          Vec<bool, 2> reduce_and_7_w;
+          Vec<bool, 2> reduce_and_7_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const bool reduce_and_7 = reduce_and_7_state__1[l * 2 + lane].f0;
-            reduce_and_7_w.v[lane] = store_as<bool>(reduce_and_7);
+            const bool reduce_and_7 = reduce_and_7_state_0__1[l * 2 + lane].f0;
+            reduce_and_7_w_0.v[lane] = store_as<bool>(reduce_and_7);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<bool, 2>*>(p_reduce_and_7 + (col)) = reduce_and_7_w;
+            *reinterpret_cast<Vec<bool, 2>*>(p_reduce_and_7 + (col)) = reduce_and_7_w_0;
           }
         }
       }

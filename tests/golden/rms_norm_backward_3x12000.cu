@@ -26,15 +26,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_gamma_1,
     float* __restrict__ p_add_any_1,
     float* __restrict__ p_reduce_sum_37,
-    float* p_reduce_sum_35_partial0,
-    float* p_reduce_sum_38_partial0,
-    float* p_reduce_sum_36_partial0,
+    float* p_reduce_sum_35_partial0_0,
+    float* p_reduce_sum_38_partial0_0,
+    float* p_reduce_sum_36_partial0_0,
     float* p_reduce_sum_36,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_35_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_38_slot, 64, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_36_slot, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_35_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_38_slot_0, 64, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_36_slot_0, 0, 2048);
   {  // loop 0: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 1 x 4; 18 tasks; row-reduce, 3 rows < 264 blocks a wave: each row split over 6 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -45,43 +45,43 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int task = first;
       const int outer = ((task) / 6);
       const int col_tile = ((task) % 6);
-      Reduce0::State reduce_sum_35_state[1];
+      Reduce0::State reduce_sum_35_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_35_state[i] = Reduce0::identity();
-      Reduce0::State reduce_sum_38_state[1];
+      for (int i = 0; i < 1; ++i) reduce_sum_35_state_0[i] = Reduce0::identity();
+      Reduce0::State reduce_sum_38_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_38_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_38_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 12000) {
-            const int at = outer * 12000 + col;
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
-            const Vec<float, 4> dy_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at));
-            const Vec<float, 4> gamma_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+            const int at_0 = outer * 12000 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
+            const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               const float square_1 = hlo_multiply(x_1, x_1);
-              reduce_sum_35_state[0] = Reduce0::combine(reduce_sum_35_state[0], Reduce0::State{square_1});
-              const float dy_1 = load_as<float>(dy_1_v.v[lane]);
-              const float gamma_1 = load_as<float>(gamma_1_v.v[lane]);
+              reduce_sum_35_state_0[0] = Reduce0::combine(reduce_sum_35_state_0[0], Reduce0::State{square_1});
+              const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
+              const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
               const float mul_30 = hlo_multiply(dy_1, gamma_1);
               const float mul_31 = hlo_multiply(x_1, mul_30);
-              reduce_sum_38_state[0] = Reduce0::combine(reduce_sum_38_state[0], Reduce0::State{mul_31});
+              reduce_sum_38_state_0[0] = Reduce0::combine(reduce_sum_38_state_0[0], Reduce0::State{mul_31});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_35_state, reduce_sum_35_slot);
+      reduce_consecutive<Reduce0, 512>(reduce_sum_35_state_0, reduce_sum_35_slot_0);
       if (tx < 1) {
-        p_reduce_sum_35_partial0[col_tile * 3 + outer] = store_as<float>(reduce_sum_35_state[0].f0);
+        p_reduce_sum_35_partial0_0[col_tile * 3 + outer] = store_as<float>(reduce_sum_35_state_0[0].f0);
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_38_state, reduce_sum_38_slot);
+      reduce_consecutive<Reduce0, 512>(reduce_sum_38_state_0, reduce_sum_38_slot_0);
       if (tx < 1) {
-        p_reduce_sum_38_partial0[col_tile * 3 + outer] = store_as<float>(reduce_sum_38_state[0].f0);
+        p_reduce_sum_38_partial0_0[col_tile * 3 + outer] = store_as<float>(reduce_sum_38_state_0[0].f0);
       }
     }
   }
@@ -96,60 +96,60 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int task = first;
       const int outer = ((task) / 6);
       const int col_tile = ((task) % 6);
-      Reduce0::State reduce_sum_36_state[4];
+      Reduce0::State reduce_sum_36_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_36_state[i] = Reduce0::identity();
-      Reduce0::State reduce_sum_35_sum[1];
+      for (int i = 0; i < 4; ++i) reduce_sum_36_state_0[i] = Reduce0::identity();
+      Reduce0::State reduce_sum_35_sum_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_35_sum[i] = Reduce0::identity();
-      #pragma unroll
-      for (int part = 0; part < 6; ++part) {
-        reduce_sum_35_sum[0] = Reduce0::combine(reduce_sum_35_sum[0], Reduce0::State{load_as<float>(p_reduce_sum_35_partial0[part * 3 + outer])});
-      }
-      const float reduce_sum_35 = reduce_sum_35_sum[0].f0;
-      const float div_3_divide = hlo_divide(reduce_sum_35, 12000.0f);
-      const float add_1_add = hlo_add(div_3_divide, 1e-06f);
-      const float rsqrt_1_rsqrt = hlo_rsqrt(add_1_add);
-      Reduce0::State reduce_sum_38_sum[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_38_sum[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_35_sum_0[i] = Reduce0::identity();
       #pragma unroll
       for (int part = 0; part < 6; ++part) {
-        reduce_sum_38_sum[0] = Reduce0::combine(reduce_sum_38_sum[0], Reduce0::State{load_as<float>(p_reduce_sum_38_partial0[part * 3 + outer])});
+        reduce_sum_35_sum_0[0] = Reduce0::combine(reduce_sum_35_sum_0[0], Reduce0::State{load_as<float>(p_reduce_sum_35_partial0_0[part * 3 + outer])});
       }
-      const float reduce_sum_38 = reduce_sum_38_sum[0].f0;
-      const float div_4_divide = hlo_divide(rsqrt_1_rsqrt, add_1_add);
-      const float mul_21_multiply = hlo_multiply(div_4_divide, -0.5f);
-      const float mul_36_multiply = hlo_multiply(reduce_sum_38, mul_21_multiply);
-      const float div_5_divide = hlo_divide(mul_36_multiply, 12000.0f);
-      const float reduce_sum_39 = hlo_add(0.0f, div_5_divide);
+      const float reduce_sum_35 = reduce_sum_35_sum_0[0].f0;
+      const float div_3_divide_0 = hlo_divide(reduce_sum_35, 12000.0f);
+      const float add_1_add_0 = hlo_add(div_3_divide_0, 1e-06f);
+      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_1_add_0);
+      Reduce0::State reduce_sum_38_sum_0[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_38_sum_0[i] = Reduce0::identity();
+      #pragma unroll
+      for (int part = 0; part < 6; ++part) {
+        reduce_sum_38_sum_0[0] = Reduce0::combine(reduce_sum_38_sum_0[0], Reduce0::State{load_as<float>(p_reduce_sum_38_partial0_0[part * 3 + outer])});
+      }
+      const float reduce_sum_38 = reduce_sum_38_sum_0[0].f0;
+      const float div_4_divide_0 = hlo_divide(rsqrt_1_rsqrt_0, add_1_add_0);
+      const float mul_21_multiply_0 = hlo_multiply(div_4_divide_0, -0.5f);
+      const float mul_36_multiply_0 = hlo_multiply(reduce_sum_38, mul_21_multiply_0);
+      const float div_5_divide_0 = hlo_divide(mul_36_multiply_0, 12000.0f);
+      const float reduce_sum_39 = hlo_add(0.0f, div_5_divide_0);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 12000) {
-            const int at__1 = outer * 12000 + col;
-            const Vec<float, 4> dy_1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at__1));
-            const Vec<float, 4> gamma_1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-            const Vec<float, 4> x_1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at__1));
-            Vec<float, 4> add_any_1_w;
+            const int at_0__1 = outer * 12000 + col;
+            const Vec<float, 4> dy_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0__1));
+            const Vec<float, 4> gamma_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+            const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__1));
+            Vec<float, 4> add_any_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float dy_1__1 = load_as<float>(dy_1_v__1.v[lane]);
-              const float gamma_1__1 = load_as<float>(gamma_1_v__1.v[lane]);
+              const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
+              const float gamma_1__1 = load_as<float>(gamma_1_v_0__1.v[lane]);
               const float mul_30__1 = hlo_multiply(dy_1__1, gamma_1__1);
-              const float mul_35 = hlo_multiply(mul_30__1, rsqrt_1_rsqrt);
-              const float x_1__1 = load_as<float>(x_1_v__1.v[lane]);
+              const float mul_35 = hlo_multiply(mul_30__1, rsqrt_1_rsqrt_0);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float mul_20 = hlo_multiply(x_1__1, 2.0f);
               const float mul_37 = hlo_multiply(reduce_sum_39, mul_20);
               const float add_any_1 = hlo_add(mul_35, mul_37);
-              add_any_1_w.v[lane] = store_as<float>(add_any_1);
-              const float mul_25 = hlo_multiply(x_1__1, rsqrt_1_rsqrt);
+              add_any_1_w_0.v[lane] = store_as<float>(add_any_1);
+              const float mul_25 = hlo_multiply(x_1__1, rsqrt_1_rsqrt_0);
               const float mul_26 = hlo_multiply(mul_25, dy_1__1);
-              reduce_sum_36_state[l * 4 + lane] = Reduce0::combine(reduce_sum_36_state[l * 4 + lane], Reduce0::State{mul_26});
+              reduce_sum_36_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_36_state_0[l * 4 + lane], Reduce0::State{mul_26});
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at__1)) = add_any_1_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at_0__1)) = add_any_1_w_0;
           }
         }
       }
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         if (col < 12000) {
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            p_reduce_sum_36_partial0[((task) / 6) * 12000 + col + lane] = store_as<float>(reduce_sum_36_state[l * 4 + lane].f0);
+            p_reduce_sum_36_partial0_0[((task) / 6) * 12000 + col + lane] = store_as<float>(reduce_sum_36_state_0[l * 4 + lane].f0);
           }
         }
       }
@@ -175,9 +175,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 94) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_36_state__1[4];
+      Reduce0::State reduce_sum_36_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_36_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_36_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 4 + ty;
@@ -186,30 +186,30 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int l = 0;
             const int col = l * 128 + tx * 4 + col_tile * 128;
             if (col < 12000) {
-              const int at__2 = row * 12000 + col;
+              const int at_0__2 = row * 12000 + col;
               #pragma unroll
               for (int lane = 0; lane < 4; ++lane) {
                 if (to < 1) {
-                  reduce_sum_36_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_36_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0[at__2 + lane])});
+                  reduce_sum_36_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_36_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2 + lane])});
                 }
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 4, 32, 512, 4>(reduce_sum_36_state__1, reduce_sum_36_slot);
+      reduce_strided<Reduce0, 4, 32, 512, 4>(reduce_sum_36_state_0__1, reduce_sum_36_slot_0);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
         if (col < 12000) {
-          Vec<float, 4> reduce_sum_36_w;
+          Vec<float, 4> reduce_sum_36_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_36 = reduce_sum_36_state__1[l * 4 + lane].f0;
-            reduce_sum_36_w.v[lane] = store_as<float>(reduce_sum_36);
+            const float reduce_sum_36 = reduce_sum_36_state_0__1[l * 4 + lane].f0;
+            reduce_sum_36_w_0.v[lane] = store_as<float>(reduce_sum_36);
           }
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_36 + (col)) = reduce_sum_36_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_36 + (col)) = reduce_sum_36_w_0;
           }
         }
       }
@@ -231,15 +231,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 12000) {
-            const Vec<float, 4> reduce_sum_36_v = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_36 + (col));
-            Vec<float, 4> reduce_sum_37_w;
+            const Vec<float, 4> reduce_sum_36_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_36 + (col));
+            Vec<float, 4> reduce_sum_37_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_36__1 = load_as<float>(reduce_sum_36_v.v[lane]);
+              const float reduce_sum_36__1 = load_as<float>(reduce_sum_36_v_0.v[lane]);
               const float reduce_sum_37 = hlo_add(0.0f, reduce_sum_36__1);
-              reduce_sum_37_w.v[lane] = store_as<float>(reduce_sum_37);
+              reduce_sum_37_w_0.v[lane] = store_as<float>(reduce_sum_37);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_37 + (col)) = reduce_sum_37_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_37 + (col)) = reduce_sum_37_w_0;
           }
         }
       }

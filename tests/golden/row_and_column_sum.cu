@@ -17,52 +17,52 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_14,
     float* __restrict__ p_reduce_sum_15,
-    float* p_reduce_sum_15_partial0,
+    float* p_reduce_sum_15_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8256);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot, 8192, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 8192, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0__1, 0, 2048);
   {  // loop 0: outer 96 / 4 threads, row 1 / 1 threads x 1, col 400 / 128 threads x 1 x 4; 24 tasks; row-reduce: 4 rows a block, 128 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 128;
     const int ty = thread / 128 % 1;
     const int to = thread / 128;
     const int first = blockIdx.x;
-    Reduce0::State reduce_sum_15_state[4];
+    Reduce0::State reduce_sum_15_state_0[4];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_15_state[i] = Reduce0::identity();
+    for (int i = 0; i < 4; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
     if (first < 24) {
       const int task = first;
       const int outer = task * 4 + to;
-      Reduce0::State reduce_sum_14_state[1];
+      Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_14_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 512 + tx * 4;
           if (col < 400) {
-            const int at = outer * 400 + col;
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+            const int at_0 = outer * 400 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               const float exp_2 = hlo_exp(x_1);
-              reduce_sum_14_state[0] = Reduce0::combine(reduce_sum_14_state[0], Reduce0::State{exp_2});
-              reduce_sum_15_state[l * 4 + lane] = Reduce0::combine(reduce_sum_15_state[l * 4 + lane], Reduce0::State{exp_2});
+              reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{exp_2});
+              reduce_sum_15_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_15_state_0[l * 4 + lane], Reduce0::State{exp_2});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_sum_14_state, reduce_sum_14_slot);
-      const float reduce_sum_14 = reduce_sum_14_state[0].f0;
+      reduce_consecutive<Reduce0, 128>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+      const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_14[outer] = store_as<float>(reduce_sum_14);
       }
     }
-    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_15_state, reduce_sum_15_slot);
+    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
     if (first < 24) {
       {
         const int l = 0;
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (to < 1) {
-              p_reduce_sum_15_partial0[first * 400 + col + lane] = store_as<float>(reduce_sum_15_state[l * 4 + lane].f0);
+              p_reduce_sum_15_partial0_0[first * 400 + col + lane] = store_as<float>(reduce_sum_15_state_0[l * 4 + lane].f0);
             }
           }
         }
@@ -88,9 +88,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 4) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_15_state__1[4];
+      Reduce0::State reduce_sum_15_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_15_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_15_state_0__1[i] = Reduce0::identity();
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 16 + ty;
@@ -99,28 +99,28 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int l = 0;
             const int col = l * 128 + tx * 4 + col_tile * 128;
             if (col < 400) {
-              const int at__1 = row * 400 + col;
+              const int at_0__1 = row * 400 + col;
               #pragma unroll
               for (int lane = 0; lane < 4; ++lane) {
-                reduce_sum_15_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_15_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_15_partial0[at__1 + lane])});
+                reduce_sum_15_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_15_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_15_partial0_0[at_0__1 + lane])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_15_state__1, reduce_sum_15_slot__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_15_state_0__1, reduce_sum_15_slot_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
         if (col < 400) {
-          Vec<float, 4> reduce_sum_15_w;
+          Vec<float, 4> reduce_sum_15_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_15 = reduce_sum_15_state__1[l * 4 + lane].f0;
-            reduce_sum_15_w.v[lane] = store_as<float>(reduce_sum_15);
+            const float reduce_sum_15 = reduce_sum_15_state_0__1[l * 4 + lane].f0;
+            reduce_sum_15_w_0.v[lane] = store_as<float>(reduce_sum_15);
           }
           if (ty < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_15 + (col)) = reduce_sum_15_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_15 + (col)) = reduce_sum_15_w_0;
           }
         }
       }

@@ -43,27 +43,27 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4 + col_tile * 1024;
-          const Vec<float, 4> flat_10__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_10__1 + (col));
-          const Vec<float, 4> flat_5__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_5__1 + (col));
-          const Vec<float, 4> flat_0__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_0__1 + (col));
-          Vec<float, 4> add_11_w;
-          Vec<float, 4> sub_5_w;
+          const Vec<float, 4> flat_10__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_10__1 + (col));
+          const Vec<float, 4> flat_5__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_5__1 + (col));
+          const Vec<float, 4> flat_0__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_0__1 + (col));
+          Vec<float, 4> add_11_w_0;
+          Vec<float, 4> sub_5_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float flat_10__1 = load_as<float>(flat_10__1_v.v[lane]);
+            const float flat_10__1 = load_as<float>(flat_10__1_v_0.v[lane]);
             const float mul_39 = hlo_multiply(flat_10__1, 0.9f);
-            const float flat_5__1 = load_as<float>(flat_5__1_v.v[lane]);
+            const float flat_5__1 = load_as<float>(flat_5__1_v_0.v[lane]);
             const float add_10 = hlo_add(mul_39, flat_5__1);
-            const float flat_0__1 = load_as<float>(flat_0__1_v.v[lane]);
+            const float flat_0__1 = load_as<float>(flat_0__1_v_0.v[lane]);
             const float mul_40 = hlo_multiply(flat_0__1, 1e-04f);
             const float add_11 = hlo_add(add_10, mul_40);
-            add_11_w.v[lane] = store_as<float>(add_11);
+            add_11_w_0.v[lane] = store_as<float>(add_11);
             const float mul_49 = hlo_multiply(add_11, 0.1f);
             const float sub_5 = hlo_subtract(flat_0__1, mul_49);
-            sub_5_w.v[lane] = store_as<float>(sub_5);
+            sub_5_w_0.v[lane] = store_as<float>(sub_5);
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_add_11 + (col)) = add_11_w;
-          *reinterpret_cast<Vec<float, 4>*>(p_sub_5 + (col)) = sub_5_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_add_11 + (col)) = add_11_w_0;
+          *reinterpret_cast<Vec<float, 4>*>(p_sub_5 + (col)) = sub_5_w_0;
         }
       }
     }
@@ -82,27 +82,27 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 48) {
-            const Vec<float, 4> flat_11__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_11__1 + (col));
-            const Vec<float, 4> flat_6__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_6__1 + (col));
-            const Vec<float, 4> flat_1__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_1__1 + (col));
-            Vec<float, 4> add_13_w;
-            Vec<float, 4> sub_6_w;
+            const Vec<float, 4> flat_11__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_11__1 + (col));
+            const Vec<float, 4> flat_6__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_6__1 + (col));
+            const Vec<float, 4> flat_1__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_1__1 + (col));
+            Vec<float, 4> add_13_w_0;
+            Vec<float, 4> sub_6_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_11__1 = load_as<float>(flat_11__1_v.v[lane]);
+              const float flat_11__1 = load_as<float>(flat_11__1_v_0.v[lane]);
               const float mul_41 = hlo_multiply(flat_11__1, 0.9f);
-              const float flat_6__1 = load_as<float>(flat_6__1_v.v[lane]);
+              const float flat_6__1 = load_as<float>(flat_6__1_v_0.v[lane]);
               const float add_12 = hlo_add(mul_41, flat_6__1);
-              const float flat_1__1 = load_as<float>(flat_1__1_v.v[lane]);
+              const float flat_1__1 = load_as<float>(flat_1__1_v_0.v[lane]);
               const float mul_42 = hlo_multiply(flat_1__1, 1e-04f);
               const float add_13 = hlo_add(add_12, mul_42);
-              add_13_w.v[lane] = store_as<float>(add_13);
+              add_13_w_0.v[lane] = store_as<float>(add_13);
               const float mul_50 = hlo_multiply(add_13, 0.1f);
               const float sub_6 = hlo_subtract(flat_1__1, mul_50);
-              sub_6_w.v[lane] = store_as<float>(sub_6);
+              sub_6_w_0.v[lane] = store_as<float>(sub_6);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_13 + (col)) = add_13_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_6 + (col)) = sub_6_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_13 + (col)) = add_13_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_6 + (col)) = sub_6_w_0;
           }
         }
       }
@@ -123,27 +123,27 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4 + col_tile * 1024;
           if (col < 2000) {
-            const Vec<float, 4> flat_12__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_12__1 + (col));
-            const Vec<float, 4> flat_7__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_7__1 + (col));
-            const Vec<float, 4> flat_2__1_v = *reinterpret_cast<const Vec<float, 4>*>(p_flat_2__1 + (col));
-            Vec<float, 4> add_15_w;
-            Vec<float, 4> sub_7_w;
+            const Vec<float, 4> flat_12__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_12__1 + (col));
+            const Vec<float, 4> flat_7__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_7__1 + (col));
+            const Vec<float, 4> flat_2__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_2__1 + (col));
+            Vec<float, 4> add_15_w_0;
+            Vec<float, 4> sub_7_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float flat_12__1 = load_as<float>(flat_12__1_v.v[lane]);
+              const float flat_12__1 = load_as<float>(flat_12__1_v_0.v[lane]);
               const float mul_43 = hlo_multiply(flat_12__1, 0.9f);
-              const float flat_7__1 = load_as<float>(flat_7__1_v.v[lane]);
+              const float flat_7__1 = load_as<float>(flat_7__1_v_0.v[lane]);
               const float add_14 = hlo_add(mul_43, flat_7__1);
-              const float flat_2__1 = load_as<float>(flat_2__1_v.v[lane]);
+              const float flat_2__1 = load_as<float>(flat_2__1_v_0.v[lane]);
               const float mul_44 = hlo_multiply(flat_2__1, 1e-04f);
               const float add_15 = hlo_add(add_14, mul_44);
-              add_15_w.v[lane] = store_as<float>(add_15);
+              add_15_w_0.v[lane] = store_as<float>(add_15);
               const float mul_51 = hlo_multiply(add_15, 0.1f);
               const float sub_7 = hlo_subtract(flat_2__1, mul_51);
-              sub_7_w.v[lane] = store_as<float>(sub_7);
+              sub_7_w_0.v[lane] = store_as<float>(sub_7);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_15 + (col)) = add_15_w;
-            *reinterpret_cast<Vec<float, 4>*>(p_sub_7 + (col)) = sub_7_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_15 + (col)) = add_15_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_sub_7 + (col)) = sub_7_w_0;
           }
         }
       }

@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float sub_1 = hlo_subtract(x_1, x_1);
     const float exp_1 = hlo_exp(sub_1);
     const float reduce_sum_7_reshape_2 = load_as<float>(p_reduce_sum_7_reshape_2[0]);
-    const float reduce_sum_7_add = hlo_add(reduce_sum_7_reshape_2, exp_1);
-    const float div_1 = hlo_divide(exp_1, reduce_sum_7_add);
+    const float reduce_sum_7_add_0 = hlo_add(reduce_sum_7_reshape_2, exp_1);
+    const float div_1 = hlo_divide(exp_1, reduce_sum_7_add_0);
     if (first < 1) {
       const int task = first;
       if (tx < 1) {

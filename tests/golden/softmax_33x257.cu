@@ -31,66 +31,66 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 32, 8);
   {  // loop 0: outer 33 / 1 threads, row 1 / 1 threads x 1, col 257 / 256 threads x 2 x 1; 33 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float x_1_kept[2];
-    float exp_1_kept[2];
+    float x_1_kept_0[2];
+    float exp_1_kept_0[2];
     if (first < 33) {
       const int task = first;
       const int outer = task;
-      Reduce0::State reduce_max_7_state[1];
+      Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         #pragma unroll
         for (int l = 0; l < 2; ++l) {
           const int col = l * 256 + tx;
           if (col < 257) {
-            const int at = outer * 257 + col;
-            const float x_1 = load_as<float>(p_x_1[at]);
-            x_1_kept[k * 2 + l] = store_as<float>(x_1);
-            reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{x_1});
+            const int at_0 = outer * 257 + col;
+            const float x_1 = load_as<float>(p_x_1[at_0]);
+            x_1_kept_0[k * 2 + l] = store_as<float>(x_1);
+            reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_max_7_state, reduce_max_7_slot);
-      Reduce1::State reduce_sum_7_state[1];
+      reduce_consecutive<Reduce0, 256>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
-      const float reduce_max_7 = reduce_max_7_state[0].f0;
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
+      const float reduce_max_7 = reduce_max_7_state_0[0].f0;
       {
         const int k = 0;
         #pragma unroll
         for (int l = 0; l < 2; ++l) {
           const int col = l * 256 + tx;
           if (col < 257) {
-            const float x_1__1 = load_as<float>(x_1_kept[k * 2 + l]);
+            const float x_1__1 = load_as<float>(x_1_kept_0[k * 2 + l]);
             const float sub_7 = hlo_subtract(x_1__1, reduce_max_7);
             const float exp_1 = hlo_exp(sub_7);
-            exp_1_kept[k * 2 + l] = exp_1;
-            reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{exp_1});
+            exp_1_kept_0[k * 2 + l] = exp_1;
+            reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{exp_1});
           }
         }
       }
-      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state, reduce_sum_7_slot);
-      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
+      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       {
         const int k = 0;
         #pragma unroll
         for (int l = 0; l < 2; ++l) {
           const int col = l * 256 + tx;
           if (col < 257) {
-            const float exp_1__1 = exp_1_kept[k * 2 + l];
+            const float exp_1__1 = exp_1_kept_0[k * 2 + l];
             const float div_7 = hlo_divide(exp_1__1, reduce_sum_7);
-            const int at__1 = outer * 257 + col;
-            p_div_7[at__1] = store_as<float>(div_7);
+            const int at_0__1 = outer * 257 + col;
+            p_div_7[at_0__1] = store_as<float>(div_7);
           }
         }
       }

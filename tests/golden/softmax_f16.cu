@@ -32,41 +32,41 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const f16* __restrict__ p_x_1,
     f16* __restrict__ p_div_7) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 32, 8);
   {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 512 / 64 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = blockIdx.x;
-    f16 x_1_kept[8];
+    f16 x_1_kept_0[8];
     if (first < 16) {
       const int task = first;
       const int outer = task * 4 + to;
-      Reduce0::State reduce_max_7_state[1];
+      Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 512 + tx * 8;
-          const int at = outer * 512 + col;
-          const Vec<f16, 8> x_1_v = *reinterpret_cast<const Vec<f16, 8>*>(p_x_1 + (at));
+          const int at_0 = outer * 512 + col;
+          const Vec<f16, 8> x_1_v_0 = *reinterpret_cast<const Vec<f16, 8>*>(p_x_1 + (at_0));
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
-            const float x_1 = load_as<float>(x_1_v.v[lane]);
-            x_1_kept[k * 8 + l * 8 + lane] = store_as<f16>(x_1);
-            reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{x_1});
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+            x_1_kept_0[k * 8 + l * 8 + lane] = store_as<f16>(x_1);
+            reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_max_7_state, reduce_max_7_slot);
-      Reduce1::State reduce_sum_7_state[1];
+      reduce_consecutive<Reduce0, 64>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
-      const float reduce_max_7 = round_to<f16>(reduce_max_7_state[0].f0);
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
+      const float reduce_max_7 = round_to<f16>(reduce_max_7_state_0[0].f0);
       {
         const int k = 0;
         {
@@ -74,33 +74,33 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col = l * 512 + tx * 8;
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
-            const float x_1__1 = load_as<float>(x_1_kept[k * 8 + l * 8 + lane]);
+            const float x_1__1 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
             const float sub_7 = round_to<f16>(hlo_subtract(x_1__1, reduce_max_7));
             const float exp_1 = round_to<f16>(hlo_exp(sub_7));
             const float convert_element_type_2 = hlo_convert<float, f16>(exp_1);
-            reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{convert_element_type_2});
+            reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{convert_element_type_2});
           }
         }
       }
-      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state, reduce_sum_7_slot);
-      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
-      const float convert_element_type_3_convert = hlo_convert<f16, float>(reduce_sum_7);
+      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
+      const float convert_element_type_3_convert_0 = hlo_convert<f16, float>(reduce_sum_7);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 512 + tx * 8;
-          const int at__1 = outer * 512 + col;
-          Vec<f16, 8> div_7_w;
+          const int at_0__1 = outer * 512 + col;
+          Vec<f16, 8> div_7_w_0;
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
-            const float x_1__2 = load_as<float>(x_1_kept[k * 8 + l * 8 + lane]);
+            const float x_1__2 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
             const float sub_7__1 = round_to<f16>(hlo_subtract(x_1__2, reduce_max_7));
             const float exp_1__1 = round_to<f16>(hlo_exp(sub_7__1));
-            const float div_7 = round_to<f16>(hlo_divide(exp_1__1, convert_element_type_3_convert));
-            div_7_w.v[lane] = store_as<f16>(div_7);
+            const float div_7 = round_to<f16>(hlo_divide(exp_1__1, convert_element_type_3_convert_0));
+            div_7_w_0.v[lane] = store_as<f16>(div_7);
           }
-          *reinterpret_cast<Vec<f16, 8>*>(p_div_7 + (at__1)) = div_7_w;
+          *reinterpret_cast<Vec<f16, 8>*>(p_div_7 + (at_0__1)) = div_7_w_0;
         }
       }
     }

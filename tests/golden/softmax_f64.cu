@@ -31,44 +31,44 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const double* __restrict__ p_x_1,
     double* __restrict__ p_div_7) {
   ASTITCH_SHARED_ARENA(128);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot, 64, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 64, 8);
   {  // loop 0: outer 24 / 2 threads, row 1 / 1 threads x 1, col 130 / 128 threads x 1 x 2; 12 tasks; row-reduce: 2 rows a block, 128 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 128;
     const int ty = thread / 128 % 1;
     const int to = thread / 128;
     const int first = blockIdx.x;
-    double x_1_kept[2];
-    double exp_1_kept[2];
+    double x_1_kept_0[2];
+    double exp_1_kept_0[2];
     if (first < 12) {
       const int task = first;
       const int outer = task * 2 + to;
-      Reduce0::State reduce_max_7_state[1];
+      Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 256 + tx * 2;
           if (col < 130) {
-            const int at = outer * 130 + col;
-            const Vec<double, 2> x_1_v = *reinterpret_cast<const Vec<double, 2>*>(p_x_1 + (at));
+            const int at_0 = outer * 130 + col;
+            const Vec<double, 2> x_1_v_0 = *reinterpret_cast<const Vec<double, 2>*>(p_x_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const double x_1 = load_as<double>(x_1_v.v[lane]);
-              x_1_kept[k * 2 + l * 2 + lane] = store_as<double>(x_1);
-              reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{x_1});
+              const double x_1 = load_as<double>(x_1_v_0.v[lane]);
+              x_1_kept_0[k * 2 + l * 2 + lane] = store_as<double>(x_1);
+              reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_max_7_state, reduce_max_7_slot);
-      Reduce1::State reduce_sum_7_state[1];
+      reduce_consecutive<Reduce0, 128>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
-      const double reduce_max_7 = reduce_max_7_state[0].f0;
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
+      const double reduce_max_7 = reduce_max_7_state_0[0].f0;
       {
         const int k = 0;
         {
@@ -77,32 +77,32 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 130) {
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const double x_1__1 = load_as<double>(x_1_kept[k * 2 + l * 2 + lane]);
+              const double x_1__1 = load_as<double>(x_1_kept_0[k * 2 + l * 2 + lane]);
               const double sub_7 = hlo_subtract(x_1__1, reduce_max_7);
               const double exp_1 = hlo_exp(sub_7);
-              exp_1_kept[k * 2 + l * 2 + lane] = exp_1;
-              reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{exp_1});
+              exp_1_kept_0[k * 2 + l * 2 + lane] = exp_1;
+              reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{exp_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce1, 128>(reduce_sum_7_state, reduce_sum_7_slot);
-      const double reduce_sum_7 = reduce_sum_7_state[0].f0;
+      reduce_consecutive<Reduce1, 128>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      const double reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 256 + tx * 2;
           if (col < 130) {
-            const int at__1 = outer * 130 + col;
-            Vec<double, 2> div_7_w;
+            const int at_0__1 = outer * 130 + col;
+            Vec<double, 2> div_7_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const double exp_1__1 = exp_1_kept[k * 2 + l * 2 + lane];
+              const double exp_1__1 = exp_1_kept_0[k * 2 + l * 2 + lane];
               const double div_7 = hlo_divide(exp_1__1, reduce_sum_7);
-              div_7_w.v[lane] = store_as<double>(div_7);
+              div_7_w_0.v[lane] = store_as<double>(div_7);
             }
-            *reinterpret_cast<Vec<double, 2>*>(p_div_7 + (at__1)) = div_7_w;
+            *reinterpret_cast<Vec<double, 2>*>(p_div_7 + (at_0__1)) = div_7_w_0;
           }
         }
       }

@@ -31,42 +31,42 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
   ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 1024);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot, 4096, 1024);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 1024);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 4096, 1024);
   {  // loop 0: outer 1 / 1 threads, row 16 / 8 threads x 2, col 24x96 / 32 threads x 1 x 4; 18 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 8;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float x_1_kept[8];
-    float exp_1_kept[8];
+    float x_1_kept_0[8];
+    float exp_1_kept_0[8];
     if (first < 18) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_max_7_state[4];
+      Reduce0::State reduce_max_7_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_max_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 8 + ty;
         {
           const int l = 0;
           const int col = l * 128 + tx * 4 + col_tile * 128;
-          const int at = row * 2304 + col;
-          const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+          const int at_0 = row * 2304 + col;
+          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1 = load_as<float>(x_1_v.v[lane]);
-            x_1_kept[k * 4 + l * 4 + lane] = store_as<float>(x_1);
-            reduce_max_7_state[l * 4 + lane] = Reduce0::combine(reduce_max_7_state[l * 4 + lane], Reduce0::State{x_1});
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+            x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
+            reduce_max_7_state_0[l * 4 + lane] = Reduce0::combine(reduce_max_7_state_0[l * 4 + lane], Reduce0::State{x_1});
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_max_7_state, reduce_max_7_slot);
-      Reduce1::State reduce_sum_7_state[4];
+      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      Reduce1::State reduce_sum_7_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_7_state[i] = Reduce1::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 8 + ty;
@@ -75,32 +75,32 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col = l * 128 + tx * 4 + col_tile * 128;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1__1 = load_as<float>(x_1_kept[k * 4 + l * 4 + lane]);
-            const float reduce_max_7 = reduce_max_7_state[l * 4 + lane].f0;
+            const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+            const float reduce_max_7 = reduce_max_7_state_0[l * 4 + lane].f0;
             const float sub_7 = hlo_subtract(x_1__1, reduce_max_7);
             const float exp_1 = hlo_exp(sub_7);
-            exp_1_kept[k * 4 + l * 4 + lane] = exp_1;
-            reduce_sum_7_state[l * 4 + lane] = Reduce1::combine(reduce_sum_7_state[l * 4 + lane], Reduce1::State{exp_1});
+            exp_1_kept_0[k * 4 + l * 4 + lane] = exp_1;
+            reduce_sum_7_state_0[l * 4 + lane] = Reduce1::combine(reduce_sum_7_state_0[l * 4 + lane], Reduce1::State{exp_1});
           }
         }
       }
-      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_sum_7_state, reduce_sum_7_slot);
+      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 8 + ty;
         {
           const int l = 0;
           const int col = l * 128 + tx * 4 + col_tile * 128;
-          const int at__1 = row * 2304 + col;
-          Vec<float, 4> div_7_w;
+          const int at_0__1 = row * 2304 + col;
+          Vec<float, 4> div_7_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float exp_1__1 = exp_1_kept[k * 4 + l * 4 + lane];
-            const float reduce_sum_7 = reduce_sum_7_state[l * 4 + lane].f0;
+            const float exp_1__1 = exp_1_kept_0[k * 4 + l * 4 + lane];
+            const float reduce_sum_7 = reduce_sum_7_state_0[l * 4 + lane].f0;
             const float div_7 = hlo_divide(exp_1__1, reduce_sum_7);
-            div_7_w.v[lane] = store_as<float>(div_7);
+            div_7_w_0.v[lane] = store_as<float>(div_7);
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at__1)) = div_7_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at_0__1)) = div_7_w_0;
         }
       }
     }

@@ -30,12 +30,12 @@ struct Reduce1 {
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7,
-    float* p_reduce_max_7_partial0,
-    float* p_reduce_sum_7_partial0,
+    float* p_reduce_max_7_partial0_0,
+    float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 0, 16);
   {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 50000 / 512 threads x 1 x 4; 100 tasks; row-reduce, 4 rows < 264 blocks a wave: each row split over 25 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -46,28 +46,28 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int task = first;
       const int outer = ((task) / 25);
       const int col_tile = ((task) % 25);
-      Reduce0::State reduce_max_7_state[1];
+      Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 50000) {
-            const int at = outer * 50000 + col;
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
+            const int at_0 = outer * 50000 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
-              reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{x_1});
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_max_7_state, reduce_max_7_slot);
+      reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, reduce_max_7_slot_0);
       if (tx < 1) {
-        p_reduce_max_7_partial0[col_tile * 4 + outer] = store_as<float>(reduce_max_7_state[0].f0);
+        p_reduce_max_7_partial0_0[col_tile * 4 + outer] = store_as<float>(reduce_max_7_state_0[0].f0);
       }
     }
   }
@@ -82,38 +82,38 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int task = first;
       const int outer = ((task) / 25);
       const int col_tile = ((task) % 25);
-      Reduce1::State reduce_sum_7_state[1];
+      Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
-      Reduce0::State reduce_max_7_sum[1];
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
+      Reduce0::State reduce_max_7_sum_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_sum[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_sum_0[i] = Reduce0::identity();
       #pragma unroll 4
       for (int part = 0; part < 25; ++part) {
-        reduce_max_7_sum[0] = Reduce0::combine(reduce_max_7_sum[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0[part * 4 + outer])});
+        reduce_max_7_sum_0[0] = Reduce0::combine(reduce_max_7_sum_0[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part * 4 + outer])});
       }
-      const float reduce_max_7 = reduce_max_7_sum[0].f0;
+      const float reduce_max_7 = reduce_max_7_sum_0[0].f0;
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 50000) {
-            const int at__1 = outer * 50000 + col;
-            const Vec<float, 4> x_1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at__1));
+            const int at_0__1 = outer * 50000 + col;
+            const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__1));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_v__1.v[lane]);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float sub_7 = hlo_subtract(x_1__1, reduce_max_7);
               const float exp_1 = hlo_exp(sub_7);
-              reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{exp_1});
+              reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{exp_1});
             }
           }
         }
       }
-      reduce_consecutive<Reduce1, 512>(reduce_sum_7_state, reduce_sum_7_slot);
+      reduce_consecutive<Reduce1, 512>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
       if (tx < 1) {
-        p_reduce_sum_7_partial0[col_tile * 4 + outer] = store_as<float>(reduce_sum_7_state[0].f0);
+        p_reduce_sum_7_partial0_0[col_tile * 4 + outer] = store_as<float>(reduce_sum_7_state_0[0].f0);
       }
     }
   }
@@ -128,40 +128,40 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int task = first;
       const int outer = ((task) / 25);
       const int col_tile = ((task) % 25);
-      Reduce0::State reduce_max_7_sum__1[1];
+      Reduce0::State reduce_max_7_sum_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_sum__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_sum_0__1[i] = Reduce0::identity();
       #pragma unroll 4
       for (int part = 0; part < 25; ++part) {
-        reduce_max_7_sum__1[0] = Reduce0::combine(reduce_max_7_sum__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0[part * 4 + outer])});
+        reduce_max_7_sum_0__1[0] = Reduce0::combine(reduce_max_7_sum_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part * 4 + outer])});
       }
-      const float reduce_max_7__1 = reduce_max_7_sum__1[0].f0;
-      Reduce1::State reduce_sum_7_sum[1];
+      const float reduce_max_7__1 = reduce_max_7_sum_0__1[0].f0;
+      Reduce1::State reduce_sum_7_sum_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_sum[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_sum_0[i] = Reduce1::identity();
       #pragma unroll 4
       for (int part = 0; part < 25; ++part) {
-        reduce_sum_7_sum[0] = Reduce1::combine(reduce_sum_7_sum[0], Reduce1::State{load_as<float>(p_reduce_sum_7_partial0[part * 4 + outer])});
+        reduce_sum_7_sum_0[0] = Reduce1::combine(reduce_sum_7_sum_0[0], Reduce1::State{load_as<float>(p_reduce_sum_7_partial0_0[part * 4 + outer])});
       }
-      const float reduce_sum_7 = reduce_sum_7_sum[0].f0;
+      const float reduce_sum_7 = reduce_sum_7_sum_0[0].f0;
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 50000) {
-            const int at__2 = outer * 50000 + col;
-            const Vec<float, 4> x_1_v__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at__2));
-            Vec<float, 4> div_7_w;
+            const int at_0__2 = outer * 50000 + col;
+            const Vec<float, 4> x_1_v_0__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__2));
+            Vec<float, 4> div_7_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__2 = load_as<float>(x_1_v__2.v[lane]);
+              const float x_1__2 = load_as<float>(x_1_v_0__2.v[lane]);
               const float sub_7__1 = hlo_subtract(x_1__2, reduce_max_7__1);
               const float exp_1__1 = hlo_exp(sub_7__1);
               const float div_7 = hlo_divide(exp_1__1, reduce_sum_7);
-              div_7_w.v[lane] = store_as<float>(div_7);
+              div_7_w_0.v[lane] = store_as<float>(div_7);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at__2)) = div_7_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at_0__2)) = div_7_w_0;
           }
         }
       }

@@ -30,25 +30,25 @@ struct Reduce1 {
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7,
-    float* p_reduce_max_7_partial0,
+    float* p_reduce_max_7_partial0_0,
     float* p_reduce_max_7,
-    float* p_reduce_sum_7_partial0,
+    float* p_reduce_sum_7_partial0_0,
     float* p_reduce_sum_7,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot__1, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot__1, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0__1, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0__1, 0, 16);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 196 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    Reduce0::State reduce_max_7_state[1];
+    Reduce0::State reduce_max_7_state_0[1];
     #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_max_7_state[i] = Reduce0::identity();
+    for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
     if (first < 196) {
       const int task = first;
       const int col_tile = task;
@@ -59,15 +59,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int col = l * 512 + tx + col_tile * 1024;
           if (col < 200001) {
             const float x_1 = load_as<float>(p_x_1[col]);
-            reduce_max_7_state[0] = Reduce0::combine(reduce_max_7_state[0], Reduce0::State{x_1});
+            reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
           }
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_max_7_state, reduce_max_7_slot);
+    reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, reduce_max_7_slot_0);
     if (first < 196) {
       if (tx < 1) {
-        p_reduce_max_7_partial0[first] = store_as<float>(reduce_max_7_state[0].f0);
+        p_reduce_max_7_partial0_0[first] = store_as<float>(reduce_max_7_state_0[0].f0);
       }
     }
   }
@@ -80,9 +80,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_max_7_state__1[1];
+      Reduce0::State reduce_max_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -92,14 +92,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               if (to < 1) {
-                reduce_max_7_state__1[0] = Reduce0::combine(reduce_max_7_state__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0[col + lane])});
+                reduce_max_7_state_0__1[0] = Reduce0::combine(reduce_max_7_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[col + lane])});
               }
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_max_7_state__1, reduce_max_7_slot__1);
-      const float reduce_max_7 = reduce_max_7_state__1[0].f0;
+      reduce_consecutive<Reduce0, 64>(reduce_max_7_state_0__1, reduce_max_7_slot_0__1);
+      const float reduce_max_7 = reduce_max_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_max_7[0] = store_as<float>(reduce_max_7);
       }
@@ -113,9 +113,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int to = thread / 512;
     const int first = blockIdx.x;
     const float reduce_max_7__1 = load_as<float>(p_reduce_max_7[0]);
-    Reduce1::State reduce_sum_7_state[1];
+    Reduce1::State reduce_sum_7_state_0[1];
     #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce1::identity();
+    for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
     if (first < 196) {
       const int task = first;
       const int col_tile = task;
@@ -128,15 +128,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float x_1__1 = load_as<float>(p_x_1[col]);
             const float sub_7 = hlo_subtract(x_1__1, reduce_max_7__1);
             const float exp_1 = hlo_exp(sub_7);
-            reduce_sum_7_state[0] = Reduce1::combine(reduce_sum_7_state[0], Reduce1::State{exp_1});
+            reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{exp_1});
           }
         }
       }
     }
-    reduce_consecutive<Reduce1, 512>(reduce_sum_7_state, reduce_sum_7_slot);
+    reduce_consecutive<Reduce1, 512>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
     if (first < 196) {
       if (tx < 1) {
-        p_reduce_sum_7_partial0[first] = store_as<float>(reduce_sum_7_state[0].f0);
+        p_reduce_sum_7_partial0_0[first] = store_as<float>(reduce_sum_7_state_0[0].f0);
       }
     }
   }
@@ -149,9 +149,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce1::State reduce_sum_7_state__1[1];
+      Reduce1::State reduce_sum_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state__1[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce1::identity();
       {
         const int k = 0;
         {
@@ -161,14 +161,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               if (to < 1) {
-                reduce_sum_7_state__1[0] = Reduce1::combine(reduce_sum_7_state__1[0], Reduce1::State{load_as<float>(p_reduce_sum_7_partial0[col + lane])});
+                reduce_sum_7_state_0__1[0] = Reduce1::combine(reduce_sum_7_state_0__1[0], Reduce1::State{load_as<float>(p_reduce_sum_7_partial0_0[col + lane])});
               }
             }
           }
         }
       }
-      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state__1, reduce_sum_7_slot__1);
-      const float reduce_sum_7 = reduce_sum_7_state__1[0].f0;
+      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state_0__1, reduce_sum_7_slot_0__1);
+      const float reduce_sum_7 = reduce_sum_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);
       }

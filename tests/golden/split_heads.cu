@@ -25,19 +25,19 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col_2 = ((((col) / 32)) % 24);
           const int col_1 = ((((col) / 768)) % 6);
           const int col_0 = ((col) / 4608);
-          const int at = col_3 + col_2 * 192 + col_1 * 32 + col_0 * 4608;
-          const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
-          const int at__1 = col_3 + col_1 * 32;
-          const Vec<float, 4> bias_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (at__1));
-          Vec<float, 4> transpose_1_w;
+          const int at_0 = col_3 + col_2 * 192 + col_1 * 32 + col_0 * 4608;
+          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+          const int at_0__1 = col_3 + col_1 * 32;
+          const Vec<float, 4> bias_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (at_0__1));
+          Vec<float, 4> transpose_1_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1 = load_as<float>(x_1_v.v[lane]);
-            const float bias_1 = load_as<float>(bias_1_v.v[lane]);
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+            const float bias_1 = load_as<float>(bias_1_v_0.v[lane]);
             const float add_7 = hlo_add(x_1, bias_1);
-            transpose_1_w.v[lane] = store_as<float>(add_7);
+            transpose_1_w_0.v[lane] = store_as<float>(add_7);
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_transpose_1 + (col)) = transpose_1_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_transpose_1 + (col)) = transpose_1_w_0;
         }
       }
     }

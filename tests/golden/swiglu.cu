@@ -31,24 +31,24 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 19200) {
             const int col_1 = ((col) % 400);
             const int col_0 = ((col) / 400);
-            const int at = col_1 + col_0 * 800;
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
-            const int at__1 = col_1 + col_0 * 800 + 400;
-            const Vec<float, 4> x_1_v__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at__1));
-            Vec<float, 4> mul_13_w;
+            const int at_0 = col_1 + col_0 * 800;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            const int at_0__1 = col_1 + col_0 * 800 + 400;
+            const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__1));
+            Vec<float, 4> mul_13_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               const float neg_1 = hlo_negate(x_1);
               const float exp_1 = hlo_exp(neg_1);
               const float add_1 = hlo_add(exp_1, 1.0f);
               const float div_1 = hlo_divide(1.0f, add_1);
               const float mul_3 = hlo_multiply(x_1, div_1);
-              const float x_1__1 = load_as<float>(x_1_v__1.v[lane]);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float mul_13 = hlo_multiply(mul_3, x_1__1);
-              mul_13_w.v[lane] = store_as<float>(mul_13);
+              mul_13_w_0.v[lane] = store_as<float>(mul_13);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_mul_13 + (col)) = mul_13_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_mul_13 + (col)) = mul_13_w_0;
           }
         }
       }
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col = l * 1024 + tx * 4 + col_tile * 1024;
           if (col < 38400) {
             const int col_1__1 = ((col) % 800);
-            Vec<float, 4> add_any_3_w;
+            Vec<float, 4> add_any_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               float pad_2;
@@ -82,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 const float div_1__1 = hlo_divide(1.0f, add_1__1);
                 const float mul_3__1 = hlo_multiply(x_1__2, div_1__1);
                 const int col_0__1 = ((col) / 800);
-                const int at__2 = col_1__1 + col_0__1 * 400 - 400;
-                const float dy_1 = load_as<float>(p_dy_1[at__2 + lane]);
+                const int at_0__2 = col_1__1 + col_0__1 * 400 - 400;
+                const float dy_1 = load_as<float>(p_dy_1[at_0__2 + lane]);
                 const float mul_14 = hlo_multiply(mul_3__1, dy_1);
                 pad_2 = mul_14;
               } else {
@@ -92,8 +92,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               float pad_3;
               if (col_1__1 + lane < 400) {
                 const int col_0__2 = ((col) / 800);
-                const int at__3 = col_1__1 + col_0__2 * 400;
-                const float dy_1__1 = load_as<float>(p_dy_1[at__3 + lane]);
+                const int at_0__3 = col_1__1 + col_0__2 * 400;
+                const float dy_1__1 = load_as<float>(p_dy_1[at_0__3 + lane]);
                 const float x_1__3 = load_as<float>(p_x_1[col + lane + 400]);
                 const float mul_15 = hlo_multiply(dy_1__1, x_1__3);
                 const float x_1__4 = load_as<float>(p_x_1[col + lane]);
@@ -112,9 +112,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 pad_3 = 0.0f;
               }
               const float add_any_3 = hlo_add(pad_2, pad_3);
-              add_any_3_w.v[lane] = store_as<float>(add_any_3);
+              add_any_3_w_0.v[lane] = store_as<float>(add_any_3);
             }
-            *reinterpret_cast<Vec<float, 4>*>(p_add_any_3 + (col)) = add_any_3_w;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_any_3 + (col)) = add_any_3_w_0;
           }
         }
       }

@@ -17,10 +17,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_y_1,
     float* __restrict__ p_reduce_sum_7,
-    float* p_reduce_sum_7_partial0,
+    float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 16);
   {  // loop 0: outer 8 / 1 threads, row 1 / 1 threads x 1, col 15000 / 512 threads x 1 x 4; 64 tasks; row-reduce, 8 rows < 264 blocks a wave: each row split over 8 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -31,31 +31,31 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int task = first;
       const int outer = ((task) / 8);
       const int col_tile = ((task) % 8);
-      Reduce0::State reduce_sum_7_state[1];
+      Reduce0::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 15000) {
-            const int at = outer * 15000 + col;
-            const Vec<float, 4> x_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at));
-            const Vec<float, 4> y_1_v = *reinterpret_cast<const Vec<float, 4>*>(p_y_1 + (col));
+            const int at_0 = outer * 15000 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            const Vec<float, 4> y_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_y_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v.v[lane]);
-              const float y_1 = load_as<float>(y_1_v.v[lane]);
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              const float y_1 = load_as<float>(y_1_v_0.v[lane]);
               const float mul_7 = hlo_multiply(x_1, y_1);
-              reduce_sum_7_state[0] = Reduce0::combine(reduce_sum_7_state[0], Reduce0::State{mul_7});
+              reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{mul_7});
             }
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_7_state, reduce_sum_7_slot);
+      reduce_consecutive<Reduce0, 512>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
       if (tx < 1) {
-        p_reduce_sum_7_partial0[col_tile * 8 + outer] = store_as<float>(reduce_sum_7_state[0].f0);
+        p_reduce_sum_7_partial0_0[col_tile * 8 + outer] = store_as<float>(reduce_sum_7_state_0[0].f0);
       }
     }
   }
@@ -68,36 +68,36 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_sum_7_state__1[4];
+      Reduce0::State reduce_sum_7_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_7_state__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 8 + ty;
         {
           const int l = 0;
           const int col = l * 8 + tx * 4;
-          const int at__1 = row * 8 + col;
+          const int at_0__1 = row * 8 + col;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (to < 1) {
-              reduce_sum_7_state__1[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0[at__1 + lane])});
+              reduce_sum_7_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1 + lane])});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 8, 2>(reduce_sum_7_state__1);
+      reduce_lanes<Reduce0, 8, 2>(reduce_sum_7_state_0__1);
       {
         const int l = 0;
         const int col = l * 8 + tx * 4;
-        Vec<float, 4> reduce_sum_7_w;
+        Vec<float, 4> reduce_sum_7_w_0;
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_7 = reduce_sum_7_state__1[l * 4 + lane].f0;
-          reduce_sum_7_w.v[lane] = store_as<float>(reduce_sum_7);
+          const float reduce_sum_7 = reduce_sum_7_state_0__1[l * 4 + lane].f0;
+          reduce_sum_7_w_0.v[lane] = store_as<float>(reduce_sum_7);
         }
         if (to < 1 && ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_7 + (col)) = reduce_sum_7_w;
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_7 + (col)) = reduce_sum_7_w_0;
         }
       }
     }

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_transpose_7,
     float* __restrict__ p_reduce_sum_7) {
   ASTITCH_SHARED_ARENA(32);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 8);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 90x70 / 256 threads x 1 x 2; 13 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -42,15 +42,15 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 6300) {
             const int col_1 = ((col) % 70);
             const int col_0 = ((col) / 70);
-            const int at = col_1 * 90 + col_0;
-            Vec<float, 2> mul_3_w;
+            const int at_0 = col_1 * 90 + col_0;
+            Vec<float, 2> mul_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float x_1 = load_as<float>(p_x_1[at + lane * 90]);
+              const float x_1 = load_as<float>(p_x_1[at_0 + lane * 90]);
               const float mul_3 = hlo_multiply(x_1, 2.0f);
-              mul_3_w.v[lane] = store_as<float>(mul_3);
+              mul_3_w_0.v[lane] = store_as<float>(mul_3);
             }
-            *reinterpret_cast<Vec<float, 2>*>(p_mul_3 + (col)) = mul_3_w;
+            *reinterpret_cast<Vec<float, 2>*>(p_mul_3 + (col)) = mul_3_w_0;
           }
         }
       }
@@ -65,9 +65,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     if (first < 20) {
       const int task = first;
       const int outer = task;
-      Reduce0::State reduce_sum_7_state[1];
+      Reduce0::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         #pragma unroll
@@ -76,19 +76,19 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 396) {
             const int col_1__1 = ((col) % 33);
             const int col_0__1 = ((col) / 33);
-            const int at__1 = outer * 33 + col_1__1 + col_0__1 * 660;
-            const float y_1 = load_as<float>(p_y_1[at__1]);
+            const int at_0__1 = outer * 33 + col_1__1 + col_0__1 * 660;
+            const float y_1 = load_as<float>(p_y_1[at_0__1]);
             const float add_3 = hlo_add(y_1, 1.0f);
-            const int at__2 = outer + col_1__1 * 240 + col_0__1 * 20;
-            p_add_3[at__2] = store_as<float>(add_3);
-            reduce_sum_7_state[0] = Reduce0::combine(reduce_sum_7_state[0], Reduce0::State{y_1});
-            const int at__3 = outer * 12 + col_1__1 * 240 + col_0__1;
-            p_transpose_7[at__3] = store_as<float>(y_1);
+            const int at_0__2 = outer + col_1__1 * 240 + col_0__1 * 20;
+            p_add_3[at_0__2] = store_as<float>(add_3);
+            reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{y_1});
+            const int at_0__3 = outer * 12 + col_1__1 * 240 + col_0__1;
+            p_transpose_7[at_0__3] = store_as<float>(y_1);
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_7_state, reduce_sum_7_slot);
-      const float reduce_sum_7 = reduce_sum_7_state[0].f0;
+      reduce_consecutive<Reduce0, 256>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
       }
