@@ -12,7 +12,6 @@ from astitch import kernel_ir as k
 from astitch.arena import Lifetime, plan_arena
 from astitch.emit_cuda import emit_cuda
 from astitch.ir import ArrayType, ConstantAttrs, DType, Graph, Literal, Node, TupleType
-from astitch.lower import storage_name, storage_type
 from astitch.ops import OPS, Kind
 from astitch.plan import Plan
 from astitch.program import (
@@ -27,6 +26,7 @@ from astitch.program import (
     View,
 )
 from astitch.stitch_scope import Scopes
+from astitch.storage import storage_name, storage_type
 
 
 def make_cuda_kernel(kernel: k.Kernel) -> CudaKernel:

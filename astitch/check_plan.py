@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from astitch import index as ix
 from astitch import kernel_ir as k
-from astitch.dominant import stored_value
 from astitch.errors import IllegalProduct
 from astitch.index import Linear
 from astitch.ir import DType, Graph
@@ -30,6 +29,7 @@ from astitch.stitch_scheme import (
     root_starts,
     why_not_block_local,
 )
+from astitch.storage import stored_value
 from astitch.thread_mapping import ceil_div
 
 _ADVICE = "\n  the stage that handed this on has a bug; print its input and report both"

@@ -15,6 +15,7 @@ from astitch.dimensions import array_of, is_uniform
 from astitch.ir import DimensionsAttrs, Graph
 from astitch.ops import OPS, Cost, Kind
 from astitch.stitch_scope import Scope
+from astitch.storage import stored_value
 
 REINDEXING = frozenset(
     {
@@ -71,13 +72,6 @@ class Groups:
             )
         lines += [f"  %{c.name}: {c.reason}" for c in self.candidates]
         return "\n".join(lines)
-
-
-def stored_value(graph: Graph, name: str) -> str:
-    """The op whose buffer holds `name`: a reshape is another view of its operand's row-major buffer."""
-    while graph[name].op == "reshape":
-        name = graph[name].operands[0]
-    return name
 
 
 def _is_reduce_result(graph: Graph, name: str) -> bool:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached
-from astitch.lower import storage_name
 from astitch.nvrtc import Request, Resources, compile_many_cuda
 from astitch.plan import Plan
 from astitch.program import LibraryStep, Program, ReferenceStep
 from astitch.stitch_scheme import Scheme
 from astitch.stitch_scope import Scopes, is_memory_op
+from astitch.storage import storage_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,13 @@ from dataclasses import dataclass, field, replace
 
 from astitch import index as ix
 from astitch.dimensions import Dimensions, array_of, find_dimensions
-from astitch.dominant import Group, Groups, stored_value
+from astitch.dominant import Group, Groups
 from astitch.gpu import Gpu
 from astitch.index import Symbol
 from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
 from astitch.ops import OPS, Kind
 from astitch.propagation import Index, Read, walk_reads
+from astitch.storage import stored_value
 from astitch.thread_mapping import Mapping, Space, map_space, size_of, why_not_aligned
 
 MAX_INLINE_PARTIALS = 32

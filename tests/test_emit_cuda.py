@@ -31,10 +31,10 @@ from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.index import Linear, Symbol, of_symbol
 from astitch.ir import CompareAttrs, DType, Graph, Literal, NoAttrs, ReducePrecisionAttrs
-from astitch.lower import make_reducer
 from astitch.nvrtc import compile_cuda
 from astitch.ops import OPS, Kind
 from astitch.propagation import Divisible, Within
+from astitch.reducers import make_reducer
 from astitch.stitch_scope import STITCHABLE_DTYPES
 
 DTYPES = sorted(STORAGE, key=lambda d: d.value)

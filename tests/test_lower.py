@@ -17,12 +17,15 @@ from astitch.emit_cuda import emit_cuda
 from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.ir import DType, Graph
-from astitch.lower import MAX_POINTERS, make_reducer, monoid_of, storage_name
+from astitch.lower import MAX_POINTERS
 from astitch.nvrtc import compile_cuda
+from astitch.ops import monoid_of
 from astitch.plan import Plan, plan_scope
+from astitch.reducers import make_reducer
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
 from astitch.stitch_scope import find_scopes
+from astitch.storage import storage_name
 
 
 def plan(graph: Graph, gpu: str = "h100") -> Plan:

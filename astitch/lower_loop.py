@@ -1,0 +1,587 @@
+"""TaskLoop -> Section: the nest of a task loop, phase by phase, around the values that values.py places.
+
+A task loop becomes: indices of the task; then for each phase the values that a task needs once, the nest of row,
+column and lane loops over a thread's elements, and the reductions across threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator
+
+from astitch import index as ix
+from astitch import kernel_ir as k
+from astitch.declarations import Declarations
+from astitch.dimensions import array_of
+from astitch.index import Linear, Symbol
+from astitch.ir import ArrayType, GetTupleElementAttrs
+from astitch.propagation import Guard, Index, Within
+from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency
+from astitch.stitch_scheme import (
+    Placement,
+    RootKind,
+    Scheme,
+    Span,
+    TaskLoop,
+    root_starts,
+    shared_elements,
+)
+from astitch.storage import storage_name, storage_type
+from astitch.values import Frame, Kept, Values
+from astitch.zones import LANE, Key, Zone
+
+
+class LoopLowering(Values):
+    """Lowers one task loop.  grid: blocks.  offset: see Section.  keep_registers, keep_shared_bytes: see lower()."""
+
+    def __init__(
+        self,
+        declarations: Declarations,
+        loop: TaskLoop,
+        *,
+        grid: int,
+        offset: int,
+        keep_registers: int,
+        keep_shared_bytes: int,
+    ):
+        super().__init__(declarations, loop)
+        self.grid, self.offset = grid, offset
+        self.keep_registers, self.keep_shared_bytes = keep_registers, keep_shared_bytes
+        self.places = [p for p in self.placements.values() if p.loop == loop.number]
+        self.unrolled = loop.mapping.row_steps * loop.mapping.col_steps <= MAX_UNROLLED_STEPS
+        self.exchanges = 0
+        self.exchange_slots: dict[tuple[int, int], str] = {}
+
+    def phase_roots(self, phase: int) -> list[Placement]:
+        return [p for p in self.places if p.phase == phase]
+
+    def keep_values(self, phases: int) -> None:
+        """Declare what stays on chip across the phases of a task."""
+        residency = choose_residency(
+            self.declarations.arrangement, self.loop, self.keep_registers, self.keep_shared_bytes
+        )
+        if residency.reason:
+            self.declarations.notes.append(f"loop {self.loop.number}: {residency.reason}")
+        shared = residency.place is Place.SHARED
+        for held in residency.values:
+            dtype = self.graph[held.key[0]].dtype
+            name = self.fresh(f"{held.key[0]}_kept")
+            kept = Kept(name, held.key, dtype, held.raw, shared, held.zone)
+            self.kept[held.key] = kept
+            if shared:
+                count = self.kept_count(kept) * self.mapping.block
+                span = ((self.loop.number, 0), (self.loop.number, phases))
+                self.declarations.add_slot(name, dtype, None, count, dtype.bytes, *span)
+
+    def kept_count(self, kept: Kept) -> int:
+        """Elements of a kept value that one thread holds."""
+        m = self.mapping
+        steps = m.row_steps if kept.zone is Zone.ROW else m.row_steps * m.col_steps
+        return steps * (m.vector if kept.zone is Zone.LANE else 1)
+
+    def lower(self) -> k.Section:
+        m = self.mapping
+        phases = max((p.phase for p in self.places), default=0) + 1
+        self.keep_values(phases)
+        across = [p for p in self.places if p.span is Span.LOOP]
+        before: list[k.Statement] = [
+            k.Keep(kept.name, kept.dtype, self.kept_count(kept), kept.raw)
+            for kept in self.kept.values()
+            if not kept.shared
+        ]
+        for place in across:
+            before.append(self.declare_state(place))
+        body: list[k.Statement] = list(self.task_indices())
+        for phase in range(phases):
+            body += self.lower_phase(phase)
+        once = m.tasks <= self.grid
+        # An odd number of exchanges starts the next task on the slot that the last one used; a Regional buffer is read
+        # until the end of the task.
+        if not once and (self.exchanges % 2 or any(p.shared for p in self.places)):
+            body.append(
+                k.Barrier(
+                    "block", "the next task writes the shared memory that this one still reads"
+                )
+            )
+        loop = k.TaskLoop(m.tasks, once, tuple(body))
+        after: list[k.Statement] = []
+        for place in across:
+            after += self.store_loop_partials(place)
+        kernel_zone = self.frames[Zone.KERNEL].statements
+        return k.Section(
+            self.loop.number,
+            str(m),
+            self.offset,
+            m.outer_threads,
+            m.row_threads,
+            m.col_threads,
+            (*kernel_zone, *before, loop, *after),
+        )
+
+    def task_indices(self) -> Iterator[k.Statement]:
+        m = self.mapping
+        tiles = m.row_tiles * m.col_tiles
+        task = ix.of_symbol(Symbol("task", m.tasks))
+        outer_tile = ix.divide(task, tiles)
+        if m.outer_size > 1:
+            if m.outer_threads > 1:
+                to = ix.of_symbol(Symbol("to", m.outer_threads))
+                raw = ix.add(ix.scale(outer_tile, m.outer_threads), to)
+                if m.outer_size % m.outer_threads:
+                    yield k.Index("outer_raw", raw)
+                    yield k.Index(
+                        "outer",
+                        ix.of_symbol(Symbol(f"min(outer_raw, {m.outer_size - 1})", m.outer_size)),
+                    )
+                else:
+                    yield k.Index("outer", raw)
+            else:
+                yield k.Index("outer", outer_tile)
+        if m.row_tiles > 1:
+            yield k.Index("row_tile", ix.modulo(ix.divide(task, m.col_tiles), m.row_tiles))
+        if m.col_tiles > 1:
+            yield k.Index("col_tile", ix.modulo(task, m.col_tiles))
+
+    @property
+    def outer_guard(self) -> tuple[Guard, ...]:
+        """Threads beyond the last packed row compute along with it but must not store or count."""
+        m = self.mapping
+        if m.outer_threads > 1 and m.outer_size == 1:
+            return (Within(ix.of_symbol(Symbol("to", m.outer_threads)), 0, 1),)
+        if m.outer_threads > 1 and m.outer_size % m.outer_threads:
+            return (
+                Within(
+                    ix.of_symbol(Symbol("outer_raw", m.tasks * m.outer_threads)), 0, m.outer_size
+                ),
+            )
+        return ()
+
+    def leader_guard(self, *, row: bool, col: bool, in_nest: bool = False) -> tuple[Guard, ...]:
+        """One thread of those that stand at the same element: along axes that the value does not vary over.
+
+        in_nest: the statement stands inside the row loop if it varies along the columns.
+        """
+        m = self.mapping
+        guards: list[Guard] = []
+        if not col and m.col_threads > 1:
+            guards.append(Within(ix.of_symbol(Symbol("tx", m.col_threads)), 0, 1))
+        if in_nest and col and not row and m.row_size > 1:
+            guards.append(Within(ix.of_symbol(Symbol("row", 1 << 62)), 0, 1))
+        elif not row and m.row_threads > 1:
+            guards.append(Within(ix.of_symbol(Symbol("ty", m.row_threads)), 0, 1))
+        return tuple(guards)
+
+    def tile_guard(self, *, row: bool, col: bool) -> tuple[Guard, ...]:
+        """One tile of those that would compute the same value."""
+        m = self.mapping
+        guards: list[Guard] = []
+        if not row and m.row_tiles > 1:
+            guards.append(Within(ix.of_symbol(Symbol("row_tile", m.row_tiles)), 0, 1))
+        if not col and m.col_tiles > 1:
+            guards.append(Within(ix.of_symbol(Symbol("col_tile", m.col_tiles)), 0, 1))
+        return tuple(guards)
+
+    def result_guard(self, place: Placement) -> tuple[Guard, ...]:
+        """One thread of those that hold an element of a reduce's result."""
+        row, col = self.kept_axes(place)
+        leaders = self.leader_guard(row=row, col=col)
+        if any(a in place.root.space.kept for a in self.mapping.outer):
+            return (*self.outer_guard, *leaders)
+        if self.mapping.outer_threads == 1:
+            return leaders
+        return (Within(ix.of_symbol(Symbol("to", self.mapping.outer_threads)), 0, 1), *leaders)
+
+    @contextlib.contextmanager
+    def inner_frames(self) -> Iterator[None]:
+        """Fresh row, column and lane zones: nothing in them outlives the nest."""
+        for zone in (Zone.ROW, Zone.COLUMN, Zone.LANE, Zone.AFTER):
+            self.frames[zone] = Frame()
+        yield
+
+    def nest(self, *, row: bool = True, unroll: bool | None = None) -> list[k.Statement]:
+        """The loops over a thread's elements around what the inner zones hold."""
+        m = self.mapping
+        frames = self.frames
+        lanes = frames[Zone.LANE].statements
+        column = [*frames[Zone.COLUMN].statements]
+        if lanes:
+            column.append(k.Loop("lane", m.vector, True, tuple(lanes)))
+        column += frames[Zone.AFTER].statements
+        full = self.unrolled if unroll is None else unroll
+        inner: list[k.Statement] = [*frames[Zone.ROW].statements]
+        if column:
+            inner.append(k.Loop("l", m.col_steps, full, tuple(self.enter_column(column))))
+        if not inner:
+            return []
+        if not row:
+            return inner
+        return [k.Loop("k", m.row_steps, full, tuple(self.enter_row(inner)))]
+
+    def enter_row(self, body: list[k.Statement]) -> Iterator[k.Statement]:
+        m = self.mapping
+        if m.row_size == 1:
+            yield from body
+            return
+        form = ix.add(
+            ix.scale(ix.of_symbol(Symbol("k", m.row_steps)), m.row_threads),
+            ix.of_symbol(Symbol("ty", m.row_threads)),
+        )
+        guards = []
+        if m.row_tiles > 1:
+            form = ix.add(form, ix.scale(ix.of_symbol(Symbol("row_tile", m.row_tiles)), m.row_tile))
+        yield k.Index("row", form)
+        if m.row_tile % m.row_threads and m.row_tiles > 1:
+            raise AssertionError("a split row tile is a multiple of its threads")
+        if m.row_tiles * m.row_steps * m.row_threads > m.row_size:
+            guards.append(Within(ix.of_symbol(Symbol("row", 1 << 62)), 0, m.row_size))
+        yield from self.guarded(tuple(guards), body)
+
+    def enter_column(self, body: list[k.Statement]) -> Iterator[k.Statement]:
+        m = self.mapping
+        step = ix.of_symbol(Symbol("l", m.col_steps))
+        form = ix.add(ix.scale(step, m.col_threads), ix.of_symbol(Symbol("tx", m.col_threads)))
+        form = ix.scale(form, m.vector)
+        if m.col_tiles > 1:
+            form = ix.add(form, ix.scale(ix.of_symbol(Symbol("col_tile", m.col_tiles)), m.col_tile))
+        yield k.Index("col", form)
+        guards = []
+        if m.col_tiles * m.col_steps * m.col_threads * m.vector > m.col_size:
+            guards.append(Within(ix.of_symbol(Symbol("col", 1 << 62)), 0, m.col_size))
+        yield from self.guarded(tuple(guards), body)
+
+    @staticmethod
+    def guarded(guards: tuple[Guard, ...], body: Iterable[k.Statement]) -> Iterator[k.Statement]:
+        statements = tuple(body)
+        if not statements:
+            return
+        if guards:
+            yield k.If(guards, statements)
+        else:
+            yield from statements
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    def lower_phase(self, phase: int) -> list[k.Statement]:
+        roots = self.phase_roots(phase)
+        before: list[k.Statement] = []
+        reduces = [p for p in roots if p.root.kind is not RootKind.POINTWISE]
+        for place in reduces:
+            if place.span is not Span.LOOP:
+                before.append(self.declare_state(place))
+        self.frames[Zone.TASK].statements = []
+        with self.inner_frames():
+            for place in roots:
+                if place.root.kind is RootKind.POINTWISE:
+                    self.lower_pointwise(place)
+                else:
+                    self.lower_accumulation(place)
+            nest = self.nest()
+            self.filled |= {key for key in self.kept if self.was_computed(key)}
+        task = self.frames[Zone.TASK].statements
+        result: list[k.Statement] = [*self.entry_barrier(phase), *before, *task, *nest]
+        for place in reduces:
+            if place.span is not Span.LOOP:
+                result += self.complete(place)
+        return result
+
+    def entry_barrier(self, phase: int) -> Iterator[k.Statement]:
+        """Shared buffers that an earlier phase filled are read from here on."""
+        ready = [p for p in self.places if p.shared and p.phase == phase - 1]
+        if ready:
+            names = ", ".join("%" + p.root.name for p in ready)
+            yield k.Barrier("block", f"Regional: {names} is read by other threads of the block")
+
+    def was_computed(self, key: Key) -> bool:
+        return any(
+            key in self.frames[z].cache for z in (Zone.TASK, Zone.ROW, Zone.COLUMN, Zone.LANE)
+        )
+
+    def lower_pointwise(self, place: Placement) -> None:
+        name = place.root.name
+        previous, self.evaluating = self.evaluating, name
+        expr, zone = self.value(name, place.root.index)
+        self.evaluating = previous
+        here = frozenset(place.root.space.atoms)
+        row = any(a in here for a in self.mapping.row)
+        col = any(a in here for a in self.mapping.col)
+        leader = self.leader_guard(row=row, col=col, in_nest=True)
+        guards = (*self.outer_guard, *leader)
+        if place.stored:
+            target = storage_name(self.graph, name)
+            tile = self.tile_guard(row=row, col=col)
+            self.store(
+                target, place.root.result_index, expr, zone, (*guards, *tile), row=row, col=col
+            )
+        if place.shared:
+            slot = self.shared_slot(place, 0)
+            position, where = self.position(self.shared_position(place, place.root.result_index))
+            position = self.with_packed_row(place, position)
+            store = k.Store(slot, position, self.graph[name].dtype, expr)
+            level = max(zone, where, Zone.TASK)
+            for statement in self.guarded(leader, (store,)):
+                self.emit(level, statement)
+
+    def shared_slot(self, place: Placement, number: int) -> str:
+        key = f"{place.root.name}#{number}"
+        if key not in self.slots_of:
+            dtype = storage_type(self.graph, self.result_name(place.root.name, number)).dtype
+            count = shared_elements(place, self.mapping)
+            name = self.fresh(f"{place.root.name}_shared")
+            last = max((p.phase for p in self.places), default=0) + 1
+            self.declarations.add_slot(
+                name,
+                dtype,
+                None,
+                count,
+                dtype.bytes,
+                (self.loop.number, place.phase),
+                (self.loop.number, last),
+            )
+            self.slots_of[key] = name
+        return self.slots_of[key]
+
+    def store(
+        self,
+        target: str,
+        index: Index,
+        expr: k.Expr,
+        zone: Zone,
+        guards: tuple[Guard, ...],
+        *,
+        row: bool,
+        col: bool,
+    ) -> None:
+        """Write one element to memory, or a lane of a vector that is written at once."""
+        array_type = storage_type(self.graph, target)
+        array = self.declarations.array(target, array_type.dtype, write=True)
+        base, _, _ = target.partition("#")
+        form = ix.linearize(index, array_of(self.graph[base]).shape)
+        if self.is_vector(form):
+            position, _ = self.position(form)
+            aligned = Linear(
+                position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
+            )
+            vector = self.fresh(f"{target}_w")
+            self.emit(Zone.COLUMN, k.VectorVariable(vector, array_type.dtype, self.mapping.vector))
+            self.emit(Zone.LANE, k.StoreLane(vector, array_type.dtype, expr))
+            whole = k.StoreVector(array, aligned, vector, array_type.dtype, self.mapping.vector)
+            for statement in self.guarded(guards, (whole,)):
+                self.emit(Zone.AFTER, statement)
+            return
+        position, where = self.position(form)
+        lane_zone = Zone.LANE if self.mapping.vector > 1 else Zone.COLUMN
+        level = lane_zone if col else Zone.ROW if row else Zone.TASK
+        level = max(level, zone, where)
+        for statement in self.guarded(guards, (k.Store(array, position, array_type.dtype, expr),)):
+            self.emit(level, statement)
+
+    def declare_state(self, place: Placement) -> k.Statement:
+        reducer = self.declarations.reducer(place.root.name)
+        name = self.fresh(f"{place.root.name}_state")
+        self.states[place.root.name] = name
+        return k.States(name, reducer.number, self.state_count(place))
+
+    def lower_accumulation(self, place: Placement) -> None:
+        root = place.root
+        here = frozenset(root.space.atoms)
+        row = any(a in here for a in self.mapping.row)
+        col = any(a in here for a in self.mapping.col)
+        outer_reduced = any(a in root.space.reduced for a in self.mapping.outer)
+        guards = (
+            *(self.outer_guard if outer_reduced or not self.mapping.outer else ()),
+            *self.leader_guard(row=row, col=col, in_nest=True),
+            *self.tile_guard(row=row, col=col),
+        )
+        reducer = self.declarations.reducer(root.name)
+        state = self.states[root.name]
+        position, _ = self.slot_position(place)
+        lane_zone = Zone.LANE if self.mapping.vector > 1 else Zone.COLUMN
+        zone = lane_zone if col else Zone.ROW if row else Zone.TASK
+        statement: k.Statement
+        if root.kind is RootKind.COMBINE:
+            shape = array_of(self.graph[root.name]).shape
+            elements = math.prod(shape)
+            form = ix.add(ix.scale(root.index[0], elements), ix.linearize(root.result_index, shape))
+            at, where = self.position(form)
+            zone = max(zone, where)
+            split = self.placements[root.name]
+            arrays = self.declarations.partial_arrays(split, write=False)
+            statement = k.AccumulateState(state, position, reducer.number, arrays, at)
+        else:
+            reads = root_starts(self.graph, root)
+            values = [self.value(read.operand, read.index) for read in reads]
+            zone = max(zone, *(z for _, z in values))
+            statement = k.Accumulate(state, position, reducer.number, tuple(e for e, _ in values))
+        for guarded in self.guarded(guards, (statement,)):
+            self.emit(zone, guarded)
+
+    def reduce_across(self, place: Placement) -> Iterator[k.Statement]:
+        """Combine over the thread axes along which the result does not vary, minor axes first."""
+        m = self.mapping
+        row_kept, col_kept = self.kept_axes(place)
+        outer_reduced = any(a in place.root.space.reduced for a in m.outer)
+        axes = [
+            (m.col_threads, not col_kept),
+            (m.row_threads, not row_kept),
+            (m.outer_threads, outer_reduced),
+        ]
+        stride = 1
+        position = 0
+        while position < len(axes):
+            size, reduced = axes[position]
+            if not reduced or size == 1:
+                stride *= size
+                position += 1
+                continue
+            threads = 1
+            while position < len(axes) and (axes[position][1] or axes[position][0] == 1):
+                threads *= axes[position][0]
+                position += 1
+            yield self.reduce_step(place, threads, stride)
+            stride *= threads
+
+    def reduce_step(self, place: Placement, threads: int, stride: int) -> k.Statement:
+        reducer = self.declarations.reducer(place.root.name)
+        count = self.state_count(place)
+        state = self.states[place.root.name]
+        slot = ""
+        if threads * stride > 32:
+            if stride == 1:
+                states = count * max(self.mapping.block // 32, 1)
+            else:
+                states = min(count, k.STRIDED_CHUNK) * self.mapping.block
+            slot = self.exchange_slot(reducer, states)
+            if place.scheme is Scheme.REGIONAL:
+                self.declarations.block_barriers += 1
+        return k.ReduceAcross(state, count, reducer.number, threads, stride, slot)
+
+    def exchange_slot(self, reducer: k.Reducer, states: int) -> str:
+        """Shared states for one exchange between threads.
+
+        The exchanges of a loop take two slots in turns: the barrier of each keeps its successor's writes, which go to
+        the other slot, behind the reads of the one before.
+        """
+        key = (reducer.number, self.exchanges % 2)
+        self.exchanges += 1
+        if key not in self.exchange_slots:
+            name = self.fresh(f"exchange_{reducer.number}_{key[1]}")
+            self.exchange_slots[key] = name
+            step = (self.loop.number, 0)
+            self.declarations.add_slot(
+                name, None, reducer.number, 0, reducer.state_bytes, step, step
+            )
+        name = self.exchange_slots[key]
+        self.declarations.grow_slot(name, states, reducer.state_bytes)
+        return name
+
+    def complete(self, place: Placement) -> list[k.Statement]:
+        """After the nest: across threads, then the init value, then memory."""
+        result: list[k.Statement] = list(self.reduce_across(place))
+        if place.span is Span.TILE:
+            return result + self.store_partials(place, self.tile_part(place))
+        state = self.states[place.root.name]
+        self.frames[Zone.TASK].statements = result
+        self.finish(Zone.TASK, place, state, self.state_count(place))
+        row, col = self.kept_axes(place)
+        guards = (*self.result_guard(place), *self.tile_guard(row=row, col=col))
+        if place.stored or place.shared:
+            with self.inner_frames():
+                for number, name in self.wanted_results(place):
+                    position, zone = self.slot_position(place)
+                    dtype = storage_type(self.graph, name).dtype
+                    variable = self.fresh(place.root.name)
+                    self.emit(zone, k.Value(variable, dtype, k.Field(state, position, number)))
+                    if place.stored:
+                        self.store(
+                            name,
+                            place.root.result_index,
+                            k.Name(variable),
+                            zone,
+                            guards,
+                            row=row,
+                            col=col,
+                        )
+                    if place.shared:
+                        slot = self.shared_slot(place, number)
+                        at, where = self.position(
+                            self.shared_position(place, place.root.result_index)
+                        )
+                        store = k.Store(
+                            slot, self.with_packed_row(place, at), dtype, k.Name(variable)
+                        )
+                        for s in self.guarded(self.leader_guard(row=row, col=col), (store,)):
+                            self.emit(max(zone, where), s)
+                self.frames[Zone.TASK].statements += self.nest(row=row)
+        return self.frames[Zone.TASK].statements
+
+    def wanted_results(self, place: Placement) -> list[tuple[int, str]]:
+        """(field number, storage name) of the results that somebody reads."""
+        name = place.root.name
+        if isinstance(self.graph[name].type, ArrayType):
+            return [(0, storage_name(self.graph, name))]
+        numbers = {
+            attrs.index
+            for user in self.graph.users[name]
+            if isinstance(attrs := self.graph[user].attrs, GetTupleElementAttrs)
+        }
+        return [(n, f"{name}#{n}") for n in sorted(numbers)]
+
+    def tile_part(self, place: Placement) -> Linear:
+        """The number of this task's partial among those of one result element."""
+        m = self.mapping
+        part = ix.ZERO
+        axes = (
+            ("outer", m.outer, m.outer_tiles),
+            ("row", m.row, m.row_tiles),
+            ("col", m.col, m.col_tiles),
+        )
+        for name, atoms, tiles in axes:
+            if tiles > 1 and any(a in place.root.space.reduced for a in atoms):
+                if name == "outer":
+                    task = ix.of_symbol(Symbol("task", m.tasks))
+                    number = ix.divide(task, m.row_tiles * m.col_tiles)
+                else:
+                    number = ix.of_symbol(Symbol(f"{name}_tile", tiles))
+                part = ix.add(ix.scale(part, tiles), number)
+        return part
+
+    def store_loop_partials(self, place: Placement) -> list[k.Statement]:
+        rank = ix.of_symbol(Symbol("first", place.partials))
+        taking_part = Within(rank, 0, place.partials)
+        # Accumulators of blocks without a task hold identities; they only keep the barriers inside uniform.
+        self.frames[Zone.TASK].statements = []
+        return [
+            *self.reduce_across(place),
+            k.If((taking_part,), tuple(self.store_partials(place, rank))),
+        ]
+
+    def store_partials(self, place: Placement, part: Linear) -> list[k.Statement]:
+        """partials[part][result element] = state, by one thread of those that hold it."""
+        name = place.root.name
+        state = self.states[name]
+        shape = array_of(self.graph[name]).shape
+        row, _ = self.kept_axes(place)
+        guards = self.result_guard(place)
+        saved = self.frames[Zone.TASK].statements
+        self.frames[Zone.TASK].statements = []
+        with self.inner_frames():
+            form = ix.add(
+                ix.scale(part, math.prod(shape)),
+                self.spell(ix.linearize(place.root.result_index, shape))[0],
+            )
+            slot, zone = self.slot_position(place)
+            level = max(zone, Zone.TASK)
+            arrays = self.declarations.partial_arrays(place, write=True)
+            stores = [
+                k.Store(array, form, dtype, k.Field(state, slot, number))
+                for number, (array, dtype) in enumerate(
+                    zip(arrays, self.declarations.reducer(name).fields, strict=True)
+                )
+            ]
+            for statement in self.guarded(guards, stores):
+                self.emit(level, statement)
+            nest = self.nest(row=row)
+        result = [*self.frames[Zone.TASK].statements, *nest]
+        self.frames[Zone.TASK].statements = saved
+        return result

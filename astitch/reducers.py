@@ -1,0 +1,45 @@
+"""The combiner of a reduce: its state, its identity, and whether the region is one known operation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from astitch.dimensions import array_of
+from astitch.ir import ConstantAttrs, DType, Graph, Literal
+from astitch.kernel_ir import Reducer
+from astitch.ops import monoid_of
+
+
+def _extreme(dtype: DType, *, largest: bool) -> np.ndarray:
+    if dtype is DType.PRED:
+        return np.array(largest)
+    if dtype.is_float:
+        return np.array(np.inf if largest else -np.inf).astype(dtype.numpy)
+    limits = np.iinfo(dtype.numpy)
+    return np.array(limits.max if largest else limits.min, dtype.numpy)
+
+
+def make_reducer(graph: Graph, name: str, number: int) -> Reducer:
+    """The combiner of a reduce.  Sums and products of f16 and bf16 accumulate in f32, as XLA's do."""
+    node = graph[name]
+    region = node.regions[0]
+    count = len(node.operands) // 2
+    dtypes = [array_of(graph[o]).dtype for o in node.operands[:count]]
+    op = monoid_of(region)
+    if op is None:
+        inits = [graph[o].attrs for o in node.operands[count:]]
+        values = tuple(a.value for a in inits if isinstance(a, ConstantAttrs))
+        return Reducer(number, tuple(dtypes), region, values)
+    dtype = dtypes[0]
+    wide = dtype in (DType.F16, DType.BF16) and op in ("add", "multiply")
+    state = DType.F32 if wide else dtype
+    identities = {
+        "add": np.zeros((), state.numpy),
+        "or": np.zeros((), state.numpy),
+        "xor": np.zeros((), state.numpy),
+        "multiply": np.ones((), state.numpy),
+        "maximum": _extreme(state, largest=False),
+        "minimum": _extreme(state, largest=True),
+        "and": np.array(True) if state is DType.PRED else np.array(-1).astype(state.numpy),
+    }
+    return Reducer(number, (state,), region, (Literal.of(identities[op]),))

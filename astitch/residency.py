@@ -1,0 +1,216 @@
+"""Row residency: TaskLoop -> which values of a task stay on chip from phase to phase.
+
+What a later phase needs again stays in registers if the unrolled steps of a thread fit its budget, else in shared
+memory (at slots of the thread's own, so that no barrier is needed), else it is read and computed again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from astitch import index as ix
+from astitch.ir import Graph
+from astitch.ops import OPS, Kind
+from astitch.propagation import Index, Read, access
+from astitch.stitch_scheme import Arrangement, RootKind, Span, TaskLoop, reduce_behind, root_starts
+from astitch.zones import Key, Zone, zone_of_index
+
+MAX_UNROLLED_STEPS = 16
+"""A nest of at most this many (row, column) steps is unrolled, so that kept values can be registers."""
+
+
+class Place(enum.Enum):
+    REGISTERS = "registers"
+    SHARED = "shared memory"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A value that stays on chip.  raw: in its storage type (a load), else in its compute type."""
+
+    key: Key
+    raw: bool
+    zone: Zone
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """place: where `values` stay.  reason: for people, '' when there is nothing to keep."""
+
+    place: Place
+    values: tuple[Held, ...]
+    reason: str
+
+
+@dataclass
+class _Demand:
+    """What one phase asks for, given what earlier phases computed."""
+
+    found: dict[Key, bool] = field(default_factory=dict)  # computed here: is it a load?
+    hits: dict[Key, None] = field(default_factory=dict)  # computed before
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A value in a cut: whether it is a load, the phase that computes it and the last one that reads it."""
+
+    leaf: bool
+    first: int
+    last: int
+
+
+_Cut = Mapping[Key, _Span]
+
+
+class _Analysis:
+    def __init__(self, arrangement: Arrangement, loop: TaskLoop):
+        self.graph: Graph = arrangement.graph
+        self.placements = arrangement.placements
+        self.loop, self.mapping = loop, loop.mapping
+        self.inside = frozenset(arrangement.groups.scope.members)
+        self.places = [p for p in self.placements.values() if p.loop == loop.number]
+        self.phases = max((p.phase for p in self.places), default=0) + 1
+        self.elements = self.mapping.row_steps * self.mapping.col_steps
+
+    def is_element(self, index: Index) -> bool:
+        """Does the index vary within a task?  Otherwise the value is computed once for a task anyway."""
+        inner = frozenset((*self.mapping.row, *self.mapping.col))
+        return any(s in inner for form in index for s in ix.symbols(form))
+
+    def varies_with_task(self, key: Key) -> bool:
+        """Does the index move on from task to task?  gamma[column] of a row mapping does not."""
+        m = self.mapping
+        still = {*(() if m.row_tiles > 1 else m.row), *(() if m.col_tiles > 1 else m.col)}
+        return any(s not in still for form in key[1] for s in ix.symbols(form))
+
+    def step_bytes(self, key: Key, leaf: bool) -> int:
+        """Bytes that one step of a thread keeps of a value."""
+        size = self.graph[key[0]].dtype.bytes
+        width = self.mapping.vector if zone_of_index(self.mapping, key[1]) is Zone.LANE else 1
+        return (size if leaf else max(size, 4)) * width
+
+    def demand(self, phase: int, available: Mapping[Key, bool], *, leaves_only: bool) -> _Demand:
+        """The element values that a phase computes, stopping at what is available."""
+        result = _Demand()
+        seen: set[Key] = set()
+        stack: list[tuple[Read, str]] = [
+            (read, p.root.name if p.root.kind is RootKind.POINTWISE else "")
+            for p in self.places
+            if p.phase == phase
+            for read in root_starts(self.graph, p.root)
+        ]
+        while stack:
+            read, own = stack.pop()
+            key: Key = (read.operand, read.index)
+            if key in seen or not self.is_element(read.index):
+                continue
+            seen.add(key)
+            match self.is_load(read, own):
+                case True:
+                    if key in available:
+                        result.hits[key] = None
+                    else:
+                        result.found[key] = True
+                    continue
+                case None:
+                    continue
+            node = self.graph[read.operand]
+            opened = access(self.graph, node, read.index)
+            computes = OPS[node.op].kind not in (Kind.INDEX, Kind.BROADCAST)
+            chooses = len(opened.choices) > 1
+            if key in available and (chooses or (computes and not leaves_only)):
+                result.hits[key] = None
+                continue
+            if computes or chooses:
+                result.found[key] = False
+            stack.extend((r, own) for choice in opened.choices for r in choice.reads)
+        return result
+
+    def is_load(self, read: Read, own: str) -> bool | None:
+        """True: read from memory.  False: computed from its operands.  None: costs nothing or is kept elsewhere."""
+        node = self.graph[read.operand]
+        if read.operand not in self.inside:
+            return None if node.op == "constant" and node.array.rank == 0 else True
+        if OPS[node.op].kind is Kind.SOURCE:
+            return None
+        place = self.placements.get(reduce_behind(self.graph, read.operand)[0])
+        if place is None or place.root.name == own:
+            return False
+        if place.loop == self.loop.number and place.span is Span.TASK:
+            own_index = read.index == place.root.result_index
+            in_thread = place.root.kind is RootKind.POINTWISE and own_index
+            return False if in_thread else None  # a state or a shared buffer
+        return None if place.inline else True
+
+    def cut(self, *, leaves_only: bool) -> _Cut:
+        """The values to keep: what later phases ask for first, or the loads below that."""
+        available: dict[Key, bool] = {}
+        computed: dict[Key, int] = {}
+        spans: dict[Key, _Span] = {}
+        for phase in range(self.phases):
+            demand = self.demand(phase, available, leaves_only=leaves_only)
+            for key in demand.hits:
+                spans[key] = _Span(available[key], computed[key], phase)
+            available.update(demand.found)
+            for key in demand.found:
+                computed.setdefault(key, phase)
+        return spans
+
+    def peak_bytes(self, cut: _Cut) -> int:
+        """The most bytes that a thread keeps across any border between phases."""
+        borders = range(self.phases - 1)
+        sums = (
+            sum(
+                self.step_bytes(key, s.leaf) for key, s in cut.items() if s.first <= border < s.last
+            )
+            for border in borders
+        )
+        return max(sums, default=0) * self.elements
+
+
+def choose_residency(
+    arrangement: Arrangement, loop: TaskLoop, registers: int, shared_bytes: int
+) -> Residency:
+    """Where the values that several phases of a loop need stay.
+
+    registers: 32-bit registers of a thread for kept values.  shared_bytes: shared memory of a block for them.
+    Two cuts through the expressions are compared, the values that later phases ask for first and the loads below
+    them; the one with fewer bytes is kept.
+    """
+    analysis = _Analysis(arrangement, loop)
+    nothing = Residency(Place.MEMORY, (), "")
+    if analysis.phases < 2:
+        return nothing
+    front, leaves = analysis.cut(leaves_only=False), analysis.cut(leaves_only=True)
+    if not front:
+        return nothing
+    unrolled = analysis.elements <= MAX_UNROLLED_STEPS
+    # What is the same for every task comes from the caches anyway: it is the first that need not stay.
+    moving = {key: span for key, span in leaves.items() if analysis.varies_with_task(key)}
+    for cut in (*sorted((front, leaves), key=analysis.peak_bytes), moving):
+        peak = analysis.peak_bytes(cut)
+        if unrolled and cut and peak <= registers * 4:
+            return Residency(
+                Place.REGISTERS,
+                _hold(analysis, cut, raw=False),
+                f"{peak} B a thread stay in registers",
+            )
+    tile = sum(analysis.step_bytes(key, True) for key in moving) * analysis.elements
+    total = tile * loop.mapping.block
+    if 0 < total <= shared_bytes:
+        return Residency(
+            Place.SHARED,
+            _hold(analysis, moving, raw=True),
+            f"{total} B a block stay in shared memory",
+        )
+    return Residency(Place.MEMORY, (), f"{tile} B a thread do not fit on chip: read again")
+
+
+def _hold(analysis: _Analysis, cut: _Cut, *, raw: bool) -> tuple[Held, ...]:
+    return tuple(
+        Held(key, raw or span.leaf, zone_of_index(analysis.mapping, key[1]))
+        for key, span in cut.items()
+    )

@@ -1,0 +1,478 @@
+"""The values of a task loop, each computed once in its zone: PAI V2's value cache and index cache.
+
+`Values.value(op, index)` hands on the expression of a scalar and the zone in which it is known, and emits what it
+takes into the zones of the loop nest.  lower_loop.py builds the nest around them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from astitch import index as ix
+from astitch import kernel_ir as k
+from astitch.declarations import Declarations
+from astitch.dimensions import array_of
+from astitch.index import Linear, Quotient, Remainder, Symbol
+from astitch.ir import ArrayType, ConstantAttrs, DType, IotaAttrs, Literal
+from astitch.ops import OPS, Kind, monoid_of
+from astitch.propagation import Choice, Dynamic, Guard, Index, access
+from astitch.stitch_scheme import (
+    Placement,
+    RootKind,
+    Span,
+    TaskLoop,
+    reduce_behind,
+    shared_elements,
+    why_not_block_local,
+)
+from astitch.storage import storage_name
+from astitch.zones import LANE, Axis, Key, Zone, make_axes
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A value that stays on chip across the phases of a task.  raw: in its storage type; shared: not in registers."""
+
+    name: str
+    key: Key
+    dtype: DType
+    raw: bool
+    shared: bool
+    zone: Zone
+
+
+@dataclass
+class Frame:
+    statements: list[k.Statement] = field(default_factory=list)
+    cache: dict[object, object] = field(default_factory=dict)
+
+
+class Values:
+    """The values of one task loop: where each is computed, and what the zones hold already."""
+
+    def __init__(self, declarations: Declarations, loop: TaskLoop):
+        self.declarations, self.loop = declarations, loop
+        self.graph = declarations.graph
+        self.mapping = loop.mapping
+        self.placements = declarations.arrangement.placements
+        self.axes = make_axes(loop.mapping)
+        self.axis_of = {atom: axis for axis in self.axes for atom in axis.atoms}
+        self.frames = {zone: Frame() for zone in Zone}
+        self.conditionals: list[Frame] = []
+        self.kept: dict[Key, Kept] = {}
+        self.filled: set[Key] = set()
+        self.evaluating: str = ""
+        self.states: dict[str, str] = {}
+        self.slots_of: dict[str, str] = {}
+
+    # -- statements and caches ---------------------------------------------------------------------------------
+
+    def emit(self, zone: Zone, statement: k.Statement) -> None:
+        frame = self.conditionals[-1] if self.conditionals else self.frames[zone]
+        frame.statements.append(statement)
+
+    def remember(self, zone: Zone, key: object, value: object) -> None:
+        frame = self.conditionals[-1] if self.conditionals else self.frames[zone]
+        frame.cache[key] = value
+
+    def recall(self, key: object) -> object | None:
+        for frame in (*reversed(self.conditionals), *(self.frames[z] for z in Zone)):
+            if key in frame.cache:
+                return frame.cache[key]
+        return None
+
+    def fresh(self, hint: str) -> str:
+        return self.declarations.fresh(hint)
+
+    # -- indices -----------------------------------------------------------------------------------------------
+
+    def spell(self, form: Linear) -> tuple[Linear, Zone]:
+        """A form over atoms as a form over variables of the kernel, and the zone in which it is known."""
+        spelled, zone = self.spell_base(form)
+        return spelled, max(zone, Zone.LANE) if LANE in ix.symbols(spelled) else zone
+
+    def spell_base(self, form: Linear) -> tuple[Linear, Zone]:
+        """As `spell`, with the zone in which the form without its lane is known."""
+        zone = Zone.KERNEL
+        parts = [Linear(form.constant)]
+        coefficients: dict[Symbol, int] = {}
+        for term, coefficient in form.terms:
+            if isinstance(term, Symbol) and term in self.axis_of:
+                coefficients[term] = coefficient
+                continue
+            if isinstance(term, Symbol):
+                known = self.recall(("symbol", term))
+                assert isinstance(known, tuple), (
+                    f"run-time index {term} is used before it is computed"
+                )
+                symbol, where = known
+                parts.append(ix.scale(ix.of_symbol(symbol), coefficient))
+            else:
+                inner, where = self.spell_base(term.dividend)
+                kind = Quotient if isinstance(term, Quotient) else Remainder
+                parts.append(Linear(0, ((kind(inner, term.divisor), coefficient),)))
+            zone = max(zone, where)
+        for axis in self.axes:
+            last = len(axis.atoms) - 1
+            while last >= 0:
+                factor = coefficients.get(axis.atoms[last], 0)
+                if not factor:
+                    last -= 1
+                    continue
+                first, extent = last, axis.atoms[last].extent
+                while first and coefficients.get(axis.atoms[first - 1], 0) == factor * extent:
+                    first -= 1
+                    extent *= axis.atoms[first].extent
+                parts.append(ix.scale(ix.of_symbol(self.run(axis, first, last)), factor))
+                if axis.name == "col" and last == len(axis.atoms) - 1 and self.mapping.vector > 1:
+                    parts.append(ix.scale(ix.of_symbol(LANE), factor))
+                zone = max(zone, axis.zone)
+                last = first - 1
+        return ix.add(*parts), zone
+
+    def run(self, axis: Axis, first: int, last: int) -> Symbol:
+        """The variable that holds the flat position along atoms first..last of an axis."""
+        if first == 0 and last == len(axis.atoms) - 1:
+            return axis.variable
+        key = ("run", axis.name, first, last)
+        known = self.recall(key)
+        if isinstance(known, Symbol):
+            return known
+        minor = math.prod(a.extent for a in axis.atoms[last + 1 :])
+        extent = math.prod(a.extent for a in axis.atoms[first : last + 1])
+        form = ix.of_symbol(axis.variable)
+        if minor > 1:
+            form = ix.of_symbol(Quotient(form, minor))
+        if first:
+            form = ix.of_symbol(Remainder(form, extent))
+        symbol = Symbol(self.fresh(f"{axis.name}_{first}"), extent)
+        self.emit(axis.zone, k.Index(symbol.name, form))
+        self.remember(axis.zone, key, symbol)
+        return symbol
+
+    def zone_of(self, form: Linear) -> Zone:
+        return self.spell(form)[1]
+
+    def position(self, form: Linear) -> tuple[Linear, Zone]:
+        """An address: its base is computed once (index cache), the lane is added where it is used."""
+        spelled, where = self.spell_base(form)
+        lane = spelled.coefficient(LANE)
+        base = Linear(spelled.constant, tuple((t, c) for t, c in spelled.terms if t != LANE))
+        if LANE in ix.symbols(base):
+            return spelled, Zone.LANE
+        if len(base.terms) > 1 or (base.terms and not isinstance(base.terms[0][0], Symbol)):
+            known = self.recall(("index", base))
+            if not isinstance(known, Symbol):
+                known = Symbol(self.fresh("at"), 1 << 62)
+                self.emit(where, k.Index(known.name, base))
+                self.remember(where, ("index", base), known)
+            base = ix.of_symbol(known)
+        zone = max(where, Zone.LANE) if lane else where
+        return ix.add(base, ix.scale(ix.of_symbol(LANE), lane)), zone
+
+    def guard(self, guard: Guard) -> tuple[Guard, Zone]:
+        form, zone = self.spell(guard.form)
+        return replace(guard, form=form), zone
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def value(self, name: str, index: Index) -> tuple[k.Expr, Zone]:
+        """The scalar `name[index]`: found in a cache, or computed in the outermost zone that knows its index."""
+        node = self.graph[name]
+        if isinstance(node.attrs, ConstantAttrs) and node.array.rank == 0:
+            return k.Number(node.attrs.value), Zone.KERNEL
+        key: Key = (name, index)
+        known = self.recall(key)
+        if isinstance(known, tuple):
+            return known
+        # Operands first, with a stack of our own: chains of ops are longer than Python's.
+        stack: list[tuple[Key, bool]] = [(key, False)]
+        while True:
+            current, ready = stack.pop()
+            if ready:
+                result = self.evaluate(current)
+                if not stack:
+                    return result
+            elif not stack or self.recall(current) is None:
+                stack.append((current, True))
+                stack.extend((operand, False) for operand in reversed(self.operand_keys(current)))
+
+    def operand_keys(self, key: Key) -> list[Key]:
+        """The values that `key` is computed from in the same thread; none where it is read or chosen,
+        or where a start index must be computed first."""
+        name, index = key
+        node = self.graph[name]
+        if (
+            isinstance(node.attrs, ConstantAttrs | IotaAttrs)
+            or name not in self.declarations.inside
+        ):
+            return []
+        if key in self.filled or self.kept_elsewhere(key) is not None:
+            return []
+        found = access(self.graph, node, index)
+        if len(found.choices) > 1 or found.dynamics:
+            return []
+        return [(read.operand, read.index) for read in found.choices[0].reads]
+
+    def kept_elsewhere(self, key: Key) -> tuple[Placement, int] | None:
+        """The placement and result number of a root that is read where it is kept, not computed again here."""
+        name, index = key
+        if name not in self.declarations.inside:
+            return None
+        reduce, number = reduce_behind(self.graph, name)
+        place = self.placements.get(reduce)
+        if place is None or reduce == self.evaluating:
+            return None
+        here = place.loop == self.loop.number and place.span is Span.TASK
+        if place.root.kind is RootKind.POINTWISE and here and index == place.root.result_index:
+            return None  # one-to-one: the register that already holds it, or computed again in this phase
+        return place, number
+
+    def evaluate(self, key: Key) -> tuple[k.Expr, Zone]:
+        """Compute a value whose operands are known, and remember it."""
+        node = self.graph[key[0]]
+        if isinstance(node.attrs, ConstantAttrs) and node.array.rank == 0:
+            return k.Number(node.attrs.value), Zone.KERNEL
+        kept = self.kept.get(key)
+        if kept is not None and key in self.filled:
+            element = k.Element(kept.name, self.kept_position(kept), kept.dtype, kept.raw)
+            return self.define(key, kept.dtype, element, kept.zone)
+        result = self.compute(key)
+        expr, zone = result
+        if kept is not None and not self.conditionals:
+            position = self.kept_position(kept)
+            self.emit(kept.zone, k.KeepSet(kept.name, position, kept.dtype, expr, kept.raw))
+        self.remember(zone, key, result)
+        return result
+
+    def define(self, key: Key, dtype: DType, expr: k.Expr, zone: Zone) -> tuple[k.Expr, Zone]:
+        variable = self.fresh(key[0])
+        self.emit(zone, k.Value(variable, dtype, expr))
+        result = (k.Name(variable), zone)
+        self.remember(zone, key, result)
+        return result
+
+    def compute(self, key: Key) -> tuple[k.Expr, Zone]:
+        name, index = key
+        node = self.graph[name]
+        elsewhere = self.kept_elsewhere(key)
+        if elsewhere is not None:
+            return self.read_root(key, *elsewhere)
+        if isinstance(node.attrs, IotaAttrs):
+            form, zone = self.position(index[node.attrs.dimension])
+            return self.define(key, node.dtype, k.Position(form, node.dtype), zone)
+        if name not in self.declarations.inside:
+            return self.load(key, storage_name(self.graph, name), node.dtype)
+        found = access(self.graph, node, index)
+        for dynamic in found.dynamics:
+            self.start(dynamic)
+        if len(found.choices) > 1:
+            return self.choose(key, found.choices)
+        reads = found.choices[0].reads
+        values = [self.value(read.operand, read.index) for read in reads]
+        if OPS[node.op].kind in (Kind.INDEX, Kind.BROADCAST):
+            return values[0]
+        zone = max((zone for _, zone in values), default=Zone.KERNEL)
+        dtypes = tuple(self.graph[read.operand].dtype for read in reads)
+        return self.define(
+            key,
+            node.dtype,
+            k.Call(node.op, node.dtype, tuple(e for e, _ in values), dtypes, node.attrs),
+            zone,
+        )
+
+    def read_root(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Zone]:
+        """A root's value: from the thread's state, shared memory, partials or global memory."""
+        here = place.loop == self.loop.number and place.span is Span.TASK
+        if here and key[1] == place.root.result_index:
+            return self.read_state(key, place, number)
+        local = why_not_block_local(place.root, self.mapping, key[1]) is None
+        if here and place.shared and local:
+            return self.read_shared(key, place, number)
+        if place.inline:
+            return self.read_partials(key, place, number)
+        return self.load(key, self.result_name(place.root.name, number), self.graph[key[0]].dtype)
+
+    def choose(self, key: Key, choices: Sequence[Choice]) -> tuple[k.Expr, Zone]:
+        """pad, concatenate, dynamic-update-slice: only the branch that applies touches memory."""
+        node = self.graph[key[0]]
+        zone = Zone.KERNEL
+        branches = []
+        for choice in choices:
+            guards = [self.guard(g) for g in choice.guards]
+            frame = Frame()
+            self.conditionals.append(frame)
+            read = choice.reads[0]
+            expr, where = self.value(read.operand, read.index)
+            self.conditionals.pop()
+            zone = max(zone, where, *(z for _, z in guards), Zone.KERNEL)
+            branches.append(k.Branch(tuple(g for g, _ in guards), tuple(frame.statements), expr))
+        variable = self.fresh(key[0])
+        self.emit(zone, k.Choose(variable, node.dtype, tuple(branches)))
+        return k.Name(variable), zone
+
+    def start(self, dynamic: Dynamic) -> None:
+        """A start index known at run time, clamped as HLO says."""
+        if self.recall(("symbol", dynamic.symbol)) is not None:
+            return
+        expr, zone = self.value(dynamic.operand, dynamic.index)
+        symbol = Symbol(self.fresh("start"), dynamic.symbol.extent)
+        dtype = self.graph[dynamic.operand].dtype
+        self.emit(zone, k.Start(symbol.name, expr, dtype, dynamic.symbol.extent - 1))
+        self.remember(zone, ("symbol", dynamic.symbol), (symbol, zone))
+
+    def load(self, key: Key, source: str, dtype: DType) -> tuple[k.Expr, Zone]:
+        """An element of an array in memory: a lane of a vector access where the elements are adjacent."""
+        name, index = key
+        shape = array_of(self.graph[name]).shape
+        form = ix.linearize(index, shape)
+        array = self.declarations.array(source, dtype, read=True)
+        if self.is_vector(form) and not self.conditionals:
+            vector = self.recall(("vector", source, form))
+            if not isinstance(vector, str):
+                position, _ = self.position(form)
+                vector = self.fresh(f"{name}_v")
+                base = Linear(
+                    position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
+                )
+                self.emit(
+                    Zone.COLUMN, k.LoadVector(vector, dtype, array, base, self.mapping.vector)
+                )
+                self.remember(Zone.COLUMN, ("vector", source, form), vector)
+            return self.define(key, dtype, k.Lane(vector, dtype), Zone.LANE)
+        position, zone = self.position(form)
+        variable = self.fresh(name)
+        self.emit(zone, k.Load(variable, dtype, array, position))
+        return k.Name(variable), zone
+
+    def is_vector(self, form: Linear) -> bool:
+        """The `vector` lanes lie side by side in memory and start at a multiple of `vector`."""
+        width = self.mapping.vector
+        if width == 1 or not self.mapping.col or self.spell_base(form)[1] > Zone.COLUMN:
+            return False
+        minor = self.mapping.col[-1]
+        if form.coefficient(minor) != 1 or form.constant % width:
+            return False
+        for term, coefficient in form.terms:
+            if term == minor:
+                continue
+            if not isinstance(term, Symbol) and minor in ix.symbols(term.dividend):
+                return False
+            if coefficient % width:
+                return False
+        return True
+
+    # -- values of other roots -----------------------------------------------------------------------------------
+
+    def result_name(self, root: str, number: int) -> str:
+        several = not isinstance(self.graph[root].type, ArrayType)
+        return f"{root}#{number}" if several else storage_name(self.graph, root)
+
+    def slot_position(self, place: Placement) -> tuple[Linear, Zone]:
+        """Which of the thread's states holds the element at which the nest stands."""
+        rows, cols = self.kept_axes(place)
+        form, zone = ix.ZERO, Zone.TASK
+        if rows:
+            form = ix.of_symbol(Symbol("k", self.mapping.row_steps))
+            zone = Zone.ROW
+        if cols:
+            vector = self.mapping.vector
+            form = ix.scale(form, self.mapping.col_steps * vector)
+            form = ix.add(form, ix.scale(ix.of_symbol(Symbol("l", self.mapping.col_steps)), vector))
+            zone = Zone.COLUMN
+            if vector > 1:
+                form, zone = ix.add(form, ix.of_symbol(LANE)), Zone.LANE
+        return form, zone
+
+    def kept_axes(self, place: Placement) -> tuple[bool, bool]:
+        """Does the result still vary along (row, col)?"""
+        kept = frozenset(place.root.space.kept)
+        return any(a in kept for a in self.mapping.row), any(a in kept for a in self.mapping.col)
+
+    def state_count(self, place: Placement) -> int:
+        rows, cols = self.kept_axes(place)
+        count = self.mapping.row_steps if rows else 1
+        return count * (self.mapping.col_steps * self.mapping.vector if cols else 1)
+
+    def read_state(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Zone]:
+        position, zone = self.slot_position(place)
+        dtype = self.graph[key[0]].dtype
+        return self.define(
+            key, dtype, k.Field(self.states[place.root.name], position, number), zone
+        )
+
+    def shared_position(self, place: Placement, index: Index) -> Linear:
+        """Position in the shared buffer of a root: the packed outer rows, then the dimensions inside the task."""
+        outer = frozenset(self.mapping.outer)
+        shape = array_of(self.graph[place.root.name]).shape
+        form = ix.ZERO
+        for mine, theirs, extent in zip(place.root.result_index, index, shape, strict=True):
+            if extent != 1 and not any(s in outer for s in ix.symbols(mine)):
+                form = ix.add(ix.scale(form, extent), theirs)
+        return form
+
+    def read_shared(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Zone]:
+        slot = self.slots_of[f"{place.root.name}#{number}"]
+        position, zone = self.position(self.shared_position(place, key[1]))
+        position = self.with_packed_row(place, position)
+        variable = self.fresh(key[0])
+        zone = max(zone, Zone.TASK)
+        self.emit(zone, k.Load(variable, self.graph[key[0]].dtype, slot, position))
+        return k.Name(variable), zone
+
+    def with_packed_row(self, place: Placement, position: Linear) -> Linear:
+        inner = shared_elements(place, self.mapping) // self.mapping.outer_threads
+        return ix.add(
+            position, ix.scale(ix.of_symbol(Symbol("to", self.mapping.outer_threads)), inner)
+        )
+
+    def read_partials(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Zone]:
+        """Add the few partials of a split reduce where its value is needed."""
+        state = self.fresh(f"{place.root.name}_sum")
+        shape = array_of(self.graph[place.root.name]).shape
+        elements = math.prod(shape)
+        at, zone = self.position(ix.linearize(key[1], shape))
+        reducer = self.declarations.reducer(place.root.name)
+        part = Symbol("part", place.partials)
+        arrays = self.declarations.partial_arrays(place, write=False)
+        self.emit(zone, k.States(state, reducer.number, 1))
+        form = ix.add(ix.scale(ix.of_symbol(part), elements), at)
+        body = (k.AccumulateState(state, ix.ZERO, reducer.number, arrays, form),)
+        self.emit(zone, k.Loop(part.name, place.partials, place.partials <= 8, body))
+        self.finish(zone, place, state, 1)
+        return self.define(key, self.graph[key[0]].dtype, k.Field(state, ix.ZERO, number), zone)
+
+    def finish(self, zone: Zone, place: Placement, state: str, count: int) -> None:
+        """Apply the init value, unless it is the identity."""
+        node = self.graph[place.root.name]
+        reducer = self.declarations.reducer(place.root.name)
+        inits = node.operands[len(node.operands) // 2 :]
+        if monoid_of(node.regions[0]) is None:
+            return  # the init value took part already: it is what idle lanes hold
+        attrs = self.graph[inits[0]].attrs
+        if isinstance(attrs, ConstantAttrs):
+            as_state = attrs.value.numpy().astype(reducer.fields[0].numpy)
+            if Literal.of(as_state) == reducer.identity[0] or not node.operands:
+                return
+            if monoid_of(node.regions[0]) == "add" and not as_state.any():
+                return  # -0.0 as the init of a sum: adding it changes nothing
+        exprs = tuple(self.value(init, ())[0] for init in inits)
+        self.emit(zone, k.Finish(state, count, reducer.number, exprs))
+
+    # -- residency ---------------------------------------------------------------------------------------------
+
+    def kept_position(self, kept: Kept) -> Linear:
+        m = self.mapping
+        steps = ix.add(
+            ix.scale(ix.of_symbol(Symbol("k", m.row_steps)), m.col_steps),
+            ix.of_symbol(Symbol("l", m.col_steps)),
+        )
+        if kept.zone is Zone.ROW:
+            steps = ix.of_symbol(Symbol("k", m.row_steps))
+        width = m.vector if kept.zone is Zone.LANE else 1
+        if kept.shared:
+            steps = ix.add(ix.scale(steps, m.block), ix.of_symbol(Symbol("thread", m.block)))
+        form = ix.scale(steps, width)
+        return ix.add(form, ix.of_symbol(LANE)) if width > 1 else form

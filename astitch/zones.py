@@ -1,0 +1,63 @@
+"""Zones: the places of a loop nest, and the axes of a mapping as variables of the kernel.
+
+A value belongs into the outermost zone in which all symbols of its index are known.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+
+from astitch import index as ix
+from astitch.index import Symbol
+from astitch.propagation import Index
+from astitch.thread_mapping import Mapping
+
+LANE = Symbol("lane", 1 << 30)
+"""The number of an element within a vector; its true extent never matters, for lanes are only ever added."""
+
+
+class Zone(enum.IntEnum):
+    """Where a statement stands: each zone is a loop inside the one before."""
+
+    KERNEL = 0
+    TASK = 1
+    ROW = 2
+    COLUMN = 3
+    LANE = 4
+    AFTER = 5  # after the lanes of a vector: stores
+
+
+class Axis:
+    """One axis of a mapping and the variable that holds the thread's flat position on it."""
+
+    def __init__(self, name: str, atoms: Sequence[Symbol], zone: Zone):
+        self.name, self.atoms, self.zone = name, tuple(atoms), zone
+        self.size = math.prod(a.extent for a in atoms)
+        self.variable = Symbol(name, self.size)
+
+
+Key = tuple[str, Index]
+"""A value at an index: what the caches are keyed by."""
+
+
+def make_axes(mapping: Mapping) -> tuple[Axis, Axis, Axis]:
+    """The three axes of a mapping."""
+    return (
+        Axis("outer", mapping.outer, Zone.TASK),
+        Axis("row", mapping.row, Zone.ROW),
+        Axis("col", mapping.col, Zone.COLUMN),
+    )
+
+
+def zone_of_index(mapping: Mapping, index: Index) -> Zone:
+    """The zone of an index by its atoms alone; start indices known at run time count as innermost."""
+    innermost = Zone.LANE if mapping.vector > 1 else Zone.COLUMN
+    zones = dict.fromkeys(mapping.outer, Zone.TASK)
+    zones |= dict.fromkeys(mapping.row, Zone.ROW)
+    zones |= dict.fromkeys(mapping.col, Zone.COLUMN)
+    if mapping.col:
+        zones[mapping.col[-1]] = innermost
+    found = (zones.get(s, innermost) for form in index for s in ix.symbols(form))
+    return max(found, default=Zone.TASK)
