@@ -193,15 +193,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_151,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_135_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_137_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_139_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_142_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_143_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_144_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_146_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_150_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_151_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__3, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__4, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__5, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__6, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__7, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__8, 0, 16);
   {  // loop 0: outer 1 / 128 threads, row 1 / 1 threads x 1, col 3 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 4;
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_sum_135_state_0, reduce_sum_135_slot_0);
+      reduce_consecutive<Reduce0, 128>(reduce_sum_135_state_0, exchange_0_0);
       const float reduce_sum_135 = reduce_sum_135_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_135[0] = store_as<float>(reduce_sum_135);
@@ -328,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_137_state_0, reduce_sum_137_slot_0);
+      reduce_consecutive<Reduce0, 512>(reduce_sum_137_state_0, exchange_0_0__1);
       const float reduce_sum_137 = reduce_sum_137_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_137[0] = store_as<float>(reduce_sum_137);
@@ -401,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_139_state_0, reduce_sum_139_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_139_state_0, exchange_0_0__2);
       const float reduce_sum_139 = reduce_sum_139_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_139[0] = store_as<float>(reduce_sum_139);
@@ -466,7 +466,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_142_state_0, reduce_sum_142_slot_0);
+      reduce_consecutive<Reduce0, 512>(reduce_sum_142_state_0, exchange_0_0__3);
       const float reduce_sum_142 = reduce_sum_142_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_142[0] = store_as<float>(reduce_sum_142);
@@ -499,7 +499,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_143_state_0, reduce_sum_143_slot_0);
+      reduce_consecutive<Reduce0, 64>(reduce_sum_143_state_0, exchange_0_0__4);
       const float reduce_sum_143 = reduce_sum_143_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_143[0] = store_as<float>(reduce_sum_143);
@@ -536,7 +536,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_144_state_0, reduce_sum_144_slot_0);
+      reduce_consecutive<Reduce0, 64>(reduce_sum_144_state_0, exchange_0_0__5);
       const float reduce_sum_144 = reduce_sum_144_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_144[0] = store_as<float>(reduce_sum_144);
@@ -605,7 +605,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_146_state_0, reduce_sum_146_slot_0);
+      reduce_consecutive<Reduce0, 512>(reduce_sum_146_state_0, exchange_0_0__6);
       const float reduce_sum_146 = reduce_sum_146_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_146[0] = store_as<float>(reduce_sum_146);
@@ -740,7 +740,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_150_state_0, reduce_sum_150_slot_0);
+      reduce_consecutive<Reduce0, 512>(reduce_sum_150_state_0, exchange_0_0__7);
       const float reduce_sum_150 = reduce_sum_150_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_150[0] = store_as<float>(reduce_sum_150);
@@ -771,7 +771,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_151_state_0, reduce_sum_151_slot_0);
+      reduce_consecutive<Reduce0, 512>(reduce_sum_151_state_0, exchange_0_0__8);
       const float reduce_sum_151 = reduce_sum_151_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_151[0] = store_as<float>(reduce_sum_151);

@@ -90,14 +90,14 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     int* __restrict__ p_reduce_151_1,
     int* __restrict__ p_reduce_165_1) {
   ASTITCH_SHARED_ARENA(16384);
-  ASTITCH_SHARED(Reduce0::State, reduce_11_slot_0, 0, 512);
-  ASTITCH_SHARED(Reduce1::State, reduce_53_slot_0, 8192, 512);
-  ASTITCH_SHARED(Reduce2::State, reduce_95_slot_0, 12288, 512);
-  ASTITCH_SHARED(Reduce3::State, reduce_137_slot_0, 4096, 512);
-  ASTITCH_SHARED(Reduce0::State, reduce_25_slot_0, 8192, 512);
-  ASTITCH_SHARED(Reduce1::State, reduce_67_slot_0, 12288, 512);
-  ASTITCH_SHARED(Reduce2::State, reduce_109_slot_0, 0, 512);
-  ASTITCH_SHARED(Reduce3::State, reduce_151_slot_0, 4096, 512);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 512);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 4096, 512);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 8192, 512);
+  ASTITCH_SHARED(Reduce3::State, exchange_3_1, 12288, 512);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1__1, 4096, 512);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_0__1, 8192, 512);
+  ASTITCH_SHARED(Reduce3::State, exchange_3_1__1, 12288, 512);
   {  // loop 0: outer 1 / 1 threads, row 24 / 8 threads x 3, col 30x50 / 32 threads x 1 x 2; 24 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_11_state_0, reduce_11_slot_0);
+      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_11_state_0, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_53_state_0, reduce_53_slot_0);
+      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_53_state_0, exchange_1_1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_95_state_0, reduce_95_slot_0);
+      reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_95_state_0, exchange_2_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_137_state_0, reduce_137_slot_0);
+      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_137_state_0, exchange_3_1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -272,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_25_state_0, reduce_25_slot_0);
+      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_25_state_0, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
@@ -301,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_67_state_0, reduce_67_slot_0);
+      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_67_state_0, exchange_1_1__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
@@ -330,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_109_state_0, reduce_109_slot_0);
+      reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_109_state_0, exchange_2_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
@@ -359,7 +359,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_151_state_0, reduce_151_slot_0);
+      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_151_state_0, exchange_3_1__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;

@@ -26,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_15,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 16);
   {  // loop 0: outer 192 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 24 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state_0, exchange_0_0);
       const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
       const float div_2 = hlo_divide(reduce_sum_14, pr2_1);
       const float pow_1 = hlo_power(div_2, 2.0f);
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
+      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state_0, exchange_0_0__1);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_15[outer] = store_as<float>(reduce_sum_15);

@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_max_3,
     float* __restrict__ p_add_15) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 32, 8);
   {  // loop 0: outer 48 / 1 threads, row 8 / 4 threads x 2, col 10x10 / 64 threads x 1 x 2; 48 tasks; mixed reduce: 4 rows x 64 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_14_state_0, exchange_0_0);
       Reduce0::State reduce_sum_15_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_15_state_0, exchange_0_1);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
       const float div_3 = hlo_divide(reduce_sum_15, 800.0f);
       if (tx < 1 && ty < 1) {

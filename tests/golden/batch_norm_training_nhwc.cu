@@ -36,10 +36,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_15,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0__1, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__3, 0, 2048);
   {  // loop 0: outer 1 / 1 threads, row 8x10x10 / 32 threads x 4, col 48 / 16 threads x 1 x 4; 7 tasks; column-reduce: 32 rows x 16 threads a block, 1 tiles < 264 blocks a ...
     const int thread = threadIdx.x;
     const int tx = thread % 16;
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 32, 16, 512, 4>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+    reduce_strided<Reduce0, 32, 16, 512, 4>(reduce_sum_14_state_0, exchange_0_0);
     if (first < 7) {
       {
         const int l = 0;
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 16, 512, 4>(reduce_sum_14_state_0__1, reduce_sum_14_slot_0__1);
+      reduce_strided<Reduce0, 8, 16, 512, 4>(reduce_sum_14_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 4;
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 32, 16, 512, 4>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
+    reduce_strided<Reduce0, 32, 16, 512, 4>(reduce_sum_15_state_0, exchange_0_0__2);
     if (first < 7) {
       {
         const int l = 0;
@@ -237,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 16, 512, 4>(reduce_sum_15_state_0__1, reduce_sum_15_slot_0__1);
+      reduce_strided<Reduce0, 8, 16, 512, 4>(reduce_sum_15_state_0__1, exchange_0_0__3);
       {
         const int l = 0;
         const int col = l * 64 + tx * 4;

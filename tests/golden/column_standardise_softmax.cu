@@ -42,12 +42,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_rsqrt_1,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_21_slot_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_21_slot_0__1, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot_0__1, 0, 2048);
-  ASTITCH_SHARED(Reduce1::State, reduce_max_7_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_23_slot_0, 64, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__3, 0, 2048);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 64, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 16);
   {  // loop 0: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_21_state_0, reduce_sum_21_slot_0);
+    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_21_state_0, exchange_0_0);
     if (first < 12) {
       {
         const int l = 0;
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_21_state_0__1, reduce_sum_21_slot_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_21_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
+    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_22_state_0, exchange_0_0__2);
     if (first < 12) {
       {
         const int l = 0;
@@ -236,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_22_state_0__1, reduce_sum_22_slot_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_22_state_0__1, exchange_0_0__3);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
@@ -319,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 64>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      reduce_consecutive<Reduce1, 64>(reduce_max_7_state_0, exchange_1_0);
       Reduce0::State reduce_sum_23_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce0::identity();
@@ -339,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_23_state_0, reduce_sum_23_slot_0);
+      reduce_consecutive<Reduce0, 64>(reduce_sum_23_state_0, exchange_0_1);
       const float reduce_sum_23 = reduce_sum_23_state_0[0].f0;
       {
         const int k = 0;

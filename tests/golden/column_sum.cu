@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
   {  // loop 0: outer 1 / 1 threads, row 512 / 16 threads x 4, col 192 / 32 threads x 1 x 4; 16 tasks; column-reduce: 16 rows x 32 threads a block, 2 tiles < 264 blocks a wa...
     const int thread = threadIdx.x;
     const int tx = thread % 32;
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_7_state_0, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 512, 4>(reduce_sum_7_state_0__1, reduce_sum_7_slot_0__1);
+      reduce_strided<Reduce0, 8, 32, 512, 4>(reduce_sum_7_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;

@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 512);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0__1, 0, 512);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 512);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
   {  // loop 0: outer 1 / 1 threads, row 3000 / 64 threads x 4, col 5 / 8 threads x 1 x 1; 12 tasks; column-reduce: 64 rows x 8 threads a block, 1 tiles < 264 blocks a wave:...
     const int thread = threadIdx.x;
     const int tx = thread % 8;
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+    reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_7_state_0, exchange_0_0);
     if (first < 12) {
       {
         const int l = 0;
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 8, 512, 4>(reduce_sum_7_state_0__1, reduce_sum_7_slot_0__1);
+      reduce_strided<Reduce0, 16, 8, 512, 4>(reduce_sum_7_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 8 + tx;

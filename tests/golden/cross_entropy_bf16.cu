@@ -43,10 +43,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_23,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(128);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_21_slot_0, 64, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_22_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_23_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 64, 16);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0__1, 0, 16);
   {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 4; 48 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 3 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -85,11 +85,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, exchange_0_0);
       if (tx < 1) {
         p_reduce_max_7_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_max_7_state_0[0].f0);
       }
-      reduce_consecutive<Reduce1, 512>(reduce_sum_21_state_0, reduce_sum_21_slot_0);
+      reduce_consecutive<Reduce1, 512>(reduce_sum_21_state_0, exchange_1_1);
       if (tx < 1) {
         p_reduce_sum_21_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_sum_21_state_0[0].f0);
       }
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 512>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
+      reduce_consecutive<Reduce1, 512>(reduce_sum_22_state_0, exchange_1_0);
       if (tx < 1) {
         p_reduce_sum_22_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_sum_22_state_0[0].f0);
       }
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce1, 512>(reduce_sum_23_state_0, reduce_sum_23_slot_0);
+    reduce_consecutive<Reduce1, 512>(reduce_sum_23_state_0, exchange_1_0__1);
     if (first < 48) {
       if (tx < 1) {
         p_reduce_sum_23_partial0_0[first] = store_as<float>(reduce_sum_23_state_0[0].f0);

@@ -44,8 +44,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_log_1_log_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(128);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 64, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 64, 16);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 1000 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_max_7_state_0, exchange_0_0);
       const float reduce_max_7 = reduce_max_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_max_7[outer] = store_as<float>(reduce_max_7);
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state_0, exchange_1_1);
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
@@ -276,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_1(
     float* __restrict__ p_neg_3,
     float* __restrict__ p_add_any_1) {
   ASTITCH_SHARED_ARENA(32);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_29_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -324,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_1(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_29_state_0, reduce_sum_29_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_29_state_0, exchange_0_0);
       const float reduce_sum_29 = reduce_sum_29_state_0[0].f0;
       const float reduce_sum_7 = load_as<float>(p_reduce_sum_7[outer]);
       const float div_2_divide_0 = hlo_divide(reduce_sum_29, reduce_sum_7);

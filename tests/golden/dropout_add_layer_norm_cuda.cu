@@ -30,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     bool* __restrict__ p_lt_3,
     float* __restrict__ p_add_127) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 32, 8);
   {  // loop 0: outer 32 / 4 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 8 tasks; row-reduce: 4 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           *reinterpret_cast<Vec<bool, 4>*>(p_lt_3 + (at_0)) = lt_3_w_0;
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state_0, exchange_0_0);
       Reduce0::State reduce_sum_15_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
+      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state_0, exchange_0_1);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
       const float div_7_divide_0 = hlo_divide(reduce_sum_15, 256.0f);
       const float add_123_add_0 = hlo_add(div_7_divide_0, 1e-06f);

@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0__1, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 16);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 100x777 / 512 threads x 1 x 1; 152 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 152 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+    reduce_consecutive<Reduce0, 512>(reduce_sum_7_state_0, exchange_0_0);
     if (first < 152) {
       if (tx < 1) {
         p_reduce_sum_7_partial0_0[first] = store_as<float>(reduce_sum_7_state_0[0].f0);
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_7_state_0__1, reduce_sum_7_slot_0__1);
+      reduce_consecutive<Reduce0, 64>(reduce_sum_7_state_0__1, exchange_0_0__1);
       const float reduce_sum_7 = reduce_sum_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);

@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     bf16* __restrict__ p_add_any_9,
     bf16* __restrict__ p_reduce_sum_15) {
   ASTITCH_SHARED_ARENA(4096);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 0, 1024);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
   {  // loop 0: outer 1 / 1 threads, row 48 / 8 threads x 6, col 640 / 32 threads x 1 x 8; 3 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_sum_14_state_0, exchange_0_0);
       #pragma unroll
       for (int k = 0; k < 6; ++k) {
         const int row = k * 8 + ty;

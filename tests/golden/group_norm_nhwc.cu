@@ -26,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_11) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_23_slot_0, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot_0, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 32, 8);
   {  // loop 0: outer 4x8 / 2 threads, row 8x8 / 64 threads x 1, col 8 / 2 threads x 1 x 4; 16 tasks; mixed reduce: 64 rows x 2 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 2;
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_sum_23_state_0, reduce_sum_23_slot_0);
+      reduce_consecutive<Reduce0, 128>(reduce_sum_23_state_0, exchange_0_0);
       Reduce0::State reduce_sum_22_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_22_state_0[i] = Reduce0::identity();
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
+      reduce_consecutive<Reduce0, 128>(reduce_sum_22_state_0, exchange_0_1);
       const float reduce_sum_22 = reduce_sum_22_state_0[0].f0;
       const float div_9_divide_0 = hlo_divide(reduce_sum_22, 512.0f);
       const float add_7_add_0 = hlo_add(div_9_divide_0, 1e-05f);

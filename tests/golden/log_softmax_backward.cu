@@ -36,9 +36,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_dy_1,
     float* __restrict__ p_add_any_1) {
   ASTITCH_SHARED_ARENA(96);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_22_slot_0, 32, 8);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 64, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 64, 8);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 32, 8);
   {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 700 / 256 threads x 1 x 4; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -79,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_max_7_state_0, reduce_max_7_slot_0);
-      reduce_consecutive<Reduce1, 256>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_max_7_state_0, exchange_0_0);
+      reduce_consecutive<Reduce1, 256>(reduce_sum_22_state_0, exchange_1_1);
       Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state_0, exchange_1_0);
       const float reduce_sum_22 = reduce_sum_22_state_0[0].f0;
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       const float div_1_divide_0 = hlo_divide(reduce_sum_22, reduce_sum_7);

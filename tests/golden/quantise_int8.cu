@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_max_7,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 64x500 / 512 threads x 1 x 4; 16 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 16 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, reduce_max_7_slot_0);
+    reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, exchange_0_0);
     if (first < 16) {
       if (tx < 1) {
         p_reduce_max_7_partial0_0[first] = store_as<float>(reduce_max_7_state_0[0].f0);

@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_22,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8256);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_23_slot_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_22_slot_0, 8192, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 16);
   {  // loop 0: outer 24x20 / 32 threads, row 1 / 1 threads x 1, col 36 / 16 threads x 1 x 4; 15 tasks; row-reduce: 32 rows a block, 16 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 16;
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (outer_raw < 24 && tx < 1) {
         p_reduce_max_14[outer] = store_as<float>(reduce_max_14);
       }
-      reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_23_state_0, reduce_sum_23_slot_0);
+      reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_23_state_0, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 32 + tx * 4;
@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (outer_raw < 24 && tx < 1) {
         reduce_sum_22_state_0[0] = Reduce0::combine(reduce_sum_22_state_0[0], Reduce0::State{reduce_max_14__1});
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_22_state_0, reduce_sum_22_slot_0);
+      reduce_consecutive<Reduce0, 512>(reduce_sum_22_state_0, exchange_0_1);
       const float reduce_sum_22 = reduce_sum_22_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_22[0] = store_as<float>(reduce_sum_22);

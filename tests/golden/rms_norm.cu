@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_gamma_1,
     float* __restrict__ p_mul_15) {
   ASTITCH_SHARED_ARENA(32);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_7_state_0, exchange_0_0);
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       const float div_3_divide_0 = hlo_divide(reduce_sum_7, 768.0f);
       const float add_3_add_0 = hlo_add(div_3_divide_0, 1e-06f);

@@ -20,9 +20,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_15_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8256);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_14_slot_0, 8192, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_15_slot_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8192, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
   {  // loop 0: outer 96 / 4 threads, row 1 / 1 threads x 1, col 400 / 128 threads x 1 x 4; 24 tasks; row-reduce: 4 rows a block, 128 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 128;
@@ -56,13 +56,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_sum_14_state_0, reduce_sum_14_slot_0);
+      reduce_consecutive<Reduce0, 128>(reduce_sum_14_state_0, exchange_0_0);
       const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_14[outer] = store_as<float>(reduce_sum_14);
       }
     }
-    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_15_state_0, reduce_sum_15_slot_0);
+    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_15_state_0, exchange_0_1);
     if (first < 24) {
       {
         const int l = 0;
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_15_state_0__1, reduce_sum_15_slot_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_15_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;

@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 32, 8);
   {  // loop 0: outer 33 / 1 threads, row 1 / 1 threads x 1, col 257 / 256 threads x 2 x 1; 33 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_max_7_state_0, exchange_0_0);
       Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state_0, exchange_1_1);
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       {
         const int k = 0;

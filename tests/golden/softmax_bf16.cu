@@ -32,8 +32,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const bf16* __restrict__ p_x_1,
     bf16* __restrict__ p_div_7) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 32, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 32, 8);
   {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 512 / 64 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      reduce_consecutive<Reduce0, 64>(reduce_max_7_state_0, exchange_0_0);
       Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state_0, exchange_1_1);
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       const float convert_element_type_3_convert_0 = hlo_convert<bf16, float>(reduce_sum_7);
       {

@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const double* __restrict__ p_x_1,
     double* __restrict__ p_div_7) {
   ASTITCH_SHARED_ARENA(128);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 64, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 64, 8);
   {  // loop 0: outer 24 / 2 threads, row 1 / 1 threads x 1, col 130 / 128 threads x 1 x 2; 12 tasks; row-reduce: 2 rows a block, 128 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 128;
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      reduce_consecutive<Reduce0, 128>(reduce_max_7_state_0, exchange_0_0);
       Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 128>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_consecutive<Reduce1, 128>(reduce_sum_7_state_0, exchange_1_1);
       const double reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       {
         const int k = 0;

@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 16);
   {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 50000 / 512 threads x 1 x 4; 100 tasks; row-reduce, 4 rows < 264 blocks a wave: each row split over 25 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, exchange_0_0);
       if (tx < 1) {
         p_reduce_max_7_partial0_0[col_tile * 4 + outer] = store_as<float>(reduce_max_7_state_0[0].f0);
       }
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 512>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_consecutive<Reduce1, 512>(reduce_sum_7_state_0, exchange_1_0);
       if (tx < 1) {
         p_reduce_sum_7_partial0_0[col_tile * 4 + outer] = store_as<float>(reduce_sum_7_state_0[0].f0);
       }

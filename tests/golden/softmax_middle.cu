@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
   ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 1024);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 4096, 1024);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 4096, 1024);
   {  // loop 0: outer 8 / 1 threads, row 48 / 8 threads x 6, col 96 / 32 threads x 1 x 4; 8 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_max_7_state_0, reduce_max_7_slot_0);
+      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_max_7_state_0, exchange_0_0);
       Reduce1::State reduce_sum_7_state_0[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_sum_7_state_0, exchange_1_1);
       #pragma unroll
       for (int k = 0; k < 6; ++k) {
         const int row = k * 8 + ty;

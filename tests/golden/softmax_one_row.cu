@@ -36,10 +36,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_7,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, reduce_max_7_slot_0__1, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, reduce_sum_7_slot_0__1, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0__1, 0, 16);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 196 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, reduce_max_7_slot_0);
+    reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, exchange_0_0);
     if (first < 196) {
       if (tx < 1) {
         p_reduce_max_7_partial0_0[first] = store_as<float>(reduce_max_7_state_0[0].f0);
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_max_7_state_0__1, reduce_max_7_slot_0__1);
+      reduce_consecutive<Reduce0, 64>(reduce_max_7_state_0__1, exchange_0_0__1);
       const float reduce_max_7 = reduce_max_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_max_7[0] = store_as<float>(reduce_max_7);
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce1, 512>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+    reduce_consecutive<Reduce1, 512>(reduce_sum_7_state_0, exchange_1_0);
     if (first < 196) {
       if (tx < 1) {
         p_reduce_sum_7_partial0_0[first] = store_as<float>(reduce_sum_7_state_0[0].f0);
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state_0__1, reduce_sum_7_slot_0__1);
+      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state_0__1, exchange_1_0__1);
       const float reduce_sum_7 = reduce_sum_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);

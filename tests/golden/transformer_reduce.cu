@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
   {  // loop 0: outer 8 / 1 threads, row 1 / 1 threads x 1, col 15000 / 512 threads x 1 x 4; 64 tasks; row-reduce, 8 rows < 264 blocks a wave: each row split over 8 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_consecutive<Reduce0, 512>(reduce_sum_7_state_0, exchange_0_0);
       if (tx < 1) {
         p_reduce_sum_7_partial0_0[col_tile * 8 + outer] = store_as<float>(reduce_sum_7_state_0[0].f0);
       }

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_transpose_7,
     float* __restrict__ p_reduce_sum_7) {
   ASTITCH_SHARED_ARENA(32);
-  ASTITCH_SHARED(Reduce0::State, reduce_sum_7_slot_0, 0, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 90x70 / 256 threads x 1 x 2; 13 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_7_state_0, reduce_sum_7_slot_0);
+      reduce_consecutive<Reduce0, 256>(reduce_sum_7_state_0, exchange_0_0);
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
