@@ -156,15 +156,16 @@ def test_a_regional_buffer_is_demoted_where_it_does_not_fit() -> None:
     roomy, tight = (plan(mirrored_rows(48, 2048), gpu) for gpu in ("host", small_gpu(6144)))
     place = roomy.arrangement.placements["e"]
     assert (place.scheme, place.shared) == (Scheme.REGIONAL, True)
-    assert not roomy.notes
+    assert not any("demoted" in note for note in roomy.notes)
     assert roomy.kernel.global_barriers == 0
     assert roomy.kernel.shared_bytes > 6144
     place = tight.arrangement.placements["e"]
     assert (place.scheme, place.shared, place.stored) == (Scheme.GLOBAL, False, True)
     assert tight.kernel.global_barriers == 1
     assert tight.kernel.shared_bytes <= 6144
-    assert tight.notes == (
-        f"%e demoted from Regional to Global: {roomy.kernel.shared_bytes} B shared, 6144 B fit",
+    assert (
+        f"%e demoted from Regional to Global: {roomy.kernel.shared_bytes} B shared, 6144 B fit"
+        in tight.notes
     )
 
 
@@ -269,3 +270,23 @@ def test_plans_of_random_graphs_are_legal(graph: Graph) -> None:
             found = plan_scope(simple, scope, preset(gpu))
             if found is not None:
                 check_plan(found)
+
+
+@pytest.mark.parametrize("gpu", ["t4", "v100", "h100"])
+def test_many_column_sums_of_one_loop_share_their_exchange(gpu: str) -> None:
+    g = GraphBuilder()
+    value = g.parameter("f32[100000,512]", "x")
+    sums = []
+    for _ in range(40):
+        value = g.same("sine", value)
+        sums.append(g.reduce(value, (0,), "add"))
+    found = plan(g.build(*sums), gpu)
+    assert found.kernel.shared_bytes <= preset(gpu).shared_per_block_bytes
+
+
+def test_a_chain_of_ops_may_be_longer_than_pythons_stack() -> None:
+    g = GraphBuilder()
+    value = g.parameter("f32[64,256]", "x")
+    for _ in range(1500):
+        value = g.same("sine", value)
+    assert len(plan(g.build(value)).scope.members) == 1500
