@@ -188,7 +188,7 @@ def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
         "col": (status(mapping.col), mapping.col_tiles),
     }
     spanned = [count for (reduced, _), count in tiles.values() if reduced and count > 1]
-    if not spanned and not (tiles["outer"][0][0] and mapping.tasks > 1):
+    if not spanned:
         return Span.TASK, 1
     if any(kept and count > 1 for (_, kept), count in tiles.values()):
         parts = 1

@@ -1,7 +1,7 @@
 """Memory-bound patterns: the generated kernels beside XLA's, in one run, on one GPU.
 
-`python -m benchmarks.kernels [NAME ...] [--json FILE]` prints microseconds, GB/s by least possible traffic, percent of the
-device-to-device copy measured in the same run, kernels, and the largest error against XLA relative to the largest
+`python -m benchmarks.kernels [NAME ...] [--json FILE]` prints microseconds, GB/s by least possible traffic, percent of
+the device-to-device copy measured in the same run, kernels, and the largest error against XLA relative to the largest
 result.
 """
 
@@ -101,13 +101,19 @@ def clip_adam(tensors: int) -> Callable[..., Any]:
             gs = gi * scale
             mn = 0.9 * mi + 0.1 * gs
             vn = 0.999 * vi + 0.001 * gs * gs
-            results += [pi - 1e-3 * (mn / (1 - 0.9**step)) / (jnp.sqrt(vn / (1 - 0.999**step)) + 1e-8), mn, vn]
+            results += [
+                pi - 1e-3 * (mn / (1 - 0.9**step)) / (jnp.sqrt(vn / (1 - 0.999**step)) + 1e-8),
+                mn,
+                vn,
+            ]
         return tuple(results)
 
     return update
 
 
-BERT_LAYER = ((768, 768),) * 4 + ((768,),) * 4 + ((768, 3072), (3072,), (3072, 768), (768,)) + ((768,),) * 4
+BERT_LAYER = (
+    ((768, 768),) * 4 + ((768,),) * 4 + ((768, 3072), (3072,), (3072, 768), (768,)) + ((768,),) * 4
+)
 PATTERNS = (
     Pattern("softmax f32 8192x8192", softmax, (((8192, 8192), F32),)),
     Pattern("softmax bf16 32768x4096", softmax, (((32768, 4096), BF16),)),
@@ -171,7 +177,9 @@ def make_arguments(pattern: Pattern, seed: int = 0) -> list[Any]:
     return made
 
 
-def time_us(run: Callable[[], Any], finish: Callable[[Any], None], repeats: int = 7, inner: int = 10) -> float:
+def time_us(
+    run: Callable[[], Any], finish: Callable[[Any], None], repeats: int = 7, inner: int = 10
+) -> float:
     """Median over `repeats` of the mean of `inner` calls issued back to back."""
     finish(run())
     times = []
@@ -190,7 +198,10 @@ def measure_copy_gbs() -> float:
 
     a = cupy.zeros(1 << 28, cupy.float32)
     b = cupy.empty_like(a)
-    us = time_us(lambda: b.data.copy_from_device_async(a.data, a.nbytes, cupy.cuda.Stream.null), lambda _: cupy.cuda.Device().synchronize())
+    us = time_us(
+        lambda: b.data.copy_from_device_async(a.data, a.nbytes, cupy.cuda.Stream.null),
+        lambda _: cupy.cuda.Device().synchronize(),
+    )
     return 2 * a.nbytes / us / 1e3
 
 
@@ -200,20 +211,25 @@ def measure(pattern: Pattern, copy_gbs: float) -> Row:
     arguments = make_arguments(pattern)
     jitted = jax.jit(pattern.fn, keep_unused=True)
     lowered = jitted.lower(*arguments)
-    program = compile_hlo(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto(), gpu=from_device()).program
+    program = compile_hlo(
+        lowered.compiler_ir("hlo").as_serialized_hlo_module_proto(), gpu=from_device()
+    ).program
     want = [np.asarray(x, np.float64) for x in jax.tree.leaves(jitted(*arguments))]
     xla_us = time_us(lambda: jitted(*arguments), lambda out: jax.block_until_ready(out))
     executor = GpuExecutor(program)
     got = [x.to_numpy().astype(np.float64) for x in executor.run(arguments)]
     error = max(
-        float(np.abs(a - b).max() / (np.abs(b).max() + 1e-30)) for a, b in zip(got, want, strict=True)
+        float(np.abs(a - b).max() / (np.abs(b).max() + 1e-30))
+        for a, b in zip(got, want, strict=True)
     )
     us = time_us(lambda: executor.run(arguments), lambda _: cupy.cuda.Device().synchronize())
     traffic = sum(math.prod(s) * np.dtype(d).itemsize for s, d in pattern.specs)
     traffic += sum(v.type.bytes for v in program.outputs)
     gbs = traffic / us / 1e3
     barriers = sum(k.global_barriers for k in program.kernels)
-    return Row(pattern.name, len(program.kernels), barriers, us, xla_us, gbs, 100 * gbs / copy_gbs, error)
+    return Row(
+        pattern.name, len(program.kernels), barriers, us, xla_us, gbs, 100 * gbs / copy_gbs, error
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -223,7 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     copy_gbs = measure_copy_gbs()
     print(f"{from_device().name}, jax {jax.__version__}, copy {copy_gbs:.0f} GB/s")
-    print(f"{'pattern':38} {'kernels':>7} {'astitch us':>10} {'XLA us':>9} {'x':>5} {'GB/s':>6} {'%copy':>6} {'error':>8}")
+    print(
+        f"{'pattern':38} {'kernels':>7} {'astitch us':>10} {'XLA us':>9} {'x':>5} {'GB/s':>6} {'%copy':>6} {'error':>8}"
+    )
     rows = []
     for pattern in PATTERNS:
         if options.names and not any(n in pattern.name for n in options.names):
