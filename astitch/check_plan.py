@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from astitch import index as ix
 from astitch import kernel_ir as k
+from astitch.dimensions import is_embedded
 from astitch.errors import IllegalProduct
 from astitch.index import Linear
 from astitch.ir import DType, Graph
-from astitch.ops import OPS, Kind
+from astitch.ops import OPS
 from astitch.plan import Plan
 from astitch.propagation import Guard, Read, walk_reads
 from astitch.stitch_scheme import (
@@ -177,11 +178,12 @@ class _PlanCheck:
             if name == own:
                 return False
             kept = reduce_behind(self.graph, name)[0] in self.placements
-            return name not in self.inside or kept or OPS[self.graph[name].op].kind is Kind.SOURCE
+            return name not in self.inside or kept or is_embedded(self.graph, name)
 
         def visit(read: Read, stopped: bool) -> None:
             root, _ = reduce_behind(self.graph, read.operand)
-            if stopped and read.operand in self.inside and root in self.placements:
+            kept = read.operand in self.inside and root in self.placements
+            if stopped and kept and not is_embedded(self.graph, read.operand):
                 found.append(Read(root, read.index))
 
         walk_reads(self.graph, root_starts(self.graph, place.root), stops, visit)

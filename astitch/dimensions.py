@@ -16,6 +16,7 @@ from astitch.index import Linear, Symbol
 from astitch.ir import (
     ArrayType,
     BroadcastAttrs,
+    ConstantAttrs,
     DimensionAttrs,
     DimensionsAttrs,
     DynamicSliceAttrs,
@@ -41,6 +42,20 @@ def is_uniform(graph: Graph, name: str) -> bool:
     """A scalar repeated: it has one value at every index, so its readers share no loop through it."""
     node = graph[name]
     return node.op == "broadcast" and array_of(graph[node.operands[0]]).size == 1
+
+
+def is_embedded(graph: Graph, name: str) -> bool:
+    """A value that its index alone tells: a scalar constant, an iota, or one of them moved and repeated.
+
+    Every reader writes it into its own text; it has a buffer only where a library or the caller wants one.
+    """
+    node = graph[name]
+    while node.op in _MOVES:
+        node = graph[node.operands[0]]
+    return node.op == "iota" or (isinstance(node.attrs, ConstantAttrs) and node.array.rank == 0)
+
+
+_MOVES = frozenset({"broadcast", "reshape", "transpose", "slice", "reverse"})
 
 
 @dataclass(frozen=True)
@@ -198,7 +213,7 @@ def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
         result = make(name)
         for number, operand in enumerate(node.operands):
             source = make(operand)
-            if is_uniform(graph, operand):
+            if is_uniform(graph, operand) or is_embedded(graph, operand):
                 continue
             if node.op == "reshape":
                 if array_of(node).size:

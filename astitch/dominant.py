@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from astitch.dimensions import array_of, is_uniform
+from astitch.dimensions import array_of, is_embedded, is_uniform
 from astitch.ir import DimensionsAttrs, Graph
 from astitch.ops import OPS, Cost, Kind
 from astitch.stitch_scope import Scope
@@ -173,14 +173,13 @@ def choose_dominants(graph: Graph, scope: Scope) -> Groups:
         for operand in graph[name].operands:
             # A buffered value is the border of its group where it is repeated; elsewhere the group goes on.
             border = stored_value(graph, operand) in kept and grows(operand, name)
-            if operand in inside and not border and not is_uniform(graph, operand):
-                parent[root(operand)] = root(name)
+            if is_uniform(graph, operand) or is_embedded(graph, operand):
+                continue
+            if operand in inside:
+                if not border:
+                    parent[root(operand)] = root(name)
             # Two readers of one input connect as well: it is then loaded once.
-            if (
-                operand not in inside
-                and array_of(graph[operand]).size > 1
-                and not grows(operand, name)
-            ):
+            elif array_of(graph[operand]).size > 1 and not grows(operand, name):
                 parent[root(reader.setdefault(operand, name))] = root(name)
     order = {name: number for number, name in enumerate(scope.members)}
     members: dict[str, list[str]] = {}

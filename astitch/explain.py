@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from astitch.dimensions import is_embedded
 from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached
@@ -114,8 +115,14 @@ def show_table(rows: Sequence[KernelRow]) -> str:
 
 
 def memory_ops(graph: Graph) -> tuple[str, ...]:
-    """The memory-intensive ops of a graph that compute something: a reshape is only another view of a buffer."""
-    return tuple(n.name for n in graph if is_memory_op(n) and storage_name(graph, n.name) == n.name)
+    """The memory-intensive ops of a graph that compute something: no reshapes (views), no repeated constants."""
+    return tuple(
+        n.name
+        for n in graph
+        if is_memory_op(n)
+        and storage_name(graph, n.name) == n.name
+        and not is_embedded(graph, n.name)
+    )
 
 
 def other_steps(program: Program) -> tuple[ReferenceStep, ...]:

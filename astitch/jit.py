@@ -26,15 +26,6 @@ if TYPE_CHECKING:  # importing astitch must stay cheap
 
 NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
 
-JAX_SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_numpy_dtype_promotion",
-    "jax_threefry_partitionable",
-)
-"""JAX settings that decide what a function lowers to: part of every signature."""
-
 
 class Engine(Protocol):
     """What runs a Program: flat arguments in, flat JAX arrays out."""
@@ -125,12 +116,11 @@ class JitFunction:
 
         dynamic, static = self._statics.split(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten(dynamic)
-        if _is_traced(leaves) or _jax_setting("jax_disable_jit"):
+        if _is_traced(leaves) or _is_jit_disabled():
             return self._jax_jit(*args, **kwargs)
         try:
             avals = tuple([jax.typeof(leaf) for leaf in leaves])
-            settings = tuple([_jax_setting(name) for name in JAX_SETTINGS])
-            key: Hashable = (tree, avals, static, settings, options.engine())
+            key: Hashable = (tree, avals, static, _jax_settings(), options.engine())
             compiled = self._compiled.get(key)
         except TypeError:  # a leaf that is no array, a static value that has no hash
             self._jax_jit.trace(*args, **kwargs)  # raises JAX's own words
@@ -391,10 +381,18 @@ def _is_traced(leaves: Sequence[Any]) -> bool:
     return not trace_state_clean() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
 
 
-def _jax_setting(name: str) -> Any:
+def _jax_settings() -> Hashable:
+    """Every JAX setting that decides what a function lowers to (64-bit types, random numbers, precision ...)."""
+    from jax._src import config  # what jax.jit itself keys its cache by; there is no public name
+
+    key: Hashable = config.trace_context()
+    return key
+
+
+def _is_jit_disabled() -> bool:
     import jax
 
-    return getattr(jax.config, name)
+    return bool(getattr(jax.config, "jax_disable_jit"))  # noqa: B009 - not in jax's own types
 
 
 def _is_key(type_: Any) -> bool:

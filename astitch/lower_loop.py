@@ -391,7 +391,8 @@ class LoopLowering(Values):
         guards = (
             *(self.outer_guard if outer_reduced or not self.mapping.outer else ()),
             *self.leader_guard(row=row, col=col, in_nest=True),
-            *self.tile_guard(row=row, col=col),
+            # Summed over all tasks it counts in one tile only; complete within a task, every tile has it.
+            *(self.tile_guard(row=row, col=col) if place.span is Span.LOOP else ()),
         )
         reducer = self.declarations.reducer(root.name)
         state = self.states[root.name]
@@ -563,6 +564,12 @@ class LoopLowering(Values):
         shape = array_of(self.graph[name]).shape
         row, _ = self.kept_axes(place)
         guards = self.result_guard(place)
+        if place.span is Span.TILE:
+            here = frozenset(place.root.space.atoms)
+            guards += self.tile_guard(
+                row=any(a in here for a in self.mapping.row),
+                col=any(a in here for a in self.mapping.col),
+            )
         saved = self.frames[Zone.TASK].statements
         self.frames[Zone.TASK].statements = []
         with self.inner_frames():

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from astitch import index as ix
+from astitch.dimensions import is_embedded
 from astitch.ir import Graph
 from astitch.ops import OPS, Kind
 from astitch.propagation import Index, Read, access
@@ -131,11 +132,10 @@ class _Analysis:
 
     def is_load(self, read: Read, own: str) -> bool | None:
         """True: read from memory.  False: computed from its operands.  None: costs nothing or is kept elsewhere."""
-        node = self.graph[read.operand]
-        if read.operand not in self.inside:
-            return None if node.op == "constant" and node.array.rank == 0 else True
-        if OPS[node.op].kind is Kind.SOURCE:
+        if is_embedded(self.graph, read.operand):
             return None
+        if read.operand not in self.inside:
+            return True
         place = self.placements.get(reduce_behind(self.graph, read.operand)[0])
         if place is None or place.root.name == own:
             return False

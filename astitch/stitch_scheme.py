@@ -19,7 +19,7 @@ from collections.abc import Mapping as MappingType
 from dataclasses import dataclass, field, replace
 
 from astitch import index as ix
-from astitch.dimensions import Dimensions, array_of, find_dimensions
+from astitch.dimensions import Dimensions, array_of, find_dimensions, is_embedded
 from astitch.dominant import Group, Groups
 from astitch.gpu import Gpu
 from astitch.index import Symbol
@@ -190,7 +190,9 @@ def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
     spanned = [count for (reduced, _), count in tiles.values() if reduced and count > 1]
     if not spanned:
         return Span.TASK, 1
-    if any(kept and count > 1 for (_, kept), count in tiles.values()):
+    # An outer row that is kept exists inside a task only, also where all rows are one tile.
+    outer_kept = tiles["outer"][0][1] and mapping.outer_size > 1
+    if outer_kept or any(kept and count > 1 for (_, kept), count in tiles.values()):
         parts = 1
         for count in spanned:
             parts *= count
@@ -270,11 +272,12 @@ class _Arranger:
     # -- what a root reads -----------------------------------------------------------------------------------
 
     def stops(self, name: str) -> bool:
-        if name not in self.inside:
-            return True
-        return self.kept_value(name) is not None or OPS[self.graph[name].op].kind is Kind.SOURCE
+        embedded = is_embedded(self.graph, name)
+        return embedded or name not in self.inside or self.kept_value(name) is not None
 
     def kept_value(self, name: str) -> str | None:
+        if is_embedded(self.graph, name):
+            return None
         reduce, _ = reduce_behind(self.graph, name)
         return reduce if reduce in self.kept else None
 
@@ -291,11 +294,16 @@ class _Arranger:
             value = self.kept_value(read.operand) if read.operand in self.inside else None
             if value is not None:
                 roots.append(Read(value, read.index))
-            elif read.operand not in self.inside and array_of(self.graph[read.operand]).size > 1:
+            elif self.is_array(read.operand):
                 arrays.add(read.operand)
 
         walk_reads(self.graph, starts, lambda name: name not in own and self.stops(name), visit)
         return roots, arrays
+
+    def is_array(self, name: str) -> bool:
+        """An input of more than one element."""
+        outside = name not in self.inside and not is_embedded(self.graph, name)
+        return outside and array_of(self.graph[name]).size > 1
 
     # -- placing ---------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from astitch.dimensions import array_of
+from astitch.dimensions import array_of, is_embedded
 from astitch.ir import (
     ArrayType,
     ConstantAttrs,
@@ -98,7 +98,9 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
             if not scalar or OPS[inner.op].kind not in (Kind.ELEMENTWISE, Kind.SOURCE):
                 return f"its region holds %{inner.name} = {inner.op}, which is not a scalar element-wise op"
         inits = [graph[o] for o in node.operands[len(node.operands) // 2 :]]
-        if monoid_of(node.regions[0]) is None and not all(_is_embedded(init) for init in inits):
+        if monoid_of(node.regions[0]) is None and not all(
+            isinstance(init.attrs, ConstantAttrs) for init in inits
+        ):
             return "the identity of its region is unknown and its init value is not a constant"
     return None
 
@@ -112,11 +114,6 @@ def is_memory_op(node: Node) -> bool:
         Kind.REDUCE,
         Kind.OTHER,
     )
-
-
-def _is_embedded(node: Node) -> bool:
-    """A scalar constant is written into the text of its readers; it belongs to no scope."""
-    return isinstance(node.attrs, ConstantAttrs) and node.array.rank == 0
 
 
 def _earliest_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
@@ -144,7 +141,12 @@ def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
         """Stored whatever is decided for its reader: a source, an outside result or a graph output."""
         while graph[name].op == "reshape" and name not in outputs:
             name = graph[name].operands[0]
-        return OPS[graph[name].op].kind is Kind.SOURCE or name in outside or name in outputs
+        return (
+            name in outside
+            or name in outputs
+            or is_embedded(graph, name)
+            or (OPS[graph[name].op].kind is Kind.SOURCE)
+        )
 
     for node in reversed(list(graph)):
         name = node.name
@@ -224,16 +226,22 @@ def find_scopes(graph: Graph) -> Scopes:
     """Breadth-first search for stitch ops; every refused edge and every op left outside has a reason."""
     outside: dict[str, str] = {}
     for node in graph:
-        if node.op == "constant" and _is_embedded(node):
-            continue
         if OPS[node.op].kind is Kind.SOURCE and node.op != "iota":
             continue
-        if (reason := why_not_stitchable(graph, node)) is not None:
+        reason = why_not_stitchable(graph, node)
+        if reason is None and OPS[node.op].kind is Kind.PROJECTION and node.operands[0] in outside:
+            reason = "a result of an op that is not stitched"
+        if reason is not None:
             outside[node.name] = reason
     stage = _choose_stages(graph, outside)
 
+    outputs = set(graph.outputs)
+    embedded = {node.name for node in graph if is_embedded(graph, node.name)}
+
     def can_stitch(name: str) -> bool:
         node = graph[name]
+        if name in embedded and name not in outputs:
+            return any(user in outside for user in graph.users[name]) and node.op != "constant"
         return name not in outside and (OPS[node.op].kind is not Kind.SOURCE or node.op == "iota")
 
     refusals: list[Refusal] = []
@@ -251,6 +259,8 @@ def find_scopes(graph: Graph) -> Scopes:
             for other in (*graph[name].operands, *graph.users[name]):
                 if not can_stitch(other) or other in scope_of:
                     continue
+                if name in embedded or other in embedded:
+                    continue  # its readers do not read it from memory
                 if stage[other] == stage[name]:
                     scope_of[other] = len(found)
                     queue.append(other)
@@ -259,7 +269,9 @@ def find_scopes(graph: Graph) -> Scopes:
         if not can_stitch(node.name):
             continue
         for operand in dict.fromkeys(node.operands):
-            if can_stitch(operand) and stage[operand] != stage[node.name]:
+            if operand in embedded or not can_stitch(operand):
+                continue
+            if stage[operand] != stage[node.name]:
                 reason = _refused_edge(graph, outside, stage, operand, node.name)
                 refusals.append(Refusal(operand, node.name, reason))
     order = {name: number for number, name in enumerate(graph.nodes)}
@@ -280,7 +292,7 @@ def make_scope(graph: Graph, name: str, stage: int, members: list[str]) -> Scope
         operand
         for member in members
         for operand in graph[member].operands
-        if operand not in inside and not _is_embedded(graph[operand])
+        if operand not in inside and not is_embedded(graph, operand)
     )
     wanted = set(graph.outputs)
     outputs = [

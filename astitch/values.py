@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.declarations import Declarations
-from astitch.dimensions import array_of
+from astitch.dimensions import array_of, is_embedded
 from astitch.index import Linear, Quotient, Remainder, Symbol
 from astitch.ir import ArrayType, ConstantAttrs, DType, IotaAttrs, Literal
 from astitch.ops import OPS, Kind, monoid_of
@@ -204,10 +204,7 @@ class Values:
         or where a start index must be computed first."""
         name, index = key
         node = self.graph[name]
-        if (
-            isinstance(node.attrs, ConstantAttrs | IotaAttrs)
-            or name not in self.declarations.inside
-        ):
+        if isinstance(node.attrs, ConstantAttrs | IotaAttrs) or self.is_input(name):
             return []
         if key in self.filled or self.kept_elsewhere(key) is not None:
             return []
@@ -216,10 +213,14 @@ class Values:
             return []
         return [(read.operand, read.index) for read in found.choices[0].reads]
 
+    def is_input(self, name: str) -> bool:
+        """Read from memory that another step wrote."""
+        return name not in self.declarations.inside and not is_embedded(self.graph, name)
+
     def kept_elsewhere(self, key: Key) -> tuple[Placement, int] | None:
         """The placement and result number of a root that is read where it is kept, not computed again here."""
         name, index = key
-        if name not in self.declarations.inside:
+        if name not in self.declarations.inside or is_embedded(self.graph, name):
             return None
         reduce, number = reduce_behind(self.graph, name)
         place = self.placements.get(reduce)
@@ -263,7 +264,7 @@ class Values:
         if isinstance(node.attrs, IotaAttrs):
             form, zone = self.position(index[node.attrs.dimension])
             return self.define(key, node.dtype, k.Position(form, node.dtype), zone)
-        if name not in self.declarations.inside:
+        if self.is_input(name):
             return self.load(key, storage_name(self.graph, name), node.dtype)
         found = access(self.graph, node, index)
         for dynamic in found.dynamics:

@@ -306,12 +306,17 @@ def _ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 def _assert_agree(
-    case: Case, operands: list[np.ndarray], got: np.ndarray, want: np.ndarray
+    case: Case,
+    operands: list[np.ndarray],
+    got: np.ndarray,
+    want: np.ndarray,
+    exact: bool = True,
 ) -> None:
+    """exact: basic operations agree to the bit; else to ULP, as a GPU's division in f32 does."""
     assert got.dtype == want.dtype
     if not case.result.is_float:
         wrong = got != want
-    elif case.op in INEXACT:
+    elif case.op in INEXACT or not exact:
         wrong = _ulps(got, want) > ULP
         if case.op == "logistic":  # 1 + exp(-x) overflows where the result would be subnormal
             wrong &= ~((got == 0) & (np.abs(_wide(want)) < np.finfo(_wide(want).dtype).tiny))
@@ -441,4 +446,4 @@ def test_op_on_the_device_agrees_with_its_meaning(kernels: dict[str, Any], op: s
         table = cupy.asarray(np.array([x.data.ptr for x in inputs], np.uint64))
         kernels[case.name]((64,), (256,), (table, output, np.int64(size)))
         got = output.get().view(case.result.numpy)
-        _assert_agree(case, operands, got, _meaning(case, operands))
+        _assert_agree(case, operands, got, _meaning(case, operands), exact=op != "divide")

@@ -377,3 +377,23 @@ def test_the_package_alone_imports_neither_jax_nor_cupy() -> None:
     assert astitch.compile_hlo is astitch.compile.compile_hlo
     with pytest.raises(AttributeError, match="module 'astitch' has no attribute 'stitch'"):
         _ = astitch.stitch  # type: ignore[attr-defined]
+
+
+def test_a_setting_of_jax_that_changes_the_program_is_part_of_the_signature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+
+    def noise(x: jax.Array) -> jax.Array:
+        return x + jax.random.normal(jax.random.key(0), (3,))
+
+    stitched, x = astitch.jit(noise), jnp.zeros(3)
+    first = np.asarray(stitched(x))
+    offset = jax.config.jax_random_seed_offset
+    try:
+        jax.config.update("jax_random_seed_offset", 5)
+        second, want = np.asarray(stitched(x)), np.asarray(jax.jit(noise)(x))
+    finally:
+        jax.config.update("jax_random_seed_offset", offset)
+    assert not np.allclose(first, second)
+    np.testing.assert_allclose(second, want, rtol=1e-6)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astitch import remote_stitch
+from astitch.dimensions import is_embedded
 from astitch.ir import DimensionsAttrs, Graph, SortAttrs, TupleType
 from astitch.ops import OPS, Kind
 from astitch.remote_stitch import stitch_remotely
@@ -263,11 +264,15 @@ def check_order(graph: Graph, scopes: Scopes) -> None:
         if kind is Kind.SOURCE and node.op != "iota":
             assert node.name not in home
             continue
+        if is_embedded(graph, node.name) and node.name not in home:
+            continue
         assert (node.name in home) != (node.name in outside)
         for operand in node.operands:
             if node.name in outside:
                 if operand in home or operand in outside:
                     assert stage[operand] < _outside_stage(graph, scopes, node.name)
+            elif is_embedded(graph, operand):
+                continue
             elif operand in home and home[operand] != home[node.name]:
                 assert stage[operand] < stage[node.name]
             elif operand in outside:
@@ -277,7 +282,7 @@ def check_order(graph: Graph, scopes: Scopes) -> None:
     for scope in scopes.scopes:
         inside = set(scope.members)
         read = {o for m in scope.members for o in graph[m].operands} - inside
-        embedded = {o for o in read if graph[o].op == "constant" and graph[o].shape == ()}
+        embedded = {o for o in read if is_embedded(graph, o)}
         assert set(scope.inputs) == read - embedded
         needed = {
             m

@@ -1,14 +1,14 @@
 #include "astitch.cuh"
 // stitch_0: grid 48 x 256 threads, 0 B shared
-//   jit(causal_mask_softmax)/broadcast_in_dim
-//   iota
 //   ge
-//   broadcast_in_dim
 //   select_n
 //   jit(causal_mask_softmax)/mul
+//   broadcast_in_dim
 //   jit(causal_mask_softmax)/reduce_max
 //   jit(causal_mask_softmax)/sub
-//   and 3 more
+//   jit(causal_mask_softmax)/exp
+//   jit(causal_mask_softmax)/reduce_sum
+//   and 1 more
 struct Reduce0 {
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }

@@ -3,12 +3,12 @@
 //   jit(concatenate_reverse_iota)/rev
 //   jit(concatenate_reverse_iota)/concatenate
 //   jit(concatenate_reverse_iota)/slice
-//   jit(concatenate_reverse_iota)/iota
 //   jit(concatenate_reverse_iota)/mul
 //   jit(concatenate_reverse_iota)/add
 //   rem
 //   lt
-//   and 6 more
+//   ne
+//   and 5 more
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_y_1,

@@ -8,7 +8,7 @@
 //   jit(cross_entropy_bf16)/jvp()/exp
 //   jit(cross_entropy_bf16)/jvp()/reduce_sum
 //   jit(cross_entropy_bf16)/jvp()/abs
-//   and 15 more
+//   and 13 more
 struct Reduce0 {
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }

@@ -1,14 +1,14 @@
 #include "astitch.cuh"
 // stitch_0: grid 32 x 512 threads, 192 B shared
 //   eq
-//   iota
 //   convert_element_type
 //   reduce_max
 //   sub
 //   exp
 //   reduce_sum
 //   log
-//   and 11 more
+//   jit(cross_entropy_one_hot)/jvp()/mul
+//   and 9 more
 struct Reduce0 {
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }

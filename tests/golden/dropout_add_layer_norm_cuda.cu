@@ -1,6 +1,5 @@
 #include "astitch.cuh"
 // stitch_0: grid 8 x 256 threads, 64 B shared
-//   max
 //   slice
 //   squeeze
 //   iota_2x32_shape
@@ -8,6 +7,7 @@
 //   shift_left
 //   shift_right_logical
 //   or
+//   xor
 //   and 12 more
 struct Reduce0 {
   struct State { float f0; };

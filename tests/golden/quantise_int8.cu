@@ -4,8 +4,8 @@
 //   jit(quantise_int8)/reduce_max
 //   jit(quantise_int8)/div
 //   round
-//   min
 //   max
+//   min
 //   jit(quantise_int8)/convert_element_type
 struct Reduce0 {
   struct State { float f0; };

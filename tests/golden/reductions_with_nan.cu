@@ -3,12 +3,11 @@
 //   jit(reductions_with_nan)/reduce_sum
 //   jit(reductions_with_nan)/reduce_max
 //   jit(reductions_with_nan)/reduce_min
-//   iota
 //   reduce
 //   jit(reductions_with_nan)/ne
 //   jit(reductions_with_nan)/reduce_or
 //   jit(reductions_with_nan)/is_finite
-//   and 1 more
+//   jit(reductions_with_nan)/reduce_and
 struct Reduce0 {
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0x7f800000u)}; }
