@@ -13,7 +13,7 @@ from astitch.compile import Compilation, compile_hlo
 from astitch.executor import GpuExecutor
 from astitch.gpu import Gpu, from_device
 from astitch.hlo_import import import_hlo
-from astitch.program import LibraryStep
+from astitch.ir import Graph
 from astitch.reference import run_graph
 from tests.programs import PROGRAMS, Program, Tolerance, assert_matches, load
 
@@ -38,10 +38,21 @@ def executor_of(name: str) -> GpuExecutor:
     return GpuExecutor(compile_for_device(name).program)
 
 
+XLA_DIFFERS = {
+    "reductions_with_nan": "argmax among several NaNs: HLO fixes no order, XLA's names another than the first",
+    "quantise_f8": "XLA drops the rounding of f32 -> f8 -> f32 (it allows excess precision)",
+}
+"""Programs on which XLA for the GPU does not do what the HLO says, or the HLO leaves it open."""
+
+
+def has_product(graph: Graph) -> bool:
+    return any(n.op == "dot" or any(map(has_product, n.regions)) for n in graph)
+
+
 def tolerate(name: str) -> Program:
     """The program with the tolerance of its products, and one unit of what it rounds to integers."""
     program = PROGRAMS[name]
-    if not any(isinstance(s, LibraryStep) for s in compile_for_device(name).program.steps):
+    if not has_product(compile_for_device(name).graph):
         return program
     tolerance = Tolerance(max(program.tolerance.scale, TF32), program.tolerance.steps)
     return dataclasses.replace(program, tolerance=tolerance)
@@ -60,7 +71,7 @@ def test_device_agrees_with_reference(name: str) -> None:
         assert_matches(tolerate(name), run(name, seed), want)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in XLA_DIFFERS])
 def test_device_agrees_with_xla(name: str) -> None:
     if jax.default_backend() != "gpu":
         pytest.skip("jax sees no GPU: pip install jax[cuda13]")
