@@ -176,6 +176,8 @@ def _pairs(node: Node, operand: Node, number: int) -> list[tuple[int, int]]:
             return [(d, d) for d in range(len(source)) if source[d] == target[d]]
         case GatherAttrs() as gather:
             return _gather_pairs(gather, source, target, number)
+    if node.op == "bitcast-convert":
+        return [(d, d) for d in range(min(len(source), len(target))) if source[d] == target[d]]
     if node.op == "dynamic-update-slice":
         return [(d, r) for d, r in same if number < 2 and source[d] == target[r]]
     if OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.PROJECTION) and source == target:

@@ -114,7 +114,11 @@ def spell_call(call: k.Call, operands: Sequence[str]) -> str:
         case "convert", _:
             return f"hlo_convert<{STORAGE[call.dtype]}, {STORAGE[call.operand_dtypes[0]]}>({operands[0]})"
         case "bitcast-convert", _:
-            return f"hlo_bitcast<{STORAGE[call.dtype]}, {STORAGE[call.operand_dtypes[0]]}>({operands[0]})"
+            to, source = call.dtype, call.operand_dtypes[0]
+            kind = (
+                "" if to.bytes == source.bytes else "_part" if to.bytes < source.bytes else "_join"
+            )
+            return f"hlo_bitcast{kind}<{STORAGE[to]}, {STORAGE[source]}>({', '.join(operands)})"
         case "reduce-precision", ReducePrecisionAttrs(exponent, mantissa):
             return f"hlo_reduce_precision<{exponent}, {mantissa}>({operands[0]})"
     return OPS[call.op].cuda.format(*operands)

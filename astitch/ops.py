@@ -88,7 +88,9 @@ OPS: dict[str, Op] = {
     "select": _light("({0} ? {1} : {2})"),
     "clamp": _light("hlo_clamp({0}, {1}, {2})"),
     "convert": _light(""),  # spelled by the two types
-    "bitcast-convert": _light(""),  # element-wise when the sizes agree
+    "bitcast-convert": _light(
+        ""
+    ),  # spelled by the two types; between sizes a dimension of parts comes or goes
     "reduce-precision": _light(""),
     "copy": _light("{0}"),
     "optimization-barrier": _light("{0}"),

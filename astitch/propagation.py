@@ -195,6 +195,15 @@ def _gather(graph: Graph, node: Node, attrs: GatherAttrs, index: Index) -> Acces
     return Access((Choice((), (Read(node.operands[0], tuple(position)),)),), tuple(dynamics))
 
 
+def _bitcast_reads(graph: Graph, node: Node, index: Index) -> tuple[Read, ...]:
+    """The operand at the same index; the element that a narrower one is a part of; or all parts of a wider one."""
+    (operand,) = node.operands
+    parts = node.dtype.bytes // graph[operand].dtype.bytes
+    if parts > 1:
+        return tuple(Read(operand, (*index, ix.constant(part))) for part in range(parts))
+    return (Read(operand, index[: graph[operand].array.rank]),)
+
+
 def access(graph: Graph, node: Node, index: Index) -> Access:
     """What the value of `node` at `index` is computed from.  Not for sources, reduces and projections."""
     match node.attrs:
@@ -246,6 +255,8 @@ def access(graph: Graph, node: Node, index: Index) -> Access:
     if node.op == "reshape":
         source = graph[node.operands[0]].shape
         return _forward(node.operands[0], ix.delinearize(ix.linearize(index, node.shape), source))
+    if node.op == "bitcast-convert":
+        return Access((Choice((), _bitcast_reads(graph, node, index)),))
     # Element-wise; clamp's bounds and select's predicate may be scalars.
     reads = tuple(
         Read(o, index if graph[o].array.rank == len(index) else ()) for o in node.operands

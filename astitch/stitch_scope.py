@@ -90,8 +90,6 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     for array in types:
         if array.dtype not in STITCHABLE_DTYPES:
             return f"element type {array.dtype.value} has no emitted form yet"
-    if node.op == "bitcast-convert" and types[0].dtype.bytes != types[1].dtype.bytes:
-        return "bitcast-convert between element sizes has no emitted form yet"
     if node.op == "reduce":
         for inner in node.regions[0]:
             scalar = isinstance(inner.type, ArrayType) and inner.type.rank == 0

@@ -275,8 +275,12 @@ class Values:
         values = [self.value(read.operand, read.index) for read in reads]
         if OPS[node.op].kind in (Kind.INDEX, Kind.BROADCAST):
             return values[0]
-        zone = max((zone for _, zone in values), default=Zone.KERNEL)
         dtypes = tuple(self.graph[read.operand].dtype for read in reads)
+        if node.op == "bitcast-convert" and node.dtype.bytes < dtypes[0].bytes:
+            part, where = self.position(index[-1])
+            values.append((k.Position(part, DType.S32), where))
+            dtypes = (*dtypes, DType.S32)
+        zone = max((zone for _, zone in values), default=Zone.KERNEL)
         return self.define(
             key,
             node.dtype,

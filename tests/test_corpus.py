@@ -47,7 +47,6 @@ STEPS: dict[str, tuple[int, int, int]] = {
     "branches": (2, 0, 2),
     "newton_loop": (1, 0, 1),
     "complex_products": (2, 0, 6),
-    "bitcasts": (1, 0, 2),
     "quantise_f8": (2, 0, 4),
 }
 

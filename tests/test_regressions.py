@@ -56,3 +56,22 @@ def test_program_agrees_with_xla(fn: Callable[..., Any], arguments: tuple[Any, .
     want = jax.tree.leaves(jax.jit(fn)(*arrays))
     for got, expected in zip(HostEngine(program, check=True).run(arrays), want, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def split_and_join_words(words: Any, octets: Any) -> Any:
+    parts = jax.lax.bitcast_convert_type(words, jnp.int16)
+    joined = jax.lax.bitcast_convert_type(octets, jnp.uint32)
+    return parts, parts.astype(jnp.int32).sum(-1), joined, joined.max(0)
+
+
+def test_bits_are_split_and_joined_in_a_kernel() -> None:
+    random = np.random.default_rng(0)
+    words = random.integers(0, 2**32, (33, 7), dtype=np.uint32)
+    octets = random.integers(0, 256, (5, 9, 4), dtype=np.uint8)
+    program = compile_hlo(lower(split_and_join_words, words, octets)).program
+    assert len(program.kernels) == len(program.steps) == 1
+    want = jax.jit(split_and_join_words)(words, octets)
+    for got, expected in zip(
+        HostEngine(program, check=True).run([words, octets]), want, strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)

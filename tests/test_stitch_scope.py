@@ -140,11 +140,6 @@ def complex_graph() -> Graph:
     return g.build(g.same("add", x, x, name="y"))
 
 
-def wide_bitcast_graph() -> Graph:
-    g = GraphBuilder()
-    return g.build(g.op("bitcast-convert", "u8[4,4]", g.parameter("f32[4]"), name="y"))
-
-
 def nested_region_graph() -> Graph:
     g = GraphBuilder()
     region = GraphBuilder("odd")
@@ -164,7 +159,6 @@ def nested_region_graph() -> Graph:
     [
         (sorted_graph(), "'sort' has no emitted form yet"),
         (complex_graph(), "element type c64 has no emitted form yet"),
-        (wide_bitcast_graph(), "bitcast-convert between element sizes has no emitted form yet"),
         (
             nested_region_graph(),
             "its region holds %broadcast.2 = broadcast, which is not a scalar element-wise op",

@@ -358,6 +358,22 @@ template <class To, class From = void, class X> __device__ __forceinline__ compu
     return load_as<compute_of<To>>(same_bits<To>(store_as<Stored>(x)));
 }
 
+// Part number `part` (the lowest bits first) of the bits of x, a value of HLO type From, read as the narrower To.
+template <class To, class From, class X> __device__ __forceinline__ compute_of<To> hlo_bitcast_part(X x, int part)
+{
+    const unsigned_of<From> bits = same_bits<unsigned_of<From>>(store_as<From>(x));
+    return load_as<compute_of<To>>(same_bits<To>(unsigned_of<To>(bits >> (8 * sizeof(To) * part))));
+}
+
+// The bits of values of HLO type From side by side (the first lowest), read as the wider To.
+template <class To, class From, class... X> __device__ __forceinline__ compute_of<To> hlo_bitcast_join(X... parts)
+{
+    unsigned_of<To> bits = 0;
+    int shift = 0;
+    ((bits |= unsigned_of<To>(same_bits<unsigned_of<From>>(store_as<From>(parts))) << shift, shift += 8 * sizeof(From)), ...);
+    return load_as<compute_of<To>>(same_bits<To>(bits));
+}
+
 // Exponent and mantissa bits of a float type.
 template <class T> constexpr int exponent_bits =
     is_same<T, double> ? 11 : is_same<T, f16> || is_same<T, f8e5m2> ? 5 : is_same<T, f8e4m3fn> ? 4 : 8;
