@@ -19,6 +19,7 @@ from astitch.ir import DType, Graph
 from astitch.ops import OPS
 from astitch.plan import Plan
 from astitch.propagation import Guard, Read, walk_reads
+from astitch.shared_memory import SLOT_ALIGNMENT_BYTES
 from astitch.stitch_scheme import (
     Arrangement,
     Placement,
@@ -36,7 +37,6 @@ from astitch.thread_mapping import ceil_div
 _ADVICE = "\n  the stage that handed this on has a bug; print its input and report both"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _KNOWN_FUNCTIONS = frozenset({"min"})
-_SLOT_ALIGNMENT_BYTES = 16
 
 
 def check_plan(plan: Plan) -> Plan:
@@ -304,8 +304,6 @@ class _KernelCheck:
                     self.require(level in ("global", "block"), f"a barrier of level {level!r}")
                     self.level += level == "global"
                     pending = []
-                case k.Comment():
-                    pass
                 case _:
                     raise self.fault(f"{type(statement).__name__} outside a section")
         self.require(
@@ -346,7 +344,7 @@ class _KernelCheck:
         slots = self.kernel.slots
         for number, slot in enumerate(slots):
             self.require(
-                slot.offset % _SLOT_ALIGNMENT_BYTES == 0, f"slot {slot.name} at byte {slot.offset}"
+                slot.offset % SLOT_ALIGNMENT_BYTES == 0, f"slot {slot.name} at byte {slot.offset}"
             )
             self.require(
                 slot.offset >= 0 and slot.offset + slot.bytes <= self.kernel.shared_bytes,
@@ -483,8 +481,6 @@ class _KernelCheck:
         integer = _Variable("integer")
         trace: _Trace = []
         match statement:
-            case k.Comment():
-                pass
             case k.Index(name, form):
                 self.check_form(form)
                 self.define(name, integer)

@@ -1,7 +1,7 @@
 """Kernel -> CUDA text.  Decides nothing: one match over the statement grammar, printed.
 
-Names, metadata and strings from the HLO reach the text only through `comment` and the identifiers that lower.py
-made, so nothing a module contains can leave its comment or its name.
+Names, metadata and strings from the HLO reach the text only through `comment` and the identifiers that
+declarations.py made, so nothing a module contains can leave its comment or its name.
 """
 
 from __future__ import annotations
@@ -185,8 +185,6 @@ class _Printer:
     def statement(self, statement: k.Statement, depth: int) -> Iterator[str]:
         pad = "  " * depth
         match statement:
-            case k.Comment(text):
-                yield f"{pad}// {comment(text)}"
             case k.Index(name, form):
                 yield f"{pad}const {self.integer} {name} = {spell_form(form)};"
             case k.Start(name, expr, dtype, limit):

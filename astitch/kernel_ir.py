@@ -1,13 +1,14 @@
 """The Kernel: what an emitted kernel says, statement by statement.  The grammar first:
 
     Kernel    = (name, parameters, reducers, slots, body, launch numbers)
-    Statement = Section | TaskLoop | Loop | If | Choose | Barrier | Comment
+    Statement = Section | TaskLoop | Loop | If | Choose | Barrier
               | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store
               | Keep | KeepSet | States | Accumulate | AccumulateState | ReduceAcross | Finish
     Expr      = Name | Number | Call | Position | Lane | Element | Field
 
 Integers that address memory are index.Linear forms whose symbols are names of the emitted program; `lane` is
-the number of the element within a vector.  Values carry their HLO dtype.  lower.py decides, emit_cuda.py prints.
+the number of the element within a vector.  Values carry their HLO dtype.
+declarations.py names, values.py and lower_loop.py decide, lower.py puts together, emit_cuda.py prints.
 """
 
 from __future__ import annotations
@@ -90,11 +91,6 @@ Expr = Name | Number | Call | Position | Lane | Element | Field
 
 
 @dataclass(frozen=True, slots=True)
-class Comment:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Index:
     """const int name = form;"""
 
@@ -123,7 +119,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """const T name = array[position], converted to the compute type.  shared: array is a shared slot."""
+    """const T name = array[position], converted to the compute type.  array: a parameter or a shared slot."""
 
     name: str
     dtype: DType
@@ -321,8 +317,7 @@ class Barrier:
 
 
 Statement = (
-    Comment
-    | Index
+    Index
     | Start
     | Value
     | Load

@@ -1,7 +1,7 @@
-"""Arrangement -> Kernel: every decision about the text of a kernel is taken here and in the modules below.
+"""Arrangement -> Kernel: strings the task loops of a kernel together with the barriers between them.
 
-declarations.py holds what the kernel declares, values.py places each value in its zone, residency.py says what stays on
-chip, lower_loop.py builds the nest of a task loop; this file strings the loops together with their barriers.
+What each says is decided below: zones.py has the places in a nest, declarations.py what the kernel declares, values.py
+puts each value in its zone, residency.py says what stays on chip, lower_loop.py builds the nest of a task loop.
 """
 
 from __future__ import annotations

@@ -302,9 +302,7 @@ class LoopLowering(Values):
         previous, self.evaluating = self.evaluating, name
         expr, zone = self.value(name, place.root.index)
         self.evaluating = previous
-        here = frozenset(place.root.space.atoms)
-        row = any(a in here for a in self.mapping.row)
-        col = any(a in here for a in self.mapping.col)
+        row, col = self.space_axes(place)
         leader = self.leader_guard(row=row, col=col, in_nest=True)
         guards = (*self.outer_guard, *leader)
         if place.stored:
@@ -384,9 +382,7 @@ class LoopLowering(Values):
 
     def lower_accumulation(self, place: Placement) -> None:
         root = place.root
-        here = frozenset(root.space.atoms)
-        row = any(a in here for a in self.mapping.row)
-        col = any(a in here for a in self.mapping.col)
+        row, col = self.space_axes(place)
         outer_reduced = any(a in root.space.reduced for a in self.mapping.outer)
         guards = (
             *(self.outer_guard if outer_reduced or not self.mapping.outer else ()),
@@ -565,11 +561,8 @@ class LoopLowering(Values):
         row, _ = self.kept_axes(place)
         guards = self.result_guard(place)
         if place.span is Span.TILE:
-            here = frozenset(place.root.space.atoms)
-            guards += self.tile_guard(
-                row=any(a in here for a in self.mapping.row),
-                col=any(a in here for a in self.mapping.col),
-            )
+            in_row, in_col = self.space_axes(place)
+            guards += self.tile_guard(row=in_row, col=in_col)
         saved = self.frames[Zone.TASK].statements
         self.frames[Zone.TASK].statements = []
         with self.inner_frames():

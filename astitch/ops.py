@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from astitch.ir import Graph, Node
+from astitch.ir import Graph
 from astitch.semantics import MEANINGS, Meaning
 
 
@@ -165,11 +165,6 @@ OPS: dict[str, Op] = {
 }
 
 OPS = {opcode: replace(row, meaning=MEANINGS.get(opcode)) for opcode, row in OPS.items()}
-
-
-def op_of(node: Node) -> Op:
-    """The row of a node's opcode.  The importer has refused opcodes without a row, so this cannot fail."""
-    return OPS[node.op]
 
 
 def monoid_of(region: Graph) -> str | None:

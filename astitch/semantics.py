@@ -52,7 +52,6 @@ from astitch.random_bits import generate_philox_bits, generate_threefry_bits
 
 Array = np.ndarray
 Meaning = Callable[..., Array]
-Meanings = Callable[..., "tuple[Array, ...]"]  # of an op with several results
 
 _NARROW = frozenset({DType.F16.numpy, DType.BF16.numpy, DType.F8E4M3FN.numpy, DType.F8E5M2.numpy})
 

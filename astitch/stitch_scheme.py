@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping as MappingType
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from astitch import index as ix
 from astitch.dimensions import Dimensions, array_of, find_dimensions, is_embedded
@@ -43,7 +44,7 @@ class Scheme(enum.Enum):
 class Span(enum.Enum):
     """Over what a reduce is complete."""
 
-    TASK = "task"  # within one task of one block
+    TASK = "task"  # complete in every task that reads it
     LOOP = "loop"  # registers accumulate over all tasks of a block: one partial for each block
     TILE = "tile"  # each task leaves a partial
 
@@ -358,7 +359,7 @@ class _Arranger:
         producers = {id(self.drafts[r.operand].loop) for r in reads}
         own_group = self.group_of[root.name]
         best: _Loop | None = None
-        for loop in sorted(self.loops, key=lambda l: l.level):
+        for loop in sorted(self.loops, key=attrgetter("level")):
             related = (
                 id(loop) in producers
                 or any(self.group_of[n] == own_group for n in loop.roots if n in self.group_of)
@@ -471,7 +472,7 @@ class _Arranger:
         outputs = {stored_value(self.graph, o) for o in self.groups.scope.outputs}
         produced = {reduce_behind(self.graph, o)[0] for o in outputs}
         # Loop numbers follow levels, so that the kernel's sections are in order.
-        ordered = sorted(self.loops, key=lambda l: (l.level, l.number))
+        ordered = sorted(self.loops, key=attrgetter("level", "number"))
         for number, loop in enumerate(ordered):
             loop.number = number
         placements: dict[str, Placement] = {}
@@ -479,13 +480,13 @@ class _Arranger:
             phases = self.phases(loop)
             for key in loop.roots:
                 draft = self.drafts[key]
-                placements[key] = self.placement(key, draft, phases[key], produced)
-        loops = tuple(TaskLoop(l.number, l.level, l.mapping) for l in ordered)
+                placements[key] = self.placement(draft, phases[key], produced)
+        loops = tuple(TaskLoop(loop.number, loop.level, loop.mapping) for loop in ordered)
         return Arrangement(
             self.graph, self.groups, self.dimensions, self.block, self.wave, loops, placements
         )
 
-    def placement(self, key: str, draft: _Draft, phase: int, produced: set[str]) -> Placement:
+    def placement(self, draft: _Draft, phase: int, produced: set[str]) -> Placement:
         root = draft.root
         output = root.name in produced
         if root.kind is RootKind.COMBINE:

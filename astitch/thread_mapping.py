@@ -289,7 +289,9 @@ def _map_columns(
 def why_not_aligned(space: Space, mapping: Mapping) -> str | None:
     """None when a root of `space` can be computed by the threads of `mapping`, else the reason.
 
-    Propagation of a mapping: each axis must be wholly in the space or wholly absent, and wholly kept or reduced.
+    Propagation of a mapping: the outer axis must be wholly in the space, row and col each wholly in it or wholly
+    absent, and an axis wholly kept or reduced.  Where row or col is absent and tiled, the value is computed in every
+    tile along it, and counted or stored in one.
     """
     here = frozenset(space.atoms)
     axes = {"outer": mapping.outer, "row": mapping.row, "col": mapping.col}
@@ -306,13 +308,3 @@ def why_not_aligned(space: Space, mapping: Mapping) -> str | None:
         if reduced and len(reduced) < len(inside):
             return f"it reduces only a part of the {name} axis"
     return None
-
-
-def covered_elements(mapping: Mapping) -> dict[tuple[int, int, int], int]:
-    """How often each (outer, row, col) position is visited: the law says once each.  For tests of small mappings."""
-    seen: dict[tuple[int, int, int], int] = {}
-    for task in range(mapping.tasks):
-        for thread in range(mapping.block):
-            for element in mapping.elements(task, thread):
-                seen[element] = seen.get(element, 0) + 1
-    return seen

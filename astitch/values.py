@@ -152,9 +152,6 @@ class Values:
         self.remember(axis.zone, key, symbol)
         return symbol
 
-    def zone_of(self, form: Linear) -> Zone:
-        return self.spell(form)[1]
-
     def position(self, form: Linear) -> tuple[Linear, Zone]:
         """An address: its base is computed once (index cache), the lane is added where it is used."""
         spelled, where = self.spell_base(form)
@@ -396,6 +393,11 @@ class Values:
         kept = frozenset(place.root.space.kept)
         return any(a in kept for a in self.mapping.row), any(a in kept for a in self.mapping.col)
 
+    def space_axes(self, place: Placement) -> tuple[bool, bool]:
+        """Does the root's space have (row, col) at all?  `kept_axes` says no for an axis that it reduces, this yes."""
+        here = frozenset(place.root.space.atoms)
+        return any(a in here for a in self.mapping.row), any(a in here for a in self.mapping.col)
+
     def state_count(self, place: Placement) -> int:
         rows, cols = self.kept_axes(place)
         count = self.mapping.row_steps if rows else 1
@@ -459,7 +461,7 @@ class Values:
         attrs = self.graph[inits[0]].attrs
         if isinstance(attrs, ConstantAttrs):
             as_state = attrs.value.numpy().astype(reducer.fields[0].numpy)
-            if Literal.of(as_state) == reducer.identity[0] or not node.operands:
+            if Literal.of(as_state) == reducer.identity[0]:
                 return
             if monoid_of(node.regions[0]) == "add" and not as_state.any():
                 return  # -0.0 as the init of a sum: adding it changes nothing

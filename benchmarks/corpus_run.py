@@ -16,10 +16,7 @@ from astitch.gpu import from_device
 from astitch.hlo_import import import_hlo
 from astitch.program import LibraryStep
 from astitch.reference import run_graph
-from tests.programs import PROGRAMS, assert_matches, load
-
-TF32_SCALE = 500.0
-"""How much wider the tolerance of a program with f32 products is: TF32 keeps 10 bits of a factor."""
+from tests.programs import PROGRAMS, TF32_SCALE, assert_matches, load
 
 
 def main() -> int:

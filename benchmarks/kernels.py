@@ -30,7 +30,7 @@ F32, BF16 = jnp.float32, jnp.bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """fn on arrays of `specs` (shape, dtype); passes: how often the large tensor is read or written at least."""
+    """fn on arrays of `specs` (shape, dtype)."""
 
     name: str
     fn: Callable[..., Any]

@@ -219,6 +219,10 @@ def program(
     return register
 
 
+TF32_SCALE = 500.0
+"""How much wider the tolerance of a program with f32 products is on a GPU: TF32 keeps 10 bits of a factor."""
+
+
 def assert_matches(prog: Program, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> None:
     """Raises AssertionError that names the first wrong result and the first element wrong in it."""
     assert len(got) == len(want), f"{prog.name}: {len(got)} results, {len(want)} expected"

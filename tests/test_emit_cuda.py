@@ -314,8 +314,8 @@ def test_guards(guards: tuple[Within | Divisible, ...], text: str) -> None:
 
 AT = of_symbol(I)
 VALUE = k.Name("value")
+BODY = (k.Index("x", AT),)
 STATEMENTS: list[tuple[k.Statement, str]] = [
-    (k.Comment("one\ntwo"), "// one.two"),
     (k.Index("at", ix.offset(AT, 2)), "const int at = i + 2;"),
     (
         k.Start("start", VALUE, DType.S32, 9),
@@ -361,40 +361,41 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "s[i] = Reduce0::combine(Reduce0::State{value}, s[i]);",
     ),
     (
-        k.Loop("l", 8, True, (k.Comment("x"),)),
-        "#pragma unroll\nfor (int l = 0; l < 8; ++l) {\n  // x\n}",
+        k.Loop("l", 8, True, BODY),
+        "#pragma unroll\nfor (int l = 0; l < 8; ++l) {\n  const int x = i;\n}",
     ),
-    (k.Loop("l", 1, True, (k.Comment("x"),)), "{\n  const int l = 0;\n  // x\n}"),
+    (k.Loop("l", 1, True, BODY), "{\n  const int l = 0;\n  const int x = i;\n}"),
     (
-        k.Loop("l", 99, False, (k.Comment("x"),)),
-        "#pragma unroll 4\nfor (int l = 0; l < 99; ++l) {\n  // x\n}",
+        k.Loop("l", 99, False, BODY),
+        "#pragma unroll 4\nfor (int l = 0; l < 99; ++l) {\n  const int x = i;\n}",
     ),
-    (k.If((Within(AT, 0, 5),), (k.Comment("x"),)), "if (i < 5) {\n  // x\n}"),
+    (k.If((Within(AT, 0, 5),), BODY), "if (i < 5) {\n  const int x = i;\n}"),
     (
         k.Choose(
             "c",
             F32,
             (
-                k.Branch((Within(AT, 0, 5),), (k.Comment("x"),), VALUE),
+                k.Branch((Within(AT, 0, 5),), BODY, VALUE),
                 k.Branch((), (), k.Name("other")),
             ),
         ),
-        "float c;\nif (i < 5) {\n  // x\n  c = value;\n} else {\n  c = other;\n}",
+        "float c;\nif (i < 5) {\n  const int x = i;\n  c = value;\n} else {\n  c = other;\n}",
     ),
     (
-        k.TaskLoop(7, True, (k.Comment("x"),)),
-        "if (first < 7) {\n  const int task = first;\n  // x\n}",
+        k.TaskLoop(7, True, BODY),
+        "if (first < 7) {\n  const int task = first;\n  const int x = i;\n}",
     ),
     (
-        k.TaskLoop(7, False, (k.Comment("x"),)),
-        "for (int task = first; task < 7; task += gridDim.x) {\n  // x\n}",
+        k.TaskLoop(7, False, BODY),
+        "for (int task = first; task < 7; task += gridDim.x) {\n  const int x = i;\n}",
     ),
     (k.Barrier("global", "why\n"), "ASTITCH_GLOBAL_BARRIER(barrier);  // why."),
     (k.Barrier("block", "why"), "__syncthreads();  // why"),
     (
-        k.Section(3, "title", 0, 2, 4, 32, (k.Comment("x"),)),
+        k.Section(3, "title", 0, 2, 4, 32, BODY),
         "{  // loop 3: title\n  const int thread = threadIdx.x;\n  const int tx = thread % 32;\n"
-        "  const int ty = thread / 32 % 4;\n  const int to = thread / 128;\n  const int first = blockIdx.x;\n  // x\n}",
+        "  const int ty = thread / 32 % 4;\n  const int to = thread / 128;\n  const int first = blockIdx.x;\n"
+        "  const int x = i;\n}",
     ),
 ]
 

@@ -15,12 +15,9 @@ from astitch.gpu import Gpu, from_device
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
 from astitch.reference import run_graph
-from tests.programs import PROGRAMS, Program, Tolerance, assert_matches, load
+from tests.programs import PROGRAMS, TF32_SCALE, Program, Tolerance, assert_matches, load
 
 pytestmark = pytest.mark.gpu
-
-# A product in f32 may use TF32: 10 bits of mantissa instead of 23.
-TF32 = 500.0
 
 
 @functools.cache
@@ -54,7 +51,7 @@ def tolerate(name: str) -> Program:
     program = PROGRAMS[name]
     if not has_product(compile_for_device(name).graph):
         return program
-    tolerance = Tolerance(max(program.tolerance.scale, TF32), program.tolerance.steps)
+    tolerance = Tolerance(max(program.tolerance.scale, TF32_SCALE), program.tolerance.steps)
     return dataclasses.replace(program, tolerance=tolerance)
 
 

@@ -16,7 +16,6 @@ from astitch.thread_mapping import (
     Space,
     ceil_div,
     choose_vector,
-    covered_elements,
     map_space,
     power_of_two_at_least,
     why_not_aligned,
@@ -32,6 +31,16 @@ def space(shape: tuple[int, ...], reduced: tuple[int, ...] = (), element_bytes: 
 
 def is_power_of_two(n: int) -> bool:
     return n > 0 and n & (n - 1) == 0
+
+
+def covered_elements(mapping: Mapping) -> dict[tuple[int, int, int], int]:
+    """How often each (outer, row, col) position is visited: the law says once each."""
+    seen: dict[tuple[int, int, int], int] = {}
+    for task in range(mapping.tasks):
+        for thread in range(mapping.block):
+            for element in mapping.elements(task, thread):
+                seen[element] = seen.get(element, 0) + 1
+    return seen
 
 
 def check_law(space: Space, mapping: Mapping, block: int) -> None:
