@@ -194,6 +194,11 @@ def count_gpus() -> int:
         return 0
 
 
+def current_gpu() -> int:
+    """The number of CuPy's current device.  Raises EngineUnavailable."""
+    return int(import_cupy().cuda.runtime.getDevice())
+
+
 def import_cupy() -> Any:
     """The cupy module.  Raises EngineUnavailable with what to do."""
     try:
@@ -323,8 +328,9 @@ class StepTime:
 class GpuExecutor:
     """A Program ready to run on one GPU; may be called from several threads, which take turns to launch.
 
-    Work goes to CuPy's current stream.  Raises EngineUnavailable without CuPy or a GPU, KernelCompileError,
-    OutOfMemory, and LaunchRefused for a kernel whose blocks wait for each other but cannot all be resident.
+    Work goes to CuPy's current stream.  JAX arrays that a call reads stay alive until a later call finds that it ended.
+    Raises EngineUnavailable without CuPy or a GPU, KernelCompileError, OutOfMemory, and LaunchRefused for a kernel
+    whose blocks wait for each other but cannot all be resident.
     """
 
     def __init__(self, program: Program, device: int | None = None) -> None:
@@ -368,11 +374,12 @@ class GpuExecutor:
             stream = self.cupy.cuda.get_current_stream()
             self._wait_for_last_call(stream)
             call = self._place_buffers(arguments, stream.ptr)
-            for launch in self._launches:
-                launch(call)
-            outputs = self._take_outputs(call)
-            self._finish_call(stream, arguments)
-        return outputs
+            try:
+                for launch in self._launches:
+                    launch(call)
+                return self._take_outputs(call)
+            finally:  # what was launched before a failure still uses the arena and the arguments
+                self._finish_call(stream, arguments)
 
     def time_steps(self, arguments: Sequence[Any], repeats: int = 20) -> list[StepTime]:
         """GPU time of each step: the median of `repeats` runs of the whole program, after one to warm up."""

@@ -178,20 +178,24 @@ class Lowered:
     def compile(self) -> Compiled:
         """Compile for the engine.  Raises AstitchError for what astitch cannot compile."""
         from astitch.compile import compile_hlo
+        from astitch.executor import current_gpu
         from astitch.gpu import from_device
         from astitch.trace import trace_compilation
 
-        gpu = from_device() if self.engine == "gpu" else "host"
+        # Planned for the device on which it will run.
+        device = current_gpu() if self.engine == "gpu" else None
+        gpu = "host" if device is None else from_device(device)
         compilation = compile_hlo(self.hlo, gpu=gpu)
         trace_compilation(self.hlo, compilation)
-        return Compiled(compilation, self.jax_lowered, self.jax_traced.out_info, self.engine)
+        out_info = self.jax_traced.out_info
+        return Compiled(compilation, self.jax_lowered, out_info, device)
 
 
 class Compiled:
     """A compiled signature: call it with arguments of the types that it was lowered for, without static ones."""
 
     def __init__(
-        self, compilation: Compilation, jax_lowered: Any, out_info: Any, engine: str
+        self, compilation: Compilation, jax_lowered: Any, out_info: Any, device: int | None
     ) -> None:
         import jax
 
@@ -208,7 +212,7 @@ class Compiled:
                 f"program {self.program.name} has {len(self.program.parameters)} parameters for "
                 f"{len(self._in_avals)} arrays"
             )
-        self._engine: Engine = make_engine(self.program, engine)
+        self._engine: Engine = make_engine(self.program, device)
 
     @property
     def program(self) -> Program:
@@ -298,14 +302,17 @@ def _warn_no_gpu() -> None:
     warnings.warn(NO_GPU, RuntimeWarning, stacklevel=2)
 
 
-def make_engine(program: Program, engine: str) -> Engine:
-    """A function from flat NumPy, CuPy or JAX arrays to flat JAX arrays.  engine: "gpu" or "host"."""
+def make_engine(program: Program, device: int | None) -> Engine:
+    """A function from flat NumPy, CuPy or JAX arrays to flat JAX arrays.
+
+    device: number of the CUDA device; None for the host emulation.
+    """
     import jax
 
-    if engine == "gpu":
+    if device is not None:
         from astitch.executor import GpuExecutor
 
-        executor = GpuExecutor(program)
+        executor = GpuExecutor(program, device)
 
         def run_on_gpu(arguments: Sequence[Any]) -> list[Any]:
             return [array.to_jax() for array in executor.run(arguments)]
