@@ -13,8 +13,8 @@ from astitch.errors import InvalidOption
 
 NAMES = {
     "ASTITCH_CACHE_DIR": "folder of the kernel cache (default ~/.cache/astitch)",
-    "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: every stage; 4: the CUDA text",
-    "ASTITCH_DUMP": "folder that gets every stage of each compilation",
+    "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
+    "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu or host: the engine, instead of the GPU where there is one",
 }
 """The names and what they mean.  At most ten."""
@@ -40,7 +40,7 @@ def debug_level() -> int:
 
 
 def dump_dir() -> Path | None:
-    """Where the stages of each compilation are written; None to write nothing."""
+    """Where each compilation by astitch.jit is written; None to write nothing."""
     given = _read("ASTITCH_DUMP")
     return Path(given) if given else None
 

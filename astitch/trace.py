@@ -11,6 +11,7 @@ from pathlib import Path
 
 from astitch import options
 from astitch.compile import Compilation
+from astitch.gpu import PRESETS
 from astitch.program import KernelStep, LibraryStep, ReferenceStep
 
 REPRO = """\
@@ -19,9 +20,9 @@ REPRO = """\
 from pathlib import Path
 
 import astitch
-
+{device}
 module = Path(__file__).with_name("module.hlo.pb").read_bytes()
-print(astitch.compile_hlo(module, gpu={gpu!r}).explain())
+print(astitch.compile_hlo(module, gpu={gpu}).explain())
 """
 
 
@@ -77,10 +78,17 @@ def dump(hlo: bytes, compilation: Compilation, folder: Path) -> Path:
     (own / "explain.txt").write_text(
         f"{describe(compilation, 1)}\n\n{compilation.explain()}\n", "utf-8"
     )
-    (own / "repro.py").write_text(REPRO.format(gpu=compilation.gpu.name), "utf-8")
+    (own / "repro.py").write_text(REPRO.format(**_device_of(compilation.gpu.name)), "utf-8")
     for number, kernel in enumerate(compilation.program.kernels):
         (own / f"{number:02}_{_file_name(kernel.name)}.cu").write_text(kernel.source, "utf-8")
     return own
+
+
+def _device_of(name: str) -> dict[str, str]:
+    """How repro.py names the device: a preset, else the device that it runs on."""
+    if name in PRESETS:
+        return {"device": "", "gpu": repr(name)}
+    return {"device": "from astitch.gpu import from_device\n", "gpu": "from_device()"}
 
 
 def _make_numbered(folder: Path, name: str) -> Path:

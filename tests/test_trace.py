@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import astitch
+from astitch.trace import dump
 
 X = jnp.ones((8, 16))
 
@@ -62,3 +64,16 @@ def test_a_dump_can_be_compiled_again(tmp_path: Path, monkeypatch: pytest.Monkey
         env={**os.environ, "PYTHONPATH": "."},
     )
     assert done.stdout == compiled[1].explain() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"), [("h200", "gpu='h200'"), ("sm_99x7", "gpu=from_device()")]
+)
+def test_a_dump_names_a_preset_or_asks_the_device(name: str, gpu: str, tmp_path: Path) -> None:
+    lowered = astitch.jit(layer).lower(X)
+    compilation = astitch.compile_hlo(lowered.hlo)
+    compilation = replace(compilation, gpu=replace(compilation.gpu, name=name))
+    text = (dump(lowered.hlo, compilation, tmp_path) / "repro.py").read_text("utf-8")
+    compile(text, "repro.py", "exec")
+    assert gpu in text
+    assert ("import from_device" in text) == ("from_device()" in text)
