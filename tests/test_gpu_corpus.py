@@ -43,7 +43,7 @@ XLA_DIFFERS = {
 
 
 def has_product(graph: Graph) -> bool:
-    return any(n.op == "dot" or any(map(has_product, n.regions)) for n in graph)
+    return any(n.op in ("dot", "convolution") or any(map(has_product, n.regions)) for n in graph)
 
 
 def tolerate(name: str) -> Program:
