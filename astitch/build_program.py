@@ -60,13 +60,17 @@ class _ProgramBuilder:
 
     def view(self, name: str) -> View:
         """A graph value as an argument of a step."""
-        source = storage_name(self.graph, name)
-        node = self.graph[source.partition("#")[0]]
-        if isinstance(node.attrs, ConstantAttrs):
-            self.constants[source] = node.attrs.value
+        stored = self.stored_view(storage_name(self.graph, name))
         array = self.graph[name].type
+        return View(stored.buffer, array) if isinstance(array, ArrayType) else stored
+
+    def stored_view(self, source: str) -> View:
+        """The buffer under a storage name, as it is stored."""
+        attrs = self.graph[source.partition("#")[0]].attrs
+        if isinstance(attrs, ConstantAttrs):
+            self.constants[source] = attrs.value
         self.stored[source] = storage_type(self.graph, source)
-        return View(source, array if isinstance(array, ArrayType) else self.stored[source])
+        return View(source, self.stored[source])
 
     def scratch_view(self, kernel: str, source: str, array: ArrayType) -> View:
         name = f"{kernel}/{source}"
@@ -83,12 +87,7 @@ class _ProgramBuilder:
                     self.scratch_view(kernel.name, parameter.source, scratch[parameter.source])
                 )
             else:
-                array = storage_type(self.graph, parameter.source)
-                node = self.graph[parameter.source.partition("#")[0]]
-                if isinstance(node.attrs, ConstantAttrs):
-                    self.constants[parameter.source] = node.attrs.value
-                self.stored[parameter.source] = array
-                views.append(View(parameter.source, array))
+                views.append(self.stored_view(parameter.source))
         written = {i for i, p in enumerate(kernel.parameters) if p.written}
         if kernel.global_barriers:
             word = f"{kernel.name}/barrier"

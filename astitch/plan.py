@@ -1,7 +1,7 @@
 """Scope -> Plan: how one stitch op becomes one kernel, with every decision and its reason.
 
-Runs the stages from dominants to the kernel on the candidates that matter for one scope (block size, residency,
-demotions of shared memory) and keeps the first that fits the GPU.
+Runs the stages from dominants to the kernel: with small blocks, again with large ones where rows are long or blocks
+must meet; then less is kept in shared memory, and Regional buffers are demoted, until the kernel fits the GPU.
 """
 
 from __future__ import annotations
