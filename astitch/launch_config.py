@@ -28,13 +28,25 @@ class LaunchConfig:
 
 
 def configure_launch(
-    gpu: Gpu, block: int, shared_bytes: int = 0, assumed: int = ASSUMED_REGISTERS
+    gpu: Gpu,
+    block: int,
+    shared_bytes: int = 0,
+    assumed: int = ASSUMED_REGISTERS,
+    blocks_per_sm: int | None = None,
 ) -> LaunchConfig:
-    """The residency of blocks of `block` threads that use `shared_bytes` of shared memory each."""
-    blocks = max(gpu.blocks_per_sm(block, assumed, shared_bytes), 1)
+    """The residency of blocks of `block` threads that use `shared_bytes` of shared memory each.
+
+    blocks_per_sm: wanted instead of what the assumed registers give; fewer where registers or threads do not suffice.
+    """
+    if blocks_per_sm is None:
+        blocks = max(gpu.blocks_per_sm(block, assumed, shared_bytes), 1)
+        start = f"assumed {assumed} registers"
+    else:
+        blocks = max(min(blocks_per_sm, gpu.blocks_per_sm(block, 1, shared_bytes)), 1)
+        start = f"{blocks_per_sm} blocks an SM wanted"
     registers = gpu.max_registers(block, blocks)
     reason = (
-        f"assumed {assumed} registers: {blocks} blocks of {block} threads an SM; relaxed to {registers} registers; "
+        f"{start}: {blocks} blocks of {block} threads an SM; relaxed to {registers} registers; "
         f"applied as launch bounds ({block}, {blocks}): {gpu.sms * blocks} blocks a wave"
     )
     return LaunchConfig(block, blocks, registers, gpu.sms * blocks, reason)

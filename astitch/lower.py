@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from astitch import kernel_ir as k
 from astitch.declarations import Declarations
 from astitch.lower_loop import LoopLowering
+from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import Arrangement, Scheme
 from astitch.storage import storage_type
 
@@ -39,11 +40,13 @@ def lower(
     blocks_per_sm: int,
     keep_registers: int,
     keep_shared_bytes: int,
+    schedule: Schedule = DEFAULT,
 ) -> tuple[k.Kernel, tuple[str, ...]]:
     """The kernel of an arrangement, its shared slots not placed yet, and notes for people.
 
     grid: blocks.  blocks_per_sm: residency that the launch bounds ask for (0: none).  keep_registers: 32-bit registers
-    a thread may keep across phases.  keep_shared_bytes: shared memory a block may use for that.
+    a thread may keep across phases.  keep_shared_bytes: shared memory a block may use for that.  schedule: that of the
+    arrangement.
     """
     declarations = Declarations(arrangement)
     body: list[k.Statement] = []
@@ -60,6 +63,7 @@ def lower(
             offset=offset % grid,
             keep_registers=keep_registers,
             keep_shared_bytes=keep_shared_bytes,
+            schedule=schedule,
         ).lower()
         if len(declarations.slots) > slots:
             if shared_in_level:

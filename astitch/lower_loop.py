@@ -18,6 +18,7 @@ from astitch.index import Linear, Symbol
 from astitch.ir import ArrayType, GetTupleElementAttrs
 from astitch.propagation import Guard, Index, Within
 from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency
+from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import (
     Placement,
     RootKind,
@@ -44,9 +45,10 @@ class LoopLowering(Values):
         offset: int,
         keep_registers: int,
         keep_shared_bytes: int,
+        schedule: Schedule = DEFAULT,
     ):
         super().__init__(declarations, loop)
-        self.grid, self.offset = grid, offset
+        self.grid, self.offset, self.schedule = grid, offset, schedule
         self.keep_registers, self.keep_shared_bytes = keep_registers, keep_shared_bytes
         self.places = [p for p in self.placements.values() if p.loop == loop.number]
         self.unrolled = loop.mapping.row_steps * loop.mapping.col_steps <= MAX_UNROLLED_STEPS

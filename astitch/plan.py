@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from astitch import kernel_ir as k
-from astitch.dominant import choose_dominants
+from astitch.dominant import Groups, choose_dominants
 from astitch.errors import IllegalProduct
 from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
 from astitch.lower import REGISTERS_FOR_CODE, lower
+from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.shared_memory import place_shared
 from astitch.stitch_scheme import Arrangement, choose_schemes, shared_elements
 from astitch.stitch_scope import Scope
@@ -29,10 +30,11 @@ LONG_ROW = 2048
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """scope: the ops.  arrangement: loops, levels and schemes.  launch: residency.  kernel: the statements.
-    notes: decisions that are not visible elsewhere, such as demotions."""
+    """scope: the ops.  schedule: what was chosen over the rules.  arrangement: loops, levels and schemes.
+    launch: residency.  kernel: the statements.  notes: decisions that are not visible elsewhere, such as demotions."""
 
     scope: Scope
+    schedule: Schedule
     arrangement: Arrangement
     launch: LaunchConfig
     kernel: k.Kernel
@@ -43,18 +45,20 @@ class Plan:
             str(self.scope),
             str(self.arrangement.groups),
             str(self.arrangement),
+            f"  schedule: {self.schedule}",
             f"  launch: {self.launch.reason}",
         ]
         return "\n".join([*lines, *(f"  note: {n}" for n in self.notes)])
 
 
-def _grid(arrangement: Arrangement) -> int:
+def _grid(arrangement: Arrangement, schedule: Schedule) -> int:
     """As many blocks as there are tasks side by side; with global barriers no more than fit at once."""
     tasks: dict[int, int] = {}
     for loop in arrangement.loops:
         tasks[loop.level] = tasks.get(loop.level, 0) + loop.mapping.tasks
     most = max(tasks.values(), default=1)
-    return max(min(most, arrangement.wave) if arrangement.levels > 1 else most, 1)
+    bounded = arrangement.levels > 1 or schedule.persistent
+    return max(min(most, arrangement.wave) if bounded else most, 1)
 
 
 def _shared_limit(gpu: Gpu, blocks_per_sm: int) -> int:
@@ -63,23 +67,32 @@ def _shared_limit(gpu: Gpu, blocks_per_sm: int) -> int:
     return min(share // gpu.shared_unit_bytes * gpu.shared_unit_bytes, gpu.shared_per_block_bytes)
 
 
+def _bounds_blocks(arrangement: Arrangement, schedule: Schedule) -> bool:
+    """Does the launch promise how many blocks an SM holds?"""
+    return arrangement.levels > 1 or schedule.blocks_per_sm is not None
+
+
 def _lower_to_fit(
-    arrangement: Arrangement, name: str, gpu: Gpu, launch: LaunchConfig
+    arrangement: Arrangement, name: str, gpu: Gpu, launch: LaunchConfig, schedule: Schedule
 ) -> tuple[k.Kernel, tuple[str, ...]]:
     """The kernel, with as much kept in shared memory as fits beside its other slots."""
-    cooperative = arrangement.levels > 1
-    limit = _shared_limit(gpu, launch.blocks_per_sm if cooperative else 1)
-    keep_registers = (launch.registers if cooperative else ASSUMED_REGISTERS) - REGISTERS_FOR_CODE
+    bounded = _bounds_blocks(arrangement, schedule)
+    limit = _shared_limit(gpu, launch.blocks_per_sm if bounded else 1)
+    keep_registers = (launch.registers if bounded else ASSUMED_REGISTERS) - REGISTERS_FOR_CODE
+    if schedule.keep is not Keep.REGISTERS:
+        keep_registers = 0
+    budgets = (0,) if schedule.keep is Keep.NOTHING else (limit - 8192, limit // 2, 0)
     kernel: k.Kernel | None = None
     notes: tuple[str, ...] = ()
-    for keep_shared in (limit - 8192, limit // 2, 0):
+    for keep_shared in budgets:
         kernel, notes = lower(
             arrangement,
             name,
-            grid=_grid(arrangement),
-            blocks_per_sm=launch.blocks_per_sm if cooperative else 0,
+            grid=_grid(arrangement, schedule),
+            blocks_per_sm=launch.blocks_per_sm if bounded else 0,
             keep_registers=keep_registers,
             keep_shared_bytes=max(keep_shared, 0),
+            schedule=schedule,
         )
         slots, total = place_shared(kernel.slots)
         kernel = replace(kernel, slots=slots, shared_bytes=total)
@@ -89,28 +102,48 @@ def _lower_to_fit(
     return kernel, notes
 
 
-def plan_scope(graph: Graph, scope: Scope, gpu: Gpu) -> Plan | None:
-    """The plan of a scope; None when it holds only aliases (reshapes), which need no kernel."""
-    groups = choose_dominants(graph, scope)
-    if not groups.groups:
-        return None
-    block = SMALL_BLOCK
-    launch = configure_launch(gpu, block)
-    arrangement = choose_schemes(graph, groups, gpu, block, launch.wave)
+def _arrange(
+    graph: Graph, groups: Groups, gpu: Gpu, schedule: Schedule
+) -> tuple[LaunchConfig, Arrangement]:
+    """Task loops and schemes: with the schedule's block, or with small ones first and large ones where they pay."""
+
+    def arrange(block: int) -> tuple[LaunchConfig, Arrangement]:
+        launch = configure_launch(gpu, block, blocks_per_sm=schedule.blocks_per_sm)
+        return launch, choose_schemes(graph, groups, gpu, block, launch.wave, schedule=schedule)
+
+    if schedule.block is not None:
+        return arrange(schedule.block)
+    launch, arrangement = arrange(SMALL_BLOCK)
     long_rows = any(
         loop.mapping.col_size >= LONG_ROW and loop.mapping.outer for loop in arrangement.loops
     )
-    if arrangement.levels > 1 or long_rows:
-        block = LARGE_BLOCK
-        launch = configure_launch(gpu, block)
-        arrangement = choose_schemes(graph, groups, gpu, block, launch.wave)
+    return arrange(LARGE_BLOCK) if arrangement.levels > 1 or long_rows else (launch, arrangement)
+
+
+def plan_scope(
+    graph: Graph, scope: Scope, gpu: Gpu, schedule: Schedule | None = None
+) -> Plan | None:
+    """The plan of a scope; None when it holds only aliases (reshapes), which need no kernel.
+
+    schedule: the open choices; None leaves them to the rules.  Raises IllegalProduct where no kernel fits the GPU.
+    """
+    groups = choose_dominants(graph, scope)
+    if not groups.groups:
+        return None
+    return plan_groups(graph, scope, groups, gpu, schedule or DEFAULT)
+
+
+def plan_groups(graph: Graph, scope: Scope, groups: Groups, gpu: Gpu, schedule: Schedule) -> Plan:
+    """The plan of a scope whose groups are known, with one schedule."""
+    launch, arrangement = _arrange(graph, groups, gpu, schedule)
     notes: tuple[str, ...] = ()
     demoted: frozenset[str] = frozenset()
     while True:
-        kernel, lowering_notes = _lower_to_fit(arrangement, scope.name, gpu, launch)
-        limit = _shared_limit(gpu, launch.blocks_per_sm if arrangement.levels > 1 else 1)
+        kernel, lowering_notes = _lower_to_fit(arrangement, scope.name, gpu, launch, schedule)
+        bounded = _bounds_blocks(arrangement, schedule)
+        limit = _shared_limit(gpu, launch.blocks_per_sm if bounded else 1)
         if kernel.shared_bytes <= limit:
-            return Plan(scope, arrangement, launch, kernel, (*notes, *lowering_notes))
+            return Plan(scope, schedule, arrangement, launch, kernel, (*notes, *lowering_notes))
         # Demotion (paper section 4.4): the largest Regional buffer goes to global scratch, one by one.
         regional = [p for p in arrangement.placements.values() if p.shared]
         if not regional:
@@ -126,4 +159,6 @@ def plan_scope(graph: Graph, scope: Scope, gpu: Gpu) -> Plan | None:
             *notes,
             f"%{largest.root.name} demoted from Regional to Global: {kernel.shared_bytes} B shared, {limit} B fit",
         )
-        arrangement = choose_schemes(graph, groups, gpu, block, launch.wave, demoted)
+        arrangement = choose_schemes(
+            graph, groups, gpu, launch.block, launch.wave, demoted, schedule
+        )

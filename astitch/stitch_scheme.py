@@ -27,6 +27,7 @@ from astitch.index import Symbol
 from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
 from astitch.ops import OPS, Kind
 from astitch.propagation import Index, Read, walk_reads
+from astitch.schedule import DEFAULT, Schedule
 from astitch.storage import stored_value
 from astitch.thread_mapping import Mapping, Space, map_space, size_of, why_not_aligned
 
@@ -256,8 +257,9 @@ class _Arranger:
         block: int,
         wave: int,
         demoted: frozenset[str],
+        schedule: Schedule,
     ):
-        self.demoted = demoted
+        self.demoted, self.schedule = demoted, schedule
         self.graph, self.groups, self.dimensions = graph, groups, dimensions
         self.gpu, self.block, self.wave = gpu, block, wave
         self.inside = set(groups.scope.members)
@@ -314,11 +316,14 @@ class _Arranger:
         if group.dominant not in self.mapping_of:
             space = make_root(self.graph, self.dimensions, group.dominant).space
             space = replace(space, held_words=self.held_words(group, space))
-            self.mapping_of[group.dominant] = map_space(space, self.gpu, self.block, self.wave)
+            self.mapping_of[group.dominant] = self.map_space(space)
         mapping = self.mapping_of[group.dominant]
         if why_not_aligned(root.space, mapping) is None:
             return mapping
-        return map_space(root.space, self.gpu, self.block, self.wave)
+        return self.map_space(root.space)
+
+    def map_space(self, space: Space) -> Mapping:
+        return map_space(space, self.gpu, self.block, self.wave, self.schedule)
 
     def held_words(self, group: Group, space: Space) -> float:
         """Words for each element of a row: inputs that several phases need, and sums over the rows."""
@@ -433,7 +438,8 @@ class _Arranger:
         space = Space((part, *kept), frozenset({part}), draft.root.space.element_bytes)
         index = (ix.of_symbol(part), *draft.root.result_index)
         root = Root(draft.root.name, RootKind.COMBINE, space, index, draft.root.result_index)
-        mapping = map_space(space, self.gpu, self.block, 1)  # never split again
+        whole = replace(self.schedule, split=1)  # never split again
+        mapping = map_space(space, self.gpu, self.block, 1, whole)
         loop = _Loop(len(self.loops), draft.loop.level + 1, mapping)
         self.loops.append(loop)
         combine = _Draft(root, loop, Span.TASK, 1, loop.level + 1)
@@ -541,13 +547,14 @@ def choose_schemes(
     block: int,
     wave: int,
     demoted: frozenset[str] = frozenset(),
+    schedule: Schedule = DEFAULT,
 ) -> Arrangement:
     """Place every root of the scope.
 
     block: threads in a block.  wave: blocks resident at once.  demoted: roots that get no shared buffer.
     """
     dimensions = find_dimensions(graph, groups.scope.members)
-    arranger = _Arranger(graph, groups, dimensions, gpu, block, wave, demoted)
+    arranger = _Arranger(graph, groups, dimensions, gpu, block, wave, demoted, schedule)
     for candidate in groups.candidates:
         arranger.place(make_root(graph, dimensions, candidate.name))
     return arranger.finish()

@@ -20,13 +20,11 @@ from dataclasses import dataclass
 from astitch.dimensions import Atoms
 from astitch.gpu import Gpu
 from astitch.index import Symbol
+from astitch.schedule import DEFAULT, Schedule
 
 SPLIT_MIN_COLUMNS = 4096
 """Shorter rows are never split over blocks: one block reads them in less time than a global barrier takes.
 (The paper's bound is 1024 on a V100; a row of 4096 floats takes an H100 block about 1 us.)"""
-
-MAX_STEPS = 8
-"""Steps of a row (vectors a thread loads of it) that are unrolled and may stay in registers."""
 
 MAX_HELD_WORDS = 32
 """32-bit registers of a thread for the elements of a row that it holds from phase to phase, and for its column sums."""
@@ -162,11 +160,11 @@ class Space:
         return tuple(a for a in self.atoms if a not in self.reduced)
 
 
-def choose_vector(col: Atoms, element_bytes: int) -> int:
-    """Elements of one access: up to 16 bytes, dividing the contiguous extent so that no access straddles it."""
+def choose_vector(col: Atoms, element_bytes: int, access_bytes: int = 16) -> int:
+    """Elements of one access: up to `access_bytes`, dividing the contiguous extent so that no access straddles it."""
     if not col:
         return 1
-    vector = max(16 // element_bytes, 1)
+    vector = max(access_bytes // element_bytes, 1)
     while col[-1].extent % vector:
         vector //= 2
     return vector
@@ -180,33 +178,35 @@ def _minor_run(atoms: Atoms, wanted: frozenset[Symbol]) -> int:
     return length
 
 
-def map_space(space: Space, gpu: Gpu, block: int, wave: int) -> Mapping:
-    """Adaptive thread mapping of a dominant: the schedule for its kind of reduce.
+def map_space(
+    space: Space, gpu: Gpu, block: int, wave: int, schedule: Schedule = DEFAULT
+) -> Mapping:
+    """Adaptive thread mapping of a dominant, for its kind of reduce.
 
     block: threads in a block, a power of two.  wave: blocks that the GPU holds at once.
     """
     if not space.reduced:
-        return _map_elementwise(space, gpu, block)
+        return _map_elementwise(space, gpu, block, schedule)
     if space.atoms[-1] in space.reduced:
         run = _minor_run(space.atoms, space.reduced)
         col = space.atoms[len(space.atoms) - run :]
         row = tuple(a for a in space.atoms[: len(space.atoms) - run] if a in space.reduced)
         if not row:
-            return _map_rows(space, col, gpu, block, wave)
+            return _map_rows(space, col, gpu, block, wave, schedule)
     else:
         kept = frozenset(space.kept)
         run = _minor_run(space.atoms, kept)
         col = space.atoms[len(space.atoms) - run :]
         row = tuple(a for a in space.atoms if a in space.reduced)
     outer = tuple(a for a in space.atoms if a not in row and a not in col)
-    return _map_columns(space, outer, row, col, block, wave)
+    return _map_columns(space, outer, row, col, block, wave, schedule)
 
 
-def _map_elementwise(space: Space, gpu: Gpu, block: int) -> Mapping:
-    vector = choose_vector(space.atoms, space.element_bytes)
+def _map_elementwise(space: Space, gpu: Gpu, block: int, schedule: Schedule) -> Mapping:
+    vector = choose_vector(space.atoms, space.element_bytes, schedule.access_bytes)
     total = size_of(space.atoms)
     # Two vectors a thread only where the GPU is full anyway.
-    steps = 2 if total > block * vector * 2 * gpu.sms * 8 else 1
+    steps = schedule.elementwise_steps or (2 if total > block * vector * 2 * gpu.sms * 8 else 1)
     return Mapping(
         (),
         (),
@@ -221,22 +221,30 @@ def _map_elementwise(space: Space, gpu: Gpu, block: int) -> Mapping:
     )
 
 
-def _map_rows(space: Space, col: Atoms, gpu: Gpu, block: int, wave: int) -> Mapping:
+def _map_rows(
+    space: Space, col: Atoms, gpu: Gpu, block: int, wave: int, schedule: Schedule
+) -> Mapping:
     """Row-reduce: pack short rows into a block, split long ones over blocks."""
     outer = tuple(a for a in space.atoms if a not in col)
     rows, cols = size_of(outer), size_of(col)
-    vector = choose_vector(col, space.element_bytes)
+    vector = choose_vector(col, space.element_bytes, schedule.access_bytes)
     vectors = ceil_div(cols, vector)
-    if rows * 2 <= wave and cols > SPLIT_MIN_COLUMNS:
-        parts = min(wave // rows, ceil_div(vectors, block))
+    wanted = schedule.split
+    if wanted is None:
+        wanted = wave // rows if rows * 2 <= wave and cols > SPLIT_MIN_COLUMNS else 1
+    if wanted > 1:
+        parts = min(wanted, ceil_div(vectors, block))
         tile = ceil_div(ceil_div(vectors, parts), block) * block * vector
         if tile < cols:
             split = ceil_div(cols, tile)
-            reason = f"row-reduce, {rows} rows < {wave} blocks a wave: each row split over {split} blocks"
+            why = f"{rows} rows < {wave} blocks a wave" if schedule.split is None else "as asked"
+            reason = f"row-reduce, {why}: each row split over {split} blocks"
             return Mapping(outer, (), col, 1, 1, block, vector, 1, tile, reason)
     # As few threads a row as keep the GPU busy, so that the reduction stays within a warp where it can.
     most = min(block, power_of_two_at_least(vectors))
-    threads = max(power_of_two_at_least(ceil_div(vectors, MAX_STEPS)), min(COALESCED_LANES, most))
+    threads = max(
+        power_of_two_at_least(ceil_div(vectors, schedule.max_steps)), min(COALESCED_LANES, most)
+    )
     busy = gpu.sms * gpu.max_threads_per_sm // 2
     while threads < most and (
         rows * threads < busy
@@ -256,11 +264,11 @@ def _map_rows(space: Space, col: Atoms, gpu: Gpu, block: int, wave: int) -> Mapp
 
 
 def _map_columns(
-    space: Space, outer: Atoms, row: Atoms, col: Atoms, block: int, wave: int
+    space: Space, outer: Atoms, row: Atoms, col: Atoms, block: int, wave: int, schedule: Schedule
 ) -> Mapping:
     """Column-reduce and mixed reduce: threads own columns, blocks walk over rows; few tiles -> rows are split."""
     rows, cols = size_of(row), size_of(col)
-    vector = choose_vector(col, space.element_bytes)
+    vector = choose_vector(col, space.element_bytes, schedule.access_bytes)
     vectors = ceil_div(cols, vector)
     mixed = bool(col) and col[-1] in space.reduced
     if mixed:
@@ -273,14 +281,16 @@ def _map_columns(
     outer_threads = block // (col_threads * row_threads)
     col_tile = col_threads * vector * steps
     tiles = ceil_div(size_of(outer), outer_threads) * ceil_div(cols, col_tile)
-    parts = 1
-    if tiles * 2 <= wave and rows > row_threads * 8:
-        parts = min(wave // tiles, ceil_div(rows, row_threads * 4))
+    wanted = schedule.split
+    if wanted is None:
+        wanted = wave // tiles if tiles * 2 <= wave and rows > row_threads * 8 else 1
+    parts = max(min(wanted, ceil_div(rows, row_threads * 4)), 1)
     row_tile = ceil_div(ceil_div(rows, parts), row_threads) * row_threads
     kind = "mixed reduce" if mixed else "column-reduce"
     reason = f"{kind}: {row_threads} rows x {col_threads} threads a block"
     if row_tile < rows:
-        reason += f", {tiles} tiles < {wave} blocks a wave: rows split over {ceil_div(rows, row_tile)} blocks"
+        why = f"{tiles} tiles < {wave} blocks a wave" if schedule.split is None else "as asked"
+        reason += f", {why}: rows split over {ceil_div(rows, row_tile)} blocks"
     return Mapping(
         outer, row, col, outer_threads, row_threads, col_threads, vector, row_tile, col_tile, reason
     )

@@ -1,0 +1,62 @@
+"""Schedule: the choices that a plan leaves open, as one value.
+
+The default says nothing anywhere: every choice is then made by the rules of thread_mapping.py, launch_config.py and
+plan.py.  What is set here wins over the rule.  plan.py enumerates schedules and ranks them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+
+
+class Keep(enum.Enum):
+    """Where values that several phases of a task need may stay."""
+
+    REGISTERS = "registers"  # where they fit, else in shared memory, else read again
+    SHARED = "shared memory"  # where they fit, else read again
+    NOTHING = "memory"  # read and computed again in each phase
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """None: the rule decides.
+
+    block: threads in a block, a power of two from 32 to 1024.  Rule: 256, or 512 where rows are long or blocks meet.
+    blocks_per_sm: blocks that an SM shall hold at once: launch bounds make the compiler keep registers for it, and no
+        block uses more shared memory than its share.  Rule: what 64 registers a thread give; launch bounds only where
+        blocks meet at a global barrier.
+    access_bytes: widest access of a thread, 16, 8, 4 or less.  Rule: 16.
+    max_steps: vectors of a row that one thread loads; fewer threads a row when it is large.  Rule: 8.
+    split: parts that a long row, or the rows of a column reduction, are cut into, each for a block; 1: never.
+        Rule: as many as fill the device, where rows are long and few.
+    keep: see Keep.  Rule: registers.
+    elementwise_steps: vectors of one thread in a group without a reduce.  Rule: 2 where the device is full, else 1.
+    prefetch: load the first values of the next task before this one is worked on.  Rule: no.
+    persistent: no more blocks than the device holds at once, each with many tasks; False: a block for each task
+        wherever no global barrier forbids it.  Rule: False.
+    """
+
+    block: int | None = None
+    blocks_per_sm: int | None = None
+    access_bytes: int = 16
+    max_steps: int = 8
+    split: int | None = None
+    keep: Keep = Keep.REGISTERS
+    elementwise_steps: int | None = None
+    prefetch: bool = False
+    persistent: bool = False
+
+    def __str__(self) -> str:
+        """What differs from the default: `block 512, split 1`."""
+        parts = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                shown = value.value if isinstance(value, Keep) else value
+                name = field.name.replace("_", " ")
+                parts.append(name if value is True else f"{name} {shown}")
+        return ", ".join(parts) or "default"
+
+
+DEFAULT = Schedule()
