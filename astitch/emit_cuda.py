@@ -121,7 +121,16 @@ def spell_call(call: k.Call, operands: Sequence[str]) -> str:
             return f"hlo_bitcast{kind}<{STORAGE[to]}, {STORAGE[source]}>({', '.join(operands)})"
         case "reduce-precision", ReducePrecisionAttrs(exponent, mantissa):
             return f"hlo_reduce_precision<{exponent}, {mantissa}>({operands[0]})"
-    return OPS[call.op].cuda.format(*operands)
+    row = OPS[call.op]
+    if row.narrow_cuda and call.dtype in (DType.F16, DType.BF16):
+        return row.narrow_cuda.format(*operands, T=STORAGE[call.dtype])
+    return row.cuda.format(*operands)
+
+
+def spell_store(dtype: DType, expr: k.Expr) -> str:
+    """The element of storage type that holds the expression; a name is a value of `dtype` already."""
+    exact = dtype is DType.BF16 and isinstance(expr, k.Name | k.Number | k.Lane)
+    return f"{'store_exact' if exact else 'store_as'}<{STORAGE[dtype]}>({spell(expr)})"
 
 
 def spell(expr: k.Expr) -> str:
@@ -205,16 +214,16 @@ class _Printer:
             case k.VectorVariable(name, dtype, width):
                 yield f"{pad}Vec<{STORAGE[dtype]}, {width}> {name};"
             case k.StoreLane(vector, dtype, expr):
-                yield f"{pad}{vector}.v[lane] = store_as<{STORAGE[dtype]}>({spell(expr)});"
+                yield f"{pad}{vector}.v[lane] = {spell_store(dtype, expr)};"
             case k.StoreVector(array, position, vector, dtype, width):
                 kind = f"Vec<{STORAGE[dtype]}, {width}>"
                 yield f"{pad}*reinterpret_cast<{kind}*>({array} + ({spell_form(position)})) = {vector};"
             case k.Store(array, position, dtype, expr):
-                yield f"{pad}{array}[{spell_form(position)}] = store_as<{STORAGE[dtype]}>({spell(expr)});"
+                yield f"{pad}{array}[{spell_form(position)}] = {spell_store(dtype, expr)};"
             case k.Keep(name, dtype, count, raw):
                 yield f"{pad}{STORAGE[dtype] if raw else compute_type(dtype)} {name}[{count}];"
             case k.KeepSet(name, position, dtype, expr, raw):
-                value = f"store_as<{STORAGE[dtype]}>({spell(expr)})" if raw else spell(expr)
+                value = spell_store(dtype, expr) if raw else spell(expr)
                 yield f"{pad}{name}[{spell_form(position)}] = {value};"
             case k.States(name, reducer, count):
                 yield f"{pad}Reduce{reducer}::State {name}[{count}];"

@@ -2,7 +2,8 @@
 
 kind: what the stitcher does with it.  cost: LIGHT or HEAVY (paper section 2: heavy ops are worth a buffer
 before a broadcast).  cuda: how the scalar is spelled in CUDA, `{0}` `{1}` `{2}` being the operands in their
-compute type (float for f16 and bf16); the functions are in cuda/hlo_math.cuh.  flops: rough work of one element.
+compute type (float for f16 and bf16); the functions are in cuda/hlo_math.cuh.  narrow_cuda: the same where the result
+is rounded to f16 or bf16, `{T}` being that storage type.  flops: rough work of one element.
 meaning: the op in NumPy, from semantics.py; none for parameter and ops with a region: reference.py interprets those.
 """
 
@@ -40,6 +41,7 @@ class Op:
     cost: Cost = Cost.LIGHT
     cuda: str = ""
     flops: int = 1
+    narrow_cuda: str = ""
     meaning: Meaning | None = None
 
 
@@ -47,13 +49,10 @@ def _light(cuda: str, flops: int = 1) -> Op:
     return Op(Kind.ELEMENTWISE, Cost.LIGHT, cuda, flops)
 
 
-def _heavy(function: str, flops: int = 20, arity: int = 1) -> Op:
-    return Op(
-        Kind.ELEMENTWISE,
-        Cost.HEAVY,
-        f"{function}({', '.join(f'{{{i}}}' for i in range(arity))})",
-        flops,
-    )
+def _heavy(function: str, flops: int = 20, arity: int = 1, *, narrow: str = "") -> Op:
+    operands = ", ".join(f"{{{i}}}" for i in range(arity))
+    narrow_cuda = f"{narrow}<{{T}}>({operands})" if narrow else ""
+    return Op(Kind.ELEMENTWISE, Cost.HEAVY, f"{function}({operands})", flops, narrow_cuda)
 
 
 OPS: dict[str, Op] = {
@@ -95,16 +94,16 @@ OPS: dict[str, Op] = {
     "copy": _light("{0}"),
     "optimization-barrier": _light("{0}"),
     # heavy element-wise
-    "divide": _heavy("hlo_divide", 8, 2),
+    "divide": _heavy("hlo_divide", 8, 2, narrow="narrow_divide"),
     "remainder": _heavy("hlo_remainder", 16, 2),
     "power": _heavy("hlo_power", 40, 2),
     "atan2": _heavy("hlo_atan2", 40, 2),
-    "exponential": _heavy("hlo_exp"),
+    "exponential": _heavy("hlo_exp", narrow="narrow_exp"),
     "exponential-minus-one": _heavy("hlo_expm1"),
-    "log": _heavy("hlo_log"),
+    "log": _heavy("hlo_log", narrow="narrow_log"),
     "log-plus-one": _heavy("hlo_log1p"),
-    "logistic": _heavy("hlo_logistic"),
-    "tanh": _heavy("hlo_tanh"),
+    "logistic": _heavy("hlo_logistic", narrow="narrow_logistic"),
+    "tanh": _heavy("hlo_tanh", narrow="narrow_tanh"),
     "tan": _heavy("hlo_tan"),
     "sine": _heavy("hlo_sin"),
     "cosine": _heavy("hlo_cos"),

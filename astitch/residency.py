@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from astitch import index as ix
 from astitch.dimensions import is_embedded
-from astitch.ir import Graph
+from astitch.ir import DType, Graph
 from astitch.ops import OPS, Kind
 from astitch.propagation import Index, Read, access
 from astitch.stitch_scheme import Arrangement, RootKind, Span, TaskLoop, reduce_behind, root_starts
@@ -30,7 +30,7 @@ class Place(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A value that stays on chip.  raw: in its storage type (a load), else in its compute type."""
+    """A value that stays on chip.  raw: in its storage type (a load, a narrow float), else in its compute type."""
 
     key: Key
     raw: bool
@@ -91,7 +91,11 @@ class _Analysis:
         """Bytes that one step of a thread keeps of a value."""
         size = self.graph[key[0]].dtype.bytes
         width = self.mapping.vector if zone_of_index(self.mapping, key[1]) is Zone.LANE else 1
-        return (size if leaf else max(size, 4)) * width
+        return (size if leaf or self.is_narrow(key) else max(size, 4)) * width
+
+    def is_narrow(self, key: Key) -> bool:
+        """A rounded f16 or bf16 value: its storage type holds it exactly, in half a register."""
+        return self.graph[key[0]].dtype in (DType.F16, DType.BF16)
 
     def demand(self, phase: int, available: Mapping[Key, bool], *, leaves_only: bool) -> _Demand:
         """The element values that a phase computes, stopping at what is available."""
@@ -211,6 +215,6 @@ def choose_residency(
 
 def _hold(analysis: _Analysis, cut: _Cut, *, raw: bool) -> tuple[Held, ...]:
     return tuple(
-        Held(key, raw or span.leaf, zone_of_index(analysis.mapping, key[1]))
+        Held(key, raw or span.leaf or analysis.is_narrow(key), zone_of_index(analysis.mapping, key[1]))
         for key, span in cut.items()
     )

@@ -328,7 +328,7 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     ),
     (
         k.Value("v", BF16, call("exponential", BF16, BF16)),
-        "const float v = round_to<bf16>(hlo_exp(a));",
+        "const float v = round_to<bf16>(narrow_exp<bf16>(a));",
     ),
     (k.Load("v", BF16, "p", AT), "const float v = load_as<float>(p[i]);"),
     (
@@ -336,12 +336,12 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "const Vec<bf16, 8> v = *reinterpret_cast<const Vec<bf16, 8>*>(p + (i));",
     ),
     (k.VectorVariable("v", F32, 4), "Vec<float, 4> v;"),
-    (k.StoreLane("v", BF16, VALUE), "v.v[lane] = store_as<bf16>(value);"),
+    (k.StoreLane("v", BF16, VALUE), "v.v[lane] = store_exact<bf16>(value);"),
     (k.StoreVector("p", AT, "v", F32, 4), "*reinterpret_cast<Vec<float, 4>*>(p + (i)) = v;"),
     (k.Store("p", AT, DType.PRED, VALUE), "p[i] = store_as<bool>(value);"),
     (k.Keep("kept", BF16, 8, True), "bf16 kept[8];"),
     (k.Keep("kept", BF16, 8, False), "float kept[8];"),
-    (k.KeepSet("kept", AT, BF16, VALUE, True), "kept[i] = store_as<bf16>(value);"),
+    (k.KeepSet("kept", AT, BF16, VALUE, True), "kept[i] = store_exact<bf16>(value);"),
     (k.KeepSet("kept", AT, BF16, VALUE, False), "kept[i] = value;"),
     (
         k.States("s", 0, 4),

@@ -285,6 +285,61 @@ template <class T> __device__ __forceinline__ bool hlo_is_finite(T x)
     else return true;
 }
 
+// ---- functions whose result is rounded to f16 or bf16 ------------------------------------------------
+//
+// narrow_exp<T>(x) ... are as hlo_exp(x) to within a small part of the rounding to T that follows (f16 keeps 11
+// bits, bf16 8), from the special function unit's 22-bit approximations.  bf16 results below 2^-126 may be 0.
+
+#ifdef ASTITCH_HOST
+__device__ __forceinline__ float approximate_exp2(float x) { return __builtin_exp2f(x); }
+__device__ __forceinline__ float approximate_log2(float x) { return __builtin_log2f(x); }
+__device__ __forceinline__ float approximate_reciprocal(float x) { return 1.0f / x; }
+__device__ __forceinline__ float approximate_tanh(float x) { return __builtin_tanhf(x); }
+#else
+#define ASTITCH_APPROXIMATE(name, instruction)                              \
+    __device__ __forceinline__ float name(float x)                          \
+    {                                                                       \
+        float result;                                                       \
+        asm(instruction " %0, %1;" : "=f"(result) : "f"(x));                \
+        return result;                                                      \
+    }
+ASTITCH_APPROXIMATE(approximate_exp2, "ex2.approx.ftz.f32")
+ASTITCH_APPROXIMATE(approximate_log2, "lg2.approx.f32")
+ASTITCH_APPROXIMATE(approximate_reciprocal, "rcp.approx.f32")
+#if __CUDA_ARCH__ >= 750
+ASTITCH_APPROXIMATE(approximate_tanh, "tanh.approx.f32")  // error 2^-11: for bf16 only
+#endif
+#undef ASTITCH_APPROXIMATE
+#endif
+
+template <class T> __device__ __forceinline__ float narrow_exp(float x) { return approximate_exp2(x * 1.44269504f); }
+
+// Near 1 the error of lg2 is 2^-22, which f16's values there would show.
+template <class T> __device__ __forceinline__ float narrow_log(float x)
+{
+    if constexpr (is_same<T, bf16>) return approximate_log2(x) * 0.693147181f;
+    else return hlo_log(x);
+}
+
+// The reciprocal of a divisor that is the same for many elements is computed once.  Divisors below 2^-126 are exact
+// for f16 only: bf16's own subnormals may give infinity.
+template <class T> __device__ __forceinline__ float narrow_divide(float a, float b) { return a * approximate_reciprocal(b); }
+
+template <class T> __device__ __forceinline__ float narrow_logistic(float x)
+{
+    return approximate_reciprocal(1.0f + approximate_exp2(x * -1.44269504f));
+}
+
+template <class T> __device__ __forceinline__ float narrow_tanh(float x)
+{
+#if defined(ASTITCH_HOST) || __CUDA_ARCH__ >= 750
+    if constexpr (is_same<T, bf16>) return approximate_tanh(x);
+#endif
+    const float tail = 1.0f - 2.0f * approximate_reciprocal(approximate_exp2(x * 2.88539008f) + 1.0f);
+    const float cube = x * x * x * (1.0f / 3.0f);  // the next term is below 2^-20 of x where this is taken
+    return x < 0.03125f && x > -0.03125f ? x - cube : tail;
+}
+
 // ---- comparisons ------------------------------------------------------------------------------------
 
 // Integer that orders floats totally: -NaN < -inf < ... < -0 < +0 < ... < inf < NaN.

@@ -9,7 +9,7 @@
 //   u8..64  unsigned char..  same           f8e4m3fn  f8e4m3fn   float, rounded likewise
 //   f32/64  float, double    same           f8e5m2    f8e5m2     float, rounded likewise
 //
-//   load_as<C>(stored), store_as<T>(value), round_to<T>(value)   what emitted text uses
+//   load_as<C>(stored), store_as<T>(value), store_exact<T>(value), round_to<T>(value)   what emitted text uses
 //   to_float(stored), from_float<T>(f), from_double<T>(d)        round to nearest even; NaN stays NaN;
 //     overflow gives infinity (f16, bf16, f8e5m2) or NaN (f8e4m3fn, which has no infinity), as ml_dtypes does
 #ifndef ASTITCH_TYPES_CUH
@@ -225,7 +225,24 @@ template <class T> __device__ __forceinline__ T store_as(compute_of<T> value)
 // `value` rounded to what storage type T can hold (nothing to do for types that registers hold as they are).
 template <class T> __device__ __forceinline__ compute_of<T> round_to(compute_of<T> value)
 {
+#if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 800
+    if constexpr (is_same<T, bf16>) {  // packed over a zero, the rounded half is the float: one instruction
+        unsigned int bits;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(value), "f"(0.0f));
+        return same_bits<float>(bits);
+    }
+#endif
     return load_as<compute_of<T>>(store_as<T>(value));
+}
+
+// The element that stores `value`, which T can hold exactly: what round_to<T> or load_as gave.
+template <class T> __device__ __forceinline__ T store_exact(compute_of<T> value)
+{
+    if constexpr (is_same<T, bf16>) {
+        return bf16{(unsigned short)(bits_of(value) >> 16)};
+    } else {
+        return store_as<T>(value);
+    }
 }
 
 #endif

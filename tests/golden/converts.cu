@@ -53,13 +53,13 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const signed char convert_element_type_20 = hlo_convert<signed char, float>(x_1);
               convert_element_type_20_w_0.v[lane] = store_as<signed char>(convert_element_type_20);
               const float convert_element_type_22 = hlo_convert<bf16, float>(x_1);
-              convert_element_type_22_w_0.v[lane] = store_as<bf16>(convert_element_type_22);
+              convert_element_type_22_w_0.v[lane] = store_exact<bf16>(convert_element_type_22);
               const float convert_element_type_23 = hlo_convert<f16, float>(x_1);
               convert_element_type_23_w_0.v[lane] = store_as<f16>(convert_element_type_23);
               const bool convert_element_type_24 = hlo_compare_ne(x_1, 0.0f);
               convert_element_type_24_w_0.v[lane] = store_as<bool>(convert_element_type_24);
               const float convert_element_type_35 = hlo_convert<bf16, f16>(convert_element_type_23);
-              convert_element_type_35_w_0.v[lane] = store_as<bf16>(convert_element_type_35);
+              convert_element_type_35_w_0.v[lane] = store_exact<bf16>(convert_element_type_35);
               const float reduce_precision_1 = hlo_reduce_precision<5, 7>(x_1);
               reduce_precision_1_w_0.v[lane] = store_as<float>(reduce_precision_1);
             }
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float convert_element_type_28 = hlo_convert<f16, int>(n_1);
               convert_element_type_28_w_0.v[lane] = store_as<f16>(convert_element_type_28);
               const float convert_element_type_29 = hlo_convert<bf16, int>(n_1);
-              convert_element_type_29_w_0.v[lane] = store_as<bf16>(convert_element_type_29);
+              convert_element_type_29_w_0.v[lane] = store_exact<bf16>(convert_element_type_29);
               const unsigned int convert_element_type_32 = hlo_convert<unsigned int, int>(n_1);
               const float convert_element_type_33 = hlo_convert<float, unsigned int>(convert_element_type_32);
               convert_element_type_33_w_0.v[lane] = store_as<float>(convert_element_type_33);

@@ -63,10 +63,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float mul_20 = round_to<bf16>(hlo_multiply(mul_19, add_9));
               const float add_10 = round_to<bf16>(hlo_add(add_9, mul_20));
               const float mul_21 = round_to<bf16>(hlo_multiply(add_10, 0.796875f));
-              const float tanh_1 = round_to<bf16>(hlo_tanh(mul_21));
+              const float tanh_1 = round_to<bf16>(narrow_tanh<bf16>(mul_21));
               const float add_11 = round_to<bf16>(hlo_add(tanh_1, 1.0f));
               const float mul_22 = round_to<bf16>(hlo_multiply(mul_17, add_11));
-              mul_22_w_0.v[lane] = store_as<bf16>(mul_22);
+              mul_22_w_0.v[lane] = store_exact<bf16>(mul_22);
               const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
               const float mul_23 = round_to<bf16>(hlo_multiply(mul_17, dy_1));
               const float sub_1 = round_to<bf16>(hlo_subtract(1.0f, tanh_1));
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float mul_24 = round_to<bf16>(hlo_multiply(dy_1, add_11));
               const float mul_33 = round_to<bf16>(hlo_multiply(mul_24, 0.5f));
               const float add_any_9 = round_to<bf16>(hlo_add(add_any_8, mul_33));
-              add_any_9_w_0.v[lane] = store_as<bf16>(add_any_9);
+              add_any_9_w_0.v[lane] = store_exact<bf16>(add_any_9);
               reduce_sum_14_state_0[l * 8 + lane] = Reduce0::combine(reduce_sum_14_state_0[l * 8 + lane], Reduce0::State{add_any_9});
             }
             *reinterpret_cast<Vec<bf16, 8>*>(p_mul_22 + (at_0)) = mul_22_w_0;
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             for (int lane = 0; lane < 8; ++lane) {
               const float reduce_sum_14 = round_to<bf16>(reduce_sum_14_state_0[l * 8 + lane].f0);
               const float reduce_sum_15 = round_to<bf16>(hlo_add(0.0f, reduce_sum_14));
-              reduce_sum_15_w_0.v[lane] = store_as<bf16>(reduce_sum_15);
+              reduce_sum_15_w_0.v[lane] = store_exact<bf16>(reduce_sum_15);
             }
             if (row < 1) {
               *reinterpret_cast<Vec<bf16, 8>*>(p_reduce_sum_15 + (col)) = reduce_sum_15_w_0;

@@ -70,11 +70,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 4 + l * 4 + lane] = store_as<bf16>(x_1);
+              x_1_kept_0[k * 4 + l * 4 + lane] = store_exact<bf16>(x_1);
               const float convert_element_type_3 = hlo_convert<float, bf16>(x_1);
               reduce_sum_77_state_0[0] = Reduce0::combine(reduce_sum_77_state_0[0], Reduce0::State{convert_element_type_3});
               const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
-              dy_1_kept_0[k * 4 + l * 4 + lane] = store_as<bf16>(dy_1);
+              dy_1_kept_0[k * 4 + l * 4 + lane] = store_exact<bf16>(dy_1);
               const float convert_element_type_4 = hlo_convert<float, bf16>(dy_1);
               reduce_sum_79_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_79_state_0[l * 4 + lane], Reduce0::State{convert_element_type_4});
             }
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_any_3 = hlo_add(mul_37__1, mul_39__1);
               const float add_any_5 = hlo_add(add_any_3, reduce_sum_87);
               const float convert_element_type_5 = hlo_convert<bf16, float>(add_any_5);
-              convert_element_type_5_w_0.v[lane] = store_as<bf16>(convert_element_type_5);
+              convert_element_type_5_w_0.v[lane] = store_exact<bf16>(convert_element_type_5);
             }
             *reinterpret_cast<Vec<bf16, 4>*>(p_convert_element_type_5 + (at_0__1)) = convert_element_type_5_w_0;
           }

@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 4 + l * 4 + lane] = store_as<bf16>(x_1);
+              x_1_kept_0[k * 4 + l * 4 + lane] = store_exact<bf16>(x_1);
               const float convert_element_type_2 = hlo_convert<float, bf16>(x_1);
               reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{convert_element_type_2});
             }
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float mul_15 = round_to<bf16>(hlo_multiply(convert_element_type_3, gamma_1));
               const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);
               const float add_11 = round_to<bf16>(hlo_add(mul_15, beta_1));
-              add_11_w_0.v[lane] = store_as<bf16>(add_11);
+              add_11_w_0.v[lane] = store_exact<bf16>(add_11);
             }
             *reinterpret_cast<Vec<bf16, 4>*>(p_add_11 + (at_0__1)) = add_11_w_0;
           }

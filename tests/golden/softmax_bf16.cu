@@ -41,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int to = thread / 64;
     const int first = blockIdx.x;
     bf16 x_1_kept_0[8];
+    bf16 exp_1_kept_0[8];
     if (first < 16) {
       const int task = first;
       const int outer = task * 4 + to;
@@ -57,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
             const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-            x_1_kept_0[k * 8 + l * 8 + lane] = store_as<bf16>(x_1);
+            x_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(x_1);
             reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
           }
         }
@@ -76,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           for (int lane = 0; lane < 8; ++lane) {
             const float x_1__1 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
             const float sub_7 = round_to<bf16>(hlo_subtract(x_1__1, reduce_max_7));
-            const float exp_1 = round_to<bf16>(hlo_exp(sub_7));
+            const float exp_1 = round_to<bf16>(narrow_exp<bf16>(sub_7));
+            exp_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(exp_1);
             const float convert_element_type_2 = hlo_convert<float, bf16>(exp_1);
             reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{convert_element_type_2});
           }
@@ -94,11 +96,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           Vec<bf16, 8> div_7_w_0;
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
-            const float x_1__2 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
-            const float sub_7__1 = round_to<bf16>(hlo_subtract(x_1__2, reduce_max_7));
-            const float exp_1__1 = round_to<bf16>(hlo_exp(sub_7__1));
-            const float div_7 = round_to<bf16>(hlo_divide(exp_1__1, convert_element_type_3_convert_0));
-            div_7_w_0.v[lane] = store_as<bf16>(div_7);
+            const float exp_1__1 = load_as<float>(exp_1_kept_0[k * 8 + l * 8 + lane]);
+            const float div_7 = round_to<bf16>(narrow_divide<bf16>(exp_1__1, convert_element_type_3_convert_0));
+            div_7_w_0.v[lane] = store_exact<bf16>(div_7);
           }
           *reinterpret_cast<Vec<bf16, 8>*>(p_div_7 + (at_0__1)) = div_7_w_0;
         }

@@ -41,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int to = thread / 64;
     const int first = blockIdx.x;
     f16 x_1_kept_0[8];
+    f16 exp_1_kept_0[8];
     if (first < 16) {
       const int task = first;
       const int outer = task * 4 + to;
@@ -76,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           for (int lane = 0; lane < 8; ++lane) {
             const float x_1__1 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
             const float sub_7 = round_to<f16>(hlo_subtract(x_1__1, reduce_max_7));
-            const float exp_1 = round_to<f16>(hlo_exp(sub_7));
+            const float exp_1 = round_to<f16>(narrow_exp<f16>(sub_7));
+            exp_1_kept_0[k * 8 + l * 8 + lane] = store_as<f16>(exp_1);
             const float convert_element_type_2 = hlo_convert<float, f16>(exp_1);
             reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{convert_element_type_2});
           }
@@ -94,10 +96,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           Vec<f16, 8> div_7_w_0;
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
-            const float x_1__2 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
-            const float sub_7__1 = round_to<f16>(hlo_subtract(x_1__2, reduce_max_7));
-            const float exp_1__1 = round_to<f16>(hlo_exp(sub_7__1));
-            const float div_7 = round_to<f16>(hlo_divide(exp_1__1, convert_element_type_3_convert_0));
+            const float exp_1__1 = load_as<float>(exp_1_kept_0[k * 8 + l * 8 + lane]);
+            const float div_7 = round_to<f16>(narrow_divide<f16>(exp_1__1, convert_element_type_3_convert_0));
             div_7_w_0.v[lane] = store_as<f16>(div_7);
           }
           *reinterpret_cast<Vec<f16, 8>*>(p_div_7 + (at_0__1)) = div_7_w_0;
