@@ -1,0 +1,113 @@
+"""Ops -> Work: what a device cannot do without, and the least time that takes (the first of PAI V2's cost models).
+
+Every input is read once, and of it only the part that somebody needs; every output is written once; every element
+is computed once.  A time is the longer of moving the bytes and doing the arithmetic, and the launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from astitch.dimensions import array_of, is_embedded
+from astitch.gpu import Gpu
+from astitch.ir import Graph, Node, TupleType
+from astitch.ops import OPS, Kind
+from astitch.storage import storage_name, storage_type
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """read_bytes, written_bytes: traffic with memory.  flops: operations on scalars, a transcendental counting as the
+    op table says.  launches: kernels."""
+
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    launches: int = 1
+
+    @property
+    def bytes(self) -> int:
+        return self.read_bytes + self.written_bytes
+
+    def memory_us(self, gpu: Gpu) -> float:
+        """Time of the traffic at the bandwidth of a large copy."""
+        return self.bytes / gpu.bandwidth_gbs / 1e3
+
+    def compute_us(self, gpu: Gpu) -> float:
+        """Time of the arithmetic with every lane busy.  No multiply-adds: one op a lane and cycle."""
+        return self.flops / (gpu.fp32_gflops / 2) / 1e3
+
+    def bound_us(self, gpu: Gpu) -> float:
+        """The speed of light: no program that does this work on the device takes less."""
+        return max(self.memory_us(gpu), self.compute_us(gpu)) + self.launches * gpu.launch_us
+
+    def __str__(self) -> str:
+        return (
+            f"reads {self.read_bytes} B, writes {self.written_bytes} B, {self.flops} flops, "
+            f"{self.launches} launches"
+        )
+
+
+def count_flops(node: Node) -> int:
+    """Operations for one element: of the result, or for a reduce of its operand.  Moving data costs none."""
+    if node.op == "reduce":
+        return sum(count_flops(inner) for inner in node.regions[0])
+    row = OPS[node.op]
+    return row.flops if row.kind is Kind.ELEMENTWISE else 0
+
+
+def count_needed(graph: Graph, node: Node, number: int, needed: int) -> int:
+    """Elements of operand `number` that `needed` elements of the node's result depend on (never more than it has)."""
+    source, result = array_of(graph[node.operands[number]]), array_of(node)
+    if not needed or not source.size:
+        return 0
+    match node.op, number:
+        case "dynamic-update-slice", 0:
+            return max(needed - array_of(graph[node.operands[1]]).size, 0)
+        case ("dynamic-slice" | "gather", 0) | ("dynamic-update-slice", 1):
+            return min(needed, source.size)
+        case (("dynamic-slice" | "dynamic-update-slice"), _):
+            return source.size  # start indices
+        case (("gather" | "bitcast-convert" | "reduce"), _):
+            return min(-(-source.size * needed // result.size), source.size)
+    return min(needed, source.size)
+
+
+def measure_work(graph: Graph, members: Iterable[str]) -> Work:
+    """The work of one kernel that computes `members` (names in topological order).
+
+    Several parts read of one input are taken to be different parts of it.
+    """
+    names = list(members)
+    inside = set(names)
+    wanted = set(graph.outputs)
+    needed = dict.fromkeys(names, 0)
+    written: dict[str, int] = {}
+    read: dict[str, int] = {}
+    flops = 0
+    for name in reversed(names):
+        node = graph[name]
+        size = array_of(node).size
+        if not isinstance(node.type, TupleType):
+            if name in wanted or any(user not in inside for user in graph.users[name]):
+                needed[name] = size
+                stored = storage_name(graph, name)
+                if stored.partition("#")[0] in inside:
+                    written[stored] = storage_type(graph, stored).bytes
+        count = needed[name]
+        per_element = count_flops(node)
+        if node.op == "reduce":
+            flops += per_element * count_needed(graph, node, 0, count)
+        else:
+            flops += per_element * count
+        for number, operand in enumerate(node.operands):
+            part = count_needed(graph, node, number, count)
+            if operand in inside:
+                needed[operand] = min(needed[operand] + part, array_of(graph[operand]).size)
+            elif not is_embedded(graph, operand):
+                stored = storage_name(graph, operand)
+                array = storage_type(graph, stored)
+                so_far = read.get(stored, 0)
+                read[stored] = min(so_far + part * array.dtype.bytes, array.bytes)
+    return Work(sum(read.values()), sum(written.values()), flops)
