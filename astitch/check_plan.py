@@ -545,11 +545,12 @@ class _KernelCheck:
                 for array, dtype in zip(arrays, self.reducers[reducer].fields, strict=True):
                     trace += self.read_array(array, dtype)
             case k.ReduceAcross():
-                self.require(
-                    uniform,
-                    f"{statement.state} is reduced across threads where not all of them come by",
-                )
-                self.find(statement.state, "state")
+                for part in statement.parts:
+                    self.require(
+                        uniform,
+                        f"{part.state} is reduced across threads where not all of them come by",
+                    )
+                    self.find(part.state, "state")
                 trace = self.check_reduction(statement)
             case k.Finish(state, _, _, inits):
                 self.find(state, "state")
@@ -644,25 +645,38 @@ class _KernelCheck:
     def check_reduction(self, step: k.ReduceAcross) -> _Trace:
         powers = all(n > 0 and n & (n - 1) == 0 for n in (step.threads, step.stride))
         within = step.threads * step.stride <= self.kernel.block
+        first = step.parts[0].state
         self.require(
             powers and within,
-            f"{step.state}: a reduction of {step.threads} threads {step.stride} apart",
+            f"{first}: a reduction of {step.threads} threads {step.stride} apart",
         )
-        if not step.slot:
+        turns = [self.check_part(step, part) for part in step.parts]
+        if not turns[0]:
+            return []
+        if step.stride == 1:  # all write, one barrier, all read
+            return [*(t[0] for t in turns), None, *(t[2] for t in turns)]
+        joined: _Trace = []
+        for turn in turns:
+            joined += [*turn, None]
+        return joined[:-1]
+
+    def check_part(self, step: k.ReduceAcross, part: k.Part) -> _Trace:
+        """The uses of shared memory of one reduction, barriers between them."""
+        if not part.slot:
             in_warp = step.threads * step.stride <= 32
             self.require(
-                in_warp, f"{step.state} is reduced over several warps and has no shared memory"
+                in_warp, f"{part.state} is reduced over several warps and has no shared memory"
             )
             return []
-        slot = self.slots.get(step.slot)
+        slot = self.slots.get(part.slot)
         if slot is None:
-            raise self.fault(f"{step.state} is reduced through {step.slot}, which does not exist")
+            raise self.fault(f"{part.state} is reduced through {part.slot}, which does not exist")
         self.require(
-            slot.reducer == step.reducer, f"slot {slot.name} holds other states than {step.state}"
+            slot.reducer == part.reducer, f"slot {slot.name} holds other states than {part.state}"
         )
-        chunk = min(step.count, k.STRIDED_CHUNK)
+        chunk = min(part.count, k.STRIDED_CHUNK)
         states = (
-            step.count * max(self.kernel.block // 32, 1)
+            part.count * max(self.kernel.block // 32, 1)
             if step.stride == 1
             else chunk * self.kernel.block
         )
@@ -670,7 +684,7 @@ class _KernelCheck:
             slot.count >= states,
             f"slot {slot.name} has {slot.count} states, {states} are exchanged",
         )
-        turns = 1 if step.stride == 1 else ceil_div(step.count, k.STRIDED_CHUNK)
+        turns = 1 if step.stride == 1 else ceil_div(part.count, k.STRIDED_CHUNK)
         turn: _Trace = [_Use(slot.name, "write"), None, _Use(slot.name, "read"), None]
         return (turn * turns)[:-1]
 

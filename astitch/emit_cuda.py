@@ -242,7 +242,8 @@ class _Printer:
                 )
                 yield f"{pad}{at} = Reduce{reducer}::combine({at}, Reduce{reducer}::State{{{fields}}});"
             case k.ReduceAcross():
-                yield pad + self.reduction(statement)
+                for line in self.reduction(statement):
+                    yield pad + line
             case k.Finish(state, count, reducer, inits):
                 fields = ", ".join(spell(v) for v in inits)
                 yield f"{pad}#pragma unroll"
@@ -303,14 +304,22 @@ class _Printer:
         yield from self.block(section.body, depth + 1)
         yield f"{pad}}}"
 
-    def reduction(self, step: k.ReduceAcross) -> str:
-        reducer = f"Reduce{step.reducer}"
-        if not step.slot:
-            return f"reduce_lanes<{reducer}, {step.threads}, {step.stride}>({step.state});"
-        if step.stride == 1:
-            return f"reduce_consecutive<{reducer}, {step.threads}>({step.state}, {step.slot});"
-        sizes = f"{step.threads}, {step.stride}, {self.kernel.block}, {k.STRIDED_CHUNK}"
-        return f"reduce_strided<{reducer}, {sizes}>({step.state}, {step.slot});"
+    def reduction(self, step: k.ReduceAcross) -> Iterator[str]:
+        across = step.stride == 1 and step.threads > 32
+        for part in step.parts:
+            reducer = f"Reduce{part.reducer}"
+            if not part.slot:
+                yield f"reduce_lanes<{reducer}, {step.threads}, {step.stride}>({part.state});"
+            elif across:
+                yield f"reduce_warps<{reducer}>({part.state}, {part.slot});"
+            else:
+                sizes = f"{step.threads}, {step.stride}, {self.kernel.block}, {k.STRIDED_CHUNK}"
+                yield f"reduce_strided<{reducer}, {sizes}>({part.state}, {part.slot});"
+        if across:
+            yield "__syncthreads();"
+            way = f"{step.threads}, {'true' if step.butterfly else 'false'}"
+            for part in step.parts:
+                yield f"combine_warps<Reduce{part.reducer}, {way}>({part.state}, {part.slot});"
 
     # -- declarations --------------------------------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ from astitch.index import Linear
 from astitch.ir import ArrayType, Attrs, DType, Graph, Literal
 from astitch.propagation import Guard
 
+MAX_OWN_STATES = 16
+"""States of other warps that each thread combines by itself."""
+
 STRIDED_CHUNK = 4
 """States of a thread that are exchanged at once when a reduction runs across strided threads."""
 
@@ -225,19 +228,32 @@ class AccumulateState:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceAcross:
-    """Combine state[0 .. count) over threads; every thread of a set gets the total.
-
-    A set is `threads` threads, `stride` apart.  stride 1: consecutive threads (a row); else: threads that own the
-    same columns.  slot: shared states for sets that are not within one warp ("" when none is needed).
-    """
+class Part:
+    """state[0 .. count) of one reduction.  slot: shared states for sets of threads that are not within one warp
+    ("" when none is needed)."""
 
     state: str
     count: int
     reducer: int
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceAcross:
+    """Combine the states of independent reductions over threads; every thread of a set gets the totals.
+
+    A set is `threads` threads, `stride` apart.  stride 1: consecutive threads (a row), and all parts share one block
+    barrier; else: threads that own the same columns.
+    """
+
+    parts: tuple[Part, ...]
     threads: int
     stride: int
-    slot: str
+
+    @property
+    def butterfly(self) -> bool:
+        """Many states of warps: lanes combine them together, each thread alone would take longer."""
+        return sum(p.count for p in self.parts) * (self.threads // 32) > MAX_OWN_STATES
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from astitch import index as ix
 from astitch import kernel_ir as k
@@ -53,7 +53,7 @@ class LoopLowering(Values):
         self.places = [p for p in self.placements.values() if p.loop == loop.number]
         self.unrolled = loop.mapping.row_steps * loop.mapping.col_steps <= MAX_UNROLLED_STEPS
         self.exchanges = 0
-        self.exchange_slots: dict[tuple[int, int], str] = {}
+        self.exchange_slots: dict[tuple[int, int, int], str] = {}
 
     def phase_roots(self, phase: int) -> list[Placement]:
         return [p for p in self.places if p.phase == phase]
@@ -107,7 +107,8 @@ class LoopLowering(Values):
                 )
             )
         loop = k.TaskLoop(m.tasks, once, tuple(body))
-        after: list[k.Statement] = []
+        # Accumulators of blocks without a task hold identities; they only keep the barriers inside uniform.
+        after: list[k.Statement] = list(self.reduce_across(across))
         for place in across:
             after += self.store_loop_partials(place)
         kernel_zone = self.frames[Zone.KERNEL].statements
@@ -282,9 +283,10 @@ class LoopLowering(Values):
             self.filled |= {key for key in self.kept if self.was_computed(key)}
         task = self.frames[Zone.TASK].statements
         result: list[k.Statement] = [*self.entry_barrier(phase), *before, *task, *nest]
-        for place in reduces:
-            if place.span is not Span.LOOP:
-                result += self.complete(place)
+        complete = [place for place in reduces if place.span is not Span.LOOP]
+        result += self.reduce_across(complete)
+        for place in complete:
+            result += self.complete(place)
         return result
 
     def entry_barrier(self, phase: int) -> Iterator[k.Statement]:
@@ -415,8 +417,24 @@ class LoopLowering(Values):
         for guarded in self.guarded(guards, (statement,)):
             self.emit(zone, guarded)
 
-    def reduce_across(self, place: Placement) -> Iterator[k.Statement]:
-        """Combine over the thread axes along which the result does not vary, minor axes first."""
+    def reduce_across(self, places: Sequence[Placement]) -> Iterator[k.Statement]:
+        """Combine over threads; independent reductions of a row share their barriers."""
+        rounds = [self.thread_sets(place) for place in places]
+        for turn in range(max(map(len, rounds), default=0)):
+            sets: dict[tuple[int, int], list[Placement]] = {}
+            for place, steps in zip(places, rounds, strict=True):
+                if turn < len(steps):
+                    sets.setdefault(steps[turn], []).append(place)
+            for (threads, stride), together in sets.items():
+                if stride == 1:
+                    yield self.reduce_step(together, threads, stride)
+                else:  # these exchange whole columns: one after the other, in the same shared memory
+                    for place in together:
+                        yield self.reduce_step([place], threads, stride)
+
+    def thread_sets(self, place: Placement) -> list[tuple[int, int]]:
+        """(threads, stride) of the sets to combine over, one after the other: the thread axes along which the result
+        does not vary, minor axes first."""
         m = self.mapping
         row_kept, col_kept = self.kept_axes(place)
         outer_reduced = any(a in place.root.space.reduced for a in m.outer)
@@ -425,6 +443,7 @@ class LoopLowering(Values):
             (m.row_threads, not row_kept),
             (m.outer_threads, outer_reduced),
         ]
+        sets: list[tuple[int, int]] = []
         stride = 1
         position = 0
         while position < len(axes):
@@ -437,32 +456,36 @@ class LoopLowering(Values):
             while position < len(axes) and (axes[position][1] or axes[position][0] == 1):
                 threads *= axes[position][0]
                 position += 1
-            yield self.reduce_step(place, threads, stride)
+            sets.append((threads, stride))
             stride *= threads
+        return sets
 
-    def reduce_step(self, place: Placement, threads: int, stride: int) -> k.Statement:
-        reducer = self.declarations.reducer(place.root.name)
-        count = self.state_count(place)
-        state = self.states[place.root.name]
-        slot = ""
-        if threads * stride > 32:
-            if stride == 1:
-                states = count * max(self.mapping.block // 32, 1)
-            else:
-                states = min(count, k.STRIDED_CHUNK) * self.mapping.block
-            slot = self.exchange_slot(reducer, states)
-            if place.scheme is Scheme.REGIONAL:
-                self.declarations.block_barriers += 1
-        return k.ReduceAcross(state, count, reducer.number, threads, stride, slot)
+    def reduce_step(self, places: Sequence[Placement], threads: int, stride: int) -> k.Statement:
+        parts = []
+        shared = threads * stride > 32
+        for number, place in enumerate(places):
+            reducer = self.declarations.reducer(place.root.name)
+            count = self.state_count(place)
+            slot = ""
+            if shared:
+                if stride == 1:
+                    states = count * max(self.mapping.block // 32, 1)
+                else:
+                    states = min(count, k.STRIDED_CHUNK) * self.mapping.block
+                slot = self.exchange_slot(reducer, states, number)
+            parts.append(k.Part(self.states[place.root.name], count, reducer.number, slot))
+        if shared:
+            self.exchanges += 1
+            self.declarations.block_barriers += any(p.scheme is Scheme.REGIONAL for p in places)
+        return k.ReduceAcross(tuple(parts), threads, stride)
 
-    def exchange_slot(self, reducer: k.Reducer, states: int) -> str:
-        """Shared states for one exchange between threads.
+    def exchange_slot(self, reducer: k.Reducer, states: int, number: int) -> str:
+        """Shared states for reduction `number` of an exchange between threads.
 
-        The exchanges of a loop take two slots in turns: the barrier of each keeps its successor's writes, which go to
-        the other slot, behind the reads of the one before.
+        The exchanges of a loop take two sets of slots in turns: the barrier of each keeps its successor's writes,
+        which go to the other slots, behind the reads of the one before.
         """
-        key = (reducer.number, self.exchanges % 2)
-        self.exchanges += 1
+        key = (reducer.number, self.exchanges % 2, number)
         if key not in self.exchange_slots:
             name = self.fresh(f"exchange_{reducer.number}_{key[1]}")
             self.exchange_slots[key] = name
@@ -475,10 +498,10 @@ class LoopLowering(Values):
         return name
 
     def complete(self, place: Placement) -> list[k.Statement]:
-        """After the nest: across threads, then the init value, then memory."""
-        result: list[k.Statement] = list(self.reduce_across(place))
+        """After the nest and the exchange between threads: the init value, then memory."""
         if place.span is Span.TILE:
-            return result + self.store_partials(place, self.tile_part(place))
+            return self.store_partials(place, self.tile_part(place))
+        result: list[k.Statement] = []
         state = self.states[place.root.name]
         self.frames[Zone.TASK].statements = result
         self.finish(Zone.TASK, place, state, self.state_count(place))
@@ -548,12 +571,8 @@ class LoopLowering(Values):
     def store_loop_partials(self, place: Placement) -> list[k.Statement]:
         rank = ix.of_symbol(Symbol("first", place.partials))
         taking_part = Within(rank, 0, place.partials)
-        # Accumulators of blocks without a task hold identities; they only keep the barriers inside uniform.
         self.frames[Zone.TASK].statements = []
-        return [
-            *self.reduce_across(place),
-            k.If((taking_part,), tuple(self.store_partials(place, rank))),
-        ]
+        return [k.If((taking_part,), tuple(self.store_partials(place, rank)))]
 
     def store_partials(self, place: Placement, part: Linear) -> list[k.Statement]:
         """partials[part][result element] = state, by one thread of those that hold it."""

@@ -352,9 +352,20 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         k.AccumulateState("s", ix.ZERO, 0, ("p",), AT),
         "s[0] = Reduce0::combine(s[0], Reduce0::State{load_as<float>(p[i])});",
     ),
-    (k.ReduceAcross("s", 1, 0, 32, 1, ""), "reduce_lanes<Reduce0, 32, 1>(s);"),
-    (k.ReduceAcross("s", 1, 0, 256, 1, "slot"), "reduce_consecutive<Reduce0, 256>(s, slot);"),
-    (k.ReduceAcross("s", 4, 0, 8, 32, "slot"), "reduce_strided<Reduce0, 8, 32, 256, 4>(s, slot);"),
+    (k.ReduceAcross((k.Part("s", 1, 0, ""),), 32, 1), "reduce_lanes<Reduce0, 32, 1>(s);"),
+    (
+        k.ReduceAcross((k.Part("s", 1, 0, "slot"), k.Part("t", 1, 1, "other")), 256, 1),
+        "reduce_warps<Reduce0>(s, slot);\nreduce_warps<Reduce1>(t, other);\n__syncthreads();\n"
+        "combine_warps<Reduce0, 256, false>(s, slot);\ncombine_warps<Reduce1, 256, false>(t, other);",
+    ),
+    (
+        k.ReduceAcross((k.Part("s", 4, 0, "slot"),), 256, 1),
+        "reduce_warps<Reduce0>(s, slot);\n__syncthreads();\ncombine_warps<Reduce0, 256, true>(s, slot);",
+    ),
+    (
+        k.ReduceAcross((k.Part("s", 4, 0, "slot"),), 8, 32),
+        "reduce_strided<Reduce0, 8, 32, 256, 4>(s, slot);",
+    ),
     (
         k.Finish("s", 2, 0, (VALUE,)),
         "#pragma unroll\nfor (int i = 0; i < 2; ++i) "

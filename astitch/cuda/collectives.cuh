@@ -28,24 +28,37 @@ __device__ __forceinline__ void reduce_lanes(typename R::State (&states)[COUNT])
     }
 }
 
-// Sets of THREADS > 32 consecutive threads: warps first, then every thread adds the warps' states itself.
+// Sets of THREADS > 32 consecutive threads, in two halves with a block barrier between them, which several
+// reductions may share: warps first ...
 // slot: COUNT states for each warp of the block.
-template <class R, int THREADS, int COUNT, class Slot>
-__device__ __forceinline__ void reduce_consecutive(typename R::State (&states)[COUNT], Slot slot)
+template <class R, int COUNT, class Slot>
+__device__ __forceinline__ void reduce_warps(typename R::State (&states)[COUNT], Slot slot)
 {
     reduce_lanes<R, 32, 1>(states);
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) slot[threadIdx.x / 32 * COUNT + i] = states[i];
     }
-    __syncthreads();
-    const int first = threadIdx.x / THREADS * (THREADS / 32) * COUNT;
+}
+// ... then the states of a set's warps: every thread combines all of them itself, or (BUTTERFLY, better where they are
+// many) the lanes of each warp do it together.
+template <class R, int THREADS, bool BUTTERFLY, int COUNT, class Slot>
+__device__ __forceinline__ void combine_warps(typename R::State (&states)[COUNT], Slot slot)
+{
+    constexpr int warps = THREADS / 32;
+    const int first = threadIdx.x / THREADS * warps * COUNT;
+    if constexpr (BUTTERFLY) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-        states[i] = slot[first + i];
+        for (int i = 0; i < COUNT; ++i) states[i] = slot[first + threadIdx.x % warps * COUNT + i];
+        reduce_lanes<R, warps, 1>(states);
+    } else {
 #pragma unroll
-        for (int warp = 1; warp < THREADS / 32; ++warp)
-            states[i] = R::combine(states[i], slot[first + warp * COUNT + i]);
+        for (int i = 0; i < COUNT; ++i) {
+            states[i] = slot[first + i];
+#pragma unroll
+            for (int warp = 1; warp < warps; ++warp)
+                states[i] = R::combine(states[i], slot[first + warp * COUNT + i]);
+        }
     }
 }
 

@@ -259,7 +259,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_sum_135_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_135_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 128, false>(reduce_sum_135_state_0, exchange_0_0);
       const float reduce_sum_135 = reduce_sum_135_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_135[0] = store_as<float>(reduce_sum_135);
@@ -328,7 +330,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_137_state_0, exchange_0_0__1);
+      reduce_warps<Reduce0>(reduce_sum_137_state_0, exchange_0_0__1);
+      __syncthreads();
+      combine_warps<Reduce0, 512, false>(reduce_sum_137_state_0, exchange_0_0__1);
       const float reduce_sum_137 = reduce_sum_137_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_137[0] = store_as<float>(reduce_sum_137);
@@ -401,7 +405,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_139_state_0, exchange_0_0__2);
+      reduce_warps<Reduce0>(reduce_sum_139_state_0, exchange_0_0__2);
+      __syncthreads();
+      combine_warps<Reduce0, 256, false>(reduce_sum_139_state_0, exchange_0_0__2);
       const float reduce_sum_139 = reduce_sum_139_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_139[0] = store_as<float>(reduce_sum_139);
@@ -466,7 +472,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_142_state_0, exchange_0_0__3);
+      reduce_warps<Reduce0>(reduce_sum_142_state_0, exchange_0_0__3);
+      __syncthreads();
+      combine_warps<Reduce0, 512, false>(reduce_sum_142_state_0, exchange_0_0__3);
       const float reduce_sum_142 = reduce_sum_142_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_142[0] = store_as<float>(reduce_sum_142);
@@ -499,7 +507,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_143_state_0, exchange_0_0__4);
+      reduce_warps<Reduce0>(reduce_sum_143_state_0, exchange_0_0__4);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_sum_143_state_0, exchange_0_0__4);
       const float reduce_sum_143 = reduce_sum_143_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_143[0] = store_as<float>(reduce_sum_143);
@@ -536,7 +546,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_144_state_0, exchange_0_0__5);
+      reduce_warps<Reduce0>(reduce_sum_144_state_0, exchange_0_0__5);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_sum_144_state_0, exchange_0_0__5);
       const float reduce_sum_144 = reduce_sum_144_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_144[0] = store_as<float>(reduce_sum_144);
@@ -605,7 +617,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_146_state_0, exchange_0_0__6);
+      reduce_warps<Reduce0>(reduce_sum_146_state_0, exchange_0_0__6);
+      __syncthreads();
+      combine_warps<Reduce0, 512, false>(reduce_sum_146_state_0, exchange_0_0__6);
       const float reduce_sum_146 = reduce_sum_146_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_146[0] = store_as<float>(reduce_sum_146);
@@ -740,7 +754,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_150_state_0, exchange_0_0__7);
+      reduce_warps<Reduce0>(reduce_sum_150_state_0, exchange_0_0__7);
+      __syncthreads();
+      combine_warps<Reduce0, 512, false>(reduce_sum_150_state_0, exchange_0_0__7);
       const float reduce_sum_150 = reduce_sum_150_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_150[0] = store_as<float>(reduce_sum_150);
@@ -771,7 +787,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_151_state_0, exchange_0_0__8);
+      reduce_warps<Reduce0>(reduce_sum_151_state_0, exchange_0_0__8);
+      __syncthreads();
+      combine_warps<Reduce0, 512, false>(reduce_sum_151_state_0, exchange_0_0__8);
       const float reduce_sum_151 = reduce_sum_151_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_151[0] = store_as<float>(reduce_sum_151);

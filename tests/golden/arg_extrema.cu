@@ -132,6 +132,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_11_state_0, exchange_0_0);
+      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_53_state_0, exchange_1_1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -147,7 +148,6 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_53_state_0, exchange_1_1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -212,6 +212,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_25_state_0, exchange_0_0__1);
+      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_67_state_0, exchange_1_1__1);
+      reduce_lanes<Reduce0, 32, 1>(reduce_39_state_0);
+      reduce_lanes<Reduce1, 32, 1>(reduce_81_state_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
@@ -228,7 +231,6 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_lanes<Reduce0, 32, 1>(reduce_39_state_0);
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 8 + ty;
@@ -240,7 +242,6 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_67_state_0, exchange_1_1__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
@@ -257,7 +258,6 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_lanes<Reduce1, 32, 1>(reduce_81_state_0);
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 8 + ty;
@@ -307,6 +307,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_95_state_0, exchange_2_0);
+      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_137_state_0, exchange_3_1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -322,7 +323,6 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_137_state_0, exchange_3_1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -387,6 +387,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_109_state_0, exchange_2_0__1);
+      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_151_state_0, exchange_3_1__1);
+      reduce_lanes<Reduce2, 32, 1>(reduce_123_state_0);
+      reduce_lanes<Reduce3, 32, 1>(reduce_165_state_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
@@ -403,7 +406,6 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_lanes<Reduce2, 32, 1>(reduce_123_state_0);
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 8 + ty;
@@ -415,7 +417,6 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_151_state_0, exchange_3_1__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2;
@@ -432,7 +433,6 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_lanes<Reduce3, 32, 1>(reduce_165_state_0);
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 8 + ty;

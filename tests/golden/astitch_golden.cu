@@ -56,7 +56,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_14_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_sum_14_state_0, exchange_0_0);
       const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
       const float div_2 = hlo_divide(reduce_sum_14, pr2_1);
       const float pow_1 = hlo_power(div_2, 2.0f);
@@ -97,7 +99,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state_0, exchange_0_0__1);
+      reduce_warps<Reduce0>(reduce_sum_15_state_0, exchange_0_0__1);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_sum_15_state_0, exchange_0_0__1);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_15[outer] = store_as<float>(reduce_sum_15);

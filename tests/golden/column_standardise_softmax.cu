@@ -319,7 +319,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 64>(reduce_max_7_state_0, exchange_1_0);
+      reduce_warps<Reduce1>(reduce_max_7_state_0, exchange_1_0);
+      __syncthreads();
+      combine_warps<Reduce1, 64, false>(reduce_max_7_state_0, exchange_1_0);
       Reduce0::State reduce_sum_23_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce0::identity();
@@ -339,7 +341,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_23_state_0, exchange_0_1);
+      reduce_warps<Reduce0>(reduce_sum_23_state_0, exchange_0_1);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_sum_23_state_0, exchange_0_1);
       const float reduce_sum_23 = reduce_sum_23_state_0[0].f0;
       {
         const int k = 0;

@@ -44,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(128);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 64, 16);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 64, 16);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0__1, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0__2, 0, 16);
   {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 4; 48 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 3 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -85,11 +85,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_max_7_state_0, exchange_0_0);
+      reduce_warps<Reduce1>(reduce_sum_21_state_0, exchange_1_0);
+      __syncthreads();
+      combine_warps<Reduce0, 512, true>(reduce_max_7_state_0, exchange_0_0);
+      combine_warps<Reduce1, 512, true>(reduce_sum_21_state_0, exchange_1_0);
       if (tx < 1) {
         p_reduce_max_7_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_max_7_state_0[0].f0);
       }
-      reduce_consecutive<Reduce1, 512>(reduce_sum_21_state_0, exchange_1_1);
       if (tx < 1) {
         p_reduce_sum_21_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_sum_21_state_0[0].f0);
       }
@@ -138,7 +141,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 512>(reduce_sum_22_state_0, exchange_1_0);
+      reduce_warps<Reduce1>(reduce_sum_22_state_0, exchange_1_0__1);
+      __syncthreads();
+      combine_warps<Reduce1, 512, false>(reduce_sum_22_state_0, exchange_1_0__1);
       if (tx < 1) {
         p_reduce_sum_22_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_sum_22_state_0[0].f0);
       }
@@ -219,14 +224,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float select_n_6 = (eq_13__1 ? -0.0625f : 0.0f);
               const float add_any_3 = hlo_add(mul_1, select_n_6);
               const float convert_element_type_3 = hlo_convert<bf16, float>(add_any_3);
-              convert_element_type_3_w_0.v[lane] = store_as<bf16>(convert_element_type_3);
+              convert_element_type_3_w_0.v[lane] = store_exact<bf16>(convert_element_type_3);
             }
             *reinterpret_cast<Vec<bf16, 4>*>(p_convert_element_type_3 + (at_0__2)) = convert_element_type_3_w_0;
           }
         }
       }
     }
-    reduce_consecutive<Reduce1, 512>(reduce_sum_23_state_0, exchange_1_0__1);
+    reduce_warps<Reduce1>(reduce_sum_23_state_0, exchange_1_0__2);
+    __syncthreads();
+    combine_warps<Reduce1, 512, false>(reduce_sum_23_state_0, exchange_1_0__2);
     if (first < 48) {
       if (tx < 1) {
         p_reduce_sum_23_partial0_0[first] = store_as<float>(reduce_sum_23_state_0[0].f0);

@@ -206,7 +206,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           *reinterpret_cast<Vec<bool, 4>*>(p_lt_3 + (at_0)) = lt_3_w_0;
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_14_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_sum_14_state_0, exchange_0_0);
       Reduce0::State reduce_sum_15_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
@@ -227,7 +229,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state_0, exchange_0_1);
+      reduce_warps<Reduce0>(reduce_sum_15_state_0, exchange_0_1);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_sum_15_state_0, exchange_0_1);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
       const float div_7_divide_0 = hlo_divide(reduce_sum_15, 256.0f);
       const float add_123_add_0 = hlo_add(div_7_divide_0, 1e-06f);

@@ -60,7 +60,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_14_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_14_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_sum_14_state_0, exchange_0_0);
       Reduce0::State reduce_sum_15_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
@@ -81,7 +83,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_15_state_0, exchange_0_1);
+      reduce_warps<Reduce0>(reduce_sum_15_state_0, exchange_0_1);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_sum_15_state_0, exchange_0_1);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
       const float div_3_divide_0 = hlo_divide(reduce_sum_15, 256.0f);
       const float add_7_add_0 = hlo_add(div_3_divide_0, 1e-06f);

@@ -44,7 +44,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_sum_7_state_0, exchange_0_0);
+    reduce_warps<Reduce0>(reduce_sum_7_state_0, exchange_0_0);
+    __syncthreads();
+    combine_warps<Reduce0, 512, false>(reduce_sum_7_state_0, exchange_0_0);
     if (first < 152) {
       if (tx < 1) {
         p_reduce_sum_7_partial0_0[first] = store_as<float>(reduce_sum_7_state_0[0].f0);
@@ -78,7 +80,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_sum_7_state_0__1, exchange_0_0__1);
+      reduce_warps<Reduce0>(reduce_sum_7_state_0__1, exchange_0_0__1);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
       const float reduce_sum_7 = reduce_sum_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);

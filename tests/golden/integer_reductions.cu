@@ -154,21 +154,21 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8512);
   ASTITCH_SHARED(Reduce4::State, exchange_4_0, 8320, 16);
-  ASTITCH_SHARED(Reduce5::State, exchange_5_1, 8384, 16);
+  ASTITCH_SHARED(Reduce5::State, exchange_5_0, 8384, 16);
   ASTITCH_SHARED(Reduce6::State, exchange_6_0, 8448, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 1024);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 8192, 16);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_1, 4096, 1024);
-  ASTITCH_SHARED(Reduce3::State, exchange_3_0, 8256, 16);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 4096, 1024);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 8192, 16);
+  ASTITCH_SHARED(Reduce3::State, exchange_3_1, 8256, 16);
   ASTITCH_SHARED(Reduce8::State, exchange_8_0, 1024, 16);
   ASTITCH_SHARED(Reduce7::State, exchange_7_1, 0, 1024);
   ASTITCH_SHARED(Reduce10::State, exchange_10_0, 1088, 16);
-  ASTITCH_SHARED(Reduce4::State, exchange_4_1, 1024, 16);
-  ASTITCH_SHARED(Reduce9::State, exchange_9_0, 0, 1024);
+  ASTITCH_SHARED(Reduce4::State, exchange_4_0__1, 1024, 16);
+  ASTITCH_SHARED(Reduce9::State, exchange_9_1, 0, 1024);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 1024);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_0__1, 0, 1024);
   ASTITCH_SHARED(Reduce7::State, exchange_7_0, 0, 1024);
-  ASTITCH_SHARED(Reduce9::State, exchange_9_0__1, 0, 1024);
+  ASTITCH_SHARED(Reduce9::State, exchange_9_0, 0, 1024);
   {  // loop 0: outer 30 / 8 threads, row 1 / 1 threads x 1, col 70 / 64 threads x 1 x 2; 4 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -230,23 +230,33 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce4, 64>(reduce_sum_21_state_0, exchange_4_0);
+      reduce_warps<Reduce4>(reduce_sum_21_state_0, exchange_4_0);
+      reduce_warps<Reduce5>(reduce_min_7_state_0, exchange_5_0);
+      reduce_warps<Reduce6>(reduce_or_14_state_0, exchange_6_0);
+      __syncthreads();
+      combine_warps<Reduce4, 64, false>(reduce_sum_21_state_0, exchange_4_0);
+      combine_warps<Reduce5, 64, false>(reduce_min_7_state_0, exchange_5_0);
+      combine_warps<Reduce6, 64, false>(reduce_or_14_state_0, exchange_6_0);
       const int reduce_sum_21 = reduce_sum_21_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_sum_21[outer] = store_as<int>(reduce_sum_21);
       }
-      reduce_consecutive<Reduce5, 64>(reduce_min_7_state_0, exchange_5_1);
       const int reduce_min_7 = reduce_min_7_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_min_7[outer] = store_as<int>(reduce_min_7);
       }
-      reduce_consecutive<Reduce6, 64>(reduce_or_14_state_0, exchange_6_0);
       const int reduce_or_14 = reduce_or_14_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_or_14[outer] = store_as<int>(reduce_or_14);
       }
     }
     reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_prod_7_state_0, exchange_0_1);
+    reduce_strided<Reduce2, 8, 64, 512, 4>(reduce_and_14_state_0, exchange_2_0);
+    reduce_warps<Reduce1>(reduce_max_14_state_0, exchange_1_1);
+    reduce_warps<Reduce3>(reduce_xor_7_state_0, exchange_3_1);
+    __syncthreads();
+    combine_warps<Reduce1, 512, true>(reduce_max_14_state_0, exchange_1_1);
+    combine_warps<Reduce3, 512, true>(reduce_xor_7_state_0, exchange_3_1);
     if (first < 4) {
       {
         const int l = 0;
@@ -261,13 +271,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce1, 512>(reduce_max_14_state_0, exchange_1_0);
     if (first < 4) {
       if (to < 1 && tx < 1) {
         p_reduce_max_14_partial0_0[first] = store_as<int>(reduce_max_14_state_0[0].f0);
       }
     }
-    reduce_strided<Reduce2, 8, 64, 512, 4>(reduce_and_14_state_0, exchange_2_1);
     if (first < 4) {
       {
         const int l = 0;
@@ -282,7 +290,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce3, 512>(reduce_xor_7_state_0, exchange_3_0);
     if (first < 4) {
       if (to < 1 && tx < 1) {
         p_reduce_xor_7_partial0_0[first] = store_as<int>(reduce_xor_7_state_0[0].f0);
@@ -325,7 +332,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce8, 64>(reduce_max_15_state_0, exchange_8_0);
+      reduce_warps<Reduce8>(reduce_max_15_state_0, exchange_8_0);
+      __syncthreads();
+      combine_warps<Reduce8, 64, false>(reduce_max_15_state_0, exchange_8_0);
       const unsigned char reduce_max_15 = reduce_max_15_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_max_15[outer] = store_as<unsigned char>(reduce_max_15);
@@ -388,18 +397,21 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce10, 64>(reduce_and_15_state_0, exchange_10_0);
+      reduce_warps<Reduce10>(reduce_and_15_state_0, exchange_10_0);
+      reduce_warps<Reduce4>(reduce_sum_23_state_0, exchange_4_0__1);
+      __syncthreads();
+      combine_warps<Reduce10, 64, false>(reduce_and_15_state_0, exchange_10_0);
+      combine_warps<Reduce4, 64, false>(reduce_sum_23_state_0, exchange_4_0__1);
       const bool reduce_and_15 = reduce_and_15_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_and_15[outer] = store_as<bool>(reduce_and_15);
       }
-      reduce_consecutive<Reduce4, 64>(reduce_sum_23_state_0, exchange_4_1);
       const int reduce_sum_23 = reduce_sum_23_state_0[0].f0;
       if (outer_raw < 30 && tx < 1) {
         p_reduce_sum_23[outer] = store_as<int>(reduce_sum_23);
       }
     }
-    reduce_strided<Reduce9, 8, 64, 512, 4>(reduce_or_15_state_0, exchange_9_0);
+    reduce_strided<Reduce9, 8, 64, 512, 4>(reduce_or_15_state_0, exchange_9_1);
     if (first < 4) {
       {
         const int l = 0;
@@ -523,7 +535,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 4, 32, 512, 4>(reduce_and_14_state_0__1, exchange_2_0);
+      reduce_strided<Reduce2, 4, 32, 512, 4>(reduce_and_14_state_0__1, exchange_2_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -649,7 +661,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce9, 4, 32, 512, 4>(reduce_or_15_state_0__1, exchange_9_0__1);
+      reduce_strided<Reduce9, 4, 32, 512, 4>(reduce_or_15_state_0__1, exchange_9_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;

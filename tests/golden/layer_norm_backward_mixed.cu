@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 512 threads, 16384 B shared
+// stitch_0: grid 32 x 512 threads, 16512 B shared
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/convert_element_type
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/mul
 //   jit(layer_norm_backward_mixed)/jvp()/convert_element_type
@@ -32,11 +32,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_81,
     float* p_reduce_sum_79,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(16384);
+  ASTITCH_SHARED_ARENA(16512);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1__1, 16448, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 16384, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__3, 0, 2048);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -81,7 +83,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_77_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_77_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 256, false>(reduce_sum_77_state_0, exchange_0_0);
       Reduce0::State reduce_sum_78_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_78_state_0[i] = Reduce0::identity();
@@ -115,8 +119,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_78_state_0, exchange_0_1);
-      reduce_consecutive<Reduce0, 256>(reduce_sum_83_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_78_state_0, exchange_0_1);
+      reduce_warps<Reduce0>(reduce_sum_83_state_0, exchange_0_1__1);
+      __syncthreads();
+      combine_warps<Reduce0, 256, false>(reduce_sum_78_state_0, exchange_0_1);
+      combine_warps<Reduce0, 256, false>(reduce_sum_83_state_0, exchange_0_1__1);
       Reduce0::State reduce_sum_84_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_84_state_0[i] = Reduce0::identity();
@@ -162,8 +169,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_84_state_0, exchange_0_1);
-      reduce_consecutive<Reduce0, 256>(reduce_sum_86_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_84_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_86_state_0, exchange_0_0__1);
+      __syncthreads();
+      combine_warps<Reduce0, 256, false>(reduce_sum_84_state_0, exchange_0_0);
+      combine_warps<Reduce0, 256, false>(reduce_sum_86_state_0, exchange_0_0__1);
       const float reduce_sum_84 = reduce_sum_84_state_0[0].f0;
       const float reduce_sum_86 = reduce_sum_86_state_0[0].f0;
       const float add_any_4_add_0 = hlo_add(reduce_sum_84, reduce_sum_86);
@@ -200,6 +210,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
     }
     reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_81_state_0, exchange_0_1);
+    reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_79_state_0, exchange_0_0);
     if (first < 32) {
       {
         const int l = 0;
@@ -214,7 +225,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_79_state_0, exchange_0_0);
     if (first < 32) {
       {
         const int l = 0;
@@ -256,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_81_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_81_state_0__1, exchange_0_0__2);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
@@ -298,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_79_state_0__1, exchange_0_0__2);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_79_state_0__1, exchange_0_0__3);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;

@@ -37,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_add_any_1) {
   ASTITCH_SHARED_ARENA(96);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 64, 8);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 32, 8);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 64, 8);
   {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 700 / 256 threads x 1 x 4; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -79,8 +79,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_max_7_state_0, exchange_0_0);
-      reduce_consecutive<Reduce1, 256>(reduce_sum_22_state_0, exchange_1_1);
+      reduce_warps<Reduce0>(reduce_max_7_state_0, exchange_0_0);
+      reduce_warps<Reduce1>(reduce_sum_22_state_0, exchange_1_0);
+      __syncthreads();
+      combine_warps<Reduce0, 256, false>(reduce_max_7_state_0, exchange_0_0);
+      combine_warps<Reduce1, 256, false>(reduce_sum_22_state_0, exchange_1_0);
       Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
@@ -102,7 +105,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 256>(reduce_sum_7_state_0, exchange_1_0);
+      reduce_warps<Reduce1>(reduce_sum_7_state_0, exchange_1_1);
+      __syncthreads();
+      combine_warps<Reduce1, 256, false>(reduce_sum_7_state_0, exchange_1_1);
       const float reduce_sum_22 = reduce_sum_22_state_0[0].f0;
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       const float div_1_divide_0 = hlo_divide(reduce_sum_22, reduce_sum_7);

@@ -56,7 +56,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, exchange_0_0);
+    reduce_warps<Reduce0>(reduce_max_7_state_0, exchange_0_0);
+    __syncthreads();
+    combine_warps<Reduce0, 512, false>(reduce_max_7_state_0, exchange_0_0);
     if (first < 16) {
       if (tx < 1) {
         p_reduce_max_7_partial0_0[first] = store_as<float>(reduce_max_7_state_0[0].f0);

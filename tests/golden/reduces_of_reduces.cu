@@ -110,11 +110,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
       reduce_lanes<Reduce1, 8, 1>(reduce_max_14_state_0);
+      reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_23_state_0, exchange_0_0);
       const float reduce_max_14 = reduce_max_14_state_0[0].f0;
       if (outer_raw < 24 && tx < 1) {
         p_reduce_max_14[outer] = store_as<float>(reduce_max_14);
       }
-      reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_23_state_0, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 32 + tx * 4;
@@ -137,7 +137,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (outer_raw < 24 && tx < 1) {
         reduce_sum_22_state_0[0] = Reduce0::combine(reduce_sum_22_state_0[0], Reduce0::State{reduce_max_14__1});
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_22_state_0, exchange_0_1);
+      reduce_warps<Reduce0>(reduce_sum_22_state_0, exchange_0_1);
+      __syncthreads();
+      combine_warps<Reduce0, 512, false>(reduce_sum_22_state_0, exchange_0_1);
       const float reduce_sum_22 = reduce_sum_22_state_0[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_22[0] = store_as<float>(reduce_sum_22);

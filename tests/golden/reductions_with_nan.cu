@@ -143,18 +143,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(13584);
   ASTITCH_SHARED(Reduce3::State, exchange_3_0, 13440, 16);
-  ASTITCH_SHARED(Reduce4::State, exchange_4_1, 13504, 16);
+  ASTITCH_SHARED(Reduce4::State, exchange_4_0, 13504, 16);
   ASTITCH_SHARED(Reduce5::State, exchange_5_0, 13312, 16);
-  ASTITCH_SHARED(Reduce6::State, exchange_6_1, 13568, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8192, 1024);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 0, 1024);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 12288, 1024);
+  ASTITCH_SHARED(Reduce6::State, exchange_6_0, 13568, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 1024);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 1024);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_1, 12288, 1024);
   ASTITCH_SHARED(Reduce8::State, exchange_8_0, 4096, 16);
   ASTITCH_SHARED(Reduce7::State, exchange_7_1, 0, 1024);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 1024);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 1024);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0__1, 0, 1024);
   ASTITCH_SHARED(Reduce7::State, exchange_7_0, 0, 1024);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_0__1, 0, 1024);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 1024);
   {  // loop 0: outer 16 / 8 threads, row 1 / 1 threads x 1, col 90 / 64 threads x 1 x 2; 2 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -211,28 +211,35 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce3, 64>(reduce_sum_7_state_0, exchange_3_0);
+      reduce_warps<Reduce3>(reduce_sum_7_state_0, exchange_3_0);
+      reduce_warps<Reduce4>(reduce_max_14_state_0, exchange_4_0);
+      reduce_warps<Reduce5>(reduce_11_state_0, exchange_5_0);
+      reduce_warps<Reduce6>(reduce_or_7_state_0, exchange_6_0);
+      __syncthreads();
+      combine_warps<Reduce3, 64, false>(reduce_sum_7_state_0, exchange_3_0);
+      combine_warps<Reduce4, 64, false>(reduce_max_14_state_0, exchange_4_0);
+      combine_warps<Reduce5, 64, false>(reduce_11_state_0, exchange_5_0);
+      combine_warps<Reduce6, 64, false>(reduce_or_7_state_0, exchange_6_0);
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
       }
-      reduce_consecutive<Reduce4, 64>(reduce_max_14_state_0, exchange_4_1);
       const float reduce_max_14 = reduce_max_14_state_0[0].f0;
       if (tx < 1) {
         p_reduce_max_14[outer] = store_as<float>(reduce_max_14);
       }
-      reduce_consecutive<Reduce5, 64>(reduce_11_state_0, exchange_5_0);
       const int reduce_11 = reduce_11_state_0[0].f1;
       if (tx < 1) {
         p_reduce_11_1[outer] = store_as<int>(reduce_11);
       }
-      reduce_consecutive<Reduce6, 64>(reduce_or_7_state_0, exchange_6_1);
       const bool reduce_or_7 = reduce_or_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_or_7[outer] = store_as<bool>(reduce_or_7);
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_min_14_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_min_14_state_0, exchange_0_1);
+    reduce_strided<Reduce1, 8, 64, 512, 4>(reduce_25_state_0, exchange_1_0);
+    reduce_strided<Reduce2, 8, 64, 512, 4>(reduce_and_7_state_0, exchange_2_1);
     if (first < 2) {
       {
         const int l = 0;
@@ -247,7 +254,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce1, 8, 64, 512, 4>(reduce_25_state_0, exchange_1_1);
     if (first < 2) {
       {
         const int l = 0;
@@ -263,7 +269,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce2, 8, 64, 512, 4>(reduce_and_7_state_0, exchange_2_0);
     if (first < 2) {
       {
         const int l = 0;
@@ -312,7 +317,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce8, 64>(reduce_min_15_state_0, exchange_8_0);
+      reduce_warps<Reduce8>(reduce_min_15_state_0, exchange_8_0);
+      __syncthreads();
+      combine_warps<Reduce8, 64, false>(reduce_min_15_state_0, exchange_8_0);
       const float reduce_min_15 = round_to<f16>(reduce_min_15_state_0[0].f0);
       if (tx < 1) {
         p_reduce_min_15[outer] = store_as<f16>(reduce_min_15);
@@ -364,7 +371,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 2, 32, 512, 4>(reduce_min_14_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 2, 32, 512, 4>(reduce_min_14_state_0__1, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -412,7 +419,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce1, 2, 32, 512, 4>(reduce_25_state_0__1, exchange_1_0);
+      reduce_strided<Reduce1, 2, 32, 512, 4>(reduce_25_state_0__1, exchange_1_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -508,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 2, 32, 512, 4>(reduce_and_7_state_0__1, exchange_2_0__1);
+      reduce_strided<Reduce2, 2, 32, 512, 4>(reduce_and_7_state_0__1, exchange_2_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;

@@ -54,7 +54,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_7_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_7_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 256, false>(reduce_sum_7_state_0, exchange_0_0);
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       const float div_3_divide_0 = hlo_divide(reduce_sum_7, 768.0f);
       const float add_3_add_0 = hlo_add(div_3_divide_0, 1e-06f);

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 512 threads, 8256 B shared
+// stitch_0: grid 32 x 512 threads, 8320 B shared
 //   jit(rms_norm_backward)/transpose(jvp())/mul
 //   jit(rms_norm_backward)/jvp()/square
 //   jit(rms_norm_backward)/jvp()/reduce_sum
@@ -29,10 +29,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_36_partial0_0,
     float* p_reduce_sum_36,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(8256);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  ASTITCH_SHARED_ARENA(8320);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8192, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 8256, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 2048);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -81,8 +82,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_35_state_0, exchange_0_0);
-      reduce_consecutive<Reduce0, 256>(reduce_sum_38_state_0, exchange_0_1);
+      reduce_warps<Reduce0>(reduce_sum_35_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_38_state_0, exchange_0_0__1);
+      __syncthreads();
+      combine_warps<Reduce0, 256, false>(reduce_sum_35_state_0, exchange_0_0);
+      combine_warps<Reduce0, 256, false>(reduce_sum_38_state_0, exchange_0_0__1);
       const float reduce_sum_35 = reduce_sum_35_state_0[0].f0;
       const float div_3_divide_0 = hlo_divide(reduce_sum_35, 768.0f);
       const float add_3_add_0 = hlo_add(div_3_divide_0, 1e-06f);
@@ -120,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_36_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_36_state_0, exchange_0_1);
     if (first < 32) {
       {
         const int l = 0;
@@ -162,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_36_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_36_state_0__1, exchange_0_0__2);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;

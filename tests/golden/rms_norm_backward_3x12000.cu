@@ -33,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 64, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 64, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 2048);
   {  // loop 0: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 1 x 4; 18 tasks; row-reduce, 3 rows < 264 blocks a wave: each row split over 6 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -75,11 +75,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_35_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_35_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_38_state_0, exchange_0_0__1);
+      __syncthreads();
+      combine_warps<Reduce0, 512, true>(reduce_sum_35_state_0, exchange_0_0);
+      combine_warps<Reduce0, 512, true>(reduce_sum_38_state_0, exchange_0_0__1);
       if (tx < 1) {
         p_reduce_sum_35_partial0_0[col_tile * 3 + outer] = store_as<float>(reduce_sum_35_state_0[0].f0);
       }
-      reduce_consecutive<Reduce0, 512>(reduce_sum_38_state_0, exchange_0_1);
       if (tx < 1) {
         p_reduce_sum_38_partial0_0[col_tile * 3 + outer] = store_as<float>(reduce_sum_38_state_0[0].f0);
       }
@@ -197,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 4, 32, 512, 4>(reduce_sum_36_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 4, 32, 512, 4>(reduce_sum_36_state_0__1, exchange_0_0__2);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;

@@ -56,7 +56,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_sum_14_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_14_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 128, false>(reduce_sum_14_state_0, exchange_0_0);
       const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_14[outer] = store_as<float>(reduce_sum_14);

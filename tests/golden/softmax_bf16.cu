@@ -63,7 +63,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_max_7_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_max_7_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_max_7_state_0, exchange_0_0);
       Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
@@ -84,7 +86,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state_0, exchange_1_1);
+      reduce_warps<Reduce1>(reduce_sum_7_state_0, exchange_1_1);
+      __syncthreads();
+      combine_warps<Reduce1, 64, false>(reduce_sum_7_state_0, exchange_1_1);
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       const float convert_element_type_3_convert_0 = hlo_convert<bf16, float>(reduce_sum_7);
       {

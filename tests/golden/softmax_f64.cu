@@ -64,7 +64,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 128>(reduce_max_7_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_max_7_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 128, false>(reduce_max_7_state_0, exchange_0_0);
       Reduce1::State reduce_sum_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
@@ -86,7 +88,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 128>(reduce_sum_7_state_0, exchange_1_1);
+      reduce_warps<Reduce1>(reduce_sum_7_state_0, exchange_1_1);
+      __syncthreads();
+      combine_warps<Reduce1, 128, false>(reduce_sum_7_state_0, exchange_1_1);
       const double reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       {
         const int k = 0;

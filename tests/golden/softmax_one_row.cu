@@ -64,7 +64,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_max_7_state_0, exchange_0_0);
+    reduce_warps<Reduce0>(reduce_max_7_state_0, exchange_0_0);
+    __syncthreads();
+    combine_warps<Reduce0, 512, false>(reduce_max_7_state_0, exchange_0_0);
     if (first < 196) {
       if (tx < 1) {
         p_reduce_max_7_partial0_0[first] = store_as<float>(reduce_max_7_state_0[0].f0);
@@ -98,7 +100,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 64>(reduce_max_7_state_0__1, exchange_0_0__1);
+      reduce_warps<Reduce0>(reduce_max_7_state_0__1, exchange_0_0__1);
+      __syncthreads();
+      combine_warps<Reduce0, 64, false>(reduce_max_7_state_0__1, exchange_0_0__1);
       const float reduce_max_7 = reduce_max_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_max_7[0] = store_as<float>(reduce_max_7);
@@ -133,7 +137,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce1, 512>(reduce_sum_7_state_0, exchange_1_0);
+    reduce_warps<Reduce1>(reduce_sum_7_state_0, exchange_1_0);
+    __syncthreads();
+    combine_warps<Reduce1, 512, false>(reduce_sum_7_state_0, exchange_1_0);
     if (first < 196) {
       if (tx < 1) {
         p_reduce_sum_7_partial0_0[first] = store_as<float>(reduce_sum_7_state_0[0].f0);
@@ -167,7 +173,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 64>(reduce_sum_7_state_0__1, exchange_1_0__1);
+      reduce_warps<Reduce1>(reduce_sum_7_state_0__1, exchange_1_0__1);
+      __syncthreads();
+      combine_warps<Reduce1, 64, false>(reduce_sum_7_state_0__1, exchange_1_0__1);
       const float reduce_sum_7 = reduce_sum_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);
