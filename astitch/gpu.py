@@ -32,6 +32,11 @@ class Gpu:
     block (opt-in).  shared_reserved_bytes: taken by the driver for each block.  shared_unit_bytes:
     granularity of allocation.  bandwidth_gbs: bytes read plus written by a large copy, 1e9 a
     second.  launch_us: one more kernel in a CUDA graph.  barrier_us: one barrier over the grid.
+
+    For projected_latency.py: barrier_block_us: what each block beyond one an SM adds to a barrier.  l2_gbs: read from
+    the L2 by all SMs, 1e9 bytes a second.  dram_latency_ns, l2_latency_ns: of a load under load.  Threads that an SM
+    serves in a clock: special_lanes (ex2, rcp ...), conversion_lanes, shuffle_lanes, load_lanes (load/store unit),
+    fp64_lanes.
     """
 
     name: str
@@ -50,9 +55,22 @@ class Gpu:
     barrier_us: float
     clock_ghz: float
     fp32_lanes_per_sm: int
+    l2_gbs: float
+    dram_latency_ns: float
+    l2_latency_ns: float
+    fp64_lanes: int
+    conversion_lanes: int = 64
+    special_lanes: int = 16
+    shuffle_lanes: int = 32
+    load_lanes: int = 32
+    barrier_block_us: float = 0.0015
     warp_size: int = 32
     max_threads_per_block: int = 1024
     max_registers_per_thread: int = 255
+
+    def barrier_cost_us(self, blocks: int) -> float:
+        """One barrier over a grid of `blocks`."""
+        return self.barrier_us + self.barrier_block_us * max(blocks - self.sms, 0)
 
     @property
     def fp32_gflops(self) -> float:
@@ -112,7 +130,10 @@ _MB = 1024 * 1024
 # launch_us: 0.8 measured on an H100 inside a CUDA graph; assumed for the others.
 # barrier_us: V100 2.6 is the AStitch paper's (2.5 to 2.7); H100 1.2 measured (1.0 to 1.4 at 132 x 1024
 # threads; 2.0 for a launch with one barrier less 0.8 for the launch), assumed for H200 and B200; T4 and
-# A100 lie between, not measured.
+# A100 lie between, not measured.  barrier_block_us: H100 1.2 us at 132 blocks, 1.45 at 264, 2.6 at 1056.
+# Lanes an SM and clock: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions".
+# l2_gbs and latencies: V100 and T4 from Jia et al., arXiv 1804.06826 and 1903.07486 (L2 2,155 and 1,270 GB/s); the
+# others are assumed after published microbenchmarks and fitted to measured kernels on the H100 only.
 # fmt: off
 PRESETS: dict[str, Gpu] = {
     gpu.name: gpu
@@ -122,40 +143,44 @@ PRESETS: dict[str, Gpu] = {
             registers_per_sm=65536, shared_per_sm_bytes=96 * _KB, shared_per_block_bytes=96 * _KB,
             shared_reserved_bytes=0, shared_unit_bytes=256, l2_bytes=6 * _MB,
             bandwidth_gbs=900 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=2.6, clock_ghz=1.53,
-            fp32_lanes_per_sm=64,
+            fp32_lanes_per_sm=64, l2_gbs=2155, dram_latency_ns=550, l2_latency_ns=190, fp64_lanes=32,
+            conversion_lanes=16,
         ),
         Gpu(  # T4, peak 320 GB/s
             name="t4", arch="sm_75", sms=40, max_threads_per_sm=1024, max_blocks_per_sm=16,
             registers_per_sm=65536, shared_per_sm_bytes=64 * _KB, shared_per_block_bytes=64 * _KB,
             shared_reserved_bytes=0, shared_unit_bytes=256, l2_bytes=4 * _MB,
             bandwidth_gbs=320 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=2.0, clock_ghz=1.59,
-            fp32_lanes_per_sm=64,
+            fp32_lanes_per_sm=64, l2_gbs=1270, dram_latency_ns=550, l2_latency_ns=190, fp64_lanes=2,
+            conversion_lanes=16, load_lanes=16,
         ),
         Gpu(  # A100 SXM4 80 GB, peak 2,039 GB/s
             name="a100", arch="sm_80", sms=108, max_threads_per_sm=2048, max_blocks_per_sm=32,
             registers_per_sm=65536, shared_per_sm_bytes=164 * _KB, shared_per_block_bytes=163 * _KB,
             shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=40 * _MB,
             bandwidth_gbs=2039 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=1.6, clock_ghz=1.41,
-            fp32_lanes_per_sm=64,
+            fp32_lanes_per_sm=64, l2_gbs=4500, dram_latency_ns=600, l2_latency_ns=200, fp64_lanes=32,
         ),
         Gpu(  # H100 SXM5 80 GB HBM3; bandwidth: driver copy, measured; clock: measured under load
             name="h100", arch="sm_90", sms=132, max_threads_per_sm=2048, max_blocks_per_sm=32,
             registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
             shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=50 * _MB,
             bandwidth_gbs=3015, launch_us=0.8, barrier_us=1.2, clock_ghz=1.98, fp32_lanes_per_sm=128,
+            l2_gbs=5700, dram_latency_ns=650, l2_latency_ns=270, fp64_lanes=64,
         ),
         Gpu(  # H200 SXM5 141 GB HBM3e; bandwidth: copy, measured; L2: as the driver reports it
             name="h200", arch="sm_90", sms=132, max_threads_per_sm=2048, max_blocks_per_sm=32,
             registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
             shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=60 * _MB,
             bandwidth_gbs=4300, launch_us=0.8, barrier_us=1.2, clock_ghz=1.98, fp32_lanes_per_sm=128,
+            l2_gbs=5700, dram_latency_ns=650, l2_latency_ns=270, fp64_lanes=64,
         ),
         Gpu(  # B200 SXM 180 GB HBM3e, peak 8,000 GB/s
             name="b200", arch="sm_100", sms=148, max_threads_per_sm=2048, max_blocks_per_sm=32,
             registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
             shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=126 * _MB,
             bandwidth_gbs=8000 * COPY_SHARE_OF_PEAK, launch_us=0.8, barrier_us=1.2, clock_ghz=1.965,
-            fp32_lanes_per_sm=128,
+            fp32_lanes_per_sm=128, l2_gbs=8000, dram_latency_ns=750, l2_latency_ns=300, fp64_lanes=64,
         ),
     )
 }
@@ -195,11 +220,12 @@ _ATTRIBUTE = {
 }
 
 
-def from_device(device: int = 0) -> Gpu:
+def from_device(device: int = 0, *, measure: bool = False) -> Gpu:
     """The Gpu of CUDA device number `device`, asked through CuPy.
 
     The limits are the device's own.  What no attribute says (measured bandwidth, launch and barrier
     cost) comes from the preset of the same device, or else from the memory's data and the nearest one.
+    measure: time a copy for the bandwidth instead (0.1 s, 1 GiB of the device's memory).
     Raises AstitchError without CuPy or without the device.
     """
     try:
@@ -228,17 +254,34 @@ def from_device(device: int = 0) -> Gpu:
     same = (relative.arch, relative.sms) == (arch, has["sms"]) and (
         abs(relative.bandwidth_gbs / copy_gbs - 1) < 0.1
     )
-    return Gpu(
+    bandwidth_gbs = relative.bandwidth_gbs if same else round(copy_gbs, 1)
+    return dataclasses.replace(
+        relative,
         name=relative.name if same else f"{arch}x{has['sms']}",
         arch=arch,
         shared_unit_bytes=256 if major < 8 else 128,
-        bandwidth_gbs=relative.bandwidth_gbs if same else round(copy_gbs, 1),
-        launch_us=relative.launch_us,
-        barrier_us=relative.barrier_us,
+        bandwidth_gbs=round(measure_copy_gbs(device), 1) if measure else bandwidth_gbs,
         clock_ghz=clock_ghz,
         fp32_lanes_per_sm=64 if (major, minor) in ((7, 0), (7, 2), (7, 5), (8, 0)) else 128,
         **has,
     )
+
+
+def measure_copy_gbs(device: int = 0) -> float:
+    """Bytes read plus written by a copy of 512 MiB on a device, 1e9 a second: the best of five.  Needs CuPy."""
+    cupy: Any = importlib.import_module("cupy")
+    with cupy.cuda.Device(device):
+        source = cupy.zeros(1 << 29, cupy.uint8)
+        target = cupy.empty_like(source)
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        best_ms = float("inf")
+        for _ in range(5):
+            start.record()
+            target.data.copy_from_device_async(source.data, source.nbytes)
+            end.record()
+            end.synchronize()
+            best_ms = min(best_ms, float(cupy.cuda.get_elapsed_time(start, end)))
+        return 2 * int(source.nbytes) / best_ms / 1e6
 
 
 def _nearest_preset(arch: str, sms: int, copy_gbs: float) -> Gpu:
