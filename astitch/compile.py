@@ -18,6 +18,7 @@ from astitch.build_program import build_program
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo
+from astitch.expand import expand
 from astitch.explain import (
     compile_resources,
     explain,
@@ -39,13 +40,13 @@ from astitch.stitch_scope import Scopes, find_scopes
 
 Product = TypeVar("Product")
 
-STAGES = ("import", "simplify", "find_scopes", "stitch_remotely", "plan", "emit", "program")
+STAGES = ("import", "simplify", "expand", "find_scopes", "stitch_remotely", "plan", "emit", "program")
 """The stages in order; each takes what the one before returned.  `until=` names the last one to run."""
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a compilation produced.  graph: simplified.  seconds: time of each stage."""
+    """What a compilation produced.  graph: simplified and expanded.  seconds: time of each stage."""
 
     gpu: Gpu
     graph: Graph
@@ -82,7 +83,8 @@ def compile_graph(graph: Graph, gpu: Gpu, seconds: dict[str, float] | None = Non
         seconds[name] = time.perf_counter() - start
         return product
 
-    simple = timed("simplify", lambda: check_graph(simplify(check_graph(graph))))
+    short = timed("simplify", lambda: simplify(check_graph(graph)))
+    simple = timed("expand", lambda: check_graph(expand(short)))
     found = timed("find_scopes", lambda: find_scopes(simple))
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
     plans = timed("plan", lambda: plan_scopes(simple, scopes, gpu))
@@ -109,6 +111,8 @@ def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
         return str(graph)
     if until == "simplify":
         return str(simplify(graph))
+    if until == "expand":
+        return str(expand(simplify(graph)))
     compilation = compile_graph(graph, gpu)
     match until:
         case "find_scopes":

@@ -19,6 +19,7 @@ from astitch.ir import (
     ArrayType,
     Attrs,
     BroadcastAttrs,
+    CompareAttrs,
     ConditionalAttrs,
     ConstantAttrs,
     DimensionAttrs,
@@ -78,14 +79,14 @@ def _simplify_graph(graph: Graph, log: Log, regions: dict[int, Graph]) -> Graph:
             node = replace(node, operands=operands, regions=node_regions)
         values[node.name] = draft.put(node)
     outputs = tuple(values[o] for o in graph.outputs)
-    nodes = _keep_live_nodes(draft.nodes, outputs)
+    nodes = keep_live_nodes(draft.nodes, outputs)
     for name in draft.nodes:
         if name in graph.nodes and name not in nodes:
             log("drop_dead_nodes", name)
     return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
 
 
-def _keep_live_nodes(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[str, Node]:
+def keep_live_nodes(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[str, Node]:
     """The nodes that an output, a parameter or an effect needs, in their order."""
     live = set(outputs)
     for node in reversed(list(nodes.values())):
@@ -227,7 +228,7 @@ def _broadcast(
     return np.broadcast_to(value.reshape(spread), shape)
 
 
-def _read_splat(draft: Draft, name: str) -> np.ndarray | None:
+def read_splat(draft: Draft, name: str) -> np.ndarray | None:
     """The scalar (rank 0) that every element of the value is; None if that is not known."""
     node = draft[name]
     if node.op == "broadcast":
@@ -294,7 +295,7 @@ def fold_splats(node: Node, draft: Draft) -> Node | str | None:
         return None
     operands = []
     for name in node.operands:
-        value = _read_splat(draft, name)
+        value = read_splat(draft, name)
         if value is None or draft[name].shape != node.shape:
             return None
         operands.append(value)
@@ -377,7 +378,7 @@ def drop_neutral_operand(node: Node, draft: Draft) -> Node | str | None:
         return None
     sides = ((0, 1),) if node.op in _ONE_SIDED else ((0, 1), (1, 0))
     for kept, dropped in sides:
-        value = _read_splat(draft, node.operands[dropped])
+        value = read_splat(draft, node.operands[dropped])
         if value is not None and _same_bits(value, neutral):
             return node.operands[kept]
     return None
@@ -390,7 +391,7 @@ def take_absorbing_operand(node: Node, draft: Draft) -> Node | str | None:
     zero = np.zeros((), node.dtype.numpy)
     absorbing = ~zero if node.op == "or" else zero
     for name in node.operands:
-        value = _read_splat(draft, name)
+        value = read_splat(draft, name)
         if value is not None and _same_bits(value, absorbing):
             return name
     return None
@@ -418,7 +419,7 @@ def choose_branch(node: Node, draft: Draft) -> Node | str | None:
     predicate, x, y = node.operands
     if x == y:
         return x
-    value = _read_splat(draft, predicate)
+    value = read_splat(draft, predicate)
     if value is None:
         return None
     return x if value else y
@@ -428,6 +429,49 @@ def drop_convert(node: Node, draft: Draft) -> Node | str | None:
     """convert(x : t) : t -> x;  bitcast-convert(x : t) : t -> x"""
     operand = node.operands[0]
     return operand if draft[operand].type == node.type else None
+
+
+def decide_compare_by_range(node: Node, draft: Draft) -> Node | str | None:
+    """compare(iota, c) -> true or false, where all of 0 .. n - 1 compare to c alike"""
+    assert isinstance(node.attrs, CompareAttrs)
+    left, right = (_find_range(draft, o) for o in node.operands)
+    if left is None or right is None:
+        return None
+    (a, b), (c, d) = left, right
+    match node.attrs.direction:
+        case "LT" if b < c or a >= d:
+            value = b < c
+        case "LE" if b <= c or a > d:
+            value = b <= c
+        case "GT" if a > d or b <= c:
+            value = a > d
+        case "GE" if a >= d or b < c:
+            value = a >= d
+        case "EQ" | "NE" if b < c or a > d:
+            value = node.attrs.direction == "NE"
+        case _:
+            return None
+    scalar = ConstantAttrs(Literal.of(np.asarray(value)))
+    if node.shape == ():
+        return _become(node, "constant", (), scalar)
+    name = draft.add(node, "constant", ArrayType(DType.PRED, ()), (), scalar)
+    return _become(node, "broadcast", (name,), BroadcastAttrs(()))
+
+
+def _find_range(draft: Draft, name: str) -> tuple[int, int] | None:
+    """The least and the largest element of an iota, moved or repeated, or of an integer splat."""
+    if not draft[name].dtype.is_integer:
+        return None
+    value = read_splat(draft, name)
+    if value is not None:
+        return int(value), int(value)
+    node = draft[name]
+    while node.op in ("broadcast", "reshape", "transpose", "slice", "reverse"):
+        node = draft[node.operands[0]]
+    if not isinstance(node.attrs, IotaAttrs):
+        return None
+    last = node.shape[node.attrs.dimension] - 1
+    return (0, last) if last <= np.iinfo(node.dtype.numpy).max else None
 
 
 def merge_converts(node: Node, draft: Draft) -> Node | str | None:
@@ -495,7 +539,7 @@ def lift_reshape_over_elementwise(node: Node, draft: Draft) -> Node | str | None
             if _squeeze(below) != _squeeze(node.shape) or shape not in (None, below):
                 return None
             shape = below
-        elif _read_splat(draft, name) is None:
+        elif read_splat(draft, name) is None:
             return None
     if shape is None or any(draft[o].shape != node.shape for o in node.operands):
         return None
@@ -595,7 +639,7 @@ def sink_reshape_below_broadcast(node: Node, draft: Draft) -> Node | str | None:
         return None
     owned = set(inner.attrs.dimensions)
     d: list[int] = []
-    for before, after in _group_dimensions(inner.shape, node.shape):
+    for before, after in group_dimensions(inner.shape, node.shape):
         of_x = [i in owned for i in before]
         if all(of_x):
             d += after
@@ -606,7 +650,7 @@ def sink_reshape_below_broadcast(node: Node, draft: Draft) -> Node | str | None:
     return _become(node, "broadcast", (operand,), BroadcastAttrs(tuple(d)))
 
 
-def _group_dimensions(
+def group_dimensions(
     before: Sequence[int], after: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
     """The finest runs of dimensions of two shapes that hold the same elements, without the ones."""
@@ -781,7 +825,7 @@ def slice_statically(node: Node, draft: Draft) -> Node | str | None:
     x, *indices = node.operands
     starts = []
     for index, extent, size in zip(indices, draft[x].shape, node.attrs.sizes, strict=True):
-        value = _read_splat(draft, index)
+        value = read_splat(draft, index)
         if extent == size:
             starts.append(0)
         elif value is None:
@@ -937,7 +981,7 @@ def _known_result(node: Node, index: int, draft: Draft) -> str | None:
     if node.op != "conditional":
         return None
     assert isinstance(node.attrs, ConditionalAttrs)
-    selector = _read_splat(draft, node.operands[0])
+    selector = read_splat(draft, node.operands[0])
     if selector is None or not all(_is_pure(n) for r in node.regions for n in r):
         return None
     last = len(node.regions) - 1
@@ -954,7 +998,7 @@ def _known_result(node: Node, index: int, draft: Draft) -> str | None:
 def _inline(origin: Node, region: Graph, operands: Sequence[str], output: str, draft: Draft) -> str:
     """Put the nodes of `region` that `output` needs into the draft; the name of its value."""
     values = dict(zip(region.parameters, operands, strict=True))
-    needed = _keep_live_nodes(region.nodes, (output,))
+    needed = keep_live_nodes(region.nodes, (output,))
     for inner in needed.values():
         if inner.op != "parameter":
             name = draft.fresh(f"{origin.name}.{inner.name}")
@@ -988,6 +1032,7 @@ _OWN_RULES: dict[str, tuple[Rule, ...]] = {
     "copy": (drop_copy,),
     "optimization-barrier": (drop_copy,),
     "select": (choose_branch,),
+    "compare": (decide_compare_by_range,),
     "convert": (drop_convert, merge_converts),
     "bitcast-convert": (drop_convert, merge_bitcast_converts),
     "broadcast": (

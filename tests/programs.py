@@ -603,6 +603,20 @@ def cross_entropy_bf16(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array,
     return jax.value_and_grad(loss)(logits)
 
 
+@program(normal(4, 12, 700, dtype=BF16, scale=3), integers(4, 12, low=0, high=700), platform="cuda")
+def cross_entropy_integer_labels(
+    logits: jax.Array, labels: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """As optax has it, for tokens of a batch of sequences; bf16 logits, f32 arithmetic."""
+
+    def loss(z: jax.Array) -> jax.Array:
+        wide = z.astype(jnp.float32)
+        picked = jnp.take_along_axis(wide, labels[..., None], axis=-1)[..., 0]
+        return jnp.mean(jax.nn.logsumexp(wide, axis=-1) - picked)
+
+    return jax.value_and_grad(loss)(logits)
+
+
 @program(normal(64, 300), normal(64, 300))
 def mean_squared_error(prediction: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.value_and_grad(lambda p: jnp.mean(jnp.square(p - target)))(prediction)
@@ -948,6 +962,19 @@ def gathers(table: jax.Array, rows: jax.Array, along: jax.Array) -> tuple[jax.Ar
 def scatter_add(table: jax.Array, rows: jax.Array, updates: jax.Array) -> jax.Array:
     """The gradient of an embedding; updates out of range are dropped."""
     return table.at[rows].add(updates, mode="drop") * 2
+
+
+@program(normal(20, 30), integers(20, low=-40, high=40), normal(20), platform="cuda")
+def indexed_updates(x: jax.Array, columns: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+    """Scatters that write each element at most once: one element a row, a diagonal, one row."""
+    rows = jnp.arange(20)
+    return (
+        x.at[rows, columns].add(y, mode="drop"),
+        x.at[rows[:15], columns[:15]].multiply(y[:15]),
+        x.at[rows, rows + 0].set(y),
+        x.at[columns[0]].max(y.mean()),
+        jax.grad(lambda z: (jax.vmap(lambda r, i: r[i])(z, columns) * y).sum())(x),
+    )
 
 
 @program(normal(40, 50))

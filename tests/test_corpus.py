@@ -33,7 +33,6 @@ GOLDEN = Path(__file__).parent / "golden"
 STEPS: dict[str, tuple[int, int, int]] = {
     # (kernels, library calls, interpreted ops); each program that is not here is one kernel
     "dropout_add_layer_norm": (2, 0, 1),
-    "cross_entropy_gather": (2, 0, 1),
     "lstm_cell_dots": (1, 2, 0),
     "lstm_scan": (1, 0, 1),
     "small_products": (2, 3, 0),
@@ -55,7 +54,8 @@ ALWAYS_ONE_KERNEL = """
     softmax_bf16 softmax_f16 log_softmax_backward attention_mask_softmax attention_softmax_backward
     layer_norm layer_norm_backward layer_norm_backward_bf16 rms_norm rms_norm_backward
     batch_norm_training_nhwc batch_norm_training_nchw batch_norm_backward_nhwc group_norm_nhwc
-    gelu_tanh gelu_erf cross_entropy_one_hot cross_entropy_bf16 row_and_column_sum adam_with_clip
+    gelu_tanh gelu_erf cross_entropy_one_hot cross_entropy_gather cross_entropy_bf16
+    cross_entropy_integer_labels row_and_column_sum adam_with_clip
     sgd_momentum lstm_cell astitch_golden
 """.split()
 """What a stitching compiler is for: one kernel whatever the row length and the number of tensors."""
@@ -68,11 +68,11 @@ GOLDENS = """
     rms_norm rms_norm_backward rms_norm_backward_3x12000
     batch_norm_training_nhwc batch_norm_training_nchw group_norm_nhwc
     embedding_layer_norm dropout_add_layer_norm_cuda gelu_tanh gelu_erf gelu_tanh_bf16 swiglu
-    cross_entropy_one_hot cross_entropy_gather cross_entropy_bf16
+    cross_entropy_one_hot cross_entropy_gather cross_entropy_bf16 cross_entropy_integer_labels
     column_sum column_sum_narrow row_and_column_sum full_sum reduces_of_reduces arg_extrema
     reductions_with_nan integer_reductions empty_arrays scalars_only
     adam_with_clip sgd_momentum lstm_cell dense_residual_norm split_heads transposes
-    dynamic_slices pads concatenate_reverse_iota gathers converts quantise_int8 astitch_golden
+    dynamic_slices pads concatenate_reverse_iota gathers indexed_updates converts quantise_int8 astitch_golden
     power_broadcast_add dien_reduce transformer_reduce
 """.split()
 

@@ -338,6 +338,32 @@ def choose_branch(g: GraphBuilder) -> str | tuple[str, ...]:
 
 
 @case("""
+%iota.0 = s32[4] iota() (dimension=0)
+%reshape.1 = s32[4,1] reshape(%iota.0)
+%compare.4.constant = pred[] constant() False
+%compare.4 = pred[4,1] broadcast(%compare.4.constant) (dimensions=())
+%constant.7 = s32[] constant() 3
+%compare.9.constant = pred[] constant() True
+%compare.9 = pred[4,1] broadcast(%compare.9.constant) (dimensions=())
+%compare.27.reshape = s32[4] broadcast(%constant.7) (dimensions=())
+%compare.27.compare = pred[4] compare(%iota.0, %compare.27.reshape) (direction='LT', total_order=False)
+%compare.27 = pred[4,1] reshape(%compare.27.compare)
+%iota.28 = s8[300] iota() (dimension=0)
+%constant.29 = s8[] constant() 0
+%broadcast.30 = s8[300] broadcast(%constant.29) (dimensions=())
+%compare.31 = pred[300] compare(%iota.28, %broadcast.30) (direction='LT', total_order=False)
+return %reshape.1, %compare.9, %compare.9, %compare.9, %compare.4, %compare.4, %compare.4, %compare.27, %compare.31
+""")
+def decide_compare_by_range(g: GraphBuilder) -> str | tuple[str, ...]:
+    i = g.reshape(g.iota("s32[4]", 0), (4, 1))
+    wrapped = g.same("select", g.compare("LT", i, g.splat(0, "s32[4,1]")), g.same("negate", i), i)
+    told = [("LE", 3), ("GE", 0), ("NE", 4), ("LT", 0), ("GT", 3), ("EQ", -1), ("LT", 3)]
+    compared = [g.compare(how, i, g.splat(n, "s32[4,1]")) for how, n in told]
+    narrow = g.compare("LT", g.iota("s8[300]", 0), g.splat(0, "s8[300]"))  # some are negative
+    return (wrapped, *compared, narrow)
+
+
+@case("""
 %p0 = bf16[2] parameter() (index=0)
 %p1 = s16[2] parameter() (index=1)
 %p2 = pred[2] parameter() (index=2)

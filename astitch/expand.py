@@ -1,0 +1,293 @@
+"""Graph -> Graph: scatters and windows as ops that a kernel can hold.
+
+A scatter that writes each element at most once is a select over its result: every element looks whether
+the one update that may be meant for it is.  Needs a simplified graph and hands on a simplified one; an op
+for which the graph does not prove what its rule asks for stays, and runs through the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from astitch.ir import (
+    ArrayType,
+    BroadcastAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    DType,
+    Graph,
+    IotaAttrs,
+    Literal,
+    Node,
+    PadAttrs,
+    ScatterAttrs,
+    SliceAttrs,
+    TransposeAttrs,
+)
+from astitch.ops import OPS, Kind
+from astitch.simplify import Draft, Log, group_dimensions, keep_live_nodes
+
+
+def expand(graph: Graph, log: Log | None = None) -> Graph:
+    """The same function; the number and order of parameters and outputs stay.
+
+    graph: simplified.  Regions of a while, a conditional or a call are left as they are: no kernel
+    computes them.  `log` hears of every rule that fires, those of simplify too.
+    """
+    if not any(node.op in RULES for node in graph):
+        return graph
+    heard: Log = log or (lambda rule, node: None)
+    draft = Draft(graph, heard)
+    values: dict[str, str] = {}
+    for node in graph:
+        node = replace(node, operands=tuple(values[o] for o in node.operands))
+        rule = RULES.get(node.op)
+        found = rule(node, draft) if rule else None
+        if rule and found is not None:
+            heard(rule.__name__, node.name)
+        values[node.name] = found if isinstance(found, str) else draft.put(found or node)
+    outputs = tuple(values[o] for o in graph.outputs)
+    nodes = keep_live_nodes(draft.nodes, outputs)
+    return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
+
+
+# ---- scatter
+
+
+def place_scatter_elementwise(node: Node, draft: Draft) -> Node | str | None:
+    """scatter(x, indices, u) -> select(start == iota and .., f(x, u'), x)
+
+    if every element of x gets at most one update: each dimension of the indices that runs over updates
+    is a batching dimension, or one of their columns is its iota, so that an element of the result knows
+    the one index vector that can hit it.
+    """
+    plan = _plan_scatter(node, draft)
+    if plan is None:
+        return None
+    x, _, updates = node.operands
+    if draft[updates].array.size == 0:
+        return x
+    columns, homes, conditions = plan
+    a, shape = _scatter_attrs(node), node.shape
+    tests = []
+    for d in sorted(conditions):
+        rows = range(draft[columns[d]].array.rank)
+        start = _spread(node, draft, columns[d], [homes.get(j) for j in rows])
+        tests.append(_compare_with_iota(node, draft, "EQ", start, d, conditions[d]))
+    batch = [d for d in range(draft[updates].array.rank) if d not in a.update_window_dims]
+    windowed = _window_dimensions(a, len(shape))
+    home: dict[int, int | None] = dict(zip(a.update_window_dims, windowed, strict=True))
+    home |= {u: homes.get(j) for j, u in enumerate(batch)}
+    for u in batch:
+        extent, place = draft[updates].shape[u], home[u]
+        if place is not None and extent < shape[place]:
+            limit = _add_splat(node, draft, np.asarray(extent, np.int32), shape)
+            tests.append(_compare_with_iota(node, draft, "GT", limit, place, shape[place]))
+    update = _spread(node, draft, updates, [home[u] for u in range(len(home))])
+    value = _lift_region(node, draft, node.regions[0], (x, update))
+    if not tests:
+        return value
+    hit, *others = tests
+    for other in others:
+        hit = draft.add(node, "and", ArrayType(DType.PRED, shape), (hit, other))
+    return Node(node.name, "select", node.type, (hit, value, x), op_name=node.op_name)
+
+
+def _scatter_attrs(node: Node) -> ScatterAttrs:
+    assert isinstance(node.attrs, ScatterAttrs)
+    return node.attrs
+
+
+def _window_dimensions(a: ScatterAttrs, rank: int) -> list[int]:
+    """The dimensions of the operand over which a window of the updates extends."""
+    gone = (*a.inserted_window_dims, *a.input_batching_dims)
+    return [d for d in range(rank) if d not in gone]
+
+
+def _plan_scatter(
+    node: Node, draft: Draft
+) -> tuple[dict[int, str], dict[int, int], dict[int, int]] | None:
+    """(column of start indices for each scattered dimension, home of each batch dimension, conditions).
+
+    The home of a batch dimension of the indices is the dimension of the result along which an element
+    reads off its position there.  conditions: scattered dimension -> the positions that its start is
+    compared with: all of them, or just 0 where the window has the whole extent.
+    """
+    a, shape = _scatter_attrs(node), node.shape
+    if len(node.operands) != 3 or not _can_lift(node):
+        return None
+    x, indices, updates = (draft[o] for o in node.operands)
+    if not x.dtype == updates.dtype == node.dtype:
+        return None
+    sizes = [1] * len(shape)
+    windows = zip(_window_dimensions(a, len(shape)), a.update_window_dims, strict=True)
+    for d, u in windows:
+        sizes[d] = updates.shape[u]
+    scattered = a.scatter_dims_to_operand_dims
+    for d, extent in enumerate(shape):
+        whole = sizes[d] == extent
+        if not whole and (sizes[d] != 1 or d not in (*scattered, *a.input_batching_dims)):
+            return None
+    rows = [d for d in range(indices.array.rank) if d != a.index_vector_dim]
+    homes = {
+        rows.index(there): here
+        for here, there in zip(a.input_batching_dims, a.scatter_indices_batching_dims, strict=True)
+    }
+    columns = {d: _add_column(node, draft, number) for number, d in enumerate(scattered)}
+    conditions = {}
+    for d, column in columns.items():
+        j = find_coordinate(draft, column) if sizes[d] == 1 else None
+        if j is not None and j not in homes:
+            homes[j] = d
+        else:
+            conditions[d] = shape[d] if sizes[d] == 1 else 1
+    free = [j for j, r in enumerate(rows) if indices.shape[r] > 1 and j not in homes]
+    return None if free and updates.array.size else (columns, homes, conditions)
+
+
+def _add_column(node: Node, draft: Draft, number: int) -> str:
+    """Component `number` of all index vectors, in the shape of the indices without that dimension."""
+    indices, vector = draft[node.operands[1]], _scatter_attrs(node).index_vector_dim
+    if vector == indices.array.rank:
+        return indices.name
+    starts = tuple(number if d == vector else 0 for d in range(indices.array.rank))
+    limits = tuple(number + 1 if d == vector else n for d, n in enumerate(indices.shape))
+    shape = tuple(1 if d == vector else n for d, n in enumerate(indices.shape))
+    cut = SliceAttrs(starts, limits, (1,) * len(shape))
+    column = draft.add(node, "slice", ArrayType(indices.dtype, shape), (indices.name,), cut)
+    rest = ArrayType(indices.dtype, (*shape[:vector], *shape[vector + 1 :]))
+    return draft.add(node, "reshape", rest, (column,))
+
+
+def find_coordinate(draft: Draft, name: str) -> int | None:
+    """The dimension of an integer value along which each element is its own position; None: none known."""
+    node = draft[name]
+    if not node.dtype.is_integer:
+        return None
+    if isinstance(node.attrs, IotaAttrs):
+        d: int | None = node.attrs.dimension
+        return d if node.shape[node.attrs.dimension] - 1 <= np.iinfo(node.dtype.numpy).max else None
+    if isinstance(node.attrs, ConstantAttrs):
+        return _find_counting_dimension(node.attrs.value.numpy())
+    if node.op not in ("broadcast", "reshape", "transpose", "slice", "convert"):
+        return None
+    below = draft[node.operands[0]]
+    d = find_coordinate(draft, below.name)
+    if d is None:
+        return None
+    match node.attrs:
+        case BroadcastAttrs(dimensions):
+            return dimensions[d]
+        case TransposeAttrs(permutation):
+            return permutation.index(d)
+        case SliceAttrs(starts, _, strides):
+            return d if starts[d] == 0 and strides[d] == 1 else None
+    if node.op == "convert":
+        return d if below.shape[d] - 1 <= np.iinfo(node.dtype.numpy).max else None
+    pairs = group_dimensions(below.shape, node.shape)
+    return next((after[0] for before, after in pairs if before == [d] and len(after) == 1), None)
+
+
+COUNTED_ELEMENTS = 65536
+"""A constant of more elements is not searched for a dimension along which it counts."""
+
+
+def _find_counting_dimension(value: np.ndarray) -> int | None:
+    if 1 < value.size <= COUNTED_ELEMENTS:
+        for d, extent in enumerate(value.shape):
+            spread = [1] * value.ndim
+            spread[d] = extent
+            if extent > 1 and np.array_equal(
+                value, np.broadcast_to(np.arange(extent).reshape(spread), value.shape)
+            ):
+                return d
+    return None
+
+
+def _spread(origin: Node, draft: Draft, name: str, home: Sequence[int | None]) -> str:
+    """A value repeated over the result of `origin`: its dimension i is the result's dimension home[i].
+
+    A dimension without a home has one element.  One that is too long is cut, one that is too short is
+    filled up with zeros.
+    """
+    x, shape = draft[name], origin.shape
+    kept = [(i, d) for i, d in enumerate(home) if d is not None and x.shape[i] > 1]
+    extents = tuple(x.shape[i] for i, _ in kept)
+    name = draft.add(origin, "reshape", ArrayType(x.dtype, extents), (name,))
+    cut = tuple(min(n, shape[d]) for n, (_, d) in zip(extents, kept, strict=True))
+    ones = (1,) * len(cut)
+    bounds = SliceAttrs((0,) * len(cut), cut, ones)
+    name = draft.add(origin, "slice", ArrayType(x.dtype, cut), (name,), bounds)
+    whole = tuple(n if n == 1 else shape[d] for n, (_, d) in zip(cut, kept, strict=True))
+    if whole != cut:
+        zero = _add_splat(origin, draft, np.zeros((), x.dtype.numpy), ())
+        room = tuple(n - m for n, m in zip(whole, cut, strict=True))
+        edges = PadAttrs((0,) * len(cut), room, (0,) * len(cut))
+        name = draft.add(origin, "pad", ArrayType(x.dtype, whole), (name, zero), edges)
+    where = BroadcastAttrs(tuple(d for _, d in kept))
+    return draft.add(origin, "broadcast", ArrayType(x.dtype, shape), (name,), where)
+
+
+def _add_splat(origin: Node, draft: Draft, value: np.ndarray, shape: tuple[int, ...]) -> str:
+    literal = Literal.of(value)
+    attrs = ConstantAttrs(literal)
+    scalar = draft.add(origin, "constant", ArrayType(literal.dtype, ()), (), attrs)
+    type = ArrayType(literal.dtype, shape)
+    return draft.add(origin, "broadcast", type, (scalar,), BroadcastAttrs(()))
+
+
+def _compare_with_iota(
+    origin: Node, draft: Draft, direction: str, x: str, d: int, positions: int
+) -> str:
+    """x `direction` the position along d, of which there are `positions`, in a type that holds both."""
+    dtype, shape = draft[x].dtype, origin.shape
+    if positions - 1 > np.iinfo(dtype.numpy).max:
+        dtype = DType.S64
+        x = draft.add(origin, "convert", ArrayType(dtype, shape), (x,))
+    if positions == 1:
+        position = _add_splat(origin, draft, np.zeros((), dtype.numpy), shape)
+    else:
+        position = draft.add(origin, "iota", ArrayType(dtype, shape), (), IotaAttrs(d))
+    type = ArrayType(DType.PRED, shape)
+    return draft.add(origin, "compare", type, (x, position), CompareAttrs(direction))
+
+
+# ---- regions
+
+
+def _can_lift(node: Node) -> bool:
+    """Its region is a scalar element-wise function of one result, of the type of the operands."""
+    (region,) = node.regions
+    ends = (*region.parameters, *region.outputs)
+    return len(region.outputs) == 1 and all(
+        isinstance(inner.type, ArrayType)
+        and inner.type.rank == 0
+        and (inner.dtype is node.dtype or inner.name not in ends)
+        and (inner.op in ("parameter", "constant") or OPS[inner.op].kind is Kind.ELEMENTWISE)
+        for inner in region
+    )
+
+
+def _lift_region(node: Node, draft: Draft, region: Graph, operands: Sequence[str]) -> str:
+    """The region of `node` for all elements of its operands at once."""
+    shape = draft[operands[0]].shape
+    values = dict(zip(region.parameters, operands, strict=True))
+    for inner in keep_live_nodes(region.nodes, region.outputs).values():
+        if isinstance(inner.attrs, ConstantAttrs):
+            values[inner.name] = _add_splat(node, draft, inner.attrs.value.numpy(), shape)
+        elif inner.op != "parameter":
+            type = ArrayType(inner.dtype, shape)
+            found = tuple(values[o] for o in inner.operands)
+            values[inner.name] = draft.add(node, inner.op, type, found, inner.attrs)
+    return values[region.outputs[0]]
+
+
+# ---- the table
+
+Rule = Callable[[Node, Draft], Node | str | None]
+"""The value or the node that stands for the node, of its type; None: it stays."""
+
+RULES: Mapping[str, Rule] = {"scatter": place_scatter_elementwise}
