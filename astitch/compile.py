@@ -40,7 +40,16 @@ from astitch.stitch_scope import Scopes, find_scopes
 
 Product = TypeVar("Product")
 
-STAGES = ("import", "simplify", "expand", "find_scopes", "stitch_remotely", "plan", "emit", "program")
+STAGES = (
+    "import",
+    "simplify",
+    "expand",
+    "find_scopes",
+    "stitch_remotely",
+    "plan",
+    "emit",
+    "program",
+)
 """The stages in order; each takes what the one before returned.  `until=` names the last one to run."""
 
 
