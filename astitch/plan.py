@@ -6,6 +6,7 @@ must meet; then less is kept in shared memory, and Regional buffers are demoted,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from astitch import kernel_ir as k
@@ -17,8 +18,9 @@ from astitch.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_lau
 from astitch.lower import REGISTERS_FOR_CODE, lower
 from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.shared_memory import place_shared
-from astitch.stitch_scheme import Arrangement, choose_schemes, shared_elements
+from astitch.stitch_scheme import Arrangement, RootKind, choose_schemes, shared_elements
 from astitch.stitch_scope import Scope
+from astitch.thread_mapping import Mapping
 
 SMALL_BLOCK, LARGE_BLOCK = 256, 512
 """Threads in a block: large where rows are long or blocks must meet at a global barrier (fewer blocks, cheaper
@@ -118,6 +120,79 @@ def _arrange(
         loop.mapping.col_size >= LONG_ROW and loop.mapping.outer for loop in arrangement.loops
     )
     return arrange(LARGE_BLOCK) if arrangement.levels > 1 or long_rows else (launch, arrangement)
+
+
+def enumerate_schedules(graph: Graph, scope: Scope, gpu: Gpu) -> tuple[Schedule, ...]:
+    """Schedules worth comparing for a scope, tens of them, the default first; none for a scope without a kernel.
+
+    Legal on the device as far as threads and registers go; two may still give the same kernel.
+    """
+    groups = choose_dominants(graph, scope)
+    if not groups.groups:
+        return ()
+    _, arrangement = _arrange(graph, groups, gpu, DEFAULT)
+    return _schedules_for(arrangement, gpu)
+
+
+def _schedules_for(arrangement: Arrangement, gpu: Gpu) -> tuple[Schedule, ...]:
+    """The product of the choices that matter for what the arrangement holds."""
+    mappings = [loop.mapping for loop in arrangement.loops]
+    reduces = any(p.root.kind is not RootKind.POINTWISE for p in arrangement.placements.values())
+    found: list[Schedule] = [DEFAULT]
+    if not reduces:
+        found += [
+            Schedule(block=b, elementwise_steps=s) for s in (1, 2, 4) for b in (256, 128, 512)
+        ]
+        found += [Schedule(elementwise_steps=s, access_bytes=8) for s in (1, 2, 4)]
+        found += [Schedule(block=b, elementwise_steps=1, access_bytes=4) for b in (128, 256)]
+        found += [
+            Schedule(block=b, blocks_per_sm=2048 // b, persistent=True, elementwise_steps=s)
+            for b in (256, 512)
+            for s in (1, 2)
+        ]
+        return _legal(found, gpu)
+    blocks = (256, 512, 128, 1024)
+    found += [Schedule(block=b) for b in blocks]
+    # Residencies: threads on an SM by registers of a thread (40, 64, 128).
+    found += [
+        Schedule(block=b, blocks_per_sm=threads // b)
+        for threads in (1024, 1536, 512, 2048)
+        for b in (256, 512)
+    ]
+    rows = any(m.outer and not m.row for m in mappings)
+    if rows:
+        found += [Schedule(block=b, max_steps=s) for s in (4, 16) for b in (256, 512, 128)]
+        found += [Schedule(block=b, access_bytes=8) for b in (256, 512)]
+    if any(p.phase for p in arrangement.placements.values()):
+        found += [Schedule(block=b, keep=Keep.SHARED) for b in (256, 512, 1024)]
+        found += [Schedule(block=b, keep=Keep.NOTHING) for b in (256, 512)]
+    if arrangement.levels == 1:
+        found += [
+            Schedule(block=b, blocks_per_sm=1024 // b, persistent=True) for b in (128, 256, 512)
+        ]
+    for parts in _splits(mappings, arrangement.wave):
+        found += [Schedule(split=parts), Schedule(block=256, split=parts)]
+        found.append(Schedule(block=1024, split=parts))
+    return _legal(found, gpu)
+
+
+def _splits(mappings: Sequence[Mapping], wave: int) -> tuple[int, ...]:
+    """Parts of a row, or of the rows of a column reduction, that are worth comparing."""
+    tasks = min(m.outer_tiles if not m.row else m.outer_tiles * m.col_tiles for m in mappings)
+    if tasks >= 2 * wave:
+        return ()
+    fill = max(wave // max(tasks, 1), 1)
+    return tuple(dict.fromkeys(parts for parts in (1, fill, fill // 2, 2 * fill, 2) if parts > 0))
+
+
+def _legal(schedules: Iterable[Schedule], gpu: Gpu) -> tuple[Schedule, ...]:
+    """Those whose blocks the device can hold, each once."""
+
+    def fits(schedule: Schedule) -> bool:
+        block = schedule.block or SMALL_BLOCK
+        return gpu.blocks_per_sm(block, 1, 0) >= max(schedule.blocks_per_sm or 1, 1)
+
+    return tuple(dict.fromkeys(s for s in schedules if fits(s)))
 
 
 def plan_scope(

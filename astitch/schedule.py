@@ -7,7 +7,9 @@ plan.py.  What is set here wins over the rule.  plan.py enumerates schedules and
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 
 class Keep(enum.Enum):
@@ -60,3 +62,18 @@ class Schedule:
 
 
 DEFAULT = Schedule()
+
+
+def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
+    """What differs from the default, in JSON's types."""
+    values = {f.name: getattr(schedule, f.name) for f in fields(schedule)}
+    changed = {name: v for name, v in values.items() if v != getattr(DEFAULT, name)}
+    return {name: v.value if isinstance(v, Keep) else v for name, v in changed.items()}
+
+
+def schedule_from_json(values: Mapping[str, Any]) -> Schedule:
+    """The schedule that schedule_to_json wrote.  Raises TypeError or ValueError for another version's."""
+    known = dict(values)
+    if "keep" in known:
+        known["keep"] = Keep(known["keep"])
+    return Schedule(**known)

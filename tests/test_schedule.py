@@ -9,7 +9,7 @@ from astitch.check_plan import check_plan
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.plan import Plan, plan_scope
-from astitch.schedule import DEFAULT, Keep, Schedule
+from astitch.schedule import DEFAULT, Keep, Schedule, schedule_from_json, schedule_to_json
 from astitch.simplify import simplify
 from astitch.stitch_scope import find_scopes
 
@@ -106,3 +106,17 @@ def test_a_schedule_shows_what_differs_from_the_rules():
     some = Schedule(block=512, keep=Keep.SHARED, persistent=True)
     assert str(some) == "block 512, keep shared memory, persistent"
     assert "schedule: split 1" in str(plan(softmax, (64, 30_000), schedule=Schedule(split=1)))
+
+
+def test_schedules_survive_json():
+    some = Schedule(block=512, keep=Keep.SHARED, split=4, persistent=True)
+    assert schedule_to_json(some) == {
+        "block": 512,
+        "keep": "shared memory",
+        "split": 4,
+        "persistent": True,
+    }
+    assert schedule_from_json(schedule_to_json(some)) == some
+    assert schedule_to_json(DEFAULT) == {}
+    with pytest.raises(TypeError):
+        schedule_from_json({"of another version": 1})
