@@ -32,19 +32,60 @@ from astitch.measure import compile_plans, measure_plans
 from astitch.plan import Plan, enumerate_schedules, plan_scope
 from astitch.schedule import schedule_to_json
 from astitch.stitch_scope import Scope
-from benchmarks.kernels import (
-    BF16,
-    F32,
-    Pattern,
-    backward,
-    batch_norm_relu,
-    group_norm,
-    layer_norm,
-    rms_norm,
-    softmax,
-)
+
+F32, BF16 = jnp.float32, jnp.bfloat16
 
 OUT = Path("tests/data/measured_plans.json")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pattern:
+    """fn on arrays of `specs` (shape, dtype)."""
+
+    name: str
+    fn: Callable[..., Any]
+    specs: tuple[tuple[tuple[int, ...], Any], ...]
+
+
+def softmax(x: Any) -> Any:
+    return jax.nn.softmax(x, -1)
+
+
+def layer_norm(x: Any, gamma: Any, beta: Any) -> Any:
+    y = x.astype(F32)
+    mean = y.mean(-1, keepdims=True)
+    var = jnp.square(y - mean).mean(-1, keepdims=True)
+    return ((y - mean) * jax.lax.rsqrt(var + 1e-5) * gamma + beta).astype(x.dtype)
+
+
+def rms_norm(x: Any, gamma: Any) -> Any:
+    y = x.astype(F32)
+    return (y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-6) * gamma).astype(x.dtype)
+
+
+def backward(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients of `fn` for all its arguments, given the gradient of its result last."""
+
+    def gradients(*arguments: Any) -> Any:
+        *inputs, upstream = arguments
+        return jax.vjp(fn, *inputs)[1](upstream)
+
+    return gradients
+
+
+def batch_norm_relu(x: Any, gamma: Any, beta: Any) -> Any:
+    mean = x.mean((0, 1, 2))
+    var = jnp.square(x - mean).mean((0, 1, 2))
+    y = jax.nn.relu((x - mean) * jax.lax.rsqrt(var + 1e-5) * gamma + beta)
+    return y, mean, var
+
+
+def group_norm(x: Any, gamma: Any, beta: Any) -> Any:
+    n, h, w, c = x.shape
+    g = x.reshape(n, h, w, 32, c // 32)
+    mean = g.mean((1, 2, 4), keepdims=True)
+    var = jnp.square(g - mean).mean((1, 2, 4), keepdims=True)
+    return ((g - mean) * jax.lax.rsqrt(var + 1e-5)).reshape(x.shape) * gamma + beta
 
 
 def _norm(dtype: Any, rows: int, cols: int, *, shift: bool) -> tuple[Any, ...]:
