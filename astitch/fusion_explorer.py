@@ -1,0 +1,384 @@
+"""Scope -> Scopes: which ops share a kernel, by cost (PAI V2's explorer), beside the exhaustive search.
+
+The best patterns that start at a vertex are made of the best patterns of its consumers, so it is visited after them;
+remote patterns have a virtual producer of everything.  A beam picks disjoint patterns with the best sum of gains; what
+it picked become the vertices of the next round.  The last partitions are ranked by a latency that the caller gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from astitch.gpu import Gpu
+from astitch.ir import Graph, Node
+from astitch.patterns import (
+    FusionGraph,
+    Pattern,
+    Penalty,
+    add_vertices,
+    contract,
+    each_vertex,
+    join_patterns,
+    make_fusion_graph,
+    make_pattern,
+    repeated_ops,
+)
+from astitch.stitch_scope import Refusal, Scope, Scopes, make_scope
+
+TOP = 3
+"""Patterns kept of each producer (k of the paper)."""
+
+WIDTH = 3
+"""Partitions kept by the beam, and ranked by the latency in the end."""
+
+ROUNDS = 8
+"""Most rounds; each at least halves what can still be joined, so that few are needed."""
+
+MAX_STATEMENTS = 1500
+"""Code beyond this is not put into one kernel."""
+
+Latency = Callable[[Scopes], float]
+"""The time of all kernels of some Scopes, in us."""
+
+
+_Key = frozenset[frozenset[str]]
+"""What tells two partitions apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pattern and its gain over a kernel for each of its vertices, in us."""
+
+    pattern: Pattern
+    gain_us: float
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """The best first; among equals the smallest, then the one of the earliest vertices."""
+        return -self.gain_us, self.pattern.size, self.pattern.vertices
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """gain_us: over a kernel for each op.  fusion: its vertices are the kernels."""
+
+    gain_us: float
+    fusion: FusionGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """partitions: the best first.  joins: patterns that were put together on the way."""
+
+    partitions: tuple[Partition, ...]
+    joins: int
+
+
+def estimate_penalty(gpu: Gpu, max_statements: int = MAX_STATEMENTS) -> Penalty:
+    """The default penalty: global barriers, and no kernel of more than `max_statements`."""
+
+    def penalty(pattern: Pattern) -> float:
+        if pattern.statements > max_statements and pattern.size > 1:
+            return math.inf
+        return pattern.global_barriers * gpu.barrier_us
+
+    return penalty
+
+
+# ---- patterns ----------------------------------------------------------------------------------------
+
+
+class Search:
+    """One round: candidates of every vertex, then the beam."""
+
+    def __init__(self, fusion: FusionGraph, gpu: Gpu, penalty: Penalty) -> None:
+        self.fusion, self.gpu, self.penalty = fusion, gpu, penalty
+        self.joins = 0
+        self.alone = [make_pattern(fusion, v) for v in range(len(fusion))]
+        self.alone_us = [penalty(p) for p in self.alone]
+        self.known: dict[int, Candidate] = {}
+        self.candidates: list[list[Candidate]] = [[] for _ in self.alone]
+
+    def rate(self, pattern: Pattern) -> Candidate:
+        """f = saved memory time + saved launches - penalty."""
+        if pattern.vertices not in self.known:
+            paid = sum(self.alone_us[v] for v in each_vertex(pattern.vertices))
+            gain = pattern.saved_bytes / self.gpu.bandwidth_gbs / 1e3
+            gain += max(pattern.launches - 1, 0) * self.gpu.launch_us
+            if pattern.size > 1:
+                extra = self.penalty(pattern)
+                gain = gain - extra + paid if math.isfinite(extra) else -math.inf
+            self.known[pattern.vertices] = Candidate(pattern, gain)
+        return self.known[pattern.vertices]
+
+    def join(self, a: Candidate, b: Candidate) -> Candidate | None:
+        self.joins += 1
+        joined = join_patterns(self.fusion, a.pattern, b.pattern)
+        return None if joined is None else self.rate(joined)
+
+    def best(self, candidates: Sequence[Candidate | None]) -> list[Candidate]:
+        """The TOP different ones that are worth something."""
+        different = {c.pattern.vertices: c for c in candidates if c and c.gain_us > -math.inf}
+        return sorted(different.values(), key=lambda c: c.rank)[:TOP]
+
+    def reduce_patterns(self, top: Candidate, consumers: Sequence[int]) -> list[Candidate]:
+        """The best patterns of `top` with none or one of the best patterns of each consumer (PatternReduction)."""
+        if len(consumers) > 2:
+            half = len(consumers) // 2
+            left = self.reduce_patterns(top, consumers[:half])
+            right = self.reduce_patterns(top, consumers[half:])
+            return self.best([*left, *right, *(self.join(a, b) for a in left for b in right)])
+        found = [top]
+        for consumer in consumers:
+            with_consumer = (self.join(a, b) for a in found for b in self.candidates[consumer])
+            found += [c for c in with_consumer if c is not None]
+        return self.best(found)
+
+    def visit_producers(self) -> None:
+        """candidates(v) for every vertex, consumers first."""
+        for vertex in reversed(range(len(self.fusion))):
+            top = self.rate(self.alone[vertex])
+            self.candidates[vertex] = self.reduce_patterns(top, self.fusion.consumers[vertex])
+
+    def visit_everything(self, first: int, last: int) -> Iterator[list[Candidate]]:
+        """Remote patterns: the same reduction under virtual producers of first .. last and of its halves.
+
+        Hands on the patterns of the whole range first, so that the beam sees them before their parts.
+        """
+        if last - first == 1:
+            yield self.candidates[first]
+            return
+        half = (first + last) // 2
+        left = list(self.visit_everything(first, half))
+        right = list(self.visit_everything(half, last))
+        pairs = (self.join(a, b) for a in left[0] for b in right[0])
+        yield self.best([*left[0], *right[0], *pairs])
+        yield from left
+        yield from right
+
+    # ---- the beam
+
+    def pick_disjoint(self) -> list[tuple[float, tuple[Pattern, ...]]]:
+        """The WIDTH best sets of disjoint patterns that do not depend on each other in a circle."""
+        self.visit_producers()
+        beam: list[tuple[float, int, tuple[Pattern, ...]]] = [(0.0, 0, ())]
+        for options in self.visit_everything(0, len(self.fusion)) if self.alone else ():
+            worth = [c for c in options if c.gain_us > 0 and c.pattern.size > 1]
+            more = [
+                (gain + c.gain_us, covered | c.pattern.vertices, (*chosen, c.pattern))
+                for gain, covered, chosen in beam
+                for c in worth
+                if not covered & c.pattern.vertices and not _closes_circle(c.pattern, chosen)
+            ]
+            if more:
+                different = {tuple(sorted(p.vertices for p in s[2])): s for s in (*beam, *more)}
+                beam = sorted(different.values(), key=lambda s: (-s[0], len(s[2]), s[1]))[:WIDTH]
+        return [(gain, chosen) for gain, _, chosen in beam]
+
+
+def _closes_circle(pattern: Pattern, chosen: Sequence[Pattern]) -> bool:
+    """Would a path leave the pattern, pass through chosen ones and come back?"""
+    reached = pattern.below & ~pattern.vertices
+    waiting = list(chosen)
+    while True:
+        entered = [p for p in waiting if p.vertices & reached]
+        if not entered:
+            return False
+        for other in entered:
+            reached |= other.below | other.vertices
+        if reached & pattern.vertices:
+            return True
+        waiting = [p for p in waiting if not p.vertices & reached]
+
+
+def split_by_level(fusion: FusionGraph, gpu: Gpu, penalty: Penalty) -> Partition:
+    """The partition in which no kernel needs a global barrier inside: one for each level."""
+    search = Search(fusion, gpu, penalty)
+    patterns: dict[int, Pattern] = {}
+    for pattern in search.alone:
+        before = patterns.get(pattern.levels)
+        vertices = pattern.vertices
+        patterns[pattern.levels] = add_vertices(fusion, before, vertices) if before else pattern
+    gain = sum(search.rate(p).gain_us for p in patterns.values())
+    return Partition(gain, contract(fusion, list(patterns.values())))
+
+
+def explore(fusion: FusionGraph, gpu: Gpu, penalty: Penalty) -> Exploration:
+    """The best partitions of a graph of vertices, found from single ones and from whole levels."""
+    found: dict[_Key, Partition] = {}
+    joins = 0
+    levels = split_by_level(fusion, gpu, penalty)
+    for start in (Partition(0.0, fusion), levels):
+        if start.gain_us > -math.inf:
+            frontier, effort = _join_in_rounds(start, gpu, penalty)
+            joins += effort
+            for partition in frontier:
+                found.setdefault(_key_of(partition), partition)
+    return Exploration(_best_partitions(found), joins)
+
+
+def _join_in_rounds(
+    start: Partition, gpu: Gpu, penalty: Penalty
+) -> tuple[tuple[Partition, ...], int]:
+    """The best partitions whose kernels are unions of those of `start`, and the joins tried."""
+    frontier: tuple[Partition, ...] = (start,)
+    settled: set[_Key] = set()
+    joins = 0
+    for _ in range(ROUNDS):
+        found: dict[_Key, Partition] = {}
+        for before in frontier:
+            key = _key_of(before)
+            found.setdefault(key, before)
+            if key in settled:
+                continue
+            settled.add(key)
+            search = Search(before.fusion, gpu, penalty)
+            for gain, chosen in search.pick_disjoint():
+                if chosen:
+                    after = Partition(before.gain_us + gain, contract(before.fusion, chosen))
+                    found.setdefault(_key_of(after), after)
+            joins += search.joins
+        frontier = _best_partitions(found)
+        if all(_key_of(partition) in settled for partition in frontier):
+            break
+    return frontier, joins
+
+
+def _best_partitions(found: Mapping[_Key, Partition]) -> tuple[Partition, ...]:
+    ranked = sorted(found.values(), key=lambda p: (-p.gain_us, len(p.fusion), p.fusion.members))
+    return tuple(ranked[:WIDTH])
+
+
+def _key_of(partition: Partition) -> _Key:
+    return frozenset(map(frozenset, partition.fusion.members))
+
+
+# ---- from partitions to Scopes -----------------------------------------------------------------------
+
+
+def explore_scope(
+    graph: Graph,
+    scope: Scope,
+    gpu: Gpu,
+    *,
+    penalty: Penalty | None = None,
+    latency: Latency | None = None,
+) -> Scopes:
+    """The scope as one or more stitch ops, in an order in which they can run.
+
+    penalty: what a kernel costs beyond traffic and launch; default: estimate_penalty.  latency: ranks the last
+    partitions, each as Scopes with the parts alone; default: the one with the largest gain.
+    The graph of the result has a copy of a broadcast or view for every part beyond the first that reads it.
+    Its refusals say of every two neighbouring parts why they are two.
+    """
+    penalty = penalty or estimate_penalty(gpu)
+    fusion = make_fusion_graph(graph, scope, gpu)
+    if len(fusion) < 2:
+        return Scopes(graph, (scope,), (), ())
+    partitions = explore(fusion, gpu, penalty).partitions
+    choices = [(p, make_parts(graph, scope, p.fusion)) for p in partitions]
+    times = [latency(scopes) if latency else -p.gain_us for p, scopes in choices]
+    best, scopes = choices[times.index(min(times))]
+    return replace(scopes, refusals=_refuse_neighbours(scopes, best.fusion, gpu, penalty))
+
+
+def make_parts(graph: Graph, scope: Scope, fusion: FusionGraph) -> Scopes:
+    """One stitch op for each vertex; broadcasts and views are repeated in each that reads them."""
+    part_of = {name: part for part, names in enumerate(fusion.members) for name in names}
+    repeated = repeated_ops(graph, scope)
+    homes: dict[str, set[int]] = {}
+    for name in reversed(scope.members):
+        if name in repeated:
+            homes[name] = set()
+            for user in graph.users[name]:
+                homes[name] |= homes[user] if user in repeated else {part_of[user]}
+            part_of[name] = min(homes[name])
+    copies: dict[tuple[str, int], str] = {}
+    nodes: dict[str, Node] = {}
+    members: list[list[str]] = [[] for _ in fusion.members]
+    for node in graph:
+        if node.name not in part_of:
+            nodes[node.name] = node
+            continue
+        for part in sorted(homes.get(node.name, {part_of[node.name]})):
+            name = node.name
+            if part != part_of[name]:
+                name = _fresh_name(graph, nodes, f"{name}.{part}")
+                copies[node.name, part] = name
+            operands = tuple(copies.get((o, part), o) for o in node.operands)
+            nodes[name] = replace(node, name=name, operands=operands)
+            members[part].append(name)
+    repeating = Graph(graph.name, nodes, graph.parameters, graph.outputs, graph.aliases)
+    if len(members) == 1:
+        return Scopes(repeating, (scope,), (), ())
+    parts = tuple(
+        make_scope(repeating, f"{scope.name}_{number}", scope.stage, names)
+        for number, names in enumerate(members)
+    )
+    return Scopes(repeating, parts, (), ())
+
+
+def _fresh_name(graph: Graph, nodes: dict[str, Node], name: str) -> str:
+    while name in graph.nodes or name in nodes:
+        name += "_"
+    return name
+
+
+def _refuse_neighbours(
+    scopes: Scopes, fusion: FusionGraph, gpu: Gpu, penalty: Penalty
+) -> tuple[Refusal, ...]:
+    """For every two parts of which one reads the other, why one kernel for both is worth less than two."""
+    home = {name: part for part, scope in enumerate(scopes.scopes) for name in scope.members}
+    search = Search(fusion, gpu, penalty)
+    refusals: dict[tuple[int, int], Refusal] = {}
+    for part, scope in enumerate(scopes.scopes):
+        for name in scope.inputs:
+            producer = home.get(name, part)
+            if producer == part or (producer, part) in refusals:
+                continue
+            reader = next(m for m in scope.members if name in scopes.graph[m].operands)
+            reason = _why_apart(search, producer, part)
+            refusals[producer, part] = Refusal(name, reader, reason)
+    return tuple(refusals[key] for key in sorted(refusals))
+
+
+def _why_apart(search: Search, a: int, b: int) -> str:
+    fusion = search.fusion
+    both = add_vertices(fusion, search.alone[a], 1 << b)
+    if both.above & both.below & ~both.vertices:
+        return "explored: one kernel for both would close a cycle through a third"
+    rated = search.rate(both)
+    saved = both.saved_bytes / search.gpu.bandwidth_gbs / 1e3
+    cost = search.penalty(both) - search.alone_us[a] - search.alone_us[b]
+    if math.isinf(cost):
+        return f"explored: one kernel for both would be {both.statements} statements long"
+    verdict = (
+        "is worth less" if rated.gain_us <= 0 else "was worth less than what they do with others"
+    )
+    return (
+        f"explored: one kernel for both {verdict}: saves {saved:.2f} us of traffic and "
+        f"{max(both.launches - 1, 0) * search.gpu.launch_us:.2f} us of launches, costs {cost:.2f} us"
+    )
+
+
+def explore_scopes(
+    scopes: Scopes, gpu: Gpu, *, penalty: Penalty | None = None, latency: Latency | None = None
+) -> Scopes:
+    """Every scope explored, in the order of `scopes`."""
+    for scope in scopes.scopes:
+        scopes = replace_scope(
+            scopes,
+            scope.name,
+            explore_scope(scopes.graph, scope, gpu, penalty=penalty, latency=latency),
+        )
+    return scopes
+
+
+def replace_scope(scopes: Scopes, name: str, parts: Scopes) -> Scopes:
+    """The Scopes with `parts` (of explore_scope, on the graph of `scopes`) in the place of the scope called `name`."""
+    listed = [
+        s for scope in scopes.scopes for s in (parts.scopes if scope.name == name else (scope,))
+    ]
+    return Scopes(parts.graph, tuple(listed), scopes.outside, (*scopes.refusals, *parts.refusals))

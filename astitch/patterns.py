@@ -1,0 +1,391 @@
+"""Scope -> FusionGraph: the vertices that may share a kernel, the values between them, and what sharing saves.
+
+A vertex is what every kernel keeps together; broadcasts and reshapes are none, each kernel that reads one repeats it.
+A Pattern is a set of vertices with what is known of it; two patterns are joined by adding the vertices of the smaller
+one by one, so that a search over patterns stays near linear.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from astitch.dimensions import array_of, is_embedded
+from astitch.gpu import Gpu
+from astitch.ir import DimensionsAttrs, Graph, Node
+from astitch.ops import OPS, Kind
+from astitch.speed_of_light import count_needed
+from astitch.stitch_scope import Scope
+from astitch.storage import storage_name, storage_type, stored_value
+
+REDUCE_STATEMENTS, TRAFFIC_STATEMENTS = 12, 4
+"""Statements that a reduce, and a value read from or written to memory, add to a kernel (an op: 1)."""
+
+BARRIERS_PER_LEVEL = 2
+"""Global barriers between a reduction over many blocks and its readers: partials, combine, readers."""
+
+MAX_CLOSED = 32
+"""A pattern that would be cyclic takes in the vertices on the path that leaves it, up to this many, or is dropped."""
+
+LOCAL_ROW = 1024
+"""Elements that one block reduces whatever the number of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a vertex leaves for others.  producer: its vertex, or -1 for an input of the scope.  bytes: to write it.
+    read_bytes: what one kernel reads of it.  readers: bit set of vertices.  escapes: needed outside of the scope."""
+
+    producer: int
+    bytes: int
+    read_bytes: int
+    readers: int
+    escapes: bool
+
+
+@dataclass(frozen=True)
+class FusionGraph:
+    """Vertices in topological order; a set of vertices is an int with bit v for vertex v.
+
+    members: the ops of each vertex.  consumers: vertices that read it.  above, below: all that it depends on, all that
+    depend on it.  reads, makes: numbers of values.  launches: 0 for a vertex of views, which needs no kernel.
+    statements: size of its code.  levels: bit set, how many reductions over many blocks come before.
+    """
+
+    members: tuple[tuple[str, ...], ...]
+    consumers: tuple[tuple[int, ...], ...]
+    above: tuple[int, ...]
+    below: tuple[int, ...]
+    values: tuple[Value, ...]
+    reads: tuple[tuple[int, ...], ...]
+    makes: tuple[tuple[int, ...], ...]
+    launches: tuple[int, ...]
+    statements: tuple[int, ...]
+    levels: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A set of vertices that no path leaves and enters again, and what one kernel for it is.
+
+    vertices, above, below, levels: bit sets.  saved_bytes: traffic that a kernel for each vertex would have more.
+    launches: kernels that those would be.  ops: members.  statements: size of the code.
+    """
+
+    vertices: int
+    above: int
+    below: int
+    saved_bytes: int
+    launches: int
+    ops: int
+    statements: int
+    levels: int
+
+    @property
+    def size(self) -> int:
+        return self.vertices.bit_count()
+
+    @property
+    def global_barriers(self) -> int:
+        """Estimated from the levels that it spans."""
+        return BARRIERS_PER_LEVEL * max(self.levels.bit_count() - 1, 0)
+
+
+Penalty = Callable[[Pattern], float]
+"""What one kernel costs beyond its traffic and its launch, in us; infinite for one that must not be made."""
+
+
+def each_vertex(vertices: int) -> Iterator[int]:
+    """The numbers in a bit set, in order."""
+    while vertices:
+        lowest = vertices & -vertices
+        yield lowest.bit_length() - 1
+        vertices ^= lowest
+
+
+def to_bits(numbers: Iterable[int]) -> int:
+    bits = 0
+    for number in numbers:
+        bits |= 1 << number
+    return bits
+
+
+def make_pattern(fusion: FusionGraph, vertex: int) -> Pattern:
+    """The pattern of one vertex."""
+    return Pattern(
+        1 << vertex,
+        fusion.above[vertex],
+        fusion.below[vertex],
+        0,
+        fusion.launches[vertex],
+        len(fusion.members[vertex]),
+        fusion.statements[vertex],
+        fusion.levels[vertex],
+    )
+
+
+def add_vertices(fusion: FusionGraph, pattern: Pattern, more: int) -> Pattern:
+    """The pattern with the vertices of `more`, none of which it has; not checked for cycles."""
+    inside, saved = pattern.vertices, pattern.saved_bytes
+    above, below, levels = pattern.above, pattern.below, pattern.levels
+    launches, ops, statements = pattern.launches, pattern.ops, pattern.statements
+    for vertex in each_vertex(more):
+        for number in fusion.reads[vertex]:
+            value = fusion.values[number]
+            if value.producer >= 0 and inside >> value.producer & 1:
+                saved += value.read_bytes
+                if not value.escapes and not value.readers & ~(inside | 1 << vertex):
+                    saved += value.bytes
+            elif value.readers & inside:
+                saved += value.read_bytes
+        for number in fusion.makes[vertex]:
+            value = fusion.values[number]
+            if value.readers & inside:
+                saved += value.read_bytes
+                if not value.escapes and not value.readers & ~inside:
+                    saved += value.bytes
+        inside |= 1 << vertex
+        above |= fusion.above[vertex]
+        below |= fusion.below[vertex]
+        levels |= fusion.levels[vertex]
+        launches += fusion.launches[vertex]
+        ops += len(fusion.members[vertex])
+        statements += fusion.statements[vertex]
+    return Pattern(inside, above, below, saved, launches, ops, statements, levels)
+
+
+def join_patterns(fusion: FusionGraph, a: Pattern, b: Pattern) -> Pattern | None:
+    """The smallest pattern that holds both; None if closing it takes too many vertices."""
+    left, right = a.vertices & ~b.vertices, b.vertices & ~a.vertices
+    if left.bit_count() < right.bit_count():
+        a, right = b, left
+    joined = add_vertices(fusion, a, right) if right else a
+    between = joined.above & joined.below & ~joined.vertices
+    if not between:
+        return joined
+    if between.bit_count() > MAX_CLOSED:
+        return None
+    return add_vertices(fusion, joined, between)
+
+
+# ---- from a scope ------------------------------------------------------------------------------------
+
+
+def repeated_ops(graph: Graph, scope: Scope) -> frozenset[str]:
+    """Members that every kernel repeats for its own readers: broadcasts and views that nobody outside needs."""
+    kept = set(scope.outputs)
+    return frozenset(
+        name
+        for name in scope.members
+        if name not in kept
+        and graph.users[name]
+        and (OPS[graph[name].op].kind is Kind.BROADCAST or graph[name].op == "reshape")
+        and not is_embedded(graph, name)
+    )
+
+
+def make_fusion_graph(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
+    """The vertices of a scope: each op, but a reduce with its projections, and a value with its views, is one."""
+    repeated = repeated_ops(graph, scope)
+    ops = [name for name in scope.members if name not in repeated]
+    views = frozenset(
+        n for n in ops if graph[n].op == "reshape" and stored_value(graph, n) not in scope.members
+    )
+    vertex_of: dict[str, int] = {}
+    members: list[list[str]] = []
+    for name in ops:
+        node = graph[name]
+        projection = OPS[node.op].kind is Kind.PROJECTION
+        base = node.operands[0] if projection else stored_value(graph, name)
+        if base in vertex_of:
+            vertex_of[name] = vertex_of[base]
+        else:
+            vertex_of[name] = len(members)
+            members.append([])
+        members[vertex_of[name]].append(name)
+    escaping = {storage_name(graph, output) for output in scope.outputs}
+    drafts: dict[str, _Draft] = {}
+    edges: list[dict[int, None]] = [{} for _ in members]  # producers of each vertex
+    levels = [0] * len(members)
+    for name in ops:
+        node = graph[name]
+        vertex = vertex_of[name]
+        for number, operand in enumerate(node.operands):
+            if is_embedded(graph, operand):
+                continue
+            needed = count_needed(graph, node, number, array_of(node).size)
+            while operand in repeated:
+                needed = count_needed(graph, graph[operand], 0, needed)
+                operand = graph[operand].operands[0]
+            if is_embedded(graph, operand) or vertex_of.get(operand) == vertex:
+                continue
+            if operand in vertex_of:
+                producer = vertex_of[operand]
+                edges[vertex][producer] = None
+                hop = any(_meets_globally(graph[n], graph, gpu) for n in members[producer])
+                levels[vertex] = max(levels[vertex], levels[producer] + hop)
+            stored = storage_name(graph, operand)
+            owner = -1 if operand in views else vertex_of.get(operand, -1)
+            draft = drafts.setdefault(stored, _Draft(owner, storage_type(graph, stored).bytes))
+            draft.readers |= 1 << vertex
+            element = storage_type(graph, stored).dtype.bytes
+            draft.read_bytes = max(draft.read_bytes, min(needed * element, draft.bytes))
+    for output in scope.outputs:
+        if output not in views and not is_embedded(graph, output):
+            stored = storage_name(graph, output)
+            drafts.setdefault(stored, _Draft(vertex_of[output], storage_type(graph, stored).bytes))
+    statements = [sum(_count_statements(graph[n]) for n in names) for names in members]
+    for stored, draft in drafts.items():
+        if draft.producer < 0 and draft.readers:
+            statements[next(each_vertex(draft.readers))] += TRAFFIC_STATEMENTS
+        elif stored in escaping:
+            statements[draft.producer] += TRAFFIC_STATEMENTS
+    return _assemble(
+        members,
+        edges,
+        [
+            Value(d.producer, d.bytes, d.read_bytes, d.readers, stored in escaping)
+            for stored, d in drafts.items()
+        ],
+        [int(not views.issuperset(names)) for names in members],
+        statements,
+        [1 << level for level in levels],
+    )
+
+
+@dataclass(slots=True)
+class _Draft:
+    producer: int
+    bytes: int
+    readers: int = 0
+    read_bytes: int = 0
+
+
+def _meets_globally(node: Node, graph: Graph, gpu: Gpu) -> bool:
+    """A reduce whose readers in the same kernel wait for other blocks: over columns, or over few long rows."""
+    if node.op != "reduce" or not isinstance(node.attrs, DimensionsAttrs):
+        return False
+    source = array_of(graph[node.operands[0]])
+    if source.size <= LOCAL_ROW:
+        return False
+    minor = max((d for d, extent in enumerate(source.shape) if extent != 1), default=-1)
+    rows = max(array_of(node).size, 1)
+    few_long_rows = rows < gpu.sms and source.size // rows > LOCAL_ROW
+    return minor not in node.attrs.dimensions or few_long_rows
+
+
+def _count_statements(node: Node) -> int:
+    kind = OPS[node.op].kind
+    if kind is Kind.REDUCE:
+        return REDUCE_STATEMENTS
+    return int(kind not in (Kind.PROJECTION, Kind.SOURCE))
+
+
+def _assemble(
+    members: Sequence[Sequence[str]],
+    edges: Sequence[Iterable[int]],
+    values: Sequence[Value],
+    launches: Sequence[int],
+    statements: Sequence[int],
+    levels: Sequence[int],
+) -> FusionGraph:
+    """The graph of vertices given in topological order.  edges: the producers of each."""
+    above: list[int] = []
+    consumers: list[list[int]] = [[] for _ in members]
+    for vertex, producers in enumerate(edges):
+        closure = 0
+        for producer in producers:
+            consumers[producer].append(vertex)
+            closure |= above[producer] | 1 << producer
+        above.append(closure)
+    below = [0] * len(members)
+    for vertex in reversed(range(len(members))):
+        for consumer in consumers[vertex]:
+            below[vertex] |= below[consumer] | 1 << consumer
+    reads: list[list[int]] = [[] for _ in members]
+    makes: list[list[int]] = [[] for _ in members]
+    for number, value in enumerate(values):
+        if value.producer >= 0:
+            makes[value.producer].append(number)
+        for vertex in each_vertex(value.readers):
+            reads[vertex].append(number)
+    return FusionGraph(
+        tuple(map(tuple, members)),
+        tuple(map(tuple, consumers)),
+        tuple(above),
+        tuple(below),
+        tuple(values),
+        tuple(map(tuple, reads)),
+        tuple(map(tuple, makes)),
+        tuple(launches),
+        tuple(statements),
+        tuple(levels),
+    )
+
+
+def contract(fusion: FusionGraph, patterns: Sequence[Pattern]) -> FusionGraph:
+    """The graph with each of the (disjoint) patterns as one vertex.
+
+    Patterns that depend on each other in a circle are an error of the caller: ValueError.
+    """
+    group_of = [-1] * len(fusion)
+    groups = [p.vertices for p in patterns]
+    for number, group in enumerate(groups):
+        for vertex in each_vertex(group):
+            group_of[vertex] = number
+    for vertex in range(len(fusion)):
+        if group_of[vertex] < 0:
+            group_of[vertex] = len(groups)
+            groups.append(1 << vertex)
+    successors: list[dict[int, None]] = [{} for _ in groups]
+    waits = [0] * len(groups)
+    for vertex, consumers in enumerate(fusion.consumers):
+        mine = group_of[vertex]
+        for consumer in consumers:
+            other = group_of[consumer]
+            if other != mine and other not in successors[mine]:
+                successors[mine][other] = None
+                waits[other] += 1
+    first = [next(each_vertex(group)) for group in groups]
+    ready = [(first[g], g) for g in range(len(groups)) if not waits[g]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, group = heapq.heappop(ready)
+        order.append(group)
+        for other in successors[group]:
+            waits[other] -= 1
+            if not waits[other]:
+                heapq.heappush(ready, (first[other], other))
+    if len(order) < len(groups):
+        raise ValueError("the patterns depend on each other in a circle")
+    place = {group: number for number, group in enumerate(order)}
+    edges: list[dict[int, None]] = [{} for _ in order]
+    for group, others in enumerate(successors):
+        for other in others:
+            edges[place[other]][place[group]] = None
+    values = []
+    for value in fusion.values:
+        producer = place[group_of[value.producer]] if value.producer >= 0 else -1
+        readers = to_bits(place[group_of[v]] for v in each_vertex(value.readers))
+        if producer >= 0:
+            readers &= ~(1 << producer)
+        if readers or value.escapes:
+            values.append(Value(producer, value.bytes, value.read_bytes, readers, value.escapes))
+    inner = [list(each_vertex(groups[group])) for group in order]
+    levels = [0] * len(order)
+    for number, vertices in enumerate(inner):
+        for vertex in vertices:
+            levels[number] |= fusion.levels[vertex]
+    return _assemble(
+        [[name for v in vertices for name in fusion.members[v]] for vertices in inner],
+        edges,
+        values,
+        [min(sum(fusion.launches[v] for v in vertices), 1) for vertices in inner],
+        [sum(fusion.statements[v] for v in vertices) for vertices in inner],
+        levels,
+    )
