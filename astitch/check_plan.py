@@ -245,7 +245,7 @@ class _PlanCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Variable:
-    """kind: integer, value, vector, state, kept."""
+    """kind: integer, value, vector, state, kept, ahead."""
 
     kind: str
     dtype: DType | None = None
@@ -517,6 +517,29 @@ class _KernelCheck:
             case k.Store(array, position, dtype, expr):
                 self.check_form(position)
                 trace = [*self.check_expr(expr), *self.write_array(array, dtype)]
+            case k.Ahead(name, dtype, width, count):
+                self.check_width(name, dtype, width)
+                self.require(count > 0, f"{name} holds {count} vectors")
+                self.define(name, _Variable("ahead", dtype))
+            case k.Advance(target, source, _):
+                same = self.find(target, "ahead").dtype is self.find(source, "ahead").dtype
+                self.require(same, f"{source} and {target} hold different types")
+            case k.Prefetch(_, tasks, body):
+                self.require(uniform, "a prefetch where not all threads come by")
+                self.require(tasks > 0, f"a prefetch of {tasks} tasks")
+                trace = self.check_other_task(body)
+            case k.Fetch(target, at, dtype, array, position, width):
+                self.check_width(target, dtype, width)
+                self.check_form(position)
+                self.check_form(at)
+                trace = [*self.read_array(array, dtype), *self.use_ahead(target, dtype)]
+            case k.CopyWait():
+                pass
+            case k.TakeVector(name, dtype, source, at, width):
+                self.check_width(name, dtype, width)
+                self.check_form(at)
+                trace = self.use_ahead(source, dtype)
+                self.define(name, _Variable("vector", dtype))
             case k.Keep(name, dtype, count, _):
                 self.require(count > 0, f"{name} keeps {count} values")
                 self.define(name, _Variable("kept", dtype))
@@ -572,12 +595,13 @@ class _KernelCheck:
                     self.check_guards(branch.guards)
                     trace += self.check_branch(branch)
                 self.define(name, _Variable("value", dtype))
-            case k.TaskLoop(tasks, once, body):
+            case k.TaskLoop(tasks, once, body, turns):
                 self.require(uniform, "a task loop where not all threads come by")
                 self.require(tasks > 0, f"a loop of {tasks} tasks")
                 fits = not once or tasks <= self.kernel.grid
                 self.require(fits, f"{tasks} tasks at once on {self.kernel.grid} blocks")
-                turn = self.check_body(body, {"task": integer}, uniform=True)
+                names = {"task": integer} | ({"turn": integer} if turns else {})
+                turn = self.check_body(body, names, uniform=True)
                 trace = turn if once else [*turn, *turn]
                 self.check_trace(trace)
             case k.Barrier(level, reason):
@@ -608,6 +632,27 @@ class _KernelCheck:
             self.find(vector, "vector").dtype is dtype,
             f"a lane of {vector} is used as {dtype.value}",
         )
+
+    def check_other_task(self, body: Sequence[k.Statement]) -> _Trace:
+        """A body that stands in a task loop but works for another task: it has the names of a task for itself."""
+        outside = self.scopes
+        own = ("task", "turn", "outer", "outer_raw", "row_tile", "col_tile")
+        self.scopes = [
+            _Scope({n: v for n, v in scope.names.items() if n not in own}) for scope in outside
+        ]
+        integer = _Variable("integer")
+        trace = self.check_body(body, {"task": integer, "turn": integer}, uniform=False)
+        self.scopes = outside
+        return trace
+
+    def use_ahead(self, name: str, dtype: DType) -> _Trace:
+        if name in self.slots:
+            self.require(self.slots[name].dtype is dtype, f"{name} is used as {dtype.value}")
+            return [_Use(name, "private")]
+        self.require(
+            self.find(name, "ahead").dtype is dtype, f"{name} is used as vectors of {dtype.value}"
+        )
+        return []
 
     def use_kept(self, name: str) -> _Trace:
         if name in self.slots:

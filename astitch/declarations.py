@@ -39,6 +39,14 @@ class Declarations:
         self.notes: list[str] = []
         self.outputs = {storage_name(self.graph, o) for o in arrangement.groups.scope.outputs}
 
+    def copy(self) -> Declarations:
+        """For a trial: what it declares does not reach the original."""
+        other = Declarations(self.arrangement)
+        for name, value in vars(self).items():
+            mutable = isinstance(value, dict | list | set)
+            setattr(other, name, value.copy() if mutable else value)
+        return other
+
     def fresh(self, hint: str) -> str:
         """A C identifier that no other variable has, close to the HLO name.
 

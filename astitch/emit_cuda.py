@@ -182,9 +182,18 @@ def spell_guards(guards: Sequence[Guard]) -> str:
 # ---- statements ------------------------------------------------------------------------------------------------
 
 
+def _fetches(body: Sequence[k.Statement]) -> Iterator[k.Fetch]:
+    for statement in body:
+        if isinstance(statement, k.Fetch):
+            yield statement
+        elif isinstance(statement, k.Loop | k.If):
+            yield from _fetches(statement.body)
+
+
 class _Printer:
     def __init__(self, kernel: k.Kernel):
         self.kernel = kernel
+        self.slot_names = frozenset(slot.name for slot in kernel.slots)
         self.integer = "long long" if kernel.wide_index else "int"
 
     def block(self, body: Sequence[k.Statement], depth: int) -> Iterator[str]:
@@ -220,6 +229,29 @@ class _Printer:
                 yield f"{pad}*reinterpret_cast<{kind}*>({array} + ({spell_form(position)})) = {vector};"
             case k.Store(array, position, dtype, expr):
                 yield f"{pad}{array}[{spell_form(position)}] = {spell_store(dtype, expr)};"
+            case k.Ahead(name, dtype, width, count):
+                yield f"{pad}Vec<{STORAGE[dtype]}, {width}> {name}[{count}];"
+            case k.Advance(target, source, count):
+                yield f"{pad}#pragma unroll"
+                yield f"{pad}for (int i = 0; i < {count}; ++i) {target}[i] = {source}[i];"
+            case k.Prefetch():
+                yield from self.prefetch(statement, depth)
+            case k.Fetch(target, at, dtype, array, position, width):
+                kind = f"Vec<{STORAGE[dtype]}, {width}>"
+                source = f"{array} + ({spell_form(position)})"
+                if target in self.slot_names:
+                    to = f"shared_vec<{STORAGE[dtype]}, {width}>({target}, ({spell_form(at)}) * {width})"
+                    yield f"{pad}copy_async(&{to}, {source});"
+                else:
+                    yield f"{pad}{target}[{spell_form(at)}] = *reinterpret_cast<const {kind}*>({source});"
+            case k.CopyWait():
+                yield f"{pad}copy_wait<1>();"
+            case k.TakeVector(name, dtype, source, at, width):
+                kind = f"Vec<{STORAGE[dtype]}, {width}>"
+                taken = f"{source}[{spell_form(at)}]"
+                if source in self.slot_names:
+                    taken = f"shared_vec<{STORAGE[dtype]}, {width}>({source}, ({spell_form(at)}) * {width})"
+                yield f"{pad}const {kind} {name} = {taken};"
             case k.Keep(name, dtype, count, raw):
                 yield f"{pad}{STORAGE[dtype] if raw else compute_type(dtype)} {name}[{count}];"
             case k.KeepSet(name, position, dtype, expr, raw):
@@ -275,18 +307,39 @@ class _Printer:
                 yield f"{pad}}}"
             case k.Section():
                 yield from self.section(statement, depth)
-            case k.TaskLoop(tasks, once, body):
+            case k.TaskLoop(tasks, once, body, turns):
                 if once:
                     yield f"{pad}if (first < {tasks}) {{"
                     yield f"{pad}  const {self.integer} task = first;"
                 else:
+                    if turns:
+                        yield f"{pad}int turn = 1;"
                     yield f"{pad}for ({self.integer} task = first; task < {tasks}; task += gridDim.x) {{"
+                    if turns:
+                        yield f"{pad}  turn ^= 1;"
                 yield from self.block(body, depth + 1)
                 yield f"{pad}}}"
             case k.Barrier("global", reason):
                 yield f"{pad}ASTITCH_GLOBAL_BARRIER(barrier);  // {comment(reason)}"
             case k.Barrier(_, reason):
                 yield f"{pad}__syncthreads();  // {comment(reason)}"
+
+    def prefetch(self, prefetch: k.Prefetch, depth: int) -> Iterator[str]:
+        pad = "  " * depth
+        asynchronous = any(s.target in self.slot_names for s in _fetches(prefetch.body))
+        if prefetch.first:
+            yield f"{pad}if (first < {prefetch.tasks}) {{"
+            yield f"{pad}  const {self.integer} task = first;"
+            if asynchronous:
+                yield f"{pad}  const int turn = 1;"
+            yield from self.block(prefetch.body, depth + 1)
+        else:
+            yield f"{pad}if (const {self.integer} next = task + gridDim.x; next < {prefetch.tasks}) {{"
+            yield f"{pad}  const {self.integer} task = next;"
+            yield from self.block(prefetch.body, depth + 1)
+        yield f"{pad}}}"
+        if asynchronous:
+            yield f"{pad}copy_commit();"
 
     def section(self, section: k.Section, depth: int) -> Iterator[str]:
         pad = "  " * depth

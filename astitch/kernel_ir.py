@@ -3,7 +3,7 @@
     Kernel    = (name, parameters, reducers, slots, body, launch numbers)
     Statement = Section | TaskLoop | Loop | If | Choose | Barrier
               | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store
-              | Keep | KeepSet | States | Accumulate | AccumulateState | ReduceAcross | Finish
+              | Ahead | Advance | Prefetch | Fetch | CopyWait | TakeVector | Keep | KeepSet | States | Accumulate | AccumulateState | ReduceAcross | Finish
     Expr      = Name | Number | Call | Position | Lane | Element | Field
 
 Integers that address memory are index.Linear forms whose symbols are names of the emitted program; `lane` is
@@ -177,6 +177,65 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """Vec<T, width> name[count]: vectors of a task that a thread loads before the task's turn, in registers."""
+
+    name: str
+    dtype: DType
+    width: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """target[0 .. count) = source[0 .. count): the next task becomes this one."""
+
+    target: str
+    source: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """The body for the task after this one, or (first) for the first task of the block, if there is such a task."""
+
+    first: bool
+    tasks: int
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """target[at] = the `width` elements at array + position (aligned).
+
+    target: an Ahead, or a shared slot, into which they are copied asynchronously; at counts vectors.
+    """
+
+    target: str
+    at: Linear
+    dtype: DType
+    array: str
+    position: Linear
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyWait:
+    """Until all asynchronous copies of this thread but those of the last Prefetch have come."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeVector:
+    """const Vec<T, width> name = source[at]: what a Fetch brought."""
+
+    name: str
+    dtype: DType
+    source: str
+    at: Linear
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class Keep:
     """T name[count]: values of a thread that live across phases, in registers.  raw: in the storage type."""
 
@@ -300,11 +359,13 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class TaskLoop:
-    """for (int task = first; task < tasks; task += blocks).  once: every block has at most one task."""
+    """for (int task = first; task < tasks; task += blocks).  once: every block has at most one task.
+    turns: `turn` is 0 and 1 alternately, the half of a ring of two that belongs to this task."""
 
     tasks: int
     once: bool
     body: tuple[Statement, ...]
+    turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +403,12 @@ Statement = (
     | StoreLane
     | StoreVector
     | Store
+    | Ahead
+    | Advance
+    | Prefetch
+    | Fetch
+    | CopyWait
+    | TakeVector
     | Keep
     | KeepSet
     | States

@@ -29,8 +29,12 @@ from astitch.stitch_scheme import (
     shared_elements,
 )
 from astitch.storage import storage_name, storage_type
-from astitch.values import Frame, Kept, Values
+from astitch.values import Frame, Kept, Staged, Values, VectorLoad
 from astitch.zones import LANE, Key, Zone
+
+
+MAX_AHEAD_BYTES = 64
+"""What a thread loads of the next task into registers; more lies in shared memory."""
 
 
 class LoopLowering(Values):
@@ -52,11 +56,110 @@ class LoopLowering(Values):
         self.keep_registers, self.keep_shared_bytes = keep_registers, keep_shared_bytes
         self.places = [p for p in self.placements.values() if p.loop == loop.number]
         self.unrolled = loop.mapping.row_steps * loop.mapping.col_steps <= MAX_UNROLLED_STEPS
+        self.loop_states: list[k.Statement] = []
         self.exchanges = 0
         self.exchange_slots: dict[tuple[int, int, int], str] = {}
 
     def phase_roots(self, phase: int) -> list[Placement]:
         return [p for p in self.places if p.phase == phase]
+
+    @property
+    def once(self) -> bool:
+        """Every block has at most one task."""
+        return self.mapping.tasks <= self.grid
+
+    def stage_loads(self, phases: int) -> None:
+        """Choose what the next task needs that is loaded ahead of its turn, and declare where it lies."""
+        waits = phases > 1 if self.schedule.prefetch is None else self.schedule.prefetch
+        if self.once or not waits:
+            return
+        trial = LoopLowering(
+            self.declarations.copy(),
+            self.loop,
+            grid=self.grid,
+            offset=self.offset,
+            keep_registers=self.keep_registers,
+            keep_shared_bytes=self.keep_shared_bytes,
+            schedule=self.schedule,
+        )
+        trial.lower_body(phases)
+        moving = [v for v in trial.vector_loads.values() if self.moves_with_task(v)]
+        steps = self.mapping.row_steps * self.mapping.col_steps
+        a_thread = sum(v.dtype.bytes for v in moving) * self.mapping.vector * steps
+        a_block = 2 * a_thread * self.mapping.block
+        if not moving:
+            return
+        if self.unrolled and a_thread <= MAX_AHEAD_BYTES:
+            shared, where = False, f"{a_thread} B a thread of the next task are loaded ahead"
+        elif a_block <= self.keep_shared_bytes:
+            shared, where = True, f"{a_block} B a block of this and the next task lie in a ring"
+            self.keep_shared_bytes -= a_block
+        else:
+            return
+        self.declarations.notes.append(f"loop {self.loop.number}: {where}")
+        for load in moving:
+            staged = Staged(load, self.fresh(f"{load.key[0]}_now"), shared)
+            self.staged[load.source, load.form] = staged
+            if shared:
+                count = 2 * steps * self.mapping.block * self.mapping.vector
+                span = ((self.loop.number, 0), (self.loop.number, phases))
+                self.declarations.add_slot(
+                    staged.name, load.dtype, None, count, load.dtype.bytes, *span
+                )
+
+    def moves_with_task(self, load: VectorLoad) -> bool:
+        """An input whose position is known from the task alone and differs from task to task."""
+        m = self.mapping
+        still = {*(() if m.row_tiles > 1 else m.row), *(() if m.col_tiles > 1 else m.col)}
+        symbols = ix.symbols(load.form)
+        known = all(s in self.axis_of for s in symbols)
+        return self.is_input(load.key[0]) and known and any(s not in still for s in symbols)
+
+    def prefetch(self) -> tuple[list[k.Statement], list[k.Statement]]:
+        """(before the task loop, at the start of its body)."""
+        if not self.staged:
+            return [], []
+        m = self.mapping
+        width, steps = m.vector, m.row_steps * m.col_steps
+        ahead: dict[str, str] = {}
+        before: list[k.Statement] = []
+        start: list[k.Statement] = []
+        for staged in self.staged.values():
+            ahead[staged.name] = staged.name
+            if not staged.shared:
+                ahead[staged.name] = self.fresh(f"{staged.load.key[0]}_ahead")
+                for name in (staged.name, ahead[staged.name]):
+                    before.append(k.Ahead(name, staged.load.dtype, width, steps))
+                start.append(k.Advance(staged.name, ahead[staged.name], steps))
+        fetcher = LoopLowering(
+            self.declarations,
+            self.loop,
+            grid=self.grid,
+            offset=self.offset,
+            keep_registers=0,
+            keep_shared_bytes=0,
+            schedule=self.schedule,
+        )
+        other_turn = ix.add(ix.constant(1), ix.scale(ix.of_symbol(Symbol("turn", 2)), -1))
+        with fetcher.inner_frames():
+            for staged in self.staged.values():
+                load = staged.load
+                array = self.declarations.array(load.source, load.dtype, read=True)
+                position, _ = fetcher.position(load.form)
+                base = Linear(
+                    position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
+                )
+                at = fetcher.staged_position(staged, other_turn)
+                fetch = k.Fetch(ahead[staged.name], at, load.dtype, array, base, width)
+                fetcher.emit(Zone.COLUMN, fetch)
+            nest = fetcher.nest()
+        outside = (*fetcher.frames[Zone.KERNEL].statements, *fetcher.frames[Zone.TASK].statements)
+        body = (*self.task_indices(), *outside, *nest)
+        before.append(k.Prefetch(True, m.tasks, body))
+        start.append(k.Prefetch(False, m.tasks, body))
+        if any(s.shared for s in self.staged.values()):
+            start.append(k.CopyWait())
+        return before, start
 
     def keep_values(self, phases: int) -> None:
         """Declare what stays on chip across the phases of a task."""
@@ -66,7 +169,10 @@ class LoopLowering(Values):
         if residency.reason:
             self.declarations.notes.append(f"loop {self.loop.number}: {residency.reason}")
         shared = residency.place is Place.SHARED
+        staged = {s.load.key for s in self.staged.values()}  # these are on chip anyway
         for held in residency.values:
+            if held.key in staged:
+                continue
             dtype = self.graph[held.key[0]].dtype
             name = self.fresh(f"{held.key[0]}_kept")
             kept = Kept(name, held.key, dtype, held.raw, shared, held.zone)
@@ -85,28 +191,27 @@ class LoopLowering(Values):
     def lower(self) -> k.Section:
         m = self.mapping
         phases = max((p.phase for p in self.places), default=0) + 1
-        self.keep_values(phases)
+        self.stage_loads(phases)
+        fetch_first, fetch_next = self.prefetch()
+        body = self.lower_body(phases)
         across = [p for p in self.places if p.span is Span.LOOP]
         before: list[k.Statement] = [
             k.Keep(kept.name, kept.dtype, self.kept_count(kept), kept.raw)
             for kept in self.kept.values()
             if not kept.shared
         ]
-        for place in across:
-            before.append(self.declare_state(place))
-        body: list[k.Statement] = list(self.task_indices())
-        for phase in range(phases):
-            body += self.lower_phase(phase)
-        once = m.tasks <= self.grid
+        before += self.loop_states
         # An odd number of exchanges starts the next task on the slot that the last one used; a Regional buffer is read
         # until the end of the task.
-        if not once and (self.exchanges % 2 or any(p.shared for p in self.places)):
+        if not self.once and (self.exchanges % 2 or any(p.shared for p in self.places)):
             body.append(
                 k.Barrier(
                     "block", "the next task writes the shared memory that this one still reads"
                 )
             )
-        loop = k.TaskLoop(m.tasks, once, tuple(body))
+        turns = any(s.shared for s in self.staged.values())
+        body = [*self.task_indices(), *fetch_next, *body]
+        loop = k.TaskLoop(m.tasks, self.once, tuple(body), turns)
         # Accumulators of blocks without a task hold identities; they only keep the barriers inside uniform.
         after: list[k.Statement] = list(self.reduce_across(across))
         for place in across:
@@ -119,8 +224,18 @@ class LoopLowering(Values):
             m.outer_threads,
             m.row_threads,
             m.col_threads,
-            (*kernel_zone, *before, loop, *after),
+            (*kernel_zone, *before, *fetch_first, loop, *after),
         )
+
+    def lower_body(self, phases: int) -> list[k.Statement]:
+        """The phases of a task, one after the other."""
+        self.keep_values(phases)
+        across = [p for p in self.places if p.span is Span.LOOP]
+        self.loop_states = [self.declare_state(place) for place in across]
+        body: list[k.Statement] = []
+        for phase in range(phases):
+            body += self.lower_phase(phase)
+        return body
 
     def task_indices(self) -> Iterator[k.Statement]:
         m = self.mapping

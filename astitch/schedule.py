@@ -34,7 +34,8 @@ class Schedule:
         Rule: as many as fill the device, where rows are long and few.
     keep: see Keep.  Rule: registers.
     elementwise_steps: vectors of one thread in a group without a reduce.  Rule: 2 where the device is full, else 1.
-    prefetch: load the first values of the next task before this one is worked on.  Rule: no.
+    prefetch: load what the next task needs before this one is worked on.  Rule: where a block has many tasks and its
+        threads wait for each other in each.
     persistent: no more blocks than the device holds at once, each with many tasks; False: a block for each task
         wherever no global barrier forbids it.  Rule: False.
     """
@@ -46,7 +47,7 @@ class Schedule:
     split: int | None = None
     keep: Keep = Keep.REGISTERS
     elementwise_steps: int | None = None
-    prefetch: bool = False
+    prefetch: bool | None = None
     persistent: bool = False
 
     def __str__(self) -> str:

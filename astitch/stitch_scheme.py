@@ -340,7 +340,9 @@ class _Arranger:
                 words += 1 if sums_rows else 0
         if row_reduces and len(group.roots) > 1:
             types = [array_of(self.graph[a]) for a in arrays]
-            words += sum(t.dtype.bytes / 4 for t in types if t.size >= size_of(space.atoms))
+            inputs = sum(t.dtype.bytes / 4 for t in types if t.size >= size_of(space.atoms))
+            # With sums over the rows a block has many tasks, and those of the next one are loaded ahead.
+            words += 2 * inputs if words else inputs
         return words
 
     def why_not_local(self, draft: _Draft, index: Index) -> str | None:

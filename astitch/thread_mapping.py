@@ -29,6 +29,10 @@ SPLIT_MIN_COLUMNS = 4096
 MAX_HELD_WORDS = 32
 """32-bit registers of a thread for the elements of a row that it holds from phase to phase, and for its column sums."""
 
+MAX_ROW_ELEMENTS = 32
+"""Elements of a row in one thread: narrow ones too are worked on as 32-bit values, and 64 of them left half of an
+H100's warps without registers (softmax of bf16)."""
+
 COALESCED_LANES = 8
 """Neighbouring threads that read one row at least, where it is long enough: 8 accesses of 16 bytes fill a line."""
 
@@ -249,6 +253,7 @@ def _map_rows(
     while threads < most and (
         rows * threads < busy
         or ceil_div(vectors, threads) * threads > vectors * 5 // 4
+        or ceil_div(vectors, threads) * vector > MAX_ROW_ELEMENTS
         or ceil_div(vectors, threads) * vector * space.held_words > MAX_HELD_WORDS
     ):
         threads *= 2

@@ -43,6 +43,25 @@ class Kept:
     zone: Zone
 
 
+@dataclass(frozen=True, slots=True)
+class VectorLoad:
+    """A vector that each step of a thread loads.  form: its position in the array `source`, over atoms."""
+
+    key: Key
+    source: str
+    form: Linear
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Where a VectorLoad lies when its task's turn comes: an Ahead in registers, or a ring of two in shared memory."""
+
+    load: VectorLoad
+    name: str
+    shared: bool
+
+
 @dataclass
 class Frame:
     statements: list[k.Statement] = field(default_factory=list)
@@ -63,6 +82,8 @@ class Values:
         self.conditionals: list[Frame] = []
         self.kept: dict[Key, Kept] = {}
         self.filled: set[Key] = set()
+        self.vector_loads: dict[tuple[str, Linear], VectorLoad] = {}
+        self.staged: dict[tuple[str, Linear], Staged] = {}
         self.evaluating: str = ""
         self.states: dict[str, str] = {}
         self.slots_of: dict[str, str] = {}
@@ -339,9 +360,14 @@ class Values:
                 base = Linear(
                     position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
                 )
-                self.emit(
-                    Zone.COLUMN, k.LoadVector(vector, dtype, array, base, self.mapping.vector)
-                )
+                width = self.mapping.vector
+                self.vector_loads[source, form] = VectorLoad(key, source, form, dtype)
+                staged = self.staged.get((source, form))
+                if staged is None:
+                    self.emit(Zone.COLUMN, k.LoadVector(vector, dtype, array, base, width))
+                else:
+                    at = self.staged_position(staged, ix.of_symbol(Symbol("turn", 2)))
+                    self.emit(Zone.COLUMN, k.TakeVector(vector, dtype, staged.name, at, width))
                 self.remember(Zone.COLUMN, ("vector", source, form), vector)
             return self.define(key, dtype, k.Lane(vector, dtype), Zone.LANE)
         position, zone = self.position(form)
@@ -467,6 +493,20 @@ class Values:
                 return  # -0.0 as the init of a sum: adding it changes nothing
         exprs = tuple(self.value(init, ())[0] for init in inits)
         self.emit(zone, k.Finish(state, count, reducer.number, exprs))
+
+    def staged_position(self, staged: Staged, turn: Linear) -> Linear:
+        """The number of the vector at which the nest stands: of the thread's own, or in the ring's half `turn`."""
+        m = self.mapping
+        step = ix.add(
+            ix.scale(ix.of_symbol(Symbol("k", m.row_steps)), m.col_steps),
+            ix.of_symbol(Symbol("l", m.col_steps)),
+        )
+        if not staged.shared:
+            return step
+        half = ix.scale(turn, m.row_steps * m.col_steps)
+        return ix.add(
+            ix.scale(ix.add(half, step), m.block), ix.of_symbol(Symbol("thread", m.block))
+        )
 
     # -- residency ---------------------------------------------------------------------------------------------
 

@@ -65,6 +65,36 @@ __device__ __forceinline__ Vec<T, N>& shared_vec(const Slot& slot, Index i)
     return *reinterpret_cast<Vec<T, N>*>(astitch_vector_address(slot, i, N));
 }
 
+// A vector from global to shared memory that arrives later; what a thread copies it reads itself, after copy_wait.
+// copy_commit ends a batch of copies, copy_wait<N> waits for all but the last N batches of this thread.
+template <class V, class T> __device__ __forceinline__ void copy_async(V* to, const T* source)
+{
+#if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 800
+    const unsigned address = unsigned(__cvta_generic_to_shared(to));
+    if constexpr (sizeof(V) == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(address), "l"(source) : "memory");
+        return;
+    } else if constexpr (sizeof(V) == 8 || sizeof(V) == 4) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                     : : "r"(address), "l"(source), "n"(int(sizeof(V))) : "memory");
+        return;
+    }
+#endif
+    *to = *reinterpret_cast<const V*>(source);
+}
+__device__ __forceinline__ void copy_commit()
+{
+#if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" : : : "memory");
+#endif
+}
+template <int PENDING> __device__ __forceinline__ void copy_wait()
+{
+#if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
+#endif
+}
+
 #include "types.cuh"
 #include "hlo_math.cuh"
 #include "collectives.cuh"

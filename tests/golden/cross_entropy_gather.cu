@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 512 threads, 192 B shared
+// stitch_0: grid 32 x 512 threads, 256 B shared
 //   reduce_max
 //   sub
 //   exp
@@ -39,10 +39,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_31_partial0_0,
     float* p_reduce_sum_31,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(192);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 128, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 64, 16);
+  ASTITCH_SHARED_ARENA(256);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 192, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 128, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 64, 16);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 1000 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -88,8 +89,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 256>(reduce_max_7_state_0, exchange_1_0);
-      reduce_consecutive<Reduce0, 256>(reduce_sum_29_state_0, exchange_0_1);
+      reduce_warps<Reduce1>(reduce_max_7_state_0, exchange_1_0);
+      reduce_warps<Reduce0>(reduce_sum_29_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce1, 256, false>(reduce_max_7_state_0, exchange_1_0);
+      combine_warps<Reduce0, 256, false>(reduce_sum_29_state_0, exchange_0_0);
       Reduce0::State reduce_sum_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
@@ -110,7 +114,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_7_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_7_state_0, exchange_0_1);
+      __syncthreads();
+      combine_warps<Reduce0, 256, false>(reduce_sum_7_state_0, exchange_0_1);
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       const float log_1_log_0 = hlo_log(reduce_sum_7);
       const bool ge_3_compare_0 = hlo_compare_ge(select_n_2_select_0, 0);
@@ -153,7 +159,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_sum_31_state_0, exchange_0_1);
+    reduce_warps<Reduce0>(reduce_sum_31_state_0, exchange_0_0__1);
+    __syncthreads();
+    combine_warps<Reduce0, 512, false>(reduce_sum_31_state_0, exchange_0_0__1);
     if (first < 32) {
       if (to < 1 && tx < 1) {
         p_reduce_sum_31_partial0_0[first] = store_as<float>(reduce_sum_31_state_0[0].f0);

@@ -77,7 +77,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce1, 256>(reduce_max_7_state_0, exchange_1_0);
+      reduce_warps<Reduce1>(reduce_max_7_state_0, exchange_1_0);
+      __syncthreads();
+      combine_warps<Reduce1, 256, false>(reduce_max_7_state_0, exchange_1_0);
       Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
@@ -101,7 +103,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_consecutive<Reduce0, 256>(reduce_sum_14_state_0, exchange_0_1);
+      reduce_warps<Reduce0>(reduce_sum_14_state_0, exchange_0_1);
+      __syncthreads();
+      combine_warps<Reduce0, 256, false>(reduce_sum_14_state_0, exchange_0_1);
       const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
       const float abs_1 = hlo_abs(reduce_sum_14);
       const float log_1 = hlo_log(abs_1);
@@ -155,7 +159,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_consecutive<Reduce0, 512>(reduce_sum_15_state_0, exchange_0_0);
+    reduce_warps<Reduce0>(reduce_sum_15_state_0, exchange_0_0);
+    __syncthreads();
+    combine_warps<Reduce0, 512, false>(reduce_sum_15_state_0, exchange_0_0);
     if (first < 24) {
       if (to < 1 && tx < 1) {
         p_reduce_sum_15_partial0_0[first] = store_as<float>(reduce_sum_15_state_0[0].f0);
