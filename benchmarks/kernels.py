@@ -1,267 +1,309 @@
-"""Memory-bound patterns: the generated kernels beside XLA's, in one run, on one GPU.
+"""The benchmark: memory-bound patterns by astitch and its peers, in one run on one GPU.
 
-`python -m benchmarks.kernels [NAME ...] [--json FILE]` prints microseconds, GB/s by least possible traffic, percent of
-the device-to-device copy measured in the same run, kernels, and the largest error against XLA relative to the largest
-result.
+`python -m benchmarks.kernels [NAME ...] --json FILE` measures and merges into FILE; `--report FILE ...` prints the
+tables and draws the plots without a GPU; `--patterns` lists what there is.  The whole suite in pieces of nine minutes:
+repeat `--json FILE --resume --seconds 500`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import statistics
+import datetime
+import importlib.metadata
+import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from astitch.compile import compile_hlo
-from astitch.executor import GpuExecutor
-from astitch.gpu import from_device
-
-F32, BF16 = jnp.float32, jnp.bfloat16
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """fn on arrays of `specs` (shape, dtype)."""
-
-    name: str
-    fn: Callable[..., Any]
-    specs: tuple[tuple[tuple[int, ...], Any], ...]
-
-
-def layer_norm(x: Any, gamma: Any, beta: Any) -> Any:
-    y = x.astype(F32)
-    mean = y.mean(-1, keepdims=True)
-    var = jnp.square(y - mean).mean(-1, keepdims=True)
-    return ((y - mean) * jax.lax.rsqrt(var + 1e-5) * gamma + beta).astype(x.dtype)
-
-
-def rms_norm(x: Any, gamma: Any) -> Any:
-    y = x.astype(F32)
-    return (y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-6) * gamma).astype(x.dtype)
-
-
-def backward(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Gradients of `fn` for all its arguments, given the gradient of its result last."""
-
-    def gradients(*arguments: Any) -> Any:
-        *inputs, upstream = arguments
-        return jax.vjp(fn, *inputs)[1](upstream)
-
-    return gradients
-
-
-def cross_entropy(logits: Any, labels: Any) -> Any:
-    def loss(z: Any) -> Any:
-        z = z.astype(F32)
-        picked = jnp.take_along_axis(z, labels[:, None], -1)[:, 0]
-        return (jax.nn.logsumexp(z, -1) - picked).mean()
-
-    return jax.value_and_grad(loss)(logits)
-
-
-def batch_norm_relu(x: Any, gamma: Any, beta: Any) -> Any:
-    mean = x.mean((0, 1, 2))
-    var = jnp.square(x - mean).mean((0, 1, 2))
-    y = jax.nn.relu((x - mean) * jax.lax.rsqrt(var + 1e-5) * gamma + beta)
-    return y, mean, var
-
-
-def group_norm(x: Any, gamma: Any, beta: Any) -> Any:
-    n, h, w, c = x.shape
-    g = x.reshape(n, h, w, 32, c // 32)
-    mean = g.mean((1, 2, 4), keepdims=True)
-    var = jnp.square(g - mean).mean((1, 2, 4), keepdims=True)
-    return ((g - mean) * jax.lax.rsqrt(var + 1e-5)).reshape(x.shape) * gamma + beta
-
-
-def softmax(x: Any) -> Any:
-    return jax.nn.softmax(x, -1)
-
-
-def clip_adam(tensors: int) -> Callable[..., Any]:
-    """Global-norm clip and Adam over `tensors` parameters: arguments p..., g..., m..., v..., step."""
-
-    def update(*arguments: Any) -> Any:
-        n = tensors
-        p, g, m, v = (arguments[i * n : (i + 1) * n] for i in range(4))
-        step = arguments[-1]
-        norm = jnp.sqrt(sum(jnp.square(x).sum() for x in g))
-        scale = jnp.minimum(1.0, 1.0 / (norm + 1e-6))
-        results: list[Any] = []
-        for pi, gi, mi, vi in zip(p, g, m, v, strict=True):
-            gs = gi * scale
-            mn = 0.9 * mi + 0.1 * gs
-            vn = 0.999 * vi + 0.001 * gs * gs
-            results += [
-                pi - 1e-3 * (mn / (1 - 0.9**step)) / (jnp.sqrt(vn / (1 - 0.999**step)) + 1e-8),
-                mn,
-                vn,
-            ]
-        return tuple(results)
-
-    return update
-
-
-BERT_LAYER = (
-    ((768, 768),) * 4 + ((768,),) * 4 + ((768, 3072), (3072,), (3072, 768), (768,)) + ((768,),) * 4
+from astitch.ir import Graph
+from astitch.ops import OPS, Kind
+from benchmarks import peers
+from benchmarks.patterns import DTYPES, PATTERNS, SIZES, Case, choose_cases
+from benchmarks.results import (
+    HEADER,
+    LEGEND,
+    NOTHING,
+    Results,
+    Row,
+    Run,
+    describe,
+    format_means,
+    format_results,
+    format_row,
+    format_run,
+    load_results,
+    save_results,
 )
-PATTERNS = (
-    Pattern("softmax f32 8192x8192", softmax, (((8192, 8192), F32),)),
-    Pattern("softmax bf16 32768x4096", softmax, (((32768, 4096), BF16),)),
-    Pattern("softmax f32 64x1048576", softmax, (((64, 1048576), F32),)),
-    Pattern("softmax f32 750000x32", softmax, (((750000, 32), F32),)),
-    Pattern("softmax f32 64x30000", softmax, (((64, 30000), F32),)),
-    Pattern("layer norm bf16 32768x4096", layer_norm, (((32768, 4096), BF16), ((4096,), F32), ((4096,), F32))),
-    Pattern(
-        "layer norm backward bf16 32768x4096",
-        backward(layer_norm),
-        (((32768, 4096), BF16), ((4096,), F32), ((4096,), F32), ((32768, 4096), BF16)),
-    ),
-    Pattern("rms norm bf16 32768x4096", rms_norm, (((32768, 4096), BF16), ((4096,), F32))),
-    Pattern(
-        "rms norm backward bf16 32768x4096",
-        backward(rms_norm),
-        (((32768, 4096), BF16), ((4096,), F32), ((32768, 4096), BF16)),
-    ),
-    Pattern("cross-entropy bf16 8192x50304", cross_entropy, (((8192, 50304), BF16), ((8192,), jnp.int32))),
-    Pattern(
-        "batch-norm + relu f32 64x56x56x256",
-        batch_norm_relu,
-        (((64, 56, 56, 256), F32), ((256,), F32), ((256,), F32)),
-    ),
-    Pattern("column sum bf16 65536x1024", lambda x: x.astype(F32).sum(0), (((65536, 1024), BF16),)),
-    Pattern("bias + gelu bf16 8192x16384", lambda x, b: jax.nn.gelu(x + b), (((8192, 16384), BF16), ((16384,), BF16))),
-    Pattern("group-norm f32 32x64x64x512", group_norm, (((32, 64, 64, 512), F32), ((512,), F32), ((512,), F32))),
-    Pattern(
-        "clip + adam, 192 tensors",
-        clip_adam(192),
-        (*(((shape, F32)) for shape in BERT_LAYER * 12 * 4), ((), F32)),
-    ),
-)  # fmt: skip
+from benchmarks.timing import Runner, measure_gpu, measure_limits, measure_wall
+
+MOST_FLOAT64_BYTES = 8 << 30
+"""The reference computes in f64 up to this size of its arguments, and up to MOST_FLOAT64_ARGUMENTS of them."""
+
+MOST_FLOAT64_ARGUMENTS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measured pattern; times in microseconds, medians."""
-
-    name: str
-    kernels: int
-    barriers: int
-    astitch_us: float
-    xla_us: float
-    gbs: float
-    percent_of_copy: float
-    error: float
+# ---- what a case costs -------------------------------------------------------------------------------------------
 
 
-def make_arguments(pattern: Pattern, seed: int = 0) -> list[Any]:
-    key = jax.random.key(seed)
-    made = []
-    for number, (shape, dtype) in enumerate(pattern.specs):
-        sub = jax.random.fold_in(key, number)
-        if dtype == jnp.int32:
-            made.append(jax.random.randint(sub, shape, 0, 1000, dtype))
-        elif shape == ():
-            made.append(jnp.asarray(3.0, dtype))
-        else:
-            made.append(jax.random.uniform(sub, shape, F32, 0.1, 1.0).astype(dtype))
-    return made
+def count_flops(graph: Graph) -> int:
+    """Operations by astitch's op table (an exponential counts 20): element-wise ops and reductions."""
+    total = 0
+    for node in graph:
+        row = OPS[node.op]
+        if row.kind is Kind.ELEMENTWISE:
+            total += row.flops * node.array.size
+        elif row.kind is Kind.REDUCE:
+            operand = graph[node.operands[0]].array
+            total += operand.size * max(1, count_flops(node.regions[0]))
+    return total
 
 
-def time_us(
-    run: Callable[[], Any], finish: Callable[[Any], None], repeats: int = 7, inner: int = 10
-) -> float:
-    """Median over `repeats` of the mean of `inner` calls issued back to back."""
-    finish(run())
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(inner):
-            last = run()
-        finish(last)
-        times.append((time.perf_counter() - start) / inner * 1e6)
-    return statistics.median(times)
+# ---- right and wrong ---------------------------------------------------------------------------------------------
 
 
-def measure_copy_gbs() -> float:
-    """Device-to-device copy of 1 GiB: bytes read plus written, 1e9 a second."""
-    import cupy
+def compute_reference(case: Case, arguments: Sequence[jax.Array]) -> tuple[list[jax.Array], str]:
+    """The case's own function in f64 on the same device; XLA's result where that is too large."""
+    floats = [a for a in arguments if jnp.issubdtype(a.dtype, jnp.floating)]
+    size = sum(a.size * 8 for a in floats)
+    if size > MOST_FLOAT64_BYTES or len(arguments) > MOST_FLOAT64_ARGUMENTS:
+        return jax.tree.leaves(jax.jit(case.fn)(*arguments)), "xla"
+    with jax.enable_x64(True):
+        wide = [
+            a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arguments
+        ]
+        return jax.tree.leaves(jax.jit(case.fn)(*wide)), "float64"
 
-    a = cupy.zeros(1 << 28, cupy.float32)
-    b = cupy.empty_like(a)
-    us = time_us(
-        lambda: b.data.copy_from_device_async(a.data, a.nbytes, cupy.cuda.Stream.null),
-        lambda _: cupy.cuda.Device().synchronize(),
-    )
-    return 2 * a.nbytes / us / 1e3
+
+@jax.jit
+def _largest(got: jax.Array, want: jax.Array) -> tuple[jax.Array, jax.Array]:
+    got, want = got.astype(jnp.float64), want.astype(jnp.float64)
+    return jnp.abs(got - want).max(initial=0), jnp.abs(want).max(initial=0)
 
 
-def measure(pattern: Pattern, copy_gbs: float) -> Row:
-    import cupy
+def relative_error(got: Sequence[jax.Array], want: Sequence[jax.Array]) -> float:
+    """The largest difference of a result over the largest element of it; infinite where either has a NaN."""
+    worst = 0.0
+    with jax.enable_x64(True):
+        for g, w in zip(got, want, strict=True):
+            difference, largest = (float(x) for x in _largest(g, w))
+            ratio = difference / max(largest, 1e-30)
+            worst = max(worst, ratio if ratio == ratio else float("inf"))
+    return worst
 
-    arguments = make_arguments(pattern)
-    jitted = jax.jit(pattern.fn, keep_unused=True)
-    lowered = jitted.lower(*arguments)
-    program = compile_hlo(
-        lowered.compiler_ir("hlo").as_serialized_hlo_module_proto(), gpu=from_device()
-    ).program
-    want = [np.asarray(x, np.float64) for x in jax.tree.leaves(jitted(*arguments))]
-    xla_us = time_us(lambda: jitted(*arguments), lambda out: jax.block_until_ready(out))
-    executor = GpuExecutor(program)
-    got = [x.to_numpy().astype(np.float64) for x in executor.run(arguments)]
-    error = max(
-        float(np.abs(a - b).max() / (np.abs(b).max() + 1e-30))
-        for a, b in zip(got, want, strict=True)
-    )
-    us = time_us(lambda: executor.run(arguments), lambda _: cupy.cuda.Device().synchronize())
-    traffic = sum(math.prod(s) * np.dtype(d).itemsize for s, d in pattern.specs)
-    traffic += sum(v.type.bytes for v in program.outputs)
-    gbs = traffic / us / 1e3
-    barriers = sum(k.global_barriers for k in program.kernels)
+
+# ---- measuring ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A row while it is measured."""
+
+    notes: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    astitch: dict[str, Any] = field(default_factory=dict)
+    runners: list[Runner] = field(default_factory=list)
+
+
+def measure_case(case: Case, chosen: Sequence[str], run: str, batches: int) -> Row:
+    """One row.  What a peer cannot do becomes a note; nothing is raised for it."""
+    arguments = case.make_arguments()
+    jax.block_until_ready(arguments)
+    draft = _Draft()
+    reference, kind = compute_reference(case, arguments)
+    try:
+        compiled = peers.compile_astitch(case, arguments)
+        draft.astitch = describe_program(compiled)
+        for runner in peers.prepare_astitch(compiled, arguments):
+            _accept(draft, case, runner, reference)
+    except Exception as error:  # a case that astitch cannot do is a result
+        draft.notes["astitch"] = describe(error)
+    for name in chosen:
+        try:
+            _accept(draft, case, peers.prepare_runner(name, case, arguments), reference)
+        except Exception as error:  # so is what a peer cannot do
+            draft.notes[name] = describe(error)
+    del reference
+    wall_us = measure_wall(draft.runners, batches)
+    gpu_us = measure_gpu(draft.runners, wall_us, batches)
     return Row(
-        pattern.name, len(program.kernels), barriers, us, xla_us, gbs, 100 * gbs / copy_gbs, error
+        case.pattern,
+        case.size,
+        case.dtype,
+        case.title,
+        run,
+        case.traffic_bytes,
+        wall_us=wall_us,
+        gpu_us=gpu_us,
+        errors=draft.errors,
+        reference=kind,
+        notes=draft.notes,
+        **draft.astitch,
     )
+
+
+def describe_program(compiled: Any) -> dict[str, Any]:
+    """The row's fields that say what astitch made of a case."""
+    program = compiled.program
+    return {
+        "flops": count_flops(compiled.compilation.graph),
+        "kernels": len(program.kernels),
+        "barriers": sum(kernel.global_barriers for kernel in program.kernels),
+        "other_steps": peers.list_reference_steps(program),
+    }
+
+
+def _accept(draft: _Draft, case: Case, runner: Runner, reference: Sequence[jax.Array]) -> None:
+    """One call, compared; from then on the runner takes part."""
+    results = runner.call()
+    runner.wait(results)
+    alike = runner.name.startswith(("astitch", "xla")) or not case.built.random
+    if alike:
+        draft.errors[runner.name] = relative_error(runner.flatten(results), reference)
+    draft.runners.append(runner)
+
+
+def describe_machine() -> Run:
+    """The GPU that CuPy sees, measured, and the versions of what is installed."""
+    import cupy
+
+    limits = measure_limits()
+    device = cupy.cuda.Device()
+    name = cupy.cuda.runtime.getDeviceProperties(device.id)["name"].decode()
+    versions = {}
+    for package in ("jax", "torch", "liger-kernel", "cupy-cuda13x", "cupy-cuda12x", "numpy"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Run(
+        date, name, read_driver_version(), versions, limits.copy_gbs, limits.l2_copy_gbs, limits.fma_gflops
+    )  # fmt: skip
+
+
+def read_driver_version() -> str:
+    """The kernel module's version, as the driver's own file says it."""
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().split()
+    except OSError:
+        return "unknown"
+    return next((w for w in words if w[0].isdigit() and "." in w), "unknown")
+
+
+# ---- the command line --------------------------------------------------------------------------------------------
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kernels",
+        description="Memory-bound patterns by astitch, XLA, torch.compile and Liger on one GPU.",
+    )
+    parser.add_argument("names", nargs="*", help="only patterns whose name contains one of these")
+    parser.add_argument("--sizes", default=",".join(SIZES), help="of tiny,small,medium,full")
+    parser.add_argument("--dtypes", default=",".join(DTYPES), help="of f32,bf16")
+    parser.add_argument(
+        "--peers",
+        default=",".join(peers.DEFAULT_PEERS),
+        help=f"of {','.join(peers.PEERS)}; '' for none",
+    )
+    parser.add_argument("--quick", action="store_true", help="3 batches instead of 9")
+    parser.add_argument("--seconds", type=float, help="start no case after this many")
+    parser.add_argument("--json", type=Path, help="merge the rows into this file, after each case")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out the cases that the --json file has"
+    )
+    parser.add_argument(
+        "--report", type=Path, nargs="+", metavar="FILE", help="print these files instead"
+    )
+    parser.add_argument("--plots", type=Path, default=Path("docs"), help="folder of the plots")
+    parser.add_argument("--patterns", action="store_true", help="list the patterns and stop")
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
-    parser.add_argument("names", nargs="*", help="only patterns whose name contains one of these")
-    parser.add_argument("--json", type=Path)
+    parser = make_parser()
     options = parser.parse_args(arguments)
-    copy_gbs = measure_copy_gbs()
-    print(f"{from_device().name}, jax {jax.__version__}, copy {copy_gbs:.0f} GB/s")
-    print(
-        f"{'pattern':38} {'kernels':>7} {'astitch us':>10} {'XLA us':>9} {'x':>5} {'GB/s':>6} {'%copy':>6} {'error':>8}"
-    )
-    rows = []
-    for pattern in PATTERNS:
-        if options.names and not any(n in pattern.name for n in options.names):
-            continue
+    if options.patterns:
+        print(list_patterns())
+        return
+    if options.report:
+        report(options.report, options.plots)
+        return
+    chosen = _split(parser, options.peers, peers.PEERS)
+    sizes = _split(parser, options.sizes, ("tiny", *SIZES))
+    cases = choose_cases(tuple(options.names), sizes, _split(parser, options.dtypes, tuple(DTYPES)))
+    if not cases:
+        parser.error("no pattern of that name: --patterns lists them")
+    if options.resume and options.json and options.json.exists():
+        done = load_results(options.json).rows
+        cases = [case for case in cases if case.key not in done]
+    measure_cases(cases, chosen, options)
+
+
+def _split(parser: argparse.ArgumentParser, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    words = tuple(word for word in text.split(",") if word)
+    for word in words:
+        if word not in known:
+            parser.error(f"{word!r} is none of {', '.join(known)}")
+    return words
+
+
+def measure_cases(cases: Sequence[Case], chosen: Sequence[str], options: Any) -> None:
+    """Measures, prints and saves case by case."""
+    start = time.perf_counter()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # peers share the device
+    for peer, lack in peers.missing_packages(chosen).items():
+        print(f"{peer} is left out: {lack}")
+        chosen = [name for name in chosen if name != peer]
+    run = describe_machine()
+    print(f"{format_run(run)}\n\n{LEGEND}\n\n{HEADER}", flush=True)
+    results = NOTHING
+    for number, case in enumerate(cases):
+        if options.seconds is not None and time.perf_counter() - start > options.seconds:
+            print(f"{len(cases) - number} cases were not started: run again with --resume")
+            break
         try:
-            row = measure(pattern, copy_gbs)
-        except Exception as error:
-            print(f"{pattern.name:38} {type(error).__name__}: {str(error)[:300]}", flush=True)
+            row = measure_case(case, chosen, run.date, 3 if options.quick else 9)
+        except Exception as error:  # out of memory, say: the other cases go on
+            print(f"{case.key}: {describe(error)}", flush=True)
             continue
-        rows.append(row)
-        print(
-            f"{row.name:38} {row.kernels:3}+{row.barriers:<3} {row.astitch_us:10.1f} {row.xla_us:9.1f} "
-            f"{row.xla_us / row.astitch_us:5.2f} {row.gbs:6.0f} {row.percent_of_copy:6.1f} {row.error:8.1e}",
-            flush=True,
-        )
-    if rows:
-        mean = math.exp(statistics.fmean(math.log(r.xla_us / r.astitch_us) for r in rows))
-        print(f"geometric mean over XLA: {mean:.2f}x")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in rows], indent=2))
+        finally:
+            peers.release_memory()
+        results = results.merge(Results({run.date: run}, {row.key: row}))
+        print(format_row(row, run.copy_gbs), flush=True)
+        if options.json:
+            save_results(options.json, results)
+    print("", *format_means(list(results.rows.values())), sep="\n")
+    print(f"{len(results.rows)} cases in {time.perf_counter() - start:.0f} s")
+
+
+def list_patterns() -> str:
+    """Each pattern with its sizes and least traffic in f32."""
+    lines = []
+    for pattern in PATTERNS:
+        lines.append(f"{pattern.name}: {pattern.about}")
+        for size in SIZES:
+            case = pattern.case(size, "f32")
+            lines.append(f"    {size:7} {case.title:24} {case.traffic_bytes / 1e6:10.2f} MB")
+    return "\n".join(lines)
+
+
+def report(files: Sequence[Path], folder: Path) -> None:
+    """Prints the merged files and draws the plots into the folder."""
+    from benchmarks.roofline import draw_plots
+
+    results = NOTHING
+    for file in files:
+        results = results.merge(load_results(file))
+    print(format_results(results))
+    print()
+    for path in draw_plots(results, folder):
+        print(path)
 
 
 if __name__ == "__main__":

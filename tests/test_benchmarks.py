@@ -1,0 +1,394 @@
+"""The benchmark without a GPU: every pattern compiles and is right, traffic, merging, tables, plots, the sweep."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from astitch.compile import compile_hlo
+from astitch.hlo_import import import_hlo
+from astitch.host_engine import HostEngine
+from benchmarks import kernels, peers, timing
+from benchmarks.patterns import DTYPES, ON_CHIP_BYTES, PATTERNS, SIZES, Case, Pattern, choose_cases
+from benchmarks.results import (
+    NOTHING,
+    Results,
+    Row,
+    Run,
+    format_means,
+    format_results,
+    geometric_mean,
+    load_results,
+    save_results,
+    tolerance,
+)
+from benchmarks.timing import Runner
+from tests.hlo_runner import lower
+
+BENCHMARKS = Path(kernels.__file__).parent
+TINY = [p.case("tiny", ("f32", "bf16")[i % 2]) for i, p in enumerate(PATTERNS)]
+"""Each pattern in one of the dtypes."""
+
+
+def lower_for_cuda(case: Case) -> bytes:
+    specs = [argument.spec for argument in case.arguments]
+    traced = jax.jit(case.fn, keep_unused=True).trace(*specs)
+    hlo = traced.lower(lowering_platforms=("cuda",)).compiler_ir("hlo")
+    return bytes(hlo.as_serialized_hlo_module_proto())
+
+
+def row_of(case: Case, astitch_us: float, run: str = "2026-01-01", **peer_us: float) -> Row:
+    times = {"astitch": astitch_us, **peer_us}
+    return Row(
+        case.pattern,
+        case.size,
+        case.dtype,
+        case.title,
+        run,
+        case.traffic_bytes,
+        flops=10 * case.traffic_bytes,
+        kernels=1,
+        wall_us=times,
+        gpu_us={name: us / 2 for name, us in times.items()},
+        errors={"astitch": 1e-7},
+        reference="float64",
+    )
+
+
+def run_of(date: str) -> Run:
+    return Run(date, "a GPU", "1.2", {"jax": "1"}, 3000.0, 5000.0, 60000.0)
+
+
+# ---- patterns ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.pattern}-{case.dtype}")
+def test_pattern_compiles_for_an_h100_and_agrees_with_float64(case: Case) -> None:
+    arguments = case.make_arguments()
+    compilation = compile_hlo(lower_for_cuda(case), gpu="h100")
+    got = HostEngine(compilation.program).run([np.asarray(a) for a in arguments])
+    want, kind = kernels.compute_reference(case, arguments)
+    error = kernels.relative_error([jax.device_put(a) for a in got], want)
+    row = dataclasses.replace(row_of(case, 1.0), reference=kind)
+    assert kind == "float64"
+    assert error <= tolerance(row)
+    assert [(a.shape, a.dtype) for a in got] == [(r.shape, r.dtype) for r in case.results]
+    # Statistics of copies and sums would be 0: every pattern computes something.
+    assert kernels.count_flops(compilation.graph) > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.name)
+def test_pattern_has_growing_traffic_of_its_dtype(pattern: Pattern, dtype: str) -> None:
+    cases = [pattern.case(size, dtype) for size in ("tiny", *SIZES)]
+    traffic = [case.traffic_bytes for case in cases]
+    assert traffic == sorted(set(traffic))
+    assert any(a.dtype == DTYPES[dtype] for a in cases[-1].arguments)
+    assert all(0 <= a.read_bytes <= a.bytes for case in cases for a in case.arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "bytes_"),
+    [
+        ("softmax", "f32", 2 * 8192 * 8192 * 4),
+        ("layer_norm", "bf16", 2 * 32768 * 4096 * 2 + 2 * 4096 * 4),
+        # beta's value is not needed
+        ("layer_norm_backward", "bf16", 3 * 32768 * 4096 * 2 + 3 * 4096 * 4),
+        ("cross_entropy", "bf16", 2 * 8192 * 50304 * 2 + 8192 * 4 + 4),
+        ("column_sum", "bf16", 65536 * 1024 * 2 + 1024 * 4),
+        ("quantise_f8", "bf16", 8192 * 16384 * 3 + 4 + 8192 * 16384 * 2 - ON_CHIP_BYTES),
+        ("causal_softmax", "f32", 128 * 4 * (1024 * 1025 // 2 + 1024 * 1024)),
+        ("rope", "bf16", 4 * 8 * 2048 * 32 * 128 * 2 + 2 * 2048 * 64 * 4),
+    ],
+)
+def test_traffic_of_full_size(name: str, dtype: str, bytes_: int) -> None:
+    (pattern,) = [p for p in PATTERNS if p.name == name]
+    assert pattern.case("full", dtype).traffic_bytes == bytes_
+
+
+def test_clip_adam_is_the_bert_of_151_million() -> None:
+    (pattern,) = [p for p in PATTERNS if p.name == "clip_adam"]
+    case = pattern.case("full", "f32")
+    assert case.title == "192 tensors, 151 M"
+    assert len(case.built.donate) == 3 * 192
+    results = [(r.shape, r.dtype) for r in case.results]
+    assert results == [(case.arguments[i].shape, np.float32) for i in case.built.donate]
+
+
+def test_arguments_are_drawn_as_said() -> None:
+    for case in TINY:
+        for array, argument in zip(case.make_arguments(), case.arguments, strict=True):
+            assert (array.shape, array.dtype) == (argument.shape, argument.dtype)
+            if argument.draw == "index":
+                assert 0 <= int(array.min()) <= int(array.max()) < argument.limit
+
+
+def test_names_choose_by_part() -> None:
+    cases = choose_cases(("softmax_",), ("small",), ("f32",))
+    assert [c.key for c in cases[:2]] == ["softmax_4096|small|f32", "softmax_long|small|f32"]
+    assert len(choose_cases()) == len(PATTERNS) * len(SIZES) * len(DTYPES)
+
+
+def test_dropout_draws_the_same_mask_in_float64() -> None:
+    (pattern,) = [p for p in PATTERNS if p.name == "dropout_add_layer_norm"]
+    case = pattern.case("small", "f32")
+    arguments = case.make_arguments()
+    want, _ = kernels.compute_reference(case, arguments)
+    assert kernels.relative_error([jax.jit(case.fn)(*arguments)], want) < 1e-5
+
+
+# ---- peers -------------------------------------------------------------------------------------------------------
+
+
+def parameters_by_name(path: Path) -> dict[str, int]:
+    """Top-level functions of a module that cannot be imported here, with their number of parameters; -1: any."""
+    found: dict[str, int] = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = -1 if node.args.vararg else len(node.args.args)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            for target in node.targets:
+                if isinstance(target, ast.Name) and node.value.id in found:
+                    found[target.id] = found[node.value.id]
+    return found
+
+
+def test_torch_has_every_pattern_with_its_arguments() -> None:
+    torch_functions = parameters_by_name(BENCHMARKS / "torch_patterns.py")
+    for case in TINY:
+        assert torch_functions[case.pattern] in (-1, len(case.arguments)), case.pattern
+
+
+def test_liger_functions_are_those_of_patterns_with_their_arguments() -> None:
+    counts = {case.pattern: len(case.arguments) for case in TINY}
+    functions = parameters_by_name(BENCHMARKS / "liger_patterns.py")
+    assert {f.removeprefix("prepare_") for f in functions} <= set(counts)
+    assert "prepare_cross_entropy" in functions
+    for name, count in functions.items():
+        assert counts[name.removeprefix("prepare_")] == count, name
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.pattern}-{case.dtype}")
+def test_torch_function_agrees_with_the_pattern(case: Case) -> None:
+    torch = pytest.importorskip("torch")
+    from benchmarks import torch_patterns
+
+    arguments = case.make_arguments()
+    # Copies: the fused optimizer overwrites its arguments.
+    tensors = [None if t is None else t.clone() for t in peers.hand_to_torch(case, arguments)]
+    with torch.no_grad():
+        got = peers.flatten_torch(getattr(torch_patterns, case.pattern)(*tensors))
+    want, _ = kernels.compute_reference(case, arguments)
+    assert [(a.shape, a.dtype) for a in got] == [(r.shape, r.dtype) for r in case.results]
+    if not case.built.random:
+        assert kernels.relative_error(got, want) <= tolerance(row_of(case, 1.0))
+
+
+def test_absent_peers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    lacking = peers.missing_packages(("xla", "torch", "liger"))
+    assert lacking == {"torch": "no torch here", "liger": "no torch and no liger_kernel here"}
+
+
+def test_donated_state_goes_from_call_to_call() -> None:
+    (case,) = choose_cases(("clip_adam",), ("tiny",), ("f32",))
+    arguments = case.make_arguments()
+    runner = peers.prepare_xla_donated(case, arguments)
+    first = [np.asarray(a) for a in runner.call()]
+    second = [np.asarray(a) for a in runner.call()]
+    want = jax.tree.leaves(jax.jit(case.fn)(*first, *arguments[len(first) :]))
+    for got, expected in zip(second, want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    with pytest.raises(peers.NotMeasured, match="nothing to donate"):
+        peers.prepare_xla_donated(TINY[0], TINY[0].make_arguments())
+
+
+# ---- measuring ---------------------------------------------------------------------------------------------------
+
+
+def test_flops_count_elements_and_reductions() -> None:
+    graph = import_hlo(lower(lambda x: (x + 1).sum(1), np.zeros((4, 8), np.float32)))
+    assert kernels.count_flops(graph) == 4 * 8 + 4 * 8
+
+
+def test_error_of_nan_is_infinite() -> None:
+    bad = jax.numpy.asarray([1.0, np.nan])
+    assert kernels.relative_error([bad], [jax.numpy.ones(2)]) == float("inf")
+
+
+def test_runners_take_turns() -> None:
+    log: list[str] = []
+
+    def runner(name: str) -> Runner:
+        return Runner(
+            name, lambda: log.append(name), lambda _: log.append(f"{name}."), lambda _: []
+        )
+
+    times = timing.measure_wall([runner("a"), runner("b")], batches=3)
+    assert set(times) == {"a", "b"}
+    assert [entry for entry in log if entry.endswith(".")][-6:] == ["a.", "b."] * 3
+
+
+def test_calls_of_a_batch_are_bounded() -> None:
+    assert timing.choose_calls(0.1, 4000, 200) == 200
+    assert timing.choose_calls(1000, 4000, 200) == 4
+    assert timing.choose_calls(1e6, 4000, 200) == 1
+
+
+def use_host_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """astitch's runner through the emulation, and no GPU time: what `measure_case` needs a GPU for."""
+
+    def prepare(compiled: Any, arguments: Any) -> tuple[Runner]:
+        def run() -> Any:
+            return compiled(*arguments)
+
+        return (Runner("astitch", run, jax.block_until_ready, jax.tree.leaves),)
+
+    def xla(case: Case, arguments: Any) -> Runner:
+        return dataclasses.replace(prepare_xla(case, arguments), time_queued=None)
+
+    prepare_xla = peers.prepare_xla
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    monkeypatch.setattr(peers, "prepare_astitch", prepare)
+    monkeypatch.setattr(peers, "prepare_xla", xla)
+
+
+def test_case_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_host_engine(monkeypatch)
+    (case,) = choose_cases(("column_sum",), ("tiny",), ("bf16",))
+    row = kernels.measure_case(case, ("xla", "xla-donated"), "now", batches=1)
+    assert set(row.wall_us) == {"astitch", "xla"}
+    assert row.errors["astitch"] < 1e-5
+    assert row.kernels == 1
+    assert row.flops > 0
+    assert row.notes == {"xla-donated": "NotMeasured: nothing to donate"}
+
+
+def test_large_case_on_the_reference_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    monkeypatch.setattr(peers, "MOST_REFERENCE_BYTES", 0)
+    monkeypatch.setattr(peers, "list_reference_steps", lambda program: ["sort"])
+    case = TINY[0]
+    with pytest.raises(peers.NotMeasured, match="NumPy reference: sort"):
+        peers.compile_astitch(case, case.make_arguments())
+
+
+def test_command_measures_saves_and_resumes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_host_engine(monkeypatch)
+    monkeypatch.setattr(kernels, "describe_machine", lambda: run_of("2026-01-02"))
+    file = tmp_path / "results.json"
+    command = ["column_sum", "bias_gelu", "--sizes", "tiny", "--dtypes", "f32", "--peers", "xla"]
+    kernels.main([*command, "--quick", "--json", str(file)])
+    assert set(load_results(file).rows) == {"column_sum|tiny|f32", "bias_gelu|tiny|f32"}
+    assert "geometric mean of" in capsys.readouterr().out
+    kernels.main([*command, "--quick", "--json", str(file), "--resume"])
+    assert "0 cases in" in capsys.readouterr().out
+    kernels.main([*command, "--seconds", "0", "--peers", ""])
+    assert "2 cases were not started" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--sizes", "huge"], ["--dtypes", "f64"], ["--peers", "tvm"], ["no_such_pattern"]]
+)
+def test_command_refuses_what_it_does_not_know(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        kernels.main(arguments)
+    assert caught.value.code == 2
+
+
+def test_patterns_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    kernels.main(["--patterns"])
+    out = capsys.readouterr().out
+    for pattern in PATTERNS:
+        assert f"{pattern.name}: {pattern.about}" in out
+    assert "536.87 MB" in out
+
+
+# ---- results -----------------------------------------------------------------------------------------------------
+
+
+def test_speedups_take_the_better_xla_and_the_best_peer() -> None:
+    row = row_of(TINY[0], 10.0, **{"xla": 30.0, "xla-donated": 20.0, "liger": 15.0})
+    assert row.speedup_over_xla("wall_us") == 2.0
+    assert row.speedup_over_best("wall_us") == 1.5
+    assert row.best_peer("wall_us") == "liger"
+    alone = row_of(TINY[0], 10.0, **{"astitch.jit": 5.0})
+    assert alone.speedup_over_best("wall_us") is None
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+
+
+def test_files_merge_by_case_and_keep_the_later_run(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    first, second = TINY[0], TINY[1]
+    old = {
+        "one": row_of(first, 10.0, "2026-01-01", xla=1.0),
+        "two": row_of(second, 7.0, "2026-01-01"),
+    }
+    save_results(
+        file, Results({"2026-01-01": run_of("2026-01-01")}, {r.key: r for r in old.values()})
+    )
+    new = row_of(first, 20.0, "2026-01-02")
+    save_results(file, Results({"2026-01-02": run_of("2026-01-02")}, {new.key: new}))
+    merged = load_results(file)
+    assert merged.rows[first.key].wall_us == {"astitch": 20.0}
+    assert merged.rows[second.key].wall_us == {"astitch": 7.0}
+    assert set(merged.runs) == {"2026-01-01", "2026-01-02"}
+    stale = Results(
+        {"2025-01-01": run_of("2025-01-01")}, {first.key: row_of(first, 1.0, "2025-01-01")}
+    )
+    assert merged.merge(stale) == merged
+    assert NOTHING.merge(merged) == merged
+
+
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps([1, 2]))
+    with pytest.raises(ValueError, match="holds no results"):
+        load_results(file)
+
+
+def test_table_shows_ratios_bandwidth_and_what_is_missing() -> None:
+    good = dataclasses.replace(
+        row_of(TINY[0], 10.0, xla=20.0, torch=15.0), traffic_bytes=15_000_000
+    )
+    failed = dataclasses.replace(
+        row_of(TINY[1], 10.0), wall_us={"xla": 5.0}, gpu_us={}, notes={"astitch": "Boom: no"}
+    )
+    wrong = dataclasses.replace(row_of(TINY[2], 10.0, xla=5.0), errors={"astitch": 0.5})
+    results = Results(
+        {"2026-01-01": run_of("2026-01-01")}, {r.key: r for r in (good, failed, wrong)}
+    )
+    text = format_results(results)
+    (line,) = [s for s in text.splitlines() if s.startswith(f"{good.pattern} ")]
+    assert " 1.50   2.00   1500   50.0 " in line
+    assert "astitch: Boom: no" in text
+    assert "not in the means: 1 cases" in text
+    assert f"{wrong.key}: astitch 5.0e-01" in text
+    means = format_means([good, wrong])
+    # over XLA: sqrt(2 * 0.5); over the best: sqrt(1.5 * 0.5)
+    assert [cell for cell in means[1].split() if "." in cell] == ["0.866", "1.000"] * 2
+
+
+def test_report_prints_and_draws_without_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "results.json"
+    rows = [row_of(case, 10.0 + i, xla=12.0, liger=30.0) for i, case in enumerate(TINY)]
+    save_results(file, Results({"2026-01-01": run_of("2026-01-01")}, {r.key: r for r in rows}))
+    kernels.main(["--report", str(file), "--plots", str(tmp_path / "plots")])
+    out = capsys.readouterr().out
+    assert "geometric mean of" in out
+    for name in ("roofline", "speedups"):
+        png, svg = (tmp_path / "plots" / f"{name}.{end}" for end in ("png", "svg"))
+        assert str(png) in out
+        assert png.read_bytes().startswith(b"\x89PNG")
+        assert "</svg>" in svg.read_text()
