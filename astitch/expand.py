@@ -1,14 +1,18 @@
 """Graph -> Graph: scatters and windows as ops that a kernel can hold.
 
 A scatter that writes each element at most once is a select over its result: every element looks whether
-the one update that may be meant for it is.  Needs a simplified graph and hands on a simplified one; an op
-for which the graph does not prove what its rule asks for stays, and runs through the reference.
+the one update that may be meant for it is.  A small window is a combination of shifted slices, a window
+that reaches back to the start (cumsum) one of a doubling number of them.  Needs a simplified graph and
+hands on a simplified one; an op for which the graph does not prove what a rule asks for stays, and runs
+through the reference.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,18 +21,29 @@ from astitch.ir import (
     BroadcastAttrs,
     CompareAttrs,
     ConstantAttrs,
+    DimensionsAttrs,
     DType,
     Graph,
     IotaAttrs,
     Literal,
+    NoAttrs,
     Node,
     PadAttrs,
     ScatterAttrs,
     SliceAttrs,
     TransposeAttrs,
+    WindowAttrs,
+    WindowDimension,
 )
-from astitch.ops import OPS, Kind
-from astitch.simplify import Draft, Log, group_dimensions, keep_live_nodes
+from astitch.ops import OPS, Kind, monoid_of
+from astitch.simplify import (
+    Draft,
+    Log,
+    group_dimensions,
+    keep_live_nodes,
+    neutral_element,
+    read_splat,
+)
 
 
 def expand(graph: Graph, log: Log | None = None) -> Graph:
@@ -44,11 +59,14 @@ def expand(graph: Graph, log: Log | None = None) -> Graph:
     values: dict[str, str] = {}
     for node in graph:
         node = replace(node, operands=tuple(values[o] for o in node.operands))
-        rule = RULES.get(node.op)
-        found = rule(node, draft) if rule else None
-        if rule and found is not None:
-            heard(rule.__name__, node.name)
-        values[node.name] = found if isinstance(found, str) else draft.put(found or node)
+        found: Node | str = node
+        for rule in RULES.get(node.op, ()):
+            expanded = rule(node, draft)
+            if expanded is not None:
+                heard(rule.__name__, node.name)
+                found = expanded
+                break
+        values[node.name] = found if isinstance(found, str) else draft.put(found)
     outputs = tuple(values[o] for o in graph.outputs)
     nodes = keep_live_nodes(draft.nodes, outputs)
     return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
@@ -255,6 +273,215 @@ def _compare_with_iota(
     return draft.add(origin, "compare", type, (x, position), CompareAttrs(direction))
 
 
+# ---- reduce-window
+
+UNROLLED_ELEMENTS = 64
+"""A window of more elements is not written out."""
+
+SCAN_CHUNK = 1024
+"""Longer rows are scanned in pieces of at most this length, and then the sums of the pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """How the elements of a window are combined.
+
+    dtype: sums and products of f16, bf16 and f8 accumulate in f32 and are rounded once, as the reference
+    does it.  op: the one op that the region is, or None.  neutral: the init value changes nothing.
+    """
+
+    origin: Node
+    draft: Draft
+    op: str | None
+    dtype: DType
+    init: str
+    neutral: bool
+
+    def combine(self, first: str, second: str) -> str:
+        """f(first, second), of which `first` has the elements that come earlier."""
+        if self.op is not None:
+            type = ArrayType(self.dtype, self.draft[first].shape)
+            return self.draft.add(self.origin, self.op, type, (first, second))
+        return _lift_region(self.origin, self.draft, self.origin.regions[0], (first, second))
+
+    def region(self) -> Graph:
+        """The combiner on scalars of `dtype`."""
+        region, type = self.origin.regions[0], ArrayType(self.dtype, ())
+        if self.dtype is self.origin.dtype:
+            return region
+        nodes = {inner.name: replace(inner, type=type) for inner in region}
+        return Graph(f"{region.name}.{self.dtype.value}", nodes, region.parameters, region.outputs)
+
+    def pad(self, x: str, low: Sequence[int], high: Sequence[int], interior: Sequence[int]) -> str:
+        """With the init value."""
+        edges = zip(self.draft[x].shape, low, high, interior, strict=True)
+        shape = tuple(n + a + b + max(n - 1, 0) * i for n, a, b, i in edges)
+        attrs = PadAttrs(tuple(low), tuple(high), tuple(interior))
+        return self.draft.add(
+            self.origin, "pad", ArrayType(self.dtype, shape), (x, self.init), attrs
+        )
+
+    def shift(self, x: str, d: int, by: int) -> str:
+        """x[i - by] along dimension d; the init value where there is none."""
+        shape = self.draft[x].shape
+        zeros = [0] * len(shape)
+        low, high = list(zeros), list(zeros)
+        low[d], high[d] = by, -by
+        return self.pad(x, low, high, zeros)
+
+    def round(self, x: str) -> Node | str:
+        """The result in the type of the window."""
+        if self.dtype is self.origin.dtype:
+            return x
+        return replace(self.origin, op="convert", operands=(x,), attrs=NoAttrs(), regions=())
+
+
+def _fold_window(
+    node: Node, draft: Draft
+) -> tuple[Folding, str, tuple[WindowDimension, ...]] | None:
+    """(folding, operand in the folding's type, window) of a reduce-window with one operand."""
+    assert isinstance(node.attrs, WindowAttrs)
+    if len(node.operands) != 2 or not _can_lift(node):
+        return None
+    x, init = node.operands
+    if not draft[x].dtype is draft[init].dtype is node.dtype or draft[x].array.size == 0:
+        return None
+    op, dtype = monoid_of(node.regions[0]), node.dtype
+    start, unit = read_splat(draft, init), None if op is None else neutral_element(op, dtype)
+    neutral = start is not None and unit is not None and bool(start == unit)
+    if dtype.is_float and dtype.bytes < 4 and op in ("add", "multiply"):
+        dtype = DType.F32
+        x, init = (
+            draft.add(node, "convert", ArrayType(dtype, draft[o].shape), (o,)) for o in (x, init)
+        )
+    return Folding(node, draft, op, dtype, init, neutral), x, node.attrs.window
+
+
+def reduce_whole_window(node: Node, draft: Draft) -> Node | str | None:
+    """reduce-window(x, e) with one window -> reshape(reduce(pad(x, e), e))"""
+    found = _fold_window(node, draft)
+    if found is None:
+        return None
+    folding, x, window = found
+    moves = [d for d, w in enumerate(window) if not _is_trivial(w)]
+    if not moves or any(node.shape[d] > 1 or window[d].window_dilation > 1 for d in moves):
+        return None
+    x = _pad_by_window(folding, x, window)
+    shape = draft[x].shape
+    if any(shape[d] != window[d].size for d in moves) or folding.op is None:
+        return None
+    kept = ArrayType(folding.dtype, tuple(n for d, n in enumerate(shape) if d not in moves))
+    attrs = DimensionsAttrs(tuple(moves))
+    total = draft.add(node, "reduce", kept, (x, folding.init), attrs, (folding.region(),))
+    return folding.round(draft.add(node, "reshape", ArrayType(folding.dtype, node.shape), (total,)))
+
+
+def _is_trivial(w: WindowDimension) -> bool:
+    return (
+        w.size == 1
+        and w.stride == 1
+        and w.base_dilation == 1
+        and not (w.padding_low or w.padding_high)
+    )
+
+
+def _pad_by_window(folding: Folding, x: str, window: Sequence[WindowDimension]) -> str:
+    return folding.pad(
+        x,
+        [w.padding_low for w in window],
+        [w.padding_high for w in window],
+        [w.base_dilation - 1 for w in window],
+    )
+
+
+def unroll_window(node: Node, draft: Draft) -> Node | str | None:
+    """reduce-window(x, e) -> f(f(f(e, x0), x1) .., xk), xi the slice of element i of every window"""
+    found = _fold_window(node, draft)
+    if found is None:
+        return None
+    folding, x, window = found
+    if math.prod(w.size for w in window) > UNROLLED_ELEMENTS:
+        return None
+    padded = _pad_by_window(folding, x, window)
+    extents, shape = draft[padded].shape, node.shape
+    if 0 in shape:
+        return None
+    total = draft.add(
+        node, "broadcast", ArrayType(folding.dtype, shape), (folding.init,), BroadcastAttrs(())
+    )
+    for place in itertools.product(*(range(w.size) for w in window)):
+        starts = tuple(
+            w.window_dilation * (w.size - 1 - o if w.reversed else o)
+            for o, w in zip(place, window, strict=True)
+        )
+        strides = tuple(w.stride for w in window)
+        ends = zip(starts, strides, shape, extents, strict=True)
+        limits = tuple(min(a + (n - 1) * s + 1, extent) for a, s, n, extent in ends)
+        attrs = SliceAttrs(starts, limits, strides)
+        element = draft.add(node, "slice", ArrayType(folding.dtype, shape), (padded,), attrs)
+        total = folding.combine(total, element)
+    return folding.round(total)
+
+
+def scan_by_doubling(node: Node, draft: Draft) -> Node | str | None:
+    """reduce-window(x, e) from the start to each element -> y[i] = f(y[i - s], y[i]) for s = 1, 2, 4 ..
+
+    and from each element to the end alike, if e is neutral.  f must be associative, as HLO asks of it.
+    """
+    found = _fold_window(node, draft)
+    if found is None:
+        return None
+    folding, x, window = found
+    moves = [d for d, w in enumerate(window) if not _is_trivial(w)]
+    if len(moves) != 1 or (folding.op is not None and not folding.neutral):
+        return None
+    (d,) = moves
+    w, n = window[d], node.shape[d]
+    edges = (w.padding_low, w.padding_high)
+    plain = w.stride == w.window_dilation == w.base_dilation == 1 and not w.reversed
+    if not plain or w.size != n or draft[x].shape[d] != n or edges not in ((n - 1, 0), (0, n - 1)):
+        return None
+    return folding.round(_scan(folding, x, d, forward=edges[0] > 0))
+
+
+def _scan(folding: Folding, x: str, d: int, *, forward: bool) -> str:
+    """Each element combined with all before it (forward) or after it along dimension d."""
+    draft, origin, dtype = folding.draft, folding.origin, folding.dtype
+    shape = draft[x].shape
+    n = shape[d]
+    if n <= 2 * SCAN_CHUNK:
+        step = 1
+        while step < n:
+            other = folding.shift(x, d, step if forward else -step)
+            x = folding.combine(other, x) if forward else folding.combine(x, other)
+            step *= 2
+        return x
+    chunk = _choose_chunk(n)
+    count = -(-n // chunk)
+    zeros = [0] * len(shape)
+    room = [count * chunk - n if i == d else 0 for i in range(len(shape))]
+    long = draft[folding.pad(x, zeros, room, zeros)]
+    pieces = (*shape[:d], count, chunk, *shape[d + 1 :])
+    x = draft.add(origin, "reshape", ArrayType(dtype, pieces), (long.name,))
+    sums_type = ArrayType(dtype, (*shape[:d], count, *shape[d + 1 :]))
+    attrs = DimensionsAttrs((d + 1,))
+    sums = draft.add(origin, "reduce", sums_type, (x, folding.init), attrs, (folding.region(),))
+    before = folding.shift(_scan(folding, sums, d, forward=forward), d, 1 if forward else -1)
+    where = BroadcastAttrs(tuple(i for i in range(len(pieces)) if i != d + 1))
+    before = draft.add(origin, "broadcast", ArrayType(dtype, pieces), (before,), where)
+    inner = _scan(folding, x, d + 1, forward=forward)
+    both = folding.combine(before, inner) if forward else folding.combine(inner, before)
+    flat = draft.add(origin, "reshape", long.array, (both,))
+    cut = SliceAttrs(tuple(zeros), shape, (1,) * len(shape))
+    return draft.add(origin, "slice", ArrayType(dtype, shape), (flat,), cut)
+
+
+def _choose_chunk(n: int) -> int:
+    """The largest divisor of n from a quarter of SCAN_CHUNK on; SCAN_CHUNK itself if there is none."""
+    divisors = (c for c in range(SCAN_CHUNK, SCAN_CHUNK // 4 - 1, -1) if n % c == 0)
+    return next(divisors, SCAN_CHUNK)
+
+
 # ---- regions
 
 
@@ -290,4 +517,8 @@ def _lift_region(node: Node, draft: Draft, region: Graph, operands: Sequence[str
 Rule = Callable[[Node, Draft], Node | str | None]
 """The value or the node that stands for the node, of its type; None: it stays."""
 
-RULES: Mapping[str, Rule] = {"scatter": place_scatter_elementwise}
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "scatter": (place_scatter_elementwise,),
+    "reduce-window": (reduce_whole_window, scan_by_doubling, unroll_window),
+}
+"""For each op the rules that are tried, in order."""

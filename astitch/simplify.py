@@ -330,7 +330,7 @@ def zero_short_iota(node: Node, draft: Draft) -> Node | str | None:
 _ALL_FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 
 
-def _neutral(op: str, dtype: DType) -> np.ndarray | None:
+def neutral_element(op: str, dtype: DType) -> np.ndarray | None:
     """The e for which op(x, e) is x, to the bit, for every x; None if there is none."""
     number = dtype in _ALL_FLOATS or dtype.is_integer
     bits = dtype.is_integer or dtype is DType.PRED
@@ -373,7 +373,7 @@ _ONE_SIDED = frozenset(
 
 def drop_neutral_operand(node: Node, draft: Draft) -> Node | str | None:
     """x*1, x/1, x-0, x + -0.0, i+0, max(x, -inf), min(x, inf), x&~0, x|0, x^0, x<<0 -> x"""
-    neutral = _neutral(node.op, node.dtype)
+    neutral = neutral_element(node.op, node.dtype)
     if neutral is None:
         return None
     sides = ((0, 1),) if node.op in _ONE_SIDED else ((0, 1), (1, 0))

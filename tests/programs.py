@@ -984,6 +984,51 @@ def many_views(x: jax.Array) -> tuple[jax.Array, ...]:
     return x, y, y, y.reshape(50, 40), jnp.broadcast_to(x[0], (3, 50)), jnp.float32(7.0)
 
 
+# ---- windows -------------------------------------------------------------------------------------
+
+
+@program(normal(8, 1000, scale=2), platform="cuda")
+def cumsum_softmax(x: jax.Array) -> jax.Array:
+    """The cumulative probabilities of nucleus sampling."""
+    return jnp.cumsum(jax.nn.softmax(x), axis=-1)
+
+
+@program(
+    normal(3, 5003),
+    uniform(60, 7, low=0, high=1, dtype=BF16),
+    integers(4, 90, low=0, high=2),
+    uniform(40, low=0.5, high=1.5),
+    platform="cuda",
+)
+def running_sums(
+    x: jax.Array, y: jax.Array, mask: jax.Array, z: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Long rows, columns in bf16, positions from a mask, other monoids, from the end, a gradient."""
+    return (
+        jnp.cumsum(x, axis=1),
+        jnp.cumsum(y, axis=0),
+        jnp.cumsum(mask, axis=1) - 1,
+        jnp.cumprod(z),
+        lax.cummax(z, reverse=True),
+        lax.cumlogsumexp(z),
+        jax.grad(lambda a: (jnp.cumsum(a) ** 2).sum())(z),
+    )
+
+
+@program(normal(2, 13, 11, 8), normal(2, 13, 11, 8, dtype=BF16), normal(7, 50), platform="cuda")
+def pooling(x: jax.Array, y: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
+    """Largest, mean of what is inside, mean of all, with holes."""
+    same, inner = (1, 2, 2, 1), (1, 3, 3, 1)
+    count = lax.reduce_window(jnp.ones_like(x), 0.0, lax.add, inner, same, "SAME")
+    return (
+        lax.reduce_window(jax.nn.gelu(x), -jnp.inf, lax.max, inner, same, "SAME"),
+        lax.reduce_window(x, 0.0, lax.add, inner, same, "SAME") / count,
+        lax.reduce_window(y, jnp.bfloat16(0), lax.add, inner, (1, 1, 1, 1), "VALID"),
+        lax.reduce_window(x, 0.0, lax.add, (1, 13, 11, 1), (1, 1, 1, 1), "VALID") / 143,
+        lax.reduce_window(z, 0.0, lax.add, (2, 3), (2, 1), ((1, 2), (0, 3)), (2, 1), (1, 3)),
+    )
+
+
 # ---- what is not stitched ------------------------------------------------------------------------
 
 
@@ -995,7 +1040,7 @@ def sorts(x: jax.Array, n: jax.Array) -> tuple[jax.Array, ...]:
 
 @program(normal(20, 100), normal(2, 12, 12, 8))
 def windows(x: jax.Array, image: jax.Array) -> tuple[jax.Array, ...]:
-    """Running sums; max-pooling and its gradient (select-and-scatter); average-pooling."""
+    """Running sums; max-pooling, average-pooling; a gradient (select-and-scatter) is not stitched."""
 
     def pool(a: jax.Array) -> jax.Array:
         return lax.reduce_window(a, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")

@@ -41,7 +41,7 @@ STEPS: dict[str, tuple[int, int, int]] = {
     "bert_layer_backward": (12, 24, 0),
     "scatter_add": (2, 0, 1),
     "sorts": (2, 0, 3),
-    "windows": (2, 0, 4),
+    "windows": (2, 0, 1),
     "convolution_batch_norm": (1, 1, 0),
     "branches": (2, 0, 2),
     "newton_loop": (1, 0, 1),
@@ -73,7 +73,7 @@ GOLDENS = """
     reductions_with_nan integer_reductions empty_arrays scalars_only
     adam_with_clip sgd_momentum lstm_cell dense_residual_norm split_heads transposes
     dynamic_slices pads concatenate_reverse_iota gathers indexed_updates converts quantise_int8 astitch_golden
-    power_broadcast_add dien_reduce transformer_reduce
+    power_broadcast_add dien_reduce transformer_reduce cumsum_softmax pooling
 """.split()
 
 LARGE_GRIDS = """

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from graphs import GraphBuilder, combiner
-from hlo_runner import lower
-from hypothesis import given, settings
+from hlo_runner import random_arguments
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from jax import lax
 
 from astitch.check import check_graph
 from astitch.expand import expand, find_coordinate
 from astitch.hlo_import import import_hlo
-from astitch.ir import DType, Graph, ScatterAttrs
+from astitch.ir import (
+    ArrayType,
+    DType,
+    Graph,
+    ScatterAttrs,
+    WindowAttrs,
+    WindowDimension,
+)
 from astitch.reference import run_graph
-from astitch.simplify import Draft, simplify
-
-module = importlib.import_module("astitch.expand")
+from astitch.simplify import Draft, neutral_element, simplify
 
 
 def expand_simplified(graph: Graph) -> Graph:
     return check_graph(expand(simplify(check_graph(graph))))
+
+
+def lower(fn: Callable[..., Any], *specs: jax.ShapeDtypeStruct) -> bytes:
+    """The module of a JAX function as it is for a GPU."""
+    module = jax.jit(fn).trace(*specs).lower(lowering_platforms=("cuda",)).compiler_ir("hlo")
+    return bytes(module.as_serialized_hlo_module_proto())
 
 
 def ops_of(graph: Graph) -> list[str]:
@@ -232,6 +245,153 @@ def test_random_scatters_keep_their_bits(data: st.DataObject) -> None:
     if op in ("maximum", "minimum"):  # of two zeros the reference's scatter takes either
         found, wanted = [x + x.dtype.type(0) for x in found], [x + x.dtype.type(0) for x in wanted]
     assert_same_bits(found, wanted)
+
+
+# ---- windows -------------------------------------------------------------------------------------
+
+
+def window_graph(
+    type: str, window: Sequence[WindowDimension], op: str, init: float | bool | None = None
+) -> Graph:
+    """reduce-window of one parameter; the init value is by default neutral."""
+    g = GraphBuilder()
+    x = g.parameter(type)
+    array = g.array(x)
+    neutral = neutral_element(op, array.dtype)
+    assert neutral is not None
+    start = g.constant(neutral if init is None else init, array.dtype.value)
+    extents = []
+    for n, w in zip(array.shape, window, strict=True):
+        padded = (n - 1) * w.base_dilation + 1 + w.padding_low + w.padding_high
+        extents.append((padded - (w.size - 1) * w.window_dilation - 1) // w.stride + 1)
+    result = ArrayType(array.dtype, tuple(max(n, 0) for n in extents))
+    attrs = WindowAttrs(tuple(window))
+    regions = [combiner(op, array.dtype)]
+    return g.build(g.op("reduce-window", result, x, start, attrs=attrs, regions=regions, name="y"))
+
+
+def test_a_small_window_is_a_combination_of_slices() -> None:
+    graph = window_graph("f32[9]", [WindowDimension(3, stride=2, padding_low=1)], "maximum")
+    shown = str(expand_simplified(graph)).splitlines()[1:]
+    assert (
+        [line.strip() for line in shown]
+        == """\
+%p0 = f32[9] parameter() (index=0)
+%constant.1 = f32[] constant() -inf
+%y.pad = f32[10] pad(%p0, %constant.1) (low=(1,), high=(0,), interior=(0,))
+%y.slice = f32[4] slice(%y.pad) (starts=(0,), limits=(7,), strides=(2,))
+%y.slice.2 = f32[4] slice(%y.pad) (starts=(1,), limits=(8,), strides=(2,))
+%y.maximum.2 = f32[4] maximum(%y.slice, %y.slice.2)
+%y.slice.3 = f32[4] slice(%y.pad) (starts=(2,), limits=(9,), strides=(2,))
+%y.maximum.3 = f32[4] maximum(%y.maximum.2, %y.slice.3)
+return %y.maximum.3""".splitlines()
+    )
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_windows_keep_their_bits(data: st.DataObject) -> None:
+    """Written out, the elements are combined in the order of the reference: sums agree to the bit."""
+    small, edge = st.integers(1, 3), st.integers(-2, 3)
+    window, shape = [], []
+    for _ in range(2):
+        w = WindowDimension(
+            size=data.draw(st.integers(1, 4)),
+            stride=data.draw(small),
+            padding_low=data.draw(edge),
+            padding_high=data.draw(edge),
+            window_dilation=data.draw(small),
+            base_dilation=data.draw(small),
+            reversed=data.draw(st.booleans()),
+        )
+        n = data.draw(st.integers(1, 6))
+        inside = (n - 1) * w.base_dilation + 1 + min(w.padding_low, 0) + min(w.padding_high, 0)
+        assume(inside > 0)
+        window.append(w)
+        shape.append(n)
+    dtype = data.draw(st.sampled_from(["s32", "u8", "bf16", "f16", "f64"]))
+    op = data.draw(st.sampled_from(["add", "multiply", "maximum", "minimum"]))
+    init = data.draw(st.sampled_from([None, 1, 3]))
+    graph = check_graph(window_graph(f"{dtype}[{shape[0]},{shape[1]}]", window, op, init))
+    fired: list[str] = []
+    expanded = check_graph(expand(simplify(graph), lambda rule, node: fired.append(rule)))
+    (x,) = random_arguments(graph, 0, index_limit=7)
+    (found,), (wanted,) = run_graph(expanded, [x]), run_graph(graph, [x])
+    if "unroll_window" in fired or DType(dtype).is_integer:
+        np.testing.assert_array_equal(found, wanted)
+    else:  # one whole window and a running sum are added in another order
+        wide = [y.astype(np.float64) for y in (found, wanted)]
+        np.testing.assert_allclose(*wide, rtol=2e-2, atol=2e-2)
+    assert "reduce-window" not in ops_of(expanded)
+
+
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("extent", [2, 3, 64, 100, 2048, 2049, 5000])
+@pytest.mark.parametrize(
+    ("dtype", "op"), [("s32", "add"), ("f32", "maximum"), ("f32", "add"), ("u8", "multiply")]
+)
+def test_scans_reach_back_to_the_start(dtype: str, op: str, extent: int, forward: bool) -> None:
+    low, high = (extent - 1, 0) if forward else (0, extent - 1)
+    window = [WindowDimension(extent, padding_low=low, padding_high=high), WindowDimension(1)]
+    expanded = expand_simplified(window_graph(f"{dtype}[{extent},2]", window, op))
+    assert "reduce-window" not in ops_of(expanded)
+    assert len(expanded) < 80
+    (x,) = random_arguments(expanded, 0, index_limit=7)
+    ufunc = {"add": np.add, "maximum": np.maximum, "multiply": np.multiply}[op]
+    wide = x.astype(np.float64) if dtype == "f32" else x
+    ordered = wide if forward else wide[::-1]
+    wanted = ufunc.accumulate(ordered, axis=0, dtype=wide.dtype)
+    wanted = wanted if forward else wanted[::-1]
+    (found,) = run_graph(expanded, [x])
+    tolerance = 2e-5 if op == "add" and dtype == "f32" else 0
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
+
+
+def test_a_long_sum_is_accurate() -> None:
+    """Errors grow with the logarithm of the length: one running f32 sum would be off by 1e-4."""
+    extent = 200_000
+    window = [WindowDimension(extent, padding_low=extent - 1)]
+    expanded = expand_simplified(window_graph(f"f32[{extent}]", window, "add"))
+    x = np.full(extent, 0.1, np.float32)
+    (found,) = run_graph(expanded, [x])
+    np.testing.assert_allclose(found, np.cumsum(x.astype(np.float64)), rtol=1e-6)
+
+
+def test_sums_of_bf16_round_once() -> None:
+    window = [WindowDimension(200, padding_low=199)]
+    expanded = expand_simplified(window_graph("bf16[200]", window, "add"))
+    assert [n.op for n in expanded if n.op == "convert"] == ["convert", "convert"]
+    x = np.full(200, 1.0, DType.BF16.numpy)
+    (found,) = run_graph(expanded, [x])
+    np.testing.assert_array_equal(found, np.arange(1, 201).astype(DType.BF16.numpy))
+
+
+def test_an_associative_region_is_scanned_too() -> None:
+    specs = jax.ShapeDtypeStruct((3, 70), "float32")
+    graph = import_hlo(lower(lambda x: lax.cumlogsumexp(x, axis=1), specs))
+    expanded = expand_simplified(graph)
+    assert "reduce-window" not in ops_of(expanded)
+    x = np.linspace(-9, 9, 210, dtype=np.float32).reshape(3, 70)
+    wanted = np.logaddexp.accumulate(x.astype(np.float64), axis=1)
+    np.testing.assert_allclose(run_graph(expanded, [x])[0], wanted, rtol=1e-5)
+
+
+STAY = {
+    "a running sum whose init value is added each time": (
+        "f32[70]",
+        [WindowDimension(70, padding_low=69)],
+        5.0,
+    ),
+    "a window of more than 64 elements": ("f32[100]", [WindowDimension(65)], None),
+    "a running sum with a stride": ("f32[70]", [WindowDimension(70, 2, padding_low=69)], None),
+    "not from the start": ("f32[70]", [WindowDimension(70, padding_low=68)], None),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_stays_a_window(name: str) -> None:
+    type, window, init = STAY[name]
+    assert ops_of(expand_simplified(window_graph(type, window, "add", init))) == ["reduce-window"]
 
 
 # ---- the pass ------------------------------------------------------------------------------------
