@@ -92,8 +92,8 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Names the case in JSON files."""
-        return f"{self.pattern}|{self.size}|{self.dtype}"
+        """Names the case in JSON files, as results.Row does: another shape is another case."""
+        return f"{self.pattern}|{self.size}|{self.dtype}|{self.title}"
 
     @property
     def title(self) -> str:

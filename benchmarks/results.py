@@ -57,7 +57,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        return f"{self.pattern}|{self.size}|{self.dtype}"
+        return f"{self.pattern}|{self.size}|{self.dtype}|{self.title}"
 
     def speedup_over_xla(self, clock: str) -> float | None:
         """XLA's time, the better of its two, over astitch's."""

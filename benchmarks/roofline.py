@@ -29,21 +29,23 @@ def draw_plots(results: Results, folder: Path) -> list[Path]:
     if not rows:
         raise ValueError("no measured rows to draw")
     latest = results.runs[max(row.run for row in rows)]
-    folder.mkdir(parents=True, exist_ok=True)
     return [
-        *_save(draw_roofline(rows, latest), folder / "roofline"),
-        *_save(draw_speedups(rows, latest), folder / "speedups"),
+        *save_figure(draw_roofline(rows, latest), folder / "roofline"),
+        *save_figure(draw_speedups(rows, latest), folder / "speedups"),
     ]
 
 
-def _save(figure: Any, stem: Path) -> list[Path]:
+def save_figure(figure: Any, stem: Path) -> list[Path]:
+    """stem.png and stem.svg; the same figure gives the same files."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
-    for path in paths:
-        figure.savefig(path, dpi=150, bbox_inches="tight")
+    figure.savefig(paths[0], dpi=150, bbox_inches="tight")
+    figure.savefig(paths[1], bbox_inches="tight", metadata={"Date": None})
     return paths
 
 
-def _figure(width: float, height: float) -> Any:
+def make_figure(width: float, height: float) -> Any:
+    """An empty figure, in inches, that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -54,7 +56,7 @@ def _figure(width: float, height: float) -> Any:
 
 def draw_roofline(rows: Sequence[Row], run: Run) -> Any:
     """Operations a byte of least traffic against operations a second; GPU time where it was measured."""
-    figure = _figure(11, 7)
+    figure = make_figure(12, 7)
     axes = figure.add_subplot()
     points = [(row.flops / row.traffic_bytes, row) for row in rows if row.flops]
     low = min((x for x, _ in points), default=0.1) / 2
@@ -110,20 +112,22 @@ def choose_times(row: Row) -> dict[str, float]:
     return times
 
 
-def _add_legend(axes: Any, rows: Sequence[Row]) -> None:
-    present = {peer for row in rows for peer in choose_times(row)}
+def _add_legend(axes: Any, rows: Sequence[Row], *without: str) -> None:
+    present = {peer for row in rows for peer in choose_times(row)} - set(without)
     for peer in (p for p in COLOURS if p in present):
         face = COLOURS[peer] if peer == "astitch" else "none"
         axes.plot([], [], "o", color=COLOURS[peer], markerfacecolor=face, label=peer)
     for size in (s for s in MARKERS if any(row.size == s for row in rows)):
         axes.plot([], [], MARKERS[size], color="0.3", markerfacecolor="none", label=size)
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def draw_speedups(rows: Sequence[Row], run: Run) -> Any:
     """The best peer's GPU time over astitch's, one line a pattern: right of 1 astitch is faster."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
     patterns = list(dict.fromkeys(row.pattern for row in rows))
-    figure = _figure(9, 1.5 + 0.32 * len(patterns))
+    figure = make_figure(10, 1.5 + 0.32 * len(patterns))
     axes = figure.add_subplot()
     for row in rows:
         times = choose_times(row)
@@ -141,10 +145,13 @@ def draw_speedups(rows: Sequence[Row], run: Run) -> Any:
         )
     axes.axvline(1.0, color="0.35", linewidth=1)
     axes.set_yticks(range(len(patterns)), patterns, fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(patterns) - 0.5, -0.5)
     axes.set_xscale("log")
     axes.set_xlabel("best peer's time / astitch's (colour: which peer; filled: bf16, hollow: f32)")
     axes.set_title(f"{run.gpu}, {run.date[:10]}")
     axes.grid(True, axis="x", which="both", alpha=0.2)
-    _add_legend(axes, rows)
+    axes.xaxis.set_major_locator(LogLocator(2))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    _add_legend(axes, rows, "astitch")
     return figure

@@ -15,7 +15,7 @@ import pytest
 from astitch.compile import compile_hlo
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from benchmarks import kernels, peers, timing
+from benchmarks import irregular, kernels, peers, timing
 from benchmarks.patterns import DTYPES, ON_CHIP_BYTES, PATTERNS, SIZES, Case, Pattern, choose_cases
 from benchmarks.results import (
     NOTHING,
@@ -132,7 +132,10 @@ def test_arguments_are_drawn_as_said() -> None:
 
 def test_names_choose_by_part() -> None:
     cases = choose_cases(("softmax_",), ("small",), ("f32",))
-    assert [c.key for c in cases[:2]] == ["softmax_4096|small|f32", "softmax_long|small|f32"]
+    assert [c.key for c in cases[:2]] == [
+        "softmax_4096|small|f32|128x4096",
+        "softmax_long|small|f32|1x1048576",
+    ]
     assert len(choose_cases()) == len(PATTERNS) * len(SIZES) * len(DTYPES)
 
 
@@ -288,7 +291,7 @@ def test_command_measures_saves_and_resumes(
     file = tmp_path / "results.json"
     command = ["column_sum", "bias_gelu", "--sizes", "tiny", "--dtypes", "f32", "--peers", "xla"]
     kernels.main([*command, "--quick", "--json", str(file)])
-    assert set(load_results(file).rows) == {"column_sum|tiny|f32", "bias_gelu|tiny|f32"}
+    assert set(load_results(file).rows) == {"column_sum|tiny|f32|40x24", "bias_gelu|tiny|f32|5x70"}
     assert "geometric mean of" in capsys.readouterr().out
     kernels.main([*command, "--quick", "--json", str(file), "--resume"])
     assert "0 cases in" in capsys.readouterr().out
@@ -392,3 +395,70 @@ def test_report_prints_and_draws_without_a_gpu(
         assert str(png) in out
         assert png.read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in svg.read_text()
+
+
+# ---- irregular shapes --------------------------------------------------------------------------------------------
+
+
+def test_sweep_has_two_hundred_shapes_of_all_kinds() -> None:
+    points = irregular.list_points()
+    shapes = {(p.rows, p.columns, p.skip) for p in points}
+    assert len(shapes) >= 200
+    assert len({p.case().key for p in points}) == len(points) == len(irregular.OPS) * len(shapes)
+    assert {p.rows for p in points if p.group == "long rows"} == set(range(1, 11))
+    assert {p.columns for p in points if p.group == "short rows"} == set(range(1, 34))
+    assert all(p.rows * p.columns * 4 < 2 << 30 for p in points)
+
+
+@pytest.mark.parametrize("op", irregular.OPS)
+@pytest.mark.parametrize(("rows", "columns", "skip"), [(3, 517, (0, 0)), (31, 7, (1, 3))])
+def test_point_computes_what_it_says(
+    op: str, rows: int, columns: int, skip: tuple[int, int]
+) -> None:
+    case = irregular.Point(op, "slices", rows, columns, skip).case()
+    (x,) = case.make_arguments()
+    compilation = compile_hlo(lower_for_cuda(case), gpu="h100")
+    (got,) = HostEngine(compilation.program).run([np.asarray(x)])
+    want = irregular.OPS[op](x[skip[0] :, skip[1] :])
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    assert case.traffic_bytes == 4 * rows * columns + got.nbytes
+    assert x.shape == (rows + skip[0], columns + skip[1])
+
+
+def test_point_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_host_engine(monkeypatch)
+    case = irregular.Point("softmax", "primes", 7, 31).case()
+    row = irregular.measure_point(case, case.make_arguments()[0], "now", np.asarray)
+    assert set(row.wall_us) == {"astitch", "xla"}
+    assert row.errors["astitch"] < 1e-6
+    assert row.key == "softmax|primes|f32|7x31"
+
+
+def irregular_row(point: irregular.Point, astitch_us: float) -> Row:
+    row = row_of(point.case(), astitch_us, xla=10.0)
+    return dataclasses.replace(row, gpu_us={})
+
+
+def test_sweep_report_ranks_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = irregular.list_points(["softmax"])
+    rows = [irregular_row(point, 5.0 + i) for i, point in enumerate(points[:100])]
+    rows[0] = dataclasses.replace(rows[0], wall_us={"xla": 1.0}, notes={"astitch": "Boom: no"})
+    file = tmp_path / "sweep.json"
+    run = run_of("2026-01-01")
+    save_results(file, Results({run.date: run}, {row.key: row for row in rows}))
+    irregular.main(["--report", str(file), "--plots", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    worst = lines.index(irregular.POINT_HEADER) + 1
+    assert lines[worst].split()[0] == "softmax"
+    ratios = [float(line.split("10.0")[1].split()[0]) for line in lines[worst : worst + 20]]
+    assert ratios == sorted(ratios)
+    assert ratios[0] == round(10 / (5 + 99), 2)
+    assert f"  {rows[0].key}: Boom: no" in lines
+    assert (tmp_path / "irregular.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (tmp_path / "irregular.svg").read_text()
+
+
+def test_sweep_refuses_an_unknown_op() -> None:
+    with pytest.raises(SystemExit) as caught:
+        irregular.main(["cubic"])
+    assert caught.value.code == 2
