@@ -1,0 +1,697 @@
+"""Kernel -> Workload: what its threads execute and move, counted from the statements, without compiling them.
+
+Walks the statements with trip counts.  A memory access is judged by the addresses of one warp, its index forms being
+evaluated for 32 threads at once: how many sectors of 32 bytes it touches, and over how many bytes it ranges.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from astitch import kernel_ir as k
+from astitch.index import Linear, Quotient, Remainder, Symbol, Term
+from astitch.ir import DType
+from astitch.ops import OPS, Cost, Kind
+from astitch.propagation import Guard, Within
+
+SECTOR_BYTES = 32
+LINE_BYTES = 128
+WARP = 32
+
+
+class Unit(enum.Enum):
+    """What executes an instruction."""
+
+    FP32 = "fp32"
+    INTEGER = "integer"
+    SPECIAL = "special function"
+    CONVERSION = "conversion"
+    FP64 = "fp64"
+    SHUFFLE = "shuffle"
+    SHARED = "shared memory"
+    MEMORY = "global memory"
+
+
+Mix = dict[Unit, float]
+"""Instructions of one thread by unit."""
+
+_F, _I, _S, _C, _D = Unit.FP32, Unit.INTEGER, Unit.SPECIAL, Unit.CONVERSION, Unit.FP64
+
+# Instructions of one f32 op, read off the SASS of cuda/hlo_math.cuh for sm_90 (--fmad=false), rounded.
+_F32_COSTS: Mapping[str, Mix] = {
+    "divide": {_F: 6, _I: 2, _S: 1},
+    "remainder": {_F: 20, _I: 20, _S: 1},
+    "power": {_F: 45, _I: 15, _S: 3},
+    "atan2": {_F: 25, _I: 6, _S: 1},
+    "exponential": {_F: 6, _I: 2, _S: 1},
+    "exponential-minus-one": {_F: 18, _I: 4, _S: 1},
+    "log": {_F: 18, _I: 5},
+    "log-plus-one": {_F: 20, _I: 6},
+    "logistic": {_F: 14, _I: 4, _S: 2},
+    "tanh": {_F: 18, _I: 4, _S: 2},
+    "sqrt": {_F: 6, _I: 4, _S: 1},
+    "rsqrt": {_F: 3, _I: 1, _S: 1},
+    "cbrt": {_F: 10, _I: 4, _S: 2},
+    "erf": {_F: 22, _I: 4, _S: 1},
+    "sine": {_F: 20, _I: 12},
+    "cosine": {_F: 20, _I: 12},
+    "tan": {_F: 26, _I: 12, _S: 1},
+    "sign": {_F: 1, _I: 3},
+    "clamp": {_F: 2},
+}
+# Where the result is rounded to f16 or bf16 (narrow_exp ... in hlo_math.cuh).
+_NARROW_COSTS: Mapping[str, Mix] = {
+    "divide": {_F: 1, _S: 1},
+    "exponential": {_F: 1, _S: 1},
+    "log": {_F: 1, _S: 1},
+    "logistic": {_F: 2, _S: 2},
+    "tanh": {_F: 2, _S: 1},
+}
+_FREE = frozenset({"copy", "optimization-barrier", "bitcast-convert"})
+_NARROW = (DType.F16, DType.BF16)
+
+
+def price_op(op: str, dtype: DType, operand_dtypes: Sequence[DType]) -> Mix:
+    """Instructions of one element-wise op that gives `dtype`, its rounding included."""
+    if op in _FREE:
+        return {}
+    source = operand_dtypes[0] if operand_dtypes else dtype
+    if op == "convert":
+        if DType.F64 in (dtype, source):
+            return {_C: 1, _D: 1}
+        if source in _NARROW and dtype not in _NARROW:
+            return {_I: 1}
+        return {_C: 1, _I: 1} if dtype is not source else {}
+    if op in ("compare", "select"):
+        return {_I: 2 if source.bytes == 8 else 1}
+    if dtype is DType.F64:
+        return {_D: 12.0 if OPS[op].cost is Cost.HEAVY else 1.0}
+    if not (dtype.is_integer or dtype is DType.PRED):
+        narrow = dtype in _NARROW
+        known = (_NARROW_COSTS.get(op) if narrow else None) or _F32_COSTS.get(op)
+        mix = dict(known or {_F: 20.0 if OPS[op].cost is Cost.HEAVY else 1.0})
+        if dtype.bytes < 4:
+            mix[_C] = mix.get(_C, 0) + 1
+            mix[_I] = mix.get(_I, 0) + 1
+        return mix
+    heavy = {"divide": 20, "remainder": 20, "power": 40}.get(op, 2 if op == "multiply" else 1)
+    return {_I: float(heavy * (3 if dtype.bytes == 8 else 1))}
+
+
+def price_form(form: Linear, wide: bool) -> float:
+    """Integer instructions of an index form; divisors are constants."""
+    total = 0.0
+    for term, coefficient in form.terms:
+        total += 1 if coefficient != 1 or len(form.terms) > 1 else 0.5
+        if not isinstance(term, Symbol):
+            power = term.divisor & (term.divisor - 1) == 0
+            total += (2 if power else 5) + price_form(term.dividend, wide)
+    return total * (2 if wide else 1)
+
+
+@dataclass
+class Access:
+    """All executions of one load or store statement, over the whole kernel.
+
+    level: number of global barriers before it.  bytes: asked for by threads.  sector_bytes: 32 for each sector that a
+    warp touches.  wavefronts: cycles of the load/store unit.  range_bytes: extent of the addresses, so that no more
+    than that is different memory.  task_bytes: different memory in one task of one block.
+    """
+
+    array: str
+    level: int
+    section: int
+    write: bool
+    bytes: float
+    sector_bytes: float
+    wavefronts: float
+    range_bytes: float
+    task_bytes: float
+    vector_bytes: int
+
+    @property
+    def unique_bytes(self) -> float:
+        return min(self.bytes, self.range_bytes)
+
+
+@dataclass
+class LoopWork:
+    """One task loop.  tasks: of all blocks.  mix: of a thread for one task (the average of the block's threads).
+    once_mix: before and after the loop, for each block.
+
+    chain_cycles: of a warp through one task, were it alone and memory at no distance.  batches: how often it then waits
+    for memory that it touches for the first time; rereads: for memory that this section touched before.
+    barriers: block barriers of one task.  load_bytes: what a thread asks for before it waits, the most.
+    prefetched: the next task's loads are under way while a task is worked on.
+    """
+
+    level: int
+    tasks: int
+    once: bool
+    mix: Mix = field(default_factory=dict)
+    once_mix: Mix = field(default_factory=dict)
+    chain_cycles: float = 0.0
+    once_cycles: float = 0.0
+    batches: float = 0.0
+    rereads: float = 0.0
+    barriers: float = 0.0
+    load_bytes: float = 0.0
+    prefetched: bool = False
+
+
+@dataclass(frozen=True)
+class Workload:
+    """loops in order; accesses to global memory.  registers: what a thread would use, needed_registers: with which it
+    can do without spilling.  instructions: static size of the code.  The last three are estimates."""
+
+    loops: tuple[LoopWork, ...]
+    accesses: tuple[Access, ...]
+    registers: int
+    needed_registers: int
+    instructions: int
+
+    def total(self, unit: Unit, grid: int, block: int) -> float:
+        """Instructions of all threads of the kernel."""
+        return block * sum(
+            loop.mix.get(unit, 0.0) * loop.tasks + loop.once_mix.get(unit, 0.0) * grid
+            for loop in self.loops
+        )
+
+
+_CHAIN = {_F: 2.0, _I: 1.5, _S: 6.0, _C: 3.0, _D: 8.0}
+"""Cycles that an instruction adds to a thread's own chain: 4 to 20 of latency, of which neighbours hide a part."""
+
+SHUFFLE_CYCLES, BARRIER_CYCLES, SHARED_CYCLES = 26.0, 40.0, 30.0
+UNROLLED_BY = 4
+"""Loops that are not unrolled fully are by this much (emit_cuda.py)."""
+
+BASE_REGISTERS = 16
+"""Addresses, indices and temporaries of a thread."""
+
+LOADED_WORDS, LEAST_LOADED_WORDS = 32, 8
+"""Words of vectors that the compiler keeps in flight where registers suffice, and where they do not."""
+
+ALWAYS = 1 << 30
+
+
+class _Counter:
+    def __init__(self, kernel: k.Kernel):
+        self.kernel = kernel
+        self.block = kernel.block
+        self.dtypes = {p.name: p.dtype for p in kernel.parameters}
+        self.slots = {s.name for s in kernel.slots}
+        self.reducers = {r.number: r for r in kernel.reducers}
+        self.loops: list[LoopWork] = []
+        self.accesses: list[Access] = []
+        self.level = 0
+        self.static = 0.0
+        self.values: dict[str, np.ndarray] = {}
+        self.spans: dict[str, tuple[int, int]] = {}
+        self.still: dict[str, tuple[int, int]] = {}  # within one task
+        self.threads: dict[str, np.ndarray] = {}
+        self.loop = LoopWork(0, 1, True)
+        self.in_task = False
+        self.prefetching = False
+        self.touched: set[str] = set()
+        self.waiting: dict[str, float] = {}  # arrays loaded since the last wait -> batches
+        self.asked = 0.0
+        self.words: dict[str, float] = {}  # of kept arrays and states
+        self.born: dict[str, int] = {}
+        self.dies: dict[str, int] = {}
+        self.loaded: dict[int, float] = {}  # words of vectors by turn
+        self.turn = 0  # counts the waits
+        self.lanes = 1
+
+    # -- where a warp stands -----------------------------------------------------------------------------------------
+
+    def set_threads(self, section: k.Section) -> None:
+        thread = np.arange(min(WARP, self.block))
+        cols, rows = section.col_threads, section.row_threads
+        self.values = {
+            "thread": thread,
+            "tx": thread % cols,
+            "ty": thread // cols % rows,
+            "to": thread // (rows * cols),
+        }
+        self.spans = {
+            "thread": (0, self.block - 1),
+            "tx": (0, cols - 1),
+            "ty": (0, rows - 1),
+            "to": (0, section.outer_threads - 1),
+            "first": (0, self.kernel.grid - 1),
+        }
+        self.still = {**self.spans, "first": (0, 0)}
+        self.threads = {
+            "tx": (np.arange(self.block) % cols),
+            "ty": np.arange(self.block) // cols % rows,
+            "to": np.arange(self.block) // (rows * cols),
+            "thread": np.arange(self.block),
+        }
+
+    def evaluate(self, form: Linear) -> np.ndarray:
+        """The form's value for each lane of a vector and each thread of a warp."""
+        total: np.ndarray = np.asarray(form.constant)
+        for term, coefficient in form.terms:
+            total = np.asarray(total + coefficient * self.evaluate_term(term))
+        return total
+
+    def evaluate_term(self, term: Term) -> np.ndarray:
+        match term:
+            case Quotient(dividend, divisor):
+                return np.asarray(self.evaluate(dividend) // divisor)
+            case Remainder(dividend, divisor):
+                return np.asarray(self.evaluate(dividend) % divisor)
+        if term.name == "lane":
+            return np.arange(self.lanes)[:, None]
+        if term.name.startswith("min("):  # a packed row clamped to the last one
+            inner = self.values.get(term.name[4:].partition(",")[0], np.asarray(0))
+            return np.asarray(np.minimum(inner, term.extent - 1))
+        return self.values.get(term.name, np.asarray(0))
+
+    def bounds(self, form: Linear, spans: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+        """Smallest and largest value of the form, names being within `spans`."""
+        low = high = form.constant
+        for term, coefficient in form.terms:
+            match term:
+                case Quotient(dividend, divisor):
+                    a, b = self.bounds(dividend, spans)
+                    a, b = a // divisor, b // divisor
+                case Remainder(dividend, divisor):
+                    a, b = self.bounds(dividend, spans)
+                    a, b = (a, b) if a >= 0 and b < divisor else (0, divisor - 1)
+                case Symbol(name, extent):
+                    most = (self.lanes if name == "lane" else extent) - 1
+                    a, b = spans.get(name, (0, most))
+                    b = min(b, most)
+            low += min(a * coefficient, b * coefficient)
+            high += max(a * coefficient, b * coefficient)
+        return low, max(high, low)
+
+    def passing(self, guards: Sequence[Guard]) -> tuple[float, float]:
+        """(share of threads, share of warps) for which the guards hold."""
+        threads, warps = 1.0, 1.0
+        mask = np.ones(self.block, bool)
+        for guard in guards:
+            if not isinstance(guard, Within):
+                threads /= guard.by
+                continue
+            names = {t.name for t, _ in guard.form.terms if isinstance(t, Symbol)}
+            if names and names <= set(self.threads):
+                position = np.full(self.block, guard.form.constant)
+                for term, c in guard.form.terms:
+                    if isinstance(term, Symbol):
+                        position += c * self.threads[term.name]
+                mask &= (position >= guard.low) & (position < guard.high)
+                continue
+            low, high = self.bounds(guard.form, self.spans)
+            share = (min(high + 1, guard.high) - max(low, guard.low)) / (high - low + 1)
+            share = min(max(share, 0.0), 1.0)
+            threads, warps = threads * share, warps * share
+        padded = np.zeros(-(-self.block // WARP) * WARP, bool)
+        padded[: self.block] = mask
+        return threads * float(mask.mean()), warps * float(padded.reshape(-1, WARP).any(1).mean())
+
+    # -- counting ----------------------------------------------------------------------------------------------------
+
+    def add(self, mix: Mapping[Unit, float], trips: float, copies: float = 1.0) -> None:
+        """Instructions executed `trips` times by the average thread, `copies` of them in the code."""
+        target = self.loop.mix if self.in_task else self.loop.once_mix
+        cycles = 0.0
+        for unit, count in mix.items():
+            target[unit] = target.get(unit, 0.0) + count * trips
+            cycles += _CHAIN.get(unit, 0.0) * count
+            self.static += count * copies
+        self.delay(cycles * trips)
+
+    def delay(self, cycles: float) -> None:
+        if self.prefetching:
+            return
+        if self.in_task:
+            self.loop.chain_cycles += cycles
+        else:
+            self.loop.once_cycles += cycles
+
+    def wait(self) -> None:
+        """What was loaded before is needed from here on."""
+        new = max((b for a, b in self.waiting.items() if a not in self.touched), default=0.0)
+        old = max((b for a, b in self.waiting.items() if a in self.touched), default=0.0)
+        if new:
+            self.loop.batches += new
+        else:
+            self.loop.rereads += old
+        self.touched |= set(self.waiting)
+        self.waiting = {}
+        self.turn += 1
+        self.loop.load_bytes = max(self.loop.load_bytes, self.asked)
+        self.asked = 0.0
+
+    def access(
+        self, array: str, position: Linear, size: int, width: int, write: bool, frame: _Frame
+    ) -> None:
+        """A load or store of `width` elements of `size` bytes at a form."""
+        if array in self.slots:
+            self.add({Unit.SHARED: 1, _I: price_form(position, False)}, frame.trips, frame.copies)
+            return
+        scalar_lanes = self.lanes if frame.in_lanes else 1
+        self.add(
+            {
+                Unit.MEMORY: math.ceil(size * width / 16),
+                _I: price_form(position, self.kernel.wide_index) / scalar_lanes,
+            },
+            frame.trips,
+            frame.copies,
+        )
+        # Lanes of a scalar access touch the same sectors again, which the L1 still has.
+        address = np.broadcast_to(self.evaluate(position), (self.lanes, len(self.values["tx"])))
+        if not frame.in_lanes:
+            address = address[:1]
+        at = np.unique(address * size)
+        sectors = len(np.unique(at // SECTOR_BYTES))
+        if width > 1:
+            sectors = max(sectors, math.ceil(len(at) * size * width / SECTOR_BYTES))
+        lines = len(np.unique(address[0] * size // LINE_BYTES))
+        threads = self.block * (self.loop.tasks if self.in_task else self.kernel.grid)
+        asked = frame.threads * threads * size * width
+        requests = frame.trips * threads / WARP
+        low, high = self.bounds(position, self.spans)
+        span = (high - low + width) * size
+        low, high = self.bounds(position, self.still)
+        in_task = min((high - low + width) * size, frame.threads * self.block * size * width)
+        cycles = max(lines, min(WARP, self.block) * size * width / LINE_BYTES) if len(at) > 1 else 1
+        self.accesses.append(
+            Access(
+                array,
+                self.level,
+                len(self.loops),
+                write,
+                asked,
+                sectors * SECTOR_BYTES * requests / scalar_lanes,
+                cycles * requests,
+                span,
+                in_task,
+                size * width,
+            )
+        )
+        if not write and not self.prefetching:
+            self.waiting[array] = max(self.waiting.get(array, 0.0), frame.batches)
+            self.asked += frame.together * size * width
+
+    def expression(self, expr: k.Expr) -> Mix:
+        mix: Mix = {}
+        stack: list[k.Expr] = [expr]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, k.Call):
+                for unit, count in price_op(item.op, item.dtype, item.operand_dtypes).items():
+                    mix[unit] = mix.get(unit, 0.0) + count
+                stack.extend(item.operands)
+            elif isinstance(item, k.Lane | k.Element) and item.dtype in _NARROW:
+                mix[_I] = mix.get(_I, 0.0) + 0.5
+            elif isinstance(item, k.Position):
+                mix[_I] = mix.get(_I, 0.0) + price_form(item.form, False)
+            if isinstance(item, k.Element):
+                self.dies[item.array] = self.turn
+                if item.array in self.slots:
+                    mix[Unit.SHARED] = mix.get(Unit.SHARED, 0.0) + 1
+            elif isinstance(item, k.Field):
+                self.dies[item.state] = self.turn
+        return mix
+
+    def combine(self, number: int) -> Mix:
+        """One combination of two states."""
+        reducer = self.reducers[number]
+        mix: Mix = {}
+        for node in reducer.region:
+            if OPS[node.op].kind is Kind.ELEMENTWISE:
+                dtype = reducer.fields[0] if node.dtype in _NARROW else node.dtype
+                for unit, count in price_op(node.op, dtype, [dtype]).items():
+                    mix[unit] = mix.get(unit, 0.0) + count
+        return mix
+
+    def walk(self, body: Sequence[k.Statement], frame: _Frame) -> None:
+        for statement in body:
+            self.statement(statement, frame)
+
+    def statement(self, statement: k.Statement, frame: _Frame) -> None:
+        match statement:
+            case k.Index(name, form):
+                self.values[name] = self.evaluate(form)
+                self.spans[name] = self.bounds(form, self.spans)
+                self.still[name] = self.bounds(form, self.still)
+                self.add({_I: price_form(form, self.kernel.wide_index)}, frame.trips, frame.copies)
+            case k.Start(_, expr, _, _):
+                self.add({**self.expression(expr), _I: 4}, frame.trips, frame.copies)
+            case k.Value(_, dtype, expr) | k.KeepSet(_, _, dtype, expr, _):
+                mix = self.expression(expr)
+                if isinstance(statement, k.KeepSet):
+                    self.born.setdefault(statement.name, self.turn)
+                    if statement.name in self.slots:
+                        mix[Unit.SHARED] = mix.get(Unit.SHARED, 0.0) + 1
+                self.add(mix, frame.trips, frame.copies)
+            case k.Load(_, dtype, array, position):
+                self.access(array, position, dtype.bytes, 1, False, frame)
+                self.load(max(dtype.bytes, 4) / 4 * min(frame.together, 8))
+            case k.LoadVector(_, dtype, array, position, width):
+                self.access(array, position, dtype.bytes, width, False, frame)
+                self.load(width * dtype.bytes / 4 * frame.together)
+            case k.StoreLane(_, dtype, expr):
+                mix = self.expression(expr)
+                if dtype in _NARROW:
+                    mix[_I] = mix.get(_I, 0.0) + 0.5
+                self.add(mix, frame.trips, frame.copies)
+            case k.StoreVector(array, position, _, dtype, width):
+                self.access(array, position, dtype.bytes, width, True, frame)
+            case k.Store(array, position, dtype, expr):
+                self.add(self.expression(expr), frame.trips, frame.copies)
+                self.access(array, position, dtype.bytes, 1, True, frame)
+            case k.Keep(name, dtype, count, raw):
+                self.words[name] = count * (dtype.bytes if raw else max(dtype.bytes, 4)) / 4
+            case k.Ahead(name, dtype, width, count):
+                self.words[name] = count * width * dtype.bytes / 4
+                self.born[name], self.dies[name] = self.turn, ALWAYS
+            case k.Prefetch(first, _, inner):
+                self.loop.prefetched = True
+                self.prefetching = True
+                if not first:  # the first task's loads are waited for like any other's
+                    self.walk(inner, frame)
+                self.prefetching = False
+            case k.Fetch(_, _, dtype, array, position, width):
+                self.access(array, position, dtype.bytes, width, False, frame)
+            case k.TakeVector(_, dtype, source, _, width):
+                if source in self.slots:
+                    self.add({Unit.SHARED: width * dtype.bytes / 16}, frame.trips, frame.copies)
+            case k.States(name, reducer, count):
+                self.words[name] = count * self.reducers[reducer].state_bytes / 4
+                self.born[name] = self.turn
+                if not self.in_task:
+                    self.dies[name] = ALWAYS
+            case k.Accumulate(_, _, reducer, values):
+                mix = self.combine(reducer)
+                for value in values:
+                    for unit, n in self.expression(value).items():
+                        mix[unit] = mix.get(unit, 0.0) + n
+                self.add(mix, frame.trips, frame.copies)
+            case k.AccumulateState(_, _, reducer, arrays, at):
+                for array, dtype in zip(arrays, self.reducers[reducer].fields, strict=True):
+                    self.access(array, at, dtype.bytes, 1, False, frame)
+                self.add(self.combine(reducer), frame.trips, frame.copies)
+            case k.ReduceAcross():
+                self.reduce(statement, frame)
+            case k.Finish(_, count, reducer, _):
+                mix = {unit: n * count for unit, n in self.combine(reducer).items()}
+                self.add(mix, frame.trips, frame.copies)
+            case k.Loop():
+                self.repeat(statement, frame)
+            case k.If(guards, inner):
+                threads, warps = self.passing(guards)
+                self.add({_I: 1.0 + len(guards)}, frame.trips, frame.copies)
+                self.walk(inner, frame.scaled(threads, warps))
+            case k.Choose(_, _, branches):
+                for branch in branches:
+                    threads, warps = self.passing(branch.guards)
+                    self.add({_I: 2.0}, frame.trips, frame.copies)
+                    self.walk(branch.body, frame.scaled(threads, warps))
+            case k.Barrier("global", _):
+                self.level += 1
+            case k.Barrier():
+                self.sync(frame, 1)
+            case k.Section():
+                self.section(statement)
+            case k.TaskLoop():
+                self.tasks(statement)
+
+    def load(self, words: float) -> None:
+        self.loaded[self.turn] = self.loaded.get(self.turn, 0.0) + words
+
+    def peak_words(self, loads: float) -> float:
+        """Most words of a thread that live at once, up to `loads` of them vectors just loaded.
+
+        What is loaded to be kept lies where it is kept.
+        """
+        peak = 0.0
+        for turn in range(self.turn + 1):
+            old = sum(
+                w
+                for n, w in self.words.items()
+                if self.born.get(n, 0) < turn <= self.dies.get(n, 0)
+            )
+            new = sum(w for n, w in self.words.items() if self.born.get(n, 0) == turn)
+            peak = max(peak, old + max(new, min(self.loaded.get(turn, 0.0), loads)))
+        return peak
+
+    def sync(self, frame: _Frame, barriers: float) -> None:
+        self.wait()
+        if barriers:
+            self.delay(BARRIER_CYCLES * barriers * frame.trips)
+            if self.in_task:
+                self.loop.barriers += barriers * frame.trips
+
+    def reduce(self, step: k.ReduceAcross, frame: _Frame) -> None:
+        """Butterflies within a warp, then an exchange through shared memory."""
+        shared = any(part.slot for part in step.parts)
+        warps = step.threads // WARP
+        barriers = 0.0
+        longest = 0.0
+        for part in step.parts:
+            combine = self.combine(part.reducer)
+            reducer = self.reducers[part.reducer]
+            shuffles = math.ceil(reducer.state_bytes / 4)
+            mix: Mix = {}
+
+            def butterfly(
+                rounds: int, n: int, combine: Mix = combine, mix: Mix = mix, s: int = shuffles
+            ) -> None:
+                for unit, count in combine.items():
+                    mix[unit] = mix.get(unit, 0.0) + count * rounds * n
+                mix[Unit.SHUFFLE] = mix.get(Unit.SHUFFLE, 0.0) + s * rounds * n
+                mix[_I] = mix.get(_I, 0.0) + 2 * rounds * n
+
+            if not shared:
+                rounds = max(step.threads - 1, 0).bit_length()
+                butterfly(rounds, part.count)
+                chain = rounds * (SHUFFLE_CYCLES + 6)
+            elif step.stride == 1:
+                butterfly(5, part.count)
+                chain = 5 * (SHUFFLE_CYCLES + 6) + 2 * SHARED_CYCLES
+                if step.butterfly:
+                    rounds = max(warps - 1, 0).bit_length()
+                    butterfly(rounds, part.count)
+                    chain += rounds * (SHUFFLE_CYCLES + 6)
+                    mix[Unit.SHARED] = 2.0 * part.count
+                else:
+                    mix[Unit.SHARED] = (1.0 + warps) * part.count
+                    for unit, count in combine.items():
+                        mix[unit] = mix.get(unit, 0.0) + count * (warps - 1) * part.count
+                    chain += warps * 4
+                barriers = 1
+            else:
+                turns = math.ceil(part.count / k.STRIDED_CHUNK)
+                mix[Unit.SHARED] = (1.0 + step.threads) * part.count
+                for unit, count in combine.items():
+                    mix[unit] = mix.get(unit, 0.0) + count * (step.threads - 1) * part.count
+                chain = turns * (2 * SHARED_CYCLES + step.threads * 6)
+                barriers += 2 * turns - 1
+            longest = max(longest, chain)
+            self.add_quietly(mix, frame)
+        self.sync(frame, barriers)
+        self.delay(longest * (1 + 0.2 * (len(step.parts) - 1)) * frame.trips)
+
+    def add_quietly(self, mix: Mix, frame: _Frame) -> None:
+        """Instructions whose latency is counted apart."""
+        target = self.loop.mix if self.in_task else self.loop.once_mix
+        for unit, count in mix.items():
+            target[unit] = target.get(unit, 0.0) + count * frame.trips
+            self.static += count
+
+    def repeat(self, loop: k.Loop, frame: _Frame) -> None:
+        if loop.count == 0:
+            return
+        self.spans[loop.variable] = self.still[loop.variable] = (0, loop.count - 1)
+        self.values[loop.variable] = np.asarray(0)
+        copies = loop.count if loop.unroll else min(loop.count, UNROLLED_BY)
+        inner = frame.repeated(loop.count, copies)
+        if loop.variable == "lane":
+            outer_lanes, self.lanes = self.lanes, loop.count
+            self.walk(loop.body, inner.with_lanes())
+            self.lanes = outer_lanes
+            return
+        if not loop.unroll and loop.count > 1:
+            self.add({_I: 2.0}, inner.trips / UNROLLED_BY)
+        # Vectors that lanes are taken from are known before the lane loop.
+        self.walk(loop.body, inner)
+
+    def section(self, section: k.Section) -> None:
+        # States of the sections before are gone.
+        self.dies = {n: min(t, self.turn) for n, t in self.dies.items()}
+        self.set_threads(section)
+        self.touched = set()
+        self.loop = LoopWork(self.level, 1, True)
+        self.in_task = False
+        self.walk(section.body, _Frame())
+        self.wait()
+        self.loops.append(self.loop)
+
+    def tasks(self, tasks: k.TaskLoop) -> None:
+        self.loop.tasks, self.loop.once = tasks.tasks, tasks.once
+        self.spans["task"], self.still["task"] = (0, tasks.tasks - 1), (0, 0)
+        self.in_task = True
+        self.walk(tasks.body, _Frame())
+        self.wait()
+        self.in_task = False
+
+    def result(self) -> Workload:
+        return Workload(
+            tuple(self.loops),
+            tuple(self.accesses),
+            int(BASE_REGISTERS + self.peak_words(LOADED_WORDS)),
+            int(BASE_REGISTERS + self.peak_words(LEAST_LOADED_WORDS)),
+            int(self.static),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where the walk stands within a task.  trips: executions by a warp of the block, on average; threads: by a thread.
+    copies: in the code.  batches: how many waits a load here means.  together: loads of a thread before it waits."""
+
+    trips: float = 1.0
+    threads: float = 1.0
+    copies: float = 1.0
+    batches: float = 1.0
+    together: float = 1.0
+    in_lanes: bool = False
+
+    def scaled(self, threads: float, warps: float) -> _Frame:
+        return _Frame(
+            self.trips * warps,
+            self.threads * threads,
+            self.copies,
+            self.batches,
+            self.together,
+            self.in_lanes,
+        )
+
+    def repeated(self, count: int, copies: int) -> _Frame:
+        return _Frame(
+            self.trips * count,
+            self.threads * count,
+            self.copies * copies,
+            self.batches * math.ceil(count / copies),
+            self.together * copies,
+            self.in_lanes,
+        )
+
+    def with_lanes(self) -> _Frame:
+        return _Frame(self.trips, self.threads, self.copies, self.batches, self.together, True)
+
+
+def count_workload(kernel: k.Kernel) -> Workload:
+    """What the kernel's threads execute and move."""
+    counter = _Counter(kernel)
+    counter.walk(kernel.body, _Frame())
+    return counter.result()
