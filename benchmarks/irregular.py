@@ -44,7 +44,7 @@ MOST_ELEMENTS = 70_000_000
 PRIMES = (7, 31, 127, 257, 521, 1021, 2053, 4099, 8209, 16411)
 LONG = (1 << 20, 1_000_003, 2_500_009, 5_000_011, 10_000_000)
 MANY = (1_000_003, 10_000_000)
-SKIPS = tuple(itertools.product((0, 1, 2), (0, 1, 3, 5)))[1:]
+SKIPS = tuple(itertools.product((0, 1, 2), (0, 1, 3, 5)))
 """Rows and columns cut off in front, in the program: x[1:, 3:]."""
 
 
@@ -91,7 +91,7 @@ class Point:
     @property
     def place(self) -> tuple[int, int]:
         """Line and column of the heat map."""
-        return self.skip if any(self.skip) else (self.rows, self.columns)
+        return self.skip if self.group == "slices" else (self.rows, self.columns)
 
     def case(self) -> Case:
         fn, (down, right) = OPS[self.op], self.skip
@@ -273,6 +273,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         parser.error(f"{unknown[0]!r} is none of {', '.join(OPS)}")
     groups = options.groups.split(",")
+    unknown = [group for group in groups if group not in GROUPS]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(GROUPS)}")
     points = [p for p in list_points(options.ops or tuple(OPS)) if p.group in groups]
     if options.resume and options.json and options.json.exists():
         done = load_results(options.json).rows

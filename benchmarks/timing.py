@@ -87,8 +87,8 @@ def choose_calls(us: float, work_us: float, most: int) -> int:
 SPIN = r"""
 extern "C" __global__ void spin(unsigned long long ns) {
     unsigned long long start, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - start < ns);
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); while (now - start < ns);
 }
 """
 
@@ -199,9 +199,10 @@ FMA = r"""
 extern "C" __global__ void fma_chain(float* out, float a, int steps) {
     float x[8];
     for (int i = 0; i < 8; ++i) x[i] = a * i + threadIdx.x;
-    for (int s = 0; s < steps; ++s)
+    for (int s = 0; s < steps; ++s) {
         #pragma unroll
         for (int i = 0; i < 8; ++i) x[i] = fmaf(x[i], a, 0.5f);
+    }
     float sum = 0;
     for (int i = 0; i < 8; ++i) sum += x[i];
     out[blockIdx.x * blockDim.x + threadIdx.x] = sum;

@@ -15,6 +15,7 @@ import pytest
 from astitch.compile import compile_hlo
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
+from astitch.nvrtc import compile_cuda
 from benchmarks import irregular, kernels, peers, timing
 from benchmarks.patterns import DTYPES, ON_CHIP_BYTES, PATTERNS, SIZES, Case, Pattern, choose_cases
 from benchmarks.results import (
@@ -245,6 +246,13 @@ def test_calls_of_a_batch_are_bounded() -> None:
     assert timing.choose_calls(1e6, 4000, 200) == 1
 
 
+@pytest.mark.parametrize("source", [timing.SPIN, timing.FMA])
+def test_kernels_of_the_clock_compile(source: str) -> None:
+    (resources,) = compile_cuda(source, "sm_90").kernels.values()
+    assert 0 < resources.registers < 64
+    assert resources.spill_store_bytes == 0
+
+
 def use_host_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """astitch's runner through the emulation, and no GPU time: what `measure_case` needs a GPU for."""
 
@@ -458,7 +466,8 @@ def test_sweep_report_ranks_and_draws(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "</svg>" in (tmp_path / "irregular.svg").read_text()
 
 
-def test_sweep_refuses_an_unknown_op() -> None:
+@pytest.mark.parametrize("arguments", [["cubic"], ["--groups", "cubes"]])
+def test_sweep_refuses_what_it_does_not_know(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        irregular.main(["cubic"])
+        irregular.main(arguments)
     assert caught.value.code == 2
