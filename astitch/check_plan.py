@@ -579,7 +579,9 @@ class _KernelCheck:
                 self.find(state, "state")
                 for init in inits:
                     trace += self.check_expr(init)
-            case k.Loop(variable, count, _, body):
+            case k.Loop(variable, count, _, body, bound):
+                if bound is not None:
+                    self.check_form(bound)
                 self.require(count > 0, f"a loop of {count} over {variable}")
                 trace = self.check_body(body, {variable: integer}, uniform=False)
             case k.If(guards, body):

@@ -32,19 +32,24 @@ STORAGE = {
     DType.BF16: "bf16",
     DType.F32: "float",
     DType.F64: "double",
+    DType.F8E4M3FN: "f8e4m3fn",
+    DType.F8E5M2: "f8e5m2",
 }
 """The C++ type of an element in memory."""
+
+PARTLY = 8
+"""Turns of a loop that is unrolled in part: independent loads that a thread has in flight."""
 
 EXACT = frozenset(
     {"maximum", "minimum", "select", "negate", "abs", "clamp", "copy", "optimization-barrier", "sign", "convert",
      "bitcast-convert", "floor", "ceil", "round-nearest-even", "round-nearest-afz"}
 )  # fmt: skip
-"""Ops whose result, computed in float from f16 or bf16 values, is such a value already."""
+"""Ops whose result, computed in float from values of a narrower float type, is such a value already."""
 
 
 def compute_type(dtype: DType) -> str:
-    """The C++ type of a value in a register: f16 and bf16 are held as float."""
-    return "float" if dtype in (DType.F16, DType.BF16) else STORAGE[dtype]
+    """The C++ type of a value in a register: floats of 8 and 16 bits are held as float."""
+    return "float" if dtype.is_narrow_float else STORAGE[dtype]
 
 
 def comment(text: str) -> str:
@@ -120,7 +125,8 @@ def spell_call(call: k.Call, operands: Sequence[str]) -> str:
             )
             return f"hlo_bitcast{kind}<{STORAGE[to]}, {STORAGE[source]}>({', '.join(operands)})"
         case "reduce-precision", ReducePrecisionAttrs(exponent, mantissa):
-            return f"hlo_reduce_precision<{exponent}, {mantissa}>({operands[0]})"
+            source = f", {STORAGE[call.dtype]}" if call.dtype.is_narrow_float else ""
+            return f"hlo_reduce_precision<{exponent}, {mantissa}{source}>({operands[0]})"
     row = OPS[call.op]
     if row.narrow_cuda and call.dtype in (DType.F16, DType.BF16):
         return row.narrow_cuda.format(*operands, T=STORAGE[call.dtype])
@@ -155,7 +161,7 @@ def spell(expr: k.Expr) -> str:
 
 def spell_value(dtype: DType, expr: k.Expr) -> str:
     """The expression, rounded once to its HLO dtype."""
-    narrow = dtype in (DType.F16, DType.BF16)
+    narrow = dtype.is_narrow_float
     exact = (isinstance(expr, k.Call) and expr.op in EXACT) or isinstance(
         expr, k.Lane | k.Element | k.Name | k.Number
     )
@@ -283,12 +289,19 @@ class _Printer:
                     f"{pad}for (int i = 0; i < {count}; ++i) {state}[i] = "
                     f"Reduce{reducer}::combine(Reduce{reducer}::State{{{fields}}}, {state}[i]);"
                 )
-            case k.Loop(variable, count, unroll, body):
-                if count == 1:
+            case k.Loop(variable, count, unroll, body, bound):
+                if bound is not None:
+                    end = spell_form(bound)
+                    yield f"{pad}#pragma unroll {PARTLY}"
+                    yield (
+                        f"{pad}for (int {variable} = 0, {variable}_end = {end} < {count} ? {end} : {count}; "
+                        f"{variable} < {variable}_end; ++{variable}) {{"
+                    )
+                elif count == 1:
                     yield f"{pad}{{"
                     yield f"{pad}  const int {variable} = 0;"
                 else:
-                    yield f"{pad}#pragma unroll{'' if unroll else ' 4'}"
+                    yield f"{pad}#pragma unroll{'' if unroll else f' {PARTLY}'}"
                     yield f"{pad}for (int {variable} = 0; {variable} < {count}; ++{variable}) {{"
                 yield from self.block(body, depth + 1)
                 yield f"{pad}}}"

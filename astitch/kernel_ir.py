@@ -327,12 +327,14 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """for (int variable = 0; variable < count; ++variable).  unroll: fully, or by 4."""
+    """for (int variable = 0; variable < count; ++variable).  unroll: fully, or in part.  bound: ends the loop earlier, so
+    that its body needs no guard."""
 
     variable: str
     count: int
     unroll: bool
     body: tuple[Statement, ...]
+    bound: Linear | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +444,7 @@ class Reducer:
     @property
     def state_bytes(self) -> int:
         """sizeof(State): fields in their compute types, padded as C++ does."""
-        sizes = [4 if f in (DType.F16, DType.BF16) else f.bytes for f in self.fields]
+        sizes = [4 if f.is_narrow_float else f.bytes for f in self.fields]
         total = 0
         for size in sizes:
             total = -(-total // size) * size + size

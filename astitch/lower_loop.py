@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.declarations import Declarations
 from astitch.dimensions import array_of
-from astitch.index import Linear, Symbol
+from astitch.index import Linear, Quotient, Symbol
 from astitch.ir import ArrayType, GetTupleElementAttrs
 from astitch.propagation import Guard, Index, Within
 from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency
@@ -29,8 +29,17 @@ from astitch.stitch_scheme import (
     shared_elements,
 )
 from astitch.storage import storage_name, storage_type
+from astitch.thread_mapping import ceil_div
 from astitch.values import Frame, Kept, Staged, Values, VectorLoad
 from astitch.zones import LANE, Key, Zone
+
+
+def steps_inside(size: int, minus_tile: Linear, thread: str, threads: int) -> Linear:
+    """How many of the positions tile + step * threads + thread are below `size`, by step."""
+    left = ix.add(
+        ix.constant(size + threads - 1), minus_tile, ix.scale(ix.of_symbol(Symbol(thread, threads)), -1)
+    )
+    return ix.of_symbol(Quotient(left, threads)) if threads > 1 else left
 
 
 MAX_AHEAD_BYTES = 64
@@ -329,14 +338,50 @@ class LoopLowering(Values):
         full = self.unrolled if unroll is None else unroll
         inner: list[k.Statement] = [*frames[Zone.ROW].statements]
         if column:
-            inner.append(k.Loop("l", m.col_steps, full, tuple(self.enter_column(column))))
+            inner.append(self.loop_over("l", m.col_steps, self.col_bound, full, self.enter_column, column))
         if not inner:
             return []
         if not row:
             return inner
-        return [k.Loop("k", m.row_steps, full, tuple(self.enter_row(inner)))]
+        return [self.loop_over("k", m.row_steps, self.row_bound, full, self.enter_row, inner)]
 
-    def enter_row(self, body: list[k.Statement]) -> Iterator[k.Statement]:
+    @staticmethod
+    def loop_over(
+        variable: str,
+        count: int,
+        bound: Linear | None,
+        full: bool,
+        enter: Callable[[list[k.Statement], bool], Iterator[k.Statement]],
+        body: list[k.Statement],
+    ) -> k.Statement:
+        """A loop over steps, some of which may lie beyond the end: a guard in each, or where they are many, an earlier
+        end of the loop, which leaves the loads free to run ahead."""
+        if full or count == 1 or bound is None:
+            return k.Loop(variable, count, full, tuple(enter(body, bound is not None)))
+        return k.Loop(variable, count, False, tuple(enter(body, False)), bound)
+
+    @property
+    def row_bound(self) -> Linear | None:
+        """Steps over rows that lie inside; None where all do."""
+        m = self.mapping
+        if m.row_size == 1 or m.row_tiles * m.row_steps * m.row_threads <= m.row_size:
+            return None
+        tile = ix.scale(ix.of_symbol(Symbol("row_tile", m.row_tiles)), -m.row_tile)
+        return steps_inside(m.row_size, tile if m.row_tiles > 1 else ix.ZERO, "ty", m.row_threads)
+
+    @property
+    def col_bound(self) -> Linear | None:
+        """Steps over the vectors of a row that lie inside; None where all do."""
+        m = self.mapping
+        if m.col_tiles * m.col_steps * m.col_threads * m.vector <= m.col_size:
+            return None
+        tile = ix.scale(
+            ix.of_symbol(Symbol("col_tile", m.col_tiles)), -(m.col_tile // m.vector)
+        )
+        vectors = ceil_div(m.col_size, m.vector)
+        return steps_inside(vectors, tile if m.col_tiles > 1 else ix.ZERO, "tx", m.col_threads)
+
+    def enter_row(self, body: list[k.Statement], guard: bool) -> Iterator[k.Statement]:
         m = self.mapping
         if m.row_size == 1:
             yield from body
@@ -351,11 +396,11 @@ class LoopLowering(Values):
         yield k.Index("row", form)
         if m.row_tile % m.row_threads and m.row_tiles > 1:
             raise AssertionError("a split row tile is a multiple of its threads")
-        if m.row_tiles * m.row_steps * m.row_threads > m.row_size:
+        if guard:
             guards.append(Within(ix.of_symbol(Symbol("row", 1 << 62)), 0, m.row_size))
         yield from self.guarded(tuple(guards), body)
 
-    def enter_column(self, body: list[k.Statement]) -> Iterator[k.Statement]:
+    def enter_column(self, body: list[k.Statement], guard: bool) -> Iterator[k.Statement]:
         m = self.mapping
         step = ix.of_symbol(Symbol("l", m.col_steps))
         form = ix.add(ix.scale(step, m.col_threads), ix.of_symbol(Symbol("tx", m.col_threads)))
@@ -364,7 +409,7 @@ class LoopLowering(Values):
             form = ix.add(form, ix.scale(ix.of_symbol(Symbol("col_tile", m.col_tiles)), m.col_tile))
         yield k.Index("col", form)
         guards = []
-        if m.col_tiles * m.col_steps * m.col_threads * m.vector > m.col_size:
+        if guard:
             guards.append(Within(ix.of_symbol(Symbol("col", 1 << 62)), 0, m.col_size))
         yield from self.guarded(tuple(guards), body)
 

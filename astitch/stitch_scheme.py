@@ -315,7 +315,11 @@ class _Arranger:
         group = self.groups.groups[self.group_of[root.name]]
         if group.dominant not in self.mapping_of:
             space = make_root(self.graph, self.dimensions, group.dominant).space
-            space = replace(space, held_words=self.held_words(group, space))
+            space = replace(
+                space,
+                held_words=self.held_words(group, space),
+                element_bytes=self.element_bytes(group, space),
+            )
             self.mapping_of[group.dominant] = self.map_space(space)
         mapping = self.mapping_of[group.dominant]
         if why_not_aligned(root.space, mapping) is None:
@@ -324,6 +328,20 @@ class _Arranger:
 
     def map_space(self, space: Space) -> Mapping:
         return map_space(space, self.gpu, self.block, self.wave, self.schedule)
+
+    def element_bytes(self, group: Group, space: Space) -> int:
+        """The widest element among the arrays of the space's size that the group reads or writes: what is converted
+        on the way to a reduce does not narrow the accesses."""
+        widest = 0
+        for name in group.roots:
+            root = make_root(self.graph, self.dimensions, name)
+            reads, arrays = self.reads_of(root)
+            types = [array_of(self.graph[a]) for a in (*arrays, *(r.operand for r in reads))]
+            if root.kind is RootKind.POINTWISE:
+                types.append(array_of(self.graph[name]))
+            sizes = [t.dtype.bytes for t in types if t.size >= size_of(space.atoms)]
+            widest = max(widest, *sizes, 0)
+        return widest or space.element_bytes
 
     def held_words(self, group: Group, space: Space) -> float:
         """Words for each element of a row: inputs that several phases need, and sums over the rows."""

@@ -29,9 +29,9 @@ SPLIT_MIN_COLUMNS = 4096
 MAX_HELD_WORDS = 32
 """32-bit registers of a thread for the elements of a row that it holds from phase to phase, and for its column sums."""
 
-MAX_ROW_ELEMENTS = 32
-"""Elements of a row in one thread: narrow ones too are worked on as 32-bit values, and 64 of them left half of an
-H100's warps without registers (softmax of bf16)."""
+MAX_ROW_ELEMENTS = 16
+"""Elements of a row in one thread: narrow ones too are worked on as 32-bit values, and more of them leave half of an
+H100's warps without registers (softmax and LayerNorm of bf16)."""
 
 COALESCED_LANES = 8
 """Neighbouring threads that read one row at least, where it is long enough: 8 accesses of 16 bytes fill a line."""
@@ -182,6 +182,14 @@ def _minor_run(atoms: Atoms, wanted: frozenset[Symbol]) -> int:
     return length
 
 
+def whole_parts(units: int, parts: int) -> int:
+    """A number of equal parts close below `parts` that leaves no rest, or `parts` itself."""
+    for fewer in range(parts, parts - parts // 8, -1):
+        if units % fewer == 0:
+            return fewer
+    return parts
+
+
 def map_space(
     space: Space, gpu: Gpu, block: int, wave: int, schedule: Schedule = DEFAULT
 ) -> Mapping:
@@ -290,6 +298,8 @@ def _map_columns(
     if wanted is None:
         wanted = wave // tiles if tiles * 2 <= wave and rows > row_threads * 8 else 1
     parts = max(min(wanted, ceil_div(rows, row_threads * 4)), 1)
+    if schedule.split is None:
+        parts = whole_parts(ceil_div(rows, row_threads), parts)
     row_tile = ceil_div(ceil_div(rows, parts), row_threads) * row_threads
     kind = "mixed reduce" if mixed else "column-reduce"
     reason = f"{kind}: {row_threads} rows x {col_threads} threads a block"

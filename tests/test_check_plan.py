@@ -321,7 +321,7 @@ def replace_statements(body: Body, change: Callable[[k.Statement], Body]) -> Bod
     """The body with every statement put through `change`, innermost first."""
     found: list[k.Statement] = []
     for statement in body:
-        if isinstance(statement, k.Section | k.TaskLoop | k.Loop | k.If):
+        if isinstance(statement, k.Section | k.TaskLoop | k.Loop | k.If | k.Prefetch):
             statement = replace(statement, body=replace_statements(statement.body, change))
         found += change(statement)
     return tuple(found)
@@ -342,7 +342,9 @@ def in_a_guard(kind: type[k.Statement]) -> Callable[[k.Statement], Body]:
         (drop(k.States), "is used before it is defined"),
         (drop(k.Index), "is used before it is defined"),
         (drop(k.Load), "is used before it is defined"),
-        (drop(k.LoadVector), "is used before it is defined"),
+        (drop(k.Fetch), "announced as read and never is"),
+        (drop(k.TakeVector), "is used before it is defined"),
+        (drop(k.Ahead), "is used before it is defined"),
         (drop(k.StoreVector), "is stored by 0 statements"),
         (in_a_guard(k.ReduceAcross), "is reduced across threads where not all of them come by"),
         (in_a_guard(k.TaskLoop), "a task loop where not all threads come by"),

@@ -378,7 +378,41 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     (k.Loop("l", 1, True, BODY), "{\n  const int l = 0;\n  const int x = i;\n}"),
     (
         k.Loop("l", 99, False, BODY),
-        "#pragma unroll 4\nfor (int l = 0; l < 99; ++l) {\n  const int x = i;\n}",
+        "#pragma unroll 8\nfor (int l = 0; l < 99; ++l) {\n  const int x = i;\n}",
+    ),
+    (
+        k.Loop("l", 99, False, BODY, AT),
+        "#pragma unroll 8\nfor (int l = 0, l_end = i < 99 ? i : 99; l < l_end; ++l) {\n  const int x = i;\n}",
+    ),
+    (
+        k.TaskLoop(7, False, BODY, True),
+        "int turn = 1;\nfor (int task = first; task < 7; task += gridDim.x) {\n  turn ^= 1;\n  const int x = i;\n}",
+    ),
+    (k.Ahead("a", BF16, 8, 2), "Vec<bf16, 8> a[2];"),
+    (k.Advance("a", "b", 2), "#pragma unroll\nfor (int i = 0; i < 2; ++i) a[i] = b[i];"),
+    (
+        k.Prefetch(True, 7, BODY),
+        "if (first < 7) {\n  const int task = first;\n  const int x = i;\n}",
+    ),
+    (
+        k.Prefetch(False, 7, (k.Fetch("ring", AT, BF16, "p", AT, 8),)),
+        "if (const int next = task + gridDim.x; next < 7) {\n  const int task = next;\n"
+        "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
+    ),
+    (
+        k.Prefetch(True, 7, (k.Fetch("ring", AT, BF16, "p", AT, 8),)),
+        "if (first < 7) {\n  const int task = first;\n  const int turn = 1;\n"
+        "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
+    ),
+    (
+        k.Fetch("a", AT, BF16, "p", AT, 8),
+        "a[i] = *reinterpret_cast<const Vec<bf16, 8>*>(p + (i));",
+    ),
+    (k.CopyWait(), "copy_wait<1>();"),
+    (k.TakeVector("v", BF16, "a", AT, 8), "const Vec<bf16, 8> v = a[i];"),
+    (
+        k.TakeVector("v", BF16, "ring", AT, 8),
+        "const Vec<bf16, 8> v = shared_vec<bf16, 8>(ring, (i) * 8);",
     ),
     (k.If((Within(AT, 0, 5),), BODY), "if (i < 5) {\n  const int x = i;\n}"),
     (
@@ -425,8 +459,12 @@ def small_kernel(*body: k.Statement) -> k.Kernel:
 
 @pytest.mark.parametrize(("statement", "text"), STATEMENTS, ids=[t[:40] for _, t in STATEMENTS])
 def test_statements(statement: k.Statement, text: str) -> None:
-    lines = emit_cuda(small_kernel(statement)).splitlines()
-    start = lines.index("    float* __restrict__ q) {") + 1
+    kernel = small_kernel(statement)
+    ring = k.Slot("ring", BF16, None, 8, 16, (0, 0), (0, 0))
+    if "ring" in text:
+        kernel = replace(kernel, slots=(ring,))
+    lines = emit_cuda(kernel).splitlines()
+    start = lines.index("    float* __restrict__ q) {") + 1 + len(kernel.slots)
     assert "\n".join(line.removeprefix("  ") for line in lines[start:-1]) == text
 
 

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 48 x 512 threads, 128 B shared
+// stitch_0: grid 32 x 512 threads, 128 B shared
 //   jit(cross_entropy_bf16)/jvp()/convert_element_type
 //   jit(cross_entropy_bf16)/jvp()/reduce_max
 //   jit(cross_entropy_bf16)/jvp()/is_finite
@@ -47,16 +47,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 64, 16);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0__1, 0, 16);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0__2, 0, 16);
-  {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 4; 48 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 3 blocks
+  {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 8; 32 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 2 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 48) {
+    if (first < 32) {
       const int task = first;
-      const int outer = ((task) / 3);
-      const int col_tile = ((task) % 3);
+      const int outer = ((task) / 2);
+      const int col_tile = ((task) % 2);
       Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
@@ -68,12 +68,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 2048 + tx * 4 + col_tile * 2048;
+          const int col = l * 4096 + tx * 8 + col_tile * 4096;
           if (col < 5000) {
             const int at_0 = outer * 5000 + col;
-            const Vec<bf16, 4> logits_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at_0));
+            const Vec<bf16, 8> logits_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_logits_1 + (at_0));
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
+            for (int lane = 0; lane < 8; ++lane) {
               const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
               const float convert_element_type_2 = hlo_convert<float, bf16>(logits_1);
               reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{convert_element_type_2});
@@ -99,16 +99,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_sum.21 before level 1
-  {  // loop 1: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 4; 48 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 3 blocks
+  {  // loop 1: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 8; 32 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 2 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 48) {
+    if (first < 32) {
       const int task = first;
-      const int outer = ((task) / 3);
-      const int col_tile = ((task) % 3);
+      const int outer = ((task) / 2);
+      const int col_tile = ((task) % 2);
       Reduce1::State reduce_sum_22_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_22_state_0[i] = Reduce1::identity();
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_sum_0[i] = Reduce0::identity();
       #pragma unroll
-      for (int part = 0; part < 3; ++part) {
+      for (int part = 0; part < 2; ++part) {
         reduce_max_7_sum_0[0] = Reduce0::combine(reduce_max_7_sum_0[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part * 16 + outer])});
       }
       const float reduce_max_7 = reduce_max_7_sum_0[0].f0;
@@ -126,12 +126,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 2048 + tx * 4 + col_tile * 2048;
+          const int col = l * 4096 + tx * 8 + col_tile * 4096;
           if (col < 5000) {
             const int at_0__1 = outer * 5000 + col;
-            const Vec<bf16, 4> logits_1_v_0__1 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at_0__1));
+            const Vec<bf16, 8> logits_1_v_0__1 = *reinterpret_cast<const Vec<bf16, 8>*>(p_logits_1 + (at_0__1));
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
+            for (int lane = 0; lane < 8; ++lane) {
               const float logits_1__1 = load_as<float>(logits_1_v_0__1.v[lane]);
               const float convert_element_type_2__1 = hlo_convert<float, bf16>(logits_1__1);
               const float sub_8 = hlo_subtract(convert_element_type_2__1, select_n_7);
@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_sum.21, %reduce_sum.22 before level 2
-  {  // loop 2: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 4; 48 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 3 blocks
+  {  // loop 2: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 8; 32 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 2 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
@@ -159,15 +159,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     Reduce1::State reduce_sum_23_state_0[1];
     #pragma unroll
     for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce1::identity();
-    if (first < 48) {
+    if (first < 32) {
       const int task = first;
-      const int outer = ((task) / 3);
-      const int col_tile = ((task) % 3);
+      const int outer = ((task) / 2);
+      const int col_tile = ((task) % 2);
       Reduce1::State reduce_sum_22_sum_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_22_sum_0[i] = Reduce1::identity();
       #pragma unroll
-      for (int part = 0; part < 3; ++part) {
+      for (int part = 0; part < 2; ++part) {
         reduce_sum_22_sum_0[0] = Reduce1::combine(reduce_sum_22_sum_0[0], Reduce1::State{load_as<float>(p_reduce_sum_22_partial0_0[part * 16 + outer])});
       }
       const float reduce_sum_22 = reduce_sum_22_sum_0[0].f0;
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_sum_0__1[i] = Reduce0::identity();
       #pragma unroll
-      for (int part = 0; part < 3; ++part) {
+      for (int part = 0; part < 2; ++part) {
         reduce_max_7_sum_0__1[0] = Reduce0::combine(reduce_max_7_sum_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part * 16 + outer])});
       }
       const float reduce_max_7__1 = reduce_max_7_sum_0__1[0].f0;
@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_21_sum_0[i] = Reduce1::identity();
       #pragma unroll
-      for (int part = 0; part < 3; ++part) {
+      for (int part = 0; part < 2; ++part) {
         reduce_sum_21_sum_0[0] = Reduce1::combine(reduce_sum_21_sum_0[0], Reduce1::State{load_as<float>(p_reduce_sum_21_partial0_0[part * 16 + outer])});
       }
       const float reduce_sum_21 = reduce_sum_21_sum_0[0].f0;
@@ -207,13 +207,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 2048 + tx * 4 + col_tile * 2048;
+          const int col = l * 4096 + tx * 8 + col_tile * 4096;
           if (col < 5000) {
             const int at_0__2 = outer * 5000 + col;
-            const Vec<bf16, 4> logits_1_v_0__2 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at_0__2));
-            Vec<bf16, 4> convert_element_type_3_w_0;
+            const Vec<bf16, 8> logits_1_v_0__2 = *reinterpret_cast<const Vec<bf16, 8>*>(p_logits_1 + (at_0__2));
+            Vec<bf16, 8> convert_element_type_3_w_0;
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
+            for (int lane = 0; lane < 8; ++lane) {
               const float logits_1__2 = load_as<float>(logits_1_v_0__2.v[lane]);
               const float convert_element_type_2__2 = hlo_convert<float, bf16>(logits_1__2);
               const float sub_8__1 = hlo_subtract(convert_element_type_2__2, select_n_7__1);
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float convert_element_type_3 = hlo_convert<bf16, float>(add_any_3);
               convert_element_type_3_w_0.v[lane] = store_exact<bf16>(convert_element_type_3);
             }
-            *reinterpret_cast<Vec<bf16, 4>*>(p_convert_element_type_3 + (at_0__2)) = convert_element_type_3_w_0;
+            *reinterpret_cast<Vec<bf16, 8>*>(p_convert_element_type_3 + (at_0__2)) = convert_element_type_3_w_0;
           }
         }
       }
@@ -234,18 +234,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     reduce_warps<Reduce1>(reduce_sum_23_state_0, exchange_1_0__2);
     __syncthreads();
     combine_warps<Reduce1, 512, false>(reduce_sum_23_state_0, exchange_1_0__2);
-    if (first < 48) {
+    if (first < 32) {
       if (tx < 1) {
         p_reduce_sum_23_partial0_0[first] = store_as<float>(reduce_sum_23_state_0[0].f0);
       }
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %reduce_sum.22, %reduce_sum.23 before level 3
-  {  // loop 3: outer 1 / 32 threads, row 1 / 1 threads x 1, col 48 / 16 threads x 1 x 4; 1 tasks; row-reduce: 32 rows a block, 16 threads a row
+  {  // loop 3: outer 1 / 64 threads, row 1 / 1 threads x 1, col 32 / 8 threads x 1 x 4; 1 tasks; row-reduce: 64 rows a block, 8 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 16;
-    const int ty = thread / 16 % 1;
-    const int to = thread / 16;
+    const int tx = thread % 8;
+    const int ty = thread / 8 % 1;
+    const int to = thread / 8;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
@@ -256,18 +256,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 64 + tx * 4;
-          if (col < 48) {
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              if (to < 1) {
-                reduce_sum_23_state_0__1[0] = Reduce1::combine(reduce_sum_23_state_0__1[0], Reduce1::State{load_as<float>(p_reduce_sum_23_partial0_0[col + lane])});
-              }
+          const int col = l * 32 + tx * 4;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            if (to < 1) {
+              reduce_sum_23_state_0__1[0] = Reduce1::combine(reduce_sum_23_state_0__1[0], Reduce1::State{load_as<float>(p_reduce_sum_23_partial0_0[col + lane])});
             }
           }
         }
       }
-      reduce_lanes<Reduce1, 16, 1>(reduce_sum_23_state_0__1);
+      reduce_lanes<Reduce1, 8, 1>(reduce_sum_23_state_0__1);
       const float reduce_sum_23 = reduce_sum_23_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_23[0] = store_as<float>(reduce_sum_23);

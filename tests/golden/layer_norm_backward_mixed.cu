@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 512 threads, 16512 B shared
+// stitch_0: grid 16 x 512 threads, 16512 B shared
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/convert_element_type
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/mul
 //   jit(layer_norm_backward_mixed)/jvp()/convert_element_type
@@ -39,24 +39,24 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 16384, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 2048);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__3, 0, 2048);
-  {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
+  {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 128 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 1;
+    const int to = thread / 128;
     const int first = blockIdx.x;
-    bf16 dy_1_kept_0[4];
-    bf16 x_1_kept_0[4];
-    float gamma_1_kept_0[4];
-    Reduce0::State reduce_sum_81_state_0[4];
+    bf16 dy_1_kept_0[8];
+    bf16 x_1_kept_0[8];
+    float gamma_1_kept_0[8];
+    Reduce0::State reduce_sum_81_state_0[8];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_81_state_0[i] = Reduce0::identity();
-    Reduce0::State reduce_sum_79_state_0[4];
+    for (int i = 0; i < 8; ++i) reduce_sum_81_state_0[i] = Reduce0::identity();
+    Reduce0::State reduce_sum_79_state_0[8];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_79_state_0[i] = Reduce0::identity();
-    if (first < 32) {
+    for (int i = 0; i < 8; ++i) reduce_sum_79_state_0[i] = Reduce0::identity();
+    if (first < 16) {
       const int task = first;
-      const int outer = task * 2 + to;
+      const int outer = task * 4 + to;
       Reduce0::State reduce_sum_77_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_77_state_0[i] = Reduce0::identity();
@@ -64,28 +64,28 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 1024 + tx * 4;
+          const int col = l * 1024 + tx * 8;
           if (col < 768) {
             const int at_0 = outer * 768 + col;
-            const Vec<bf16, 4> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_x_1 + (at_0));
-            const Vec<bf16, 4> dy_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_dy_1 + (at_0));
+            const Vec<bf16, 8> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_x_1 + (at_0));
+            const Vec<bf16, 8> dy_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_dy_1 + (at_0));
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
+            for (int lane = 0; lane < 8; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 4 + l * 4 + lane] = store_exact<bf16>(x_1);
+              x_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(x_1);
               const float convert_element_type_3 = hlo_convert<float, bf16>(x_1);
               reduce_sum_77_state_0[0] = Reduce0::combine(reduce_sum_77_state_0[0], Reduce0::State{convert_element_type_3});
               const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
-              dy_1_kept_0[k * 4 + l * 4 + lane] = store_exact<bf16>(dy_1);
+              dy_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(dy_1);
               const float convert_element_type_4 = hlo_convert<float, bf16>(dy_1);
-              reduce_sum_79_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_79_state_0[l * 4 + lane], Reduce0::State{convert_element_type_4});
+              reduce_sum_79_state_0[l * 8 + lane] = Reduce0::combine(reduce_sum_79_state_0[l * 8 + lane], Reduce0::State{convert_element_type_4});
             }
           }
         }
       }
       reduce_warps<Reduce0>(reduce_sum_77_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 256, false>(reduce_sum_77_state_0, exchange_0_0);
+      combine_warps<Reduce0, 128, false>(reduce_sum_77_state_0, exchange_0_0);
       Reduce0::State reduce_sum_78_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_78_state_0[i] = Reduce0::identity();
@@ -98,20 +98,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 1024 + tx * 4;
+          const int col = l * 1024 + tx * 8;
           if (col < 768) {
-            const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+            const Vec<float, 8> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 8>*>(p_gamma_1 + (col));
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+            for (int lane = 0; lane < 8; ++lane) {
+              const float x_1__1 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
               const float convert_element_type_3__1 = hlo_convert<float, bf16>(x_1__1);
               const float sub_11 = hlo_subtract(convert_element_type_3__1, div_5_divide_0);
               const float square_1 = hlo_multiply(sub_11, sub_11);
               reduce_sum_78_state_0[0] = Reduce0::combine(reduce_sum_78_state_0[0], Reduce0::State{square_1});
-              const float dy_1__1 = load_as<float>(dy_1_kept_0[k * 4 + l * 4 + lane]);
+              const float dy_1__1 = load_as<float>(dy_1_kept_0[k * 8 + l * 8 + lane]);
               const float convert_element_type_4__1 = hlo_convert<float, bf16>(dy_1__1);
               const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
-              gamma_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(gamma_1);
+              gamma_1_kept_0[k * 8 + l * 8 + lane] = store_as<float>(gamma_1);
               const float mul_32 = hlo_multiply(convert_element_type_4__1, gamma_1);
               const float mul_33 = hlo_multiply(sub_11, mul_32);
               reduce_sum_83_state_0[0] = Reduce0::combine(reduce_sum_83_state_0[0], Reduce0::State{mul_33});
@@ -122,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_warps<Reduce0>(reduce_sum_78_state_0, exchange_0_1);
       reduce_warps<Reduce0>(reduce_sum_83_state_0, exchange_0_1__1);
       __syncthreads();
-      combine_warps<Reduce0, 256, false>(reduce_sum_78_state_0, exchange_0_1);
-      combine_warps<Reduce0, 256, false>(reduce_sum_83_state_0, exchange_0_1__1);
+      combine_warps<Reduce0, 128, false>(reduce_sum_78_state_0, exchange_0_1);
+      combine_warps<Reduce0, 128, false>(reduce_sum_83_state_0, exchange_0_1__1);
       Reduce0::State reduce_sum_84_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_84_state_0[i] = Reduce0::identity();
@@ -144,18 +144,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 1024 + tx * 4;
+          const int col = l * 1024 + tx * 8;
           if (col < 768) {
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float dy_1__2 = load_as<float>(dy_1_kept_0[k * 4 + l * 4 + lane]);
+            for (int lane = 0; lane < 8; ++lane) {
+              const float dy_1__2 = load_as<float>(dy_1_kept_0[k * 8 + l * 8 + lane]);
               const float convert_element_type_4__2 = hlo_convert<float, bf16>(dy_1__2);
-              const float gamma_1__1 = load_as<float>(gamma_1_kept_0[k * 4 + l * 4 + lane]);
+              const float gamma_1__1 = load_as<float>(gamma_1_kept_0[k * 8 + l * 8 + lane]);
               const float mul_32__1 = hlo_multiply(convert_element_type_4__2, gamma_1__1);
               const float mul_37 = hlo_multiply(mul_32__1, rsqrt_1_rsqrt_0);
               const float neg_2 = hlo_negate(mul_37);
               reduce_sum_84_state_0[0] = Reduce0::combine(reduce_sum_84_state_0[0], Reduce0::State{neg_2});
-              const float x_1__2 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+              const float x_1__2 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
               const float convert_element_type_3__2 = hlo_convert<float, bf16>(x_1__2);
               const float sub_11__1 = hlo_subtract(convert_element_type_3__2, div_5_divide_0);
               const float mul_22 = hlo_multiply(sub_11__1, 2.0f);
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               reduce_sum_86_state_0[0] = Reduce0::combine(reduce_sum_86_state_0[0], Reduce0::State{neg_3});
               const float mul_27 = hlo_multiply(sub_11__1, rsqrt_1_rsqrt_0);
               const float mul_28 = hlo_multiply(mul_27, convert_element_type_4__2);
-              reduce_sum_81_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_81_state_0[l * 4 + lane], Reduce0::State{mul_28});
+              reduce_sum_81_state_0[l * 8 + lane] = Reduce0::combine(reduce_sum_81_state_0[l * 8 + lane], Reduce0::State{mul_28});
             }
           }
         }
@@ -172,8 +172,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_warps<Reduce0>(reduce_sum_84_state_0, exchange_0_0);
       reduce_warps<Reduce0>(reduce_sum_86_state_0, exchange_0_0__1);
       __syncthreads();
-      combine_warps<Reduce0, 256, false>(reduce_sum_84_state_0, exchange_0_0);
-      combine_warps<Reduce0, 256, false>(reduce_sum_86_state_0, exchange_0_0__1);
+      combine_warps<Reduce0, 128, false>(reduce_sum_84_state_0, exchange_0_0);
+      combine_warps<Reduce0, 128, false>(reduce_sum_86_state_0, exchange_0_0__1);
       const float reduce_sum_84 = reduce_sum_84_state_0[0].f0;
       const float reduce_sum_86 = reduce_sum_86_state_0[0].f0;
       const float add_any_4_add_0 = hlo_add(reduce_sum_84, reduce_sum_86);
@@ -183,18 +183,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 1024 + tx * 4;
+          const int col = l * 1024 + tx * 8;
           if (col < 768) {
             const int at_0__1 = outer * 768 + col;
-            Vec<bf16, 4> convert_element_type_5_w_0;
+            Vec<bf16, 8> convert_element_type_5_w_0;
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float dy_1__3 = load_as<float>(dy_1_kept_0[k * 4 + l * 4 + lane]);
+            for (int lane = 0; lane < 8; ++lane) {
+              const float dy_1__3 = load_as<float>(dy_1_kept_0[k * 8 + l * 8 + lane]);
               const float convert_element_type_4__3 = hlo_convert<float, bf16>(dy_1__3);
-              const float gamma_1__2 = load_as<float>(gamma_1_kept_0[k * 4 + l * 4 + lane]);
+              const float gamma_1__2 = load_as<float>(gamma_1_kept_0[k * 8 + l * 8 + lane]);
               const float mul_32__2 = hlo_multiply(convert_element_type_4__3, gamma_1__2);
               const float mul_37__1 = hlo_multiply(mul_32__2, rsqrt_1_rsqrt_0);
-              const float x_1__3 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+              const float x_1__3 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
               const float convert_element_type_3__3 = hlo_convert<float, bf16>(x_1__3);
               const float sub_11__2 = hlo_subtract(convert_element_type_3__3, div_5_divide_0);
               const float mul_22__1 = hlo_multiply(sub_11__2, 2.0f);
@@ -204,36 +204,36 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float convert_element_type_5 = hlo_convert<bf16, float>(add_any_5);
               convert_element_type_5_w_0.v[lane] = store_exact<bf16>(convert_element_type_5);
             }
-            *reinterpret_cast<Vec<bf16, 4>*>(p_convert_element_type_5 + (at_0__1)) = convert_element_type_5_w_0;
+            *reinterpret_cast<Vec<bf16, 8>*>(p_convert_element_type_5 + (at_0__1)) = convert_element_type_5_w_0;
           }
         }
       }
     }
-    reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_81_state_0, exchange_0_1);
-    reduce_strided<Reduce0, 2, 256, 512, 4>(reduce_sum_79_state_0, exchange_0_0);
-    if (first < 32) {
+    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_81_state_0, exchange_0_1);
+    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_79_state_0, exchange_0_0);
+    if (first < 16) {
       {
         const int l = 0;
-        const int col = l * 1024 + tx * 4;
+        const int col = l * 1024 + tx * 8;
         if (col < 768) {
           #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
+          for (int lane = 0; lane < 8; ++lane) {
             if (to < 1) {
-              p_reduce_sum_81_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_81_state_0[l * 4 + lane].f0);
+              p_reduce_sum_81_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_81_state_0[l * 8 + lane].f0);
             }
           }
         }
       }
     }
-    if (first < 32) {
+    if (first < 16) {
       {
         const int l = 0;
-        const int col = l * 1024 + tx * 4;
+        const int col = l * 1024 + tx * 8;
         if (col < 768) {
           #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
+          for (int lane = 0; lane < 8; ++lane) {
             if (to < 1) {
-              p_reduce_sum_79_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_79_state_0[l * 4 + lane].f0);
+              p_reduce_sum_79_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_79_state_0[l * 8 + lane].f0);
             }
           }
         }
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.81, %reduce_sum.79 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 32 / 16 threads x 2, col 768 / 32 threads x 1 x 4; 6 tasks; column-reduce: 16 rows x 32 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 16 / 16 threads x 1, col 768 / 32 threads x 1 x 4; 6 tasks; column-reduce: 16 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 16;
@@ -253,8 +253,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       Reduce0::State reduce_sum_81_state_0__1[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_sum_81_state_0__1[i] = Reduce0::identity();
-      #pragma unroll
-      for (int k = 0; k < 2; ++k) {
+      {
+        const int k = 0;
         const int row = k * 16 + ty;
         {
           const int l = 0;
@@ -283,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 2: outer 1 / 1 threads, row 32 / 16 threads x 2, col 768 / 32 threads x 1 x 4; 6 tasks; column-reduce: 16 rows x 32 threads a block
+  {  // loop 2: outer 1 / 1 threads, row 16 / 16 threads x 1, col 768 / 32 threads x 1 x 4; 6 tasks; column-reduce: 16 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 16;
@@ -295,8 +295,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       Reduce0::State reduce_sum_79_state_0__1[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_sum_79_state_0__1[i] = Reduce0::identity();
-      #pragma unroll
-      for (int k = 0; k < 2; ++k) {
+      {
+        const int k = 0;
         const int row = k * 16 + ty;
         {
           const int l = 0;

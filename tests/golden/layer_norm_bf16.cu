@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 64 x 256 threads, 64 B shared
+// stitch_0: grid 32 x 256 threads, 64 B shared
 //   jit(layer_norm)/convert_element_type
 //   jit(layer_norm)/reduce_sum
 //   jit(layer_norm)/div
@@ -27,16 +27,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 32, 8);
-  {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 64 tasks; row-reduce: a block a row
+  {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 1 x 8; 32 tasks; row-reduce: 2 rows a block, 128 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 1;
+    const int to = thread / 128;
     const int first = blockIdx.x;
-    bf16 x_1_kept_0[4];
-    if (first < 64) {
+    bf16 x_1_kept_0[8];
+    if (first < 32) {
       const int task = first;
-      const int outer = task;
+      const int outer = task * 2 + to;
       Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
@@ -44,14 +44,14 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 1024 + tx * 4;
+          const int col = l * 1024 + tx * 8;
           if (col < 768) {
             const int at_0 = outer * 768 + col;
-            const Vec<bf16, 4> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_x_1 + (at_0));
+            const Vec<bf16, 8> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_x_1 + (at_0));
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
+            for (int lane = 0; lane < 8; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 4 + l * 4 + lane] = store_exact<bf16>(x_1);
+              x_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(x_1);
               const float convert_element_type_2 = hlo_convert<float, bf16>(x_1);
               reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{convert_element_type_2});
             }
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_sum_14_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 256, false>(reduce_sum_14_state_0, exchange_0_0);
+      combine_warps<Reduce0, 128, false>(reduce_sum_14_state_0, exchange_0_0);
       Reduce0::State reduce_sum_15_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
@@ -70,11 +70,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 1024 + tx * 4;
+          const int col = l * 1024 + tx * 8;
           if (col < 768) {
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+            for (int lane = 0; lane < 8; ++lane) {
+              const float x_1__1 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
               const float convert_element_type_2__1 = hlo_convert<float, bf16>(x_1__1);
               const float sub_15 = hlo_subtract(convert_element_type_2__1, div_2_divide_0);
               const float square_1 = hlo_multiply(sub_15, sub_15);
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_sum_15_state_0, exchange_0_1);
       __syncthreads();
-      combine_warps<Reduce0, 256, false>(reduce_sum_15_state_0, exchange_0_1);
+      combine_warps<Reduce0, 128, false>(reduce_sum_15_state_0, exchange_0_1);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
       const float div_3_divide_0 = hlo_divide(reduce_sum_15, 768.0f);
       const float add_7_add_0 = hlo_add(div_3_divide_0, 1e-06f);
@@ -94,15 +94,15 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 1024 + tx * 4;
+          const int col = l * 1024 + tx * 8;
           if (col < 768) {
-            const Vec<bf16, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_gamma_1 + (col));
-            const Vec<bf16, 4> beta_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_beta_1 + (col));
+            const Vec<bf16, 8> gamma_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_gamma_1 + (col));
+            const Vec<bf16, 8> beta_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_beta_1 + (col));
             const int at_0__1 = outer * 768 + col;
-            Vec<bf16, 4> add_11_w_0;
+            Vec<bf16, 8> add_11_w_0;
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__2 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+            for (int lane = 0; lane < 8; ++lane) {
+              const float x_1__2 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
               const float convert_element_type_2__2 = hlo_convert<float, bf16>(x_1__2);
               const float sub_15__1 = hlo_subtract(convert_element_type_2__2, div_2_divide_0);
               const float mul_11 = hlo_multiply(sub_15__1, rsqrt_1_rsqrt_0);
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float add_11 = round_to<bf16>(hlo_add(mul_15, beta_1));
               add_11_w_0.v[lane] = store_exact<bf16>(add_11);
             }
-            *reinterpret_cast<Vec<bf16, 4>*>(p_add_11 + (at_0__1)) = add_11_w_0;
+            *reinterpret_cast<Vec<bf16, 8>*>(p_add_11 + (at_0__1)) = add_11_w_0;
           }
         }
       }

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       Reduce0::State reduce_max_7_sum_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_sum_0[i] = Reduce0::identity();
-      #pragma unroll 4
+      #pragma unroll 8
       for (int part = 0; part < 25; ++part) {
         reduce_max_7_sum_0[0] = Reduce0::combine(reduce_max_7_sum_0[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part * 4 + outer])});
       }
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       Reduce0::State reduce_max_7_sum_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_sum_0__1[i] = Reduce0::identity();
-      #pragma unroll 4
+      #pragma unroll 8
       for (int part = 0; part < 25; ++part) {
         reduce_max_7_sum_0__1[0] = Reduce0::combine(reduce_max_7_sum_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part * 4 + outer])});
       }
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       Reduce1::State reduce_sum_7_sum_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_sum_0[i] = Reduce1::identity();
-      #pragma unroll 4
+      #pragma unroll 8
       for (int part = 0; part < 25; ++part) {
         reduce_sum_7_sum_0[0] = Reduce1::combine(reduce_sum_7_sum_0[0], Reduce1::State{load_as<float>(p_reduce_sum_7_partial0_0[part * 4 + outer])});
       }
