@@ -16,8 +16,11 @@ from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
 from astitch.lower import REGISTERS_FOR_CODE, lower
+from astitch.projected_latency import Projection, project
+from astitch.prune import bound_plan
 from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.shared_memory import place_shared
+from astitch.speed_of_light import measure_work
 from astitch.stitch_scheme import Arrangement, RootKind, choose_schemes, shared_elements
 from astitch.stitch_scope import Scope
 from astitch.thread_mapping import Mapping
@@ -30,10 +33,47 @@ LONG_ROW = 2048
 """Columns from which a row is worth a large block."""
 
 
+SEARCH_FROM_US = 10.0
+"""Kernels that are projected to take less are left to the rules: launches and barriers are most of their time."""
+
+SEARCH_MARGIN = 0.1
+"""A schedule is chosen over the rules' only if it is projected to take less by this share: projections err."""
+
+CANDIDATES = 480
+"""Ops times candidates that are lowered for a scope: 8 candidates for 60 ops, none beyond 240."""
+
+MOST_CANDIDATES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How a plan was found; all 0 without search.
+
+    considered: schedules.  pruned: those whose bound was worse than the best projection, never lowered.  lowered: those
+    projected beside the rules' plan.  default_us, projected_us: of the rules' plan and of this one.
+    """
+
+    considered: int = 0
+    pruned: int = 0
+    lowered: int = 0
+    default_us: float = 0.0
+    projected_us: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.considered} schedules, {self.pruned} pruned, {self.lowered} lowered: projected "
+            f"{self.projected_us:.1f} us, {self.default_us:.1f} us by the rules"
+        )
+
+
+NO_SEARCH = Search()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """scope: the ops.  schedule: what was chosen over the rules.  arrangement: loops, levels and schemes.
-    launch: residency.  kernel: the statements.  notes: decisions that are not visible elsewhere, such as demotions."""
+    launch: residency.  kernel: the statements.  notes: decisions that are not visible elsewhere, such as demotions.
+    search: how it was found."""
 
     scope: Scope
     schedule: Schedule
@@ -41,6 +81,12 @@ class Plan:
     launch: LaunchConfig
     kernel: k.Kernel
     notes: tuple[str, ...]
+    search: Search = NO_SEARCH
+
+    @property
+    def pruned(self) -> int:
+        """Schedules that a bound ruled out before they were lowered."""
+        return self.search.pruned
 
     def __str__(self) -> str:
         lines = [
@@ -48,6 +94,7 @@ class Plan:
             str(self.arrangement.groups),
             str(self.arrangement),
             f"  schedule: {self.schedule}",
+            *([f"  search: {self.search}"] if self.search.considered else []),
             f"  launch: {self.launch.reason}",
         ]
         return "\n".join([*lines, *(f"  note: {n}" for n in self.notes)])
@@ -200,17 +247,100 @@ def plan_scope(
 ) -> Plan | None:
     """The plan of a scope; None when it holds only aliases (reshapes), which need no kernel.
 
-    schedule: the open choices; None leaves them to the rules.  Raises IllegalProduct where no kernel fits the GPU.
+    schedule: the open choices; None takes the rules', or another where that is projected to be clearly faster.
+    Raises IllegalProduct where no kernel fits the GPU.
     """
     groups = choose_dominants(graph, scope)
     if not groups.groups:
         return None
-    return plan_groups(graph, scope, groups, gpu, schedule or DEFAULT)
+    if schedule is not None:
+        return plan_groups(graph, scope, groups, gpu, schedule)
+    default = plan_groups(graph, scope, groups, gpu, DEFAULT)
+    if not _budget(scope) or project(default.kernel, gpu).time_us < SEARCH_FROM_US:
+        return default
+    best, *_ = rank_plans(graph, scope, gpu, budget=_budget(scope), groups=groups, default=default)
+    search = best[0].search
+    worth = search.projected_us < search.default_us * (1 - SEARCH_MARGIN)
+    return (
+        best[0]
+        if worth
+        else replace(default, search=replace(search, projected_us=search.default_us))
+    )
+
+
+def _budget(scope: Scope) -> int:
+    """Candidates to lower: planning a scope takes time with its size."""
+    budget = CANDIDATES // max(len(scope.members), 1)
+    return min(budget, MOST_CANDIDATES) if budget > 1 else 0
+
+
+Ranked = tuple[tuple[Plan, Projection], ...]
+
+
+def rank_plans(
+    graph: Graph,
+    scope: Scope,
+    gpu: Gpu,
+    *,
+    budget: int = MOST_CANDIDATES,
+    groups: Groups | None = None,
+    default: Plan | None = None,
+) -> Ranked:
+    """Plans of a scope with their projections, the fastest first; of those with the same kernel one.
+
+    budget: how many are lowered beside the default, of the first three times as many.  A candidate is lowered only if
+    its bound is better than the best projection so far.  groups, default: if they are known.
+    """
+    groups = groups or choose_dominants(graph, scope)
+    default = default or plan_groups(graph, scope, groups, gpu, DEFAULT)
+    schedules = _schedules_for(default.arrangement, gpu)[: 3 * budget]
+    work = measure_work(graph, scope.members)
+    bounds: list[tuple[float, int, Schedule, LaunchConfig, Arrangement]] = []
+    for number, schedule in enumerate(schedules):
+        if schedule != DEFAULT:
+            launch, arrangement = _arrange(graph, groups, gpu, schedule)
+            bound = bound_plan(arrangement, launch, schedule, gpu, work)
+            bounds.append((bound.least_us, number, schedule, launch, arrangement))
+    first = project(default.kernel, gpu)
+    ranked: dict[k.Kernel, tuple[Plan, Projection]] = {default.kernel: (default, first)}
+    best_us, pruned, lowered = first.time_us, 0, 0
+    for least_us, _, schedule, launch, arrangement in sorted(bounds, key=lambda b: b[:2]):
+        if least_us >= best_us:
+            pruned += 1
+            continue
+        if lowered == budget:
+            continue
+        lowered += 1
+        try:
+            plan = _plan_arranged(graph, scope, groups, gpu, schedule, launch, arrangement)
+        except IllegalProduct:
+            continue  # no kernel of this schedule fits; the default does
+        projection = project(plan.kernel, gpu)
+        best_us = min(best_us, projection.time_us)
+        ranked.setdefault(plan.kernel, (plan, projection))
+    found = Search(len(schedules), pruned, lowered, first.time_us)
+    return tuple(
+        (replace(plan, search=replace(found, projected_us=projection.time_us)), projection)
+        for plan, projection in sorted(ranked.values(), key=lambda item: item[1].time_us)
+    )
 
 
 def plan_groups(graph: Graph, scope: Scope, groups: Groups, gpu: Gpu, schedule: Schedule) -> Plan:
     """The plan of a scope whose groups are known, with one schedule."""
     launch, arrangement = _arrange(graph, groups, gpu, schedule)
+    return _plan_arranged(graph, scope, groups, gpu, schedule, launch, arrangement)
+
+
+def _plan_arranged(
+    graph: Graph,
+    scope: Scope,
+    groups: Groups,
+    gpu: Gpu,
+    schedule: Schedule,
+    launch: LaunchConfig,
+    arrangement: Arrangement,
+) -> Plan:
+    """Lowers an arrangement; Regional buffers are demoted until the kernel fits."""
     notes: tuple[str, ...] = ()
     demoted: frozenset[str] = frozenset()
     while True:
