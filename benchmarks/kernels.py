@@ -11,6 +11,7 @@ import argparse
 import datetime
 import importlib.metadata
 import os
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -187,12 +188,12 @@ def describe_machine() -> Run:
 
 
 def read_driver_version() -> str:
-    """The kernel module's version, as the driver's own file says it."""
+    """As nvidia-smi says it; "unknown" without one."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        words = Path("/proc/driver/nvidia/version").read_text().split()
-    except OSError:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
         return "unknown"
-    return next((w for w in words if w[0].isdigit() and "." in w), "unknown")
 
 
 # ---- the command line --------------------------------------------------------------------------------------------

@@ -401,7 +401,7 @@ def build_small_norms(shape: Shape, dtype: np.dtype) -> Built:
 def list_bert_tensors(layers: int, width: int, vocabulary: int) -> list[Shape]:
     """Shapes of the parameters of a BERT: 16 a layer, and with a vocabulary 16 around the layers."""
     square, vector, inner = (width, width), (width,), 4 * width
-    layer = [square] * 4 + [vector] * 4
+    layer: list[Shape] = [square] * 4 + [vector] * 4
     layer += [(width, inner), (inner,), (inner, width), vector] + [vector] * 4
     around: list[Shape] = []
     if vocabulary:

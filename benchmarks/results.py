@@ -165,8 +165,13 @@ def format_row(row: Row, copy_gbs: float) -> str:
         f"{_number(_best_xla(gpu)[0], 8, 1)} {_number(_best_torch(gpu), 8, 1)} "
         f"{_number(row.speedup_over_best('gpu_us'), 6, 2)} {_number(row.speedup_over_xla('gpu_us'), 6, 2)}"
     )
-    failed = row.notes.get("astitch")
-    return f"{line}\n    astitch: {failed}" if failed else line
+    # That a peer has no such function is no failure of it.
+    failed = {
+        name: note
+        for name, note in row.notes.items()
+        if name == "astitch" or not note.startswith("NotMeasured")
+    }
+    return "\n".join([line, *(f"    {name}: {note}" for name, note in failed.items())])
 
 
 def _number(value: float | None, width: int, digits: int) -> str:

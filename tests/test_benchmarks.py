@@ -374,6 +374,7 @@ def test_table_shows_ratios_bandwidth_and_what_is_missing() -> None:
     failed = dataclasses.replace(
         row_of(TINY[1], 10.0), wall_us={"xla": 5.0}, gpu_us={}, notes={"astitch": "Boom: no"}
     )
+    good = dataclasses.replace(good, notes={"torch": "Fault: x", "liger": "NotMeasured: y"})
     wrong = dataclasses.replace(row_of(TINY[2], 10.0, xla=5.0), errors={"astitch": 0.5})
     results = Results(
         {"2026-01-01": run_of("2026-01-01")}, {r.key: r for r in (good, failed, wrong)}
@@ -381,7 +382,9 @@ def test_table_shows_ratios_bandwidth_and_what_is_missing() -> None:
     text = format_results(results)
     (line,) = [s for s in text.splitlines() if s.startswith(f"{good.pattern} ")]
     assert " 1.50   2.00   1500   50.0 " in line
-    assert "astitch: Boom: no" in text
+    assert "    astitch: Boom: no\n" in text
+    assert "    torch: Fault: x\n" in text
+    assert "NotMeasured" not in text
     assert "not in the means: 1 cases" in text
     assert f"{wrong.key}: astitch 5.0e-01" in text
     means = format_means([good, wrong])
@@ -471,3 +474,27 @@ def test_sweep_refuses_what_it_does_not_know(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         irregular.main(arguments)
     assert caught.value.code == 2
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_case_and_point_are_measured_on_the_gpu() -> None:
+    import cupy
+
+    limits = timing.measure_limits()
+    assert 50 < limits.copy_gbs < limits.l2_copy_gbs * 2
+    assert limits.fma_gflops > 1000
+    (case,) = choose_cases(("layer_norm_backward",), ("small",), ("bf16",))
+    chosen = [p for p in peers.DEFAULT_PEERS if p not in peers.missing_packages([p])]
+    row = kernels.measure_case(case, chosen, "now", batches=2)
+    # What is installed takes part; nothing fails but donation, which has no meaning here.
+    assert set(row.notes) == {"xla-donated"}
+    assert {"astitch", "astitch.jit", "xla"} <= set(row.wall_us)
+    assert all(0 < us <= 2 * row.wall_us[name] for name, us in row.gpu_us.items())
+    assert max(row.errors.values()) <= tolerance(row)
+    point = irregular.Point("softmax", "primes", 127, 1021).case()
+    row = irregular.measure_point(point, irregular.make_source()(point), "now", cupy.from_dlpack)
+    assert row.notes == {}
+    assert row.errors["astitch"] < 1e-5
