@@ -61,6 +61,11 @@ class DType(enum.Enum):
         return self in _FLOATS
 
     @property
+    def is_narrow_float(self) -> bool:
+        """A float of less than 32 bits: registers hold it as f32, rounded after every op."""
+        return self.is_float and self.bytes < 4
+
+    @property
     def is_complex(self) -> bool:
         return self in (DType.C64, DType.C128)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from astitch.dimensions import array_of
@@ -14,13 +15,16 @@ def _extreme(dtype: DType, *, largest: bool) -> np.ndarray:
     if dtype is DType.PRED:
         return np.array(largest)
     if dtype.is_float:
-        return np.array(np.inf if largest else -np.inf).astype(dtype.numpy)
-    limits = np.iinfo(dtype.numpy)
-    return np.array(limits.max if largest else limits.min, dtype.numpy)
+        limits = ml_dtypes.finfo(dtype.numpy)
+        finite = limits.max if largest else limits.min
+        infinite = np.array(np.inf if largest else -np.inf).astype(dtype.numpy)
+        return np.asarray(finite) if np.isnan(infinite) else infinite  # f8e4m3fn has no infinity
+    info = np.iinfo(dtype.numpy)
+    return np.array(info.max if largest else info.min, dtype.numpy)
 
 
 def make_reducer(graph: Graph, name: str, number: int) -> Reducer:
-    """The combiner of a reduce.  Sums and products of f16 and bf16 accumulate in f32, as XLA's do."""
+    """The combiner of a reduce.  Sums and products of floats below 32 bits accumulate in f32, as XLA's do."""
     node = graph[name]
     region = node.regions[0]
     count = len(node.operands) // 2
@@ -31,7 +35,7 @@ def make_reducer(graph: Graph, name: str, number: int) -> Reducer:
         values = tuple(a.value for a in inits if isinstance(a, ConstantAttrs))
         return Reducer(number, tuple(dtypes), region, values)
     dtype = dtypes[0]
-    wide = dtype in (DType.F16, DType.BF16) and op in ("add", "multiply")
+    wide = dtype.is_narrow_float and op in ("add", "multiply")
     state = DType.F32 if wide else dtype
     identities = {
         "add": np.zeros((), state.numpy),

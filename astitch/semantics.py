@@ -55,6 +55,7 @@ Meaning = Callable[..., Array]
 
 _NARROW = frozenset({DType.F16.numpy, DType.BF16.numpy, DType.F8E4M3FN.numpy, DType.F8E5M2.numpy})
 
+_EIGHT_BITS = frozenset({DType.F8E4M3FN.numpy, DType.F8E5M2.numpy})
 
 _T = TypeVar("_T")
 
@@ -282,6 +283,8 @@ def meaning_of_is_finite(node: Node, x: Array) -> Array:
 
 def convert(x: Array, dtype: np.dtype) -> Array:
     """HLO convert: float to integer truncates, saturates, NaN gives 0; integers wrap."""
+    if x.dtype == np.float64 and dtype in _EIGHT_BITS:
+        x = _round_to_odd(x)
     if x.dtype == dtype:
         return x
     if x.dtype.kind == "c" and dtype.kind != "c":
@@ -295,6 +298,18 @@ def convert(x: Array, dtype: np.dtype) -> Array:
         inside = np.where(below | above | np.isnan(x), np.zeros_like(x), x).astype(dtype)
         return np.where(below, dtype.type(info.min), np.where(above, dtype.type(info.max), inside))
     return x.astype(dtype)
+
+
+def _round_to_odd(x: Array) -> Array:
+    """f32 from f64 such that rounding it again, to fewer bits, is as rounding once.
+
+    (XLA rounds f64 to f8 once; ml_dtypes goes through f32.)
+    """
+    near = x.astype(np.float32)
+    toward = np.where(x > near, np.float32(np.inf), np.float32(-np.inf))
+    even = (near.view(np.uint32) & 1) == 0
+    inexact = (near.astype(np.float64) != x) & ~np.isnan(x)
+    return np.where(inexact & even, np.nextafter(near, toward), near)
 
 
 def meaning_of_convert(node: Node, x: Array) -> Array:

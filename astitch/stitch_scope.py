@@ -24,7 +24,7 @@ from astitch.ir import (
 )
 from astitch.ops import OPS, Kind, monoid_of
 
-STITCHABLE_DTYPES = frozenset(DType) - {DType.C64, DType.C128, DType.F8E4M3FN, DType.F8E5M2}
+STITCHABLE_DTYPES = frozenset(DType) - {DType.C64, DType.C128}
 """Element types that the emitter spells."""
 
 

@@ -26,6 +26,7 @@ CORPUS = Path(__file__).parent / "data" / "corpus"
 
 F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 BF16 = np.dtype(jnp.bfloat16)
+E4M3, E5M2 = np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2)
 S8, S16, S32, S64 = (np.dtype(f"int{bits}") for bits in (8, 16, 32, 64))
 U8, U16, U32, U64 = (np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64))
 PRED = np.dtype(np.bool_)
@@ -127,6 +128,8 @@ _TOLERANCE: dict[np.dtype, tuple[float, float]] = {
     F32: (2e-5, 2e-6),
     F16: (4e-3, 1e-3),
     BF16: (2e-2, 5e-3),
+    E4M3: (2.0**-3, 0.0),  # the neighbouring value
+    E5M2: (2.0**-2, 0.0),
 }
 
 
@@ -1208,6 +1211,31 @@ def quantise_f8(x: jax.Array) -> tuple[jax.Array, ...]:
     scale = jnp.max(jnp.abs(x), axis=1, keepdims=True) / 448
     small = (x / scale).astype(jnp.float8_e4m3fn)
     return small.astype(jnp.float32) * scale, x.astype(jnp.float8_e5m2).astype(jnp.float32)
+
+
+@program(normal(64, 304, scale=9, dtype=E4M3), normal(304, dtype=BF16), normal(40, 90, dtype=E5M2))
+def f8_storage(q: jax.Array, scale: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
+    """Dequantised values and their row sums; f8 arithmetic and reductions, clipped quantisation."""
+    wide = q.astype(jnp.bfloat16) * scale
+    total = jnp.sum(wide.astype(jnp.float32), axis=1)
+    return (
+        wide,
+        total,
+        jnp.clip(total[:, None] * scale, -448, 448).astype(jnp.float8_e4m3fn),
+        lax.reduce(g.reshape(20, 2, 90), jnp.float8_e5m2(0), lax.add, (1,)),
+        lax.reduce(q, jnp.float8_e4m3fn(-448), lax.max, (1,)),
+        -jnp.abs(g) + jnp.where(g > 1, g * g, jnp.tanh(g)),
+        lax.bitcast_convert_type(q, jnp.uint8),
+    )
+
+
+@program(edge_floats(30, 20), edge_floats(30, 20, dtype=BF16), edge_integers(90, dtype=U8))
+def f8_converts(x: jax.Array, y: jax.Array, bits: jax.Array) -> tuple[jax.Array, ...]:
+    """Out of range is NaN or infinity; every f8 value becomes f32 exactly."""
+    types = jnp.float8_e4m3fn, jnp.float8_e5m2
+    small = [x.astype(t) for t in types] + [y.astype(t) for t in types]
+    wide = [lax.bitcast_convert_type(bits, t).astype(jnp.float32) for t in types]
+    return (*small, *wide, small[0].astype(jnp.int8), bits.astype(types[1]))
 
 
 @program(integers(64, 500, low=-127, high=128, dtype=S8), uniform(64, 1, low=0.01, high=0.1))

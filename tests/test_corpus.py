@@ -26,7 +26,7 @@ from astitch.host_engine import HostEngine
 from astitch.nvrtc import CompiledKernel, Request, choose_nvrtc, compile_many_cuda
 from astitch.program import CudaKernel, KernelStep, LibraryStep
 from astitch.reference import run_graph
-from tests.programs import BF16, CORPUS, F16, F32, F64, PROGRAMS, load
+from tests.programs import BF16, CORPUS, E4M3, E5M2, F16, F32, F64, PROGRAMS, load
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -46,7 +46,6 @@ STEPS: dict[str, tuple[int, int, int]] = {
     "branches": (2, 0, 2),
     "newton_loop": (1, 0, 1),
     "complex_products": (2, 0, 6),
-    "quantise_f8": (2, 0, 4),
 }
 
 ALWAYS_ONE_KERNEL = """
@@ -72,7 +71,8 @@ GOLDENS = """
     column_sum column_sum_narrow row_and_column_sum full_sum reduces_of_reduces arg_extrema
     reductions_with_nan integer_reductions empty_arrays scalars_only
     adam_with_clip sgd_momentum lstm_cell dense_residual_norm split_heads transposes
-    dynamic_slices pads concatenate_reverse_iota gathers indexed_updates converts quantise_int8 astitch_golden
+    dynamic_slices pads concatenate_reverse_iota gathers indexed_updates converts quantise_int8 quantise_f8
+    f8_storage astitch_golden
     power_broadcast_add dien_reduce transformer_reduce cumsum_softmax pooling
 """.split()
 
@@ -83,7 +83,7 @@ LARGE_GRIDS = """
 """.split()
 """Programs whose plan for 132 SMs is another than for the host's few."""
 
-LIMIT = {F64: 1e-13, F32: 1e-5, F16: 2 * 2.0**-10, BF16: 2 * 2.0**-7}
+LIMIT = {F64: 1e-13, F32: 1e-5, F16: 2 * 2.0**-10, BF16: 2 * 2.0**-7, E4M3: 2.0**-3, E5M2: 2.0**-2}
 """Largest error of an element relative to its size, or to the mean size of its array."""
 
 LOOSER: dict[str, float] = {}

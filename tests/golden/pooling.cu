@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 8 x 256 threads, 4096 B shared
+// stitch_0: grid 7 x 256 threads, 4096 B shared
 //   jit(pooling)/integer_pow
 //   jit(pooling)/mul
 //   jit(pooling)/add
@@ -394,45 +394,44 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
     }
   }
-  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x11x9x8 / 256 threads x 1 x 4; 2 tasks; element-wise: flat tiles
+  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x11x9x8 / 256 threads x 1 x 8; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
-    if (first < 2) {
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       {
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 1024 + tx * 4 + col_tile * 1024;
+          const int col = l * 2048 + tx * 8;
           if (col < 1584) {
             const int col_2__2 = ((col) % 72);
             const int col_1__2 = ((((col) / 72)) % 11);
             const int col_0__10 = ((col) / 792);
             const int at_0__18 = col_2__2 + col_1__2 * 88 + col_0__10 * 1144;
-            const Vec<bf16, 4> y_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_y_1 + (at_0__18));
+            const Vec<bf16, 8> y_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__18));
             const int at_0__19 = col_2__2 + col_1__2 * 88 + col_0__10 * 1144 + 8;
-            const Vec<bf16, 4> y_1_v_0__1 = *reinterpret_cast<const Vec<bf16, 4>*>(p_y_1 + (at_0__19));
+            const Vec<bf16, 8> y_1_v_0__1 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__19));
             const int at_0__20 = col_2__2 + col_1__2 * 88 + col_0__10 * 1144 + 16;
-            const Vec<bf16, 4> y_1_v_0__2 = *reinterpret_cast<const Vec<bf16, 4>*>(p_y_1 + (at_0__20));
+            const Vec<bf16, 8> y_1_v_0__2 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__20));
             const int at_0__21 = col_2__2 + col_1__2 * 88 + col_0__10 * 1144 + 88;
-            const Vec<bf16, 4> y_1_v_0__3 = *reinterpret_cast<const Vec<bf16, 4>*>(p_y_1 + (at_0__21));
+            const Vec<bf16, 8> y_1_v_0__3 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__21));
             const int at_0__22 = col_2__2 + col_1__2 * 88 + col_0__10 * 1144 + 96;
-            const Vec<bf16, 4> y_1_v_0__4 = *reinterpret_cast<const Vec<bf16, 4>*>(p_y_1 + (at_0__22));
+            const Vec<bf16, 8> y_1_v_0__4 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__22));
             const int at_0__23 = col_2__2 + col_1__2 * 88 + col_0__10 * 1144 + 104;
-            const Vec<bf16, 4> y_1_v_0__5 = *reinterpret_cast<const Vec<bf16, 4>*>(p_y_1 + (at_0__23));
+            const Vec<bf16, 8> y_1_v_0__5 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__23));
             const int at_0__24 = col_2__2 + col_1__2 * 88 + col_0__10 * 1144 + 176;
-            const Vec<bf16, 4> y_1_v_0__6 = *reinterpret_cast<const Vec<bf16, 4>*>(p_y_1 + (at_0__24));
+            const Vec<bf16, 8> y_1_v_0__6 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__24));
             const int at_0__25 = col_2__2 + col_1__2 * 88 + col_0__10 * 1144 + 184;
-            const Vec<bf16, 4> y_1_v_0__7 = *reinterpret_cast<const Vec<bf16, 4>*>(p_y_1 + (at_0__25));
+            const Vec<bf16, 8> y_1_v_0__7 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__25));
             const int at_0__26 = col_2__2 + col_1__2 * 88 + col_0__10 * 1144 + 192;
-            const Vec<bf16, 4> y_1_v_0__8 = *reinterpret_cast<const Vec<bf16, 4>*>(p_y_1 + (at_0__26));
-            Vec<bf16, 4> reduce_window_5_w_0;
+            const Vec<bf16, 8> y_1_v_0__8 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__26));
+            Vec<bf16, 8> reduce_window_5_w_0;
             #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
+            for (int lane = 0; lane < 8; ++lane) {
               const float y_1 = load_as<float>(y_1_v_0.v[lane]);
               const float reduce_window_5_convert_0 = hlo_convert<float, bf16>(y_1);
               const float reduce_window_5_add_0 = hlo_add(0.0f, reduce_window_5_convert_0);
@@ -463,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float reduce_window_5 = hlo_convert<bf16, float>(reduce_window_5_add_9);
               reduce_window_5_w_0.v[lane] = store_exact<bf16>(reduce_window_5);
             }
-            *reinterpret_cast<Vec<bf16, 4>*>(p_reduce_window_5 + (col)) = reduce_window_5_w_0;
+            *reinterpret_cast<Vec<bf16, 8>*>(p_reduce_window_5 + (col)) = reduce_window_5_w_0;
           }
         }
       }
@@ -474,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 2;
     const int ty = thread / 2 % 128;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 4) % gridDim.x;
+    const int first = (blockIdx.x + gridDim.x - 3) % gridDim.x;
     if (first < 2) {
       const int task = first;
       const int outer = task;
@@ -527,7 +526,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 6) % gridDim.x;
+    const int first = (blockIdx.x + gridDim.x - 5) % gridDim.x;
     const float reduce_window_sum_31_add_0 = hlo_add(0.0f, 0.0f);
     const float reduce_window_sum_31_add_2 = hlo_add(reduce_window_sum_31_add_0, 0.0f);
     const float reduce_window_sum_31_add_3 = hlo_add(reduce_window_sum_31_add_2, 0.0f);
