@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 
 from astitch.dimensions import array_of
@@ -15,10 +14,8 @@ def _extreme(dtype: DType, *, largest: bool) -> np.ndarray:
     if dtype is DType.PRED:
         return np.array(largest)
     if dtype.is_float:
-        limits = ml_dtypes.finfo(dtype.numpy)
-        finite = limits.max if largest else limits.min
-        infinite = np.array(np.inf if largest else -np.inf).astype(dtype.numpy)
-        return np.asarray(finite) if np.isnan(infinite) else infinite  # f8e4m3fn has no infinity
+        largest_value = 448.0 if dtype is DType.F8E4M3FN else np.inf  # it has no infinity
+        return np.array(largest_value if largest else -largest_value).astype(dtype.numpy)
     info = np.iinfo(dtype.numpy)
     return np.array(info.max if largest else info.min, dtype.numpy)
 
