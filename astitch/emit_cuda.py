@@ -125,8 +125,8 @@ def spell_call(call: k.Call, operands: Sequence[str]) -> str:
             )
             return f"hlo_bitcast{kind}<{STORAGE[to]}, {STORAGE[source]}>({', '.join(operands)})"
         case "reduce-precision", ReducePrecisionAttrs(exponent, mantissa):
-            source = f", {STORAGE[call.dtype]}" if call.dtype.is_narrow_float else ""
-            return f"hlo_reduce_precision<{exponent}, {mantissa}{source}>({operands[0]})"
+            own = f", {STORAGE[call.dtype]}" if call.dtype.is_narrow_float else ""
+            return f"hlo_reduce_precision<{exponent}, {mantissa}{own}>({operands[0]})"
     row = OPS[call.op]
     if row.narrow_cuda and call.dtype in (DType.F16, DType.BF16):
         return row.narrow_cuda.format(*operands, T=STORAGE[call.dtype])
