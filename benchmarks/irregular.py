@@ -287,12 +287,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure_points(points: Sequence[Point], options: argparse.Namespace) -> None:
     """Measures and prints point by point; saves now and then and at the end, also of a failed run."""
-    import cupy
-
     start = time.perf_counter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     run = kernels.describe_machine()
     print(f"{format_run(run)}\n\n{POINT_HEADER}", flush=True)
+    import cupy
+
     draw = make_source()
     results = NOTHING
     try:

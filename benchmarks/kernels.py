@@ -21,6 +21,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from astitch.errors import EngineUnavailable
+from astitch.executor import import_cupy
 from astitch.ir import Graph
 from astitch.ops import OPS, Kind
 from benchmarks import peers
@@ -169,9 +171,11 @@ def _accept(draft: _Draft, case: Case, runner: Runner, reference: Sequence[jax.A
 
 
 def describe_machine() -> Run:
-    """The GPU that CuPy sees, measured, and the versions of what is installed."""
-    import cupy
-
+    """The GPU that CuPy sees, measured, and the versions of what is installed.  Ends the program without one."""
+    try:
+        cupy = import_cupy()
+    except EngineUnavailable as error:
+        raise SystemExit(str(error)) from None
     limits = measure_limits()
     device = cupy.cuda.Device()
     name = cupy.cuda.runtime.getDeviceProperties(device.id)["name"].decode()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from astitch.compile import compile_hlo
+from astitch.errors import EngineUnavailable
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.nvrtc import compile_cuda
@@ -314,6 +315,16 @@ def test_command_refuses_what_it_does_not_know(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         kernels.main(arguments)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("main", [kernels.main, irregular.main])
+def test_command_without_a_gpu_says_so(main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise EngineUnavailable("the GPU engine finds no GPU")
+
+    monkeypatch.setattr(kernels, "import_cupy", refuse)
+    with pytest.raises(SystemExit, match="finds no GPU"):
+        main([])
 
 
 def test_patterns_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
