@@ -9,11 +9,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from astitch import options
 from astitch.build_program import build_program
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
@@ -34,9 +35,11 @@ from astitch.ir import Graph
 from astitch.nvrtc import Resources
 from astitch.plan import Plan, plan_scope
 from astitch.program import Program
+from astitch.reassociate import reassociate
 from astitch.remote_stitch import stitch_remotely
 from astitch.simplify import simplify
 from astitch.stitch_scope import Scopes, find_scopes
+from astitch.tune import tune_scopes
 
 Product = TypeVar("Product")
 
@@ -44,6 +47,7 @@ STAGES = (
     "import",
     "simplify",
     "expand",
+    "reassociate",
     "find_scopes",
     "stitch_remotely",
     "plan",
@@ -55,7 +59,7 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a compilation produced.  graph: simplified and expanded.  seconds: time of each stage."""
+    """What a compilation produced.  graph: simplified, expanded and reassociated.  seconds: time of each stage."""
 
     gpu: Gpu
     graph: Graph
@@ -76,13 +80,19 @@ class Compilation:
             return None
 
 
-def plan_scopes(graph: Graph, scopes: Scopes, gpu: Gpu) -> tuple[Plan, ...]:
-    """A checked plan for each scope that needs a kernel."""
-    plans = (plan_scope(graph, scope, gpu) for scope in scopes.scopes)
+def plan_scopes(graph: Graph, scopes: Scopes, gpu: Gpu, *, tune: bool = False) -> tuple[Plan, ...]:
+    """A checked plan for each scope that needs a kernel.  tune: measured on the GPU (see tune.py)."""
+    plans: Iterable[Plan | None]
+    if tune:
+        plans = tune_scopes(graph, scopes.scopes, gpu)
+    else:
+        plans = (plan_scope(graph, scope, gpu) for scope in scopes.scopes)
     return tuple(check_plan(plan) for plan in plans if plan is not None)
 
 
-def compile_graph(graph: Graph, gpu: Gpu, seconds: dict[str, float] | None = None) -> Compilation:
+def compile_graph(
+    graph: Graph, gpu: Gpu, seconds: dict[str, float] | None = None, *, tune: bool = False
+) -> Compilation:
     """Compile an imported Graph for a device."""
     seconds = {} if seconds is None else seconds
 
@@ -93,24 +103,29 @@ def compile_graph(graph: Graph, gpu: Gpu, seconds: dict[str, float] | None = Non
         return product
 
     short = timed("simplify", lambda: simplify(check_graph(graph)))
-    simple = timed("expand", lambda: check_graph(expand(short)))
+    long = timed("expand", lambda: expand(short))
+    simple = timed("reassociate", lambda: check_graph(reassociate(long)))
     found = timed("find_scopes", lambda: find_scopes(simple))
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
-    plans = timed("plan", lambda: plan_scopes(simple, scopes, gpu))
+    plans = timed("plan", lambda: plan_scopes(simple, scopes, gpu, tune=tune))
     program = timed("program", lambda: build_program(simple, scopes, plans))
     return Compilation(gpu, simple, scopes, plans, program, seconds)
 
 
-def compile_hlo(data: bytes | str, *, gpu: str | Gpu = "host") -> Compilation:
+def compile_hlo(
+    data: bytes | str, *, gpu: str | Gpu = "host", tune: bool | None = None
+) -> Compilation:
     """Compile a serialized HloModuleProto or HLO text for a device or preset.
 
-    Raises MalformedHlo, UnsupportedOp, UnsupportedType or DynamicShape for a module that cannot be read.
+    tune: measure the best plans of each kernel on the current GPU and take the fastest, which is remembered on disk
+    (None: as ASTITCH_TUNE says).  Raises EngineUnavailable where that GPU is missing or of another architecture, MalformedHlo, UnsupportedOp, UnsupportedType or DynamicShape for a module that cannot be read.
     """
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     graph = import_hlo(data)
     seconds["import"] = time.perf_counter() - start
-    return compile_graph(graph, preset(gpu) if isinstance(gpu, str) else gpu, seconds)
+    device = preset(gpu) if isinstance(gpu, str) else gpu
+    return compile_graph(graph, device, seconds, tune=options.tune() if tune is None else tune)
 
 
 def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
@@ -122,6 +137,8 @@ def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
         return str(simplify(graph))
     if until == "expand":
         return str(expand(simplify(graph)))
+    if until == "reassociate":
+        return str(reassociate(expand(simplify(graph))))
     compilation = compile_graph(graph, gpu)
     match until:
         case "find_scopes":

@@ -384,6 +384,23 @@ def drop_neutral_operand(node: Node, draft: Draft) -> Node | str | None:
     return None
 
 
+def drop_zero_beside_sum(node: Node, draft: Draft) -> Node | str | None:
+    """0 + sum(x) -> sum(x): a sum that starts at 0.0 is never -0.0"""
+    for kept, zero in (node.operands, node.operands[::-1]):
+        value = read_splat(draft, zero)
+        if value is None or not _same_bits(value, np.zeros((), node.dtype.numpy)):
+            continue
+        total = draft[kept]
+        while total.op in ("reshape", "broadcast", "transpose"):
+            total = draft[total.operands[0]]
+        if total.op != "reduce" or len(total.operands) != 2:
+            continue
+        start = read_splat(draft, total.operands[1])
+        if _combiner_op(total.regions[0]) == "add" and start is not None and _same_bits(start, value):
+            return kept
+    return None
+
+
 def take_absorbing_operand(node: Node, draft: Draft) -> Node | str | None:
     """i*0, i&0 -> 0;  i|~0 -> ~0, for integers and pred"""
     if not (node.dtype.is_integer or node.dtype is DType.PRED):
@@ -1015,7 +1032,7 @@ _OWN_RULES: dict[str, tuple[Rule, ...]] = {
     "parameter": (),
     "constant": (spread_splat_constant,),
     "iota": (zero_short_iota,),
-    "add": (drop_neutral_operand,),
+    "add": (drop_neutral_operand, drop_zero_beside_sum),
     "subtract": (drop_neutral_operand,),
     "multiply": (drop_neutral_operand, take_absorbing_operand),
     "divide": (drop_neutral_operand,),

@@ -1,38 +1,45 @@
 #include "astitch.cuh"
-// stitch_0: grid 48 x 256 threads, 64 B shared
+// stitch_0: grid 48 x 256 threads, 96 B shared
 //   jit(train)/reduce_sum
 //   jit(train)/div
 //   jit(train)/sub
-//   jit(train)/square
 //   jit(train)/add
 //   jit(train)/rsqrt
 //   jit(train)/mul
 //   max
 struct Reduce0 {
-  struct State { float f0; };
-  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  struct State { float f0; float f1; float f2; };
+  static __device__ __forceinline__ State identity() { return State{0.0f, 0.0f, 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v2 = hlo_add(a.f0, b.f0);
-    return State{v2};
+    const float v6 = hlo_add(a.f0, b.f0);
+    const float v8 = hlo_maximum(v6, 1.0f);
+    const float v9 = hlo_divide(b.f0, v8);
+    const float v10 = hlo_subtract(b.f1, a.f1);
+    const float v11 = hlo_multiply(v10, v9);
+    const float v12 = hlo_add(a.f1, v11);
+    const float v13 = hlo_multiply(v11, v10);
+    const float v14 = hlo_multiply(v13, a.f0);
+    const float v15 = hlo_add(a.f2, b.f2);
+    const float v16 = hlo_add(v15, v14);
+    return State{v6, v12, v16};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
-    return State{shuffle_value(s.f0, mask)};
+    return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask), shuffle_value(s.f2, mask)};
   }
 };
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
-    const float* __restrict__ p_running_mean_1,
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
+    const float* __restrict__ p_running_mean_1,
     const float* __restrict__ p_running_variance_1,
     float* __restrict__ p_div_2,
-    float* __restrict__ p_add_14,
     float* __restrict__ p_div_3,
     float* __restrict__ p_max_3,
+    float* __restrict__ p_add_14,
     float* __restrict__ p_add_15) {
-  ASTITCH_SHARED_ARENA(64);
+  ASTITCH_SHARED_ARENA(96);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 32, 8);
   {  // loop 0: outer 48 / 1 threads, row 8 / 4 threads x 2, col 10x10 / 64 threads x 1 x 2; 48 tasks; mixed reduce: 4 rows x 64 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -40,13 +47,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int to = thread / 256;
     const int first = blockIdx.x;
     float x_1_kept_0[4];
-    float sub_15_kept_0[4];
     if (first < 48) {
       const int task = first;
       const int outer = task;
-      Reduce0::State reduce_sum_14_state_0[1];
+      Reduce0::State reduce_sum_14_moments_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0[i] = Reduce0::identity();
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 4 + ty;
@@ -60,52 +66,22 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             for (int lane = 0; lane < 2; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               x_1_kept_0[k * 2 + l * 2 + lane] = store_as<float>(x_1);
-              reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{x_1});
+              reduce_sum_14_moments_state_0[0] = Reduce0::combine(reduce_sum_14_moments_state_0[0], Reduce0::State{1.0f, x_1, 0.0f});
             }
           }
         }
       }
-      reduce_warps<Reduce0>(reduce_sum_14_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_14_moments_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 256, false>(reduce_sum_14_state_0, exchange_0_0);
-      Reduce0::State reduce_sum_15_state_0[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
-      const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
-      const float div_2 = hlo_divide(reduce_sum_14, 800.0f);
+      combine_warps<Reduce0, 256, false>(reduce_sum_14_moments_state_0, exchange_0_0);
+      const float reduce_sum_14_get_tuple_element_0 = reduce_sum_14_moments_state_0[0].f1;
+      const float reduce_sum_14_multiply_0 = hlo_multiply(reduce_sum_14_get_tuple_element_0, 800.0f);
+      const float div_2 = hlo_divide(reduce_sum_14_multiply_0, 800.0f);
       if (tx < 1 && ty < 1) {
         p_div_2[outer] = store_as<float>(div_2);
       }
-      const float running_mean_1 = load_as<float>(p_running_mean_1[outer]);
-      const float mul_14 = hlo_multiply(running_mean_1, 0.9f);
-      const float mul_15 = hlo_multiply(div_2, 0.1f);
-      const float add_14 = hlo_add(mul_14, mul_15);
-      if (tx < 1 && ty < 1) {
-        p_add_14[outer] = store_as<float>(add_14);
-      }
-      #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int row = k * 4 + ty;
-        {
-          const int l = 0;
-          const int col = l * 128 + tx * 2;
-          if (col < 100) {
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept_0[k * 2 + l * 2 + lane]);
-              const float sub_15 = hlo_subtract(x_1__1, div_2);
-              sub_15_kept_0[k * 2 + l * 2 + lane] = sub_15;
-              const float square_1 = hlo_multiply(sub_15, sub_15);
-              reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{square_1});
-            }
-          }
-        }
-      }
-      reduce_warps<Reduce0>(reduce_sum_15_state_0, exchange_0_1);
-      __syncthreads();
-      combine_warps<Reduce0, 256, false>(reduce_sum_15_state_0, exchange_0_1);
-      const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
-      const float div_3 = hlo_divide(reduce_sum_15, 800.0f);
+      const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_state_0[0].f2;
+      const float div_3 = hlo_divide(reduce_sum_15_get_tuple_element_0, 800.0f);
       if (tx < 1 && ty < 1) {
         p_div_3[outer] = store_as<float>(div_3);
       }
@@ -114,6 +90,13 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       const float gamma_1 = load_as<float>(p_gamma_1[outer]);
       const float mul_9 = hlo_multiply(rsqrt_1, gamma_1);
       const float beta_1 = load_as<float>(p_beta_1[outer]);
+      const float running_mean_1 = load_as<float>(p_running_mean_1[outer]);
+      const float mul_14 = hlo_multiply(running_mean_1, 0.9f);
+      const float mul_15 = hlo_multiply(div_2, 0.1f);
+      const float add_14 = hlo_add(mul_14, mul_15);
+      if (tx < 1 && ty < 1) {
+        p_add_14[outer] = store_as<float>(add_14);
+      }
       const float running_variance_1 = load_as<float>(p_running_variance_1[outer]);
       const float mul_16 = hlo_multiply(running_variance_1, 0.9f);
       const float mul_17 = hlo_multiply(div_3, 0.1f);
@@ -132,8 +115,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             Vec<float, 2> max_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float sub_15__1 = sub_15_kept_0[k * 2 + l * 2 + lane];
-              const float mul_13 = hlo_multiply(sub_15__1, mul_9);
+              const float x_1__1 = load_as<float>(x_1_kept_0[k * 2 + l * 2 + lane]);
+              const float sub_15 = hlo_subtract(x_1__1, div_2);
+              const float mul_13 = hlo_multiply(sub_15, mul_9);
               const float add_13 = hlo_add(mul_13, beta_1);
               const float max_3 = hlo_maximum(add_13, 0.0f);
               max_3_w_0.v[lane] = store_as<float>(max_3);

@@ -1,23 +1,31 @@
 #include "astitch.cuh"
-// stitch_0: grid 12 x 512 threads, 8192 B shared
+// stitch_0: grid 12 x 512 threads, 24576 B shared
 //   jit(column_standardise_softmax)/reduce_sum
 //   jit(column_standardise_softmax)/div
 //   jit(column_standardise_softmax)/sub
-//   jit(column_standardise_softmax)/integer_pow
 //   jit(column_standardise_softmax)/add
 //   jit(column_standardise_softmax)/rsqrt
 //   jit(column_standardise_softmax)/mul
 //   jit(column_standardise_softmax)/reduce_max
-//   and 1 more
+//   jit(column_standardise_softmax)/exp
 struct Reduce0 {
-  struct State { float f0; };
-  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  struct State { float f0; float f1; float f2; };
+  static __device__ __forceinline__ State identity() { return State{0.0f, 0.0f, 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v2 = hlo_add(a.f0, b.f0);
-    return State{v2};
+    const float v6 = hlo_add(a.f0, b.f0);
+    const float v8 = hlo_maximum(v6, 1.0f);
+    const float v9 = hlo_divide(b.f0, v8);
+    const float v10 = hlo_subtract(b.f1, a.f1);
+    const float v11 = hlo_multiply(v10, v9);
+    const float v12 = hlo_add(a.f1, v11);
+    const float v13 = hlo_multiply(v11, v10);
+    const float v14 = hlo_multiply(v13, a.f0);
+    const float v15 = hlo_add(a.f2, b.f2);
+    const float v16 = hlo_add(v15, v14);
+    return State{v6, v12, v16};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
-    return State{shuffle_value(s.f0, mask)};
+    return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask), shuffle_value(s.f2, mask)};
   }
 };
 struct Reduce1 {
@@ -31,32 +39,42 @@ struct Reduce1 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
+struct Reduce2 {
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_11,
-    float* p_reduce_sum_21_partial0_0,
-    float* p_reduce_sum_21,
+    float* p_reduce_sum_21_moments_partial0_0,
+    float* p_reduce_sum_21_moments_partial1_0,
+    float* p_reduce_sum_21_moments_partial2_0,
+    float* p_reduce_sum_21_moments_1,
+    float* p_reduce_sum_21_moments_2,
     float* p_div_6,
-    float* p_reduce_sum_22_partial0_0,
-    float* p_reduce_sum_22,
     float* p_rsqrt_1,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(8192);
+  ASTITCH_SHARED_ARENA(24576);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__3, 0, 2048);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 64, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 16);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 16);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_1, 64, 16);
   {  // loop 0: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = blockIdx.x;
-    Reduce0::State reduce_sum_21_state_0[4];
+    Reduce0::State reduce_sum_21_moments_state_0[4];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_21_state_0[i] = Reduce0::identity();
+    for (int i = 0; i < 4; ++i) reduce_sum_21_moments_state_0[i] = Reduce0::identity();
     if (first < 12) {
       const int task = first;
       const int outer = task * 8 + to;
@@ -70,12 +88,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-            reduce_sum_21_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_21_state_0[l * 4 + lane], Reduce0::State{x_1});
+            reduce_sum_21_moments_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_21_moments_state_0[l * 4 + lane], Reduce0::State{1.0f, x_1, 0.0f});
           }
         }
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_21_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_21_moments_state_0, exchange_0_0);
     if (first < 12) {
       {
         const int l = 0;
@@ -83,13 +101,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
           if (to < 1) {
-            p_reduce_sum_21_partial0_0[first * 256 + col + lane] = store_as<float>(reduce_sum_21_state_0[l * 4 + lane].f0);
+            p_reduce_sum_21_moments_partial0_0[first * 256 + col + lane] = store_as<float>(reduce_sum_21_moments_state_0[l * 4 + lane].f0);
+            p_reduce_sum_21_moments_partial1_0[first * 256 + col + lane] = store_as<float>(reduce_sum_21_moments_state_0[l * 4 + lane].f1);
+            p_reduce_sum_21_moments_partial2_0[first * 256 + col + lane] = store_as<float>(reduce_sum_21_moments_state_0[l * 4 + lane].f2);
           }
         }
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21 before level 1
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21.moments before level 1
   {  // loop 1: outer 1 / 1 threads, row 12 / 16 threads x 1, col 256 / 32 threads x 1 x 4; 2 tasks; column-reduce: 16 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
@@ -99,9 +119,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_21_state_0__1[4];
+      Reduce0::State reduce_sum_21_moments_state_0__1[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_21_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_21_moments_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 16 + ty;
@@ -112,28 +132,34 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int at_0__1 = row * 256 + col;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              reduce_sum_21_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_21_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_21_partial0_0[at_0__1 + lane])});
+              reduce_sum_21_moments_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_21_moments_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_21_moments_partial0_0[at_0__1 + lane]), load_as<float>(p_reduce_sum_21_moments_partial1_0[at_0__1 + lane]), load_as<float>(p_reduce_sum_21_moments_partial2_0[at_0__1 + lane])});
             }
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_21_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_21_moments_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
-        Vec<float, 4> reduce_sum_21_w_0;
+        Vec<float, 4> reduce_sum_21_moments_1_w_0;
+        Vec<float, 4> reduce_sum_21_moments_2_w_0;
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_21 = reduce_sum_21_state_0__1[l * 4 + lane].f0;
-          reduce_sum_21_w_0.v[lane] = store_as<float>(reduce_sum_21);
+          const float reduce_sum_21_moments_0 = reduce_sum_21_moments_state_0__1[l * 4 + lane].f1;
+          reduce_sum_21_moments_1_w_0.v[lane] = store_as<float>(reduce_sum_21_moments_0);
+          const float reduce_sum_21_moments_0__1 = reduce_sum_21_moments_state_0__1[l * 4 + lane].f2;
+          reduce_sum_21_moments_2_w_0.v[lane] = store_as<float>(reduce_sum_21_moments_0__1);
         }
         if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21 + (col)) = reduce_sum_21_w_0;
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21_moments_1 + (col)) = reduce_sum_21_moments_1_w_0;
+        }
+        if (ty < 1) {
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21_moments_2 + (col)) = reduce_sum_21_moments_2_w_0;
         }
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %reduce_sum.21 before level 2
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21.moments, %reduce_sum.21.moments before level 2
   {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 256 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -148,143 +174,31 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 256) {
-            const Vec<float, 4> reduce_sum_21_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21 + (col));
+            const Vec<float, 4> reduce_sum_21_get_tuple_element_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21_moments_1 + (col));
             Vec<float, 4> div_6_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_21__1 = load_as<float>(reduce_sum_21_v_0.v[lane]);
-              const float div_6 = hlo_divide(reduce_sum_21__1, 96.0f);
-              div_6_w_0.v[lane] = store_as<float>(div_6);
-            }
-            *reinterpret_cast<Vec<float, 4>*>(p_div_6 + (col)) = div_6_w_0;
-          }
-        }
-      }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %reduce_sum.21, %div.6 before level 3
-  {  // loop 3: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
-    const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
-    const int first = blockIdx.x;
-    Reduce0::State reduce_sum_22_state_0[4];
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_22_state_0[i] = Reduce0::identity();
-    if (first < 12) {
-      const int task = first;
-      const int outer = task * 8 + to;
-      {
-        const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 256 + tx * 4;
-          const int at_0__2 = outer * 256 + col;
-          const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__2));
-          const Vec<float, 4> div_6_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_div_6 + (col));
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
-            const float div_6__1 = load_as<float>(div_6_v_0.v[lane]);
-            const float sub_11 = hlo_subtract(x_1__1, div_6__1);
-            const float integer_pow_1 = hlo_multiply(sub_11, sub_11);
-            reduce_sum_22_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_22_state_0[l * 4 + lane], Reduce0::State{integer_pow_1});
-          }
-        }
-      }
-    }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_22_state_0, exchange_0_0__2);
-    if (first < 12) {
-      {
-        const int l = 0;
-        const int col = l * 256 + tx * 4;
-        #pragma unroll
-        for (int lane = 0; lane < 4; ++lane) {
-          if (to < 1) {
-            p_reduce_sum_22_partial0_0[first * 256 + col + lane] = store_as<float>(reduce_sum_22_state_0[l * 4 + lane].f0);
-          }
-        }
-      }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %div.6, %reduce_sum.22 before level 4
-  {  // loop 4: outer 1 / 1 threads, row 12 / 16 threads x 1, col 256 / 32 threads x 1 x 4; 2 tasks; column-reduce: 16 rows x 32 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 16;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    if (first < 2) {
-      const int task = first;
-      const int col_tile = task;
-      Reduce0::State reduce_sum_22_state_0__1[4];
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_22_state_0__1[i] = Reduce0::identity();
-      {
-        const int k = 0;
-        const int row = k * 16 + ty;
-        if (row < 12) {
-          {
-            const int l = 0;
-            const int col = l * 128 + tx * 4 + col_tile * 128;
-            const int at_0__3 = row * 256 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              reduce_sum_22_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_22_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_22_partial0_0[at_0__3 + lane])});
-            }
-          }
-        }
-      }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_22_state_0__1, exchange_0_0__3);
-      {
-        const int l = 0;
-        const int col = l * 128 + tx * 4 + col_tile * 128;
-        Vec<float, 4> reduce_sum_22_w_0;
-        #pragma unroll
-        for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_22 = reduce_sum_22_state_0__1[l * 4 + lane].f0;
-          reduce_sum_22_w_0.v[lane] = store_as<float>(reduce_sum_22);
-        }
-        if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_22 + (col)) = reduce_sum_22_w_0;
-        }
-      }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %div.6, %reduce_sum.22, %reduce_sum.22 before level 5
-  {  // loop 5: outer 1 / 1 threads, row 1 / 1 threads x 1, col 256 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    if (first < 1) {
-      const int task = first;
-      {
-        const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 2048 + tx * 4;
-          if (col < 256) {
-            const Vec<float, 4> reduce_sum_22_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_22 + (col));
+            const Vec<float, 4> reduce_sum_22_get_tuple_element_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21_moments_2 + (col));
             Vec<float, 4> rsqrt_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_22__1 = load_as<float>(reduce_sum_22_v_0.v[lane]);
-              const float div_7 = hlo_divide(reduce_sum_22__1, 96.0f);
+              const float reduce_sum_21_get_tuple_element_0 = load_as<float>(reduce_sum_21_get_tuple_element_v_0.v[lane]);
+              const float reduce_sum_21_multiply_0 = hlo_multiply(reduce_sum_21_get_tuple_element_0, 96.0f);
+              const float div_6 = hlo_divide(reduce_sum_21_multiply_0, 96.0f);
+              div_6_w_0.v[lane] = store_as<float>(div_6);
+              const float reduce_sum_22_get_tuple_element_0 = load_as<float>(reduce_sum_22_get_tuple_element_v_0.v[lane]);
+              const float div_7 = hlo_divide(reduce_sum_22_get_tuple_element_0, 96.0f);
               const float add_3 = hlo_add(div_7, 1e-05f);
               const float rsqrt_1 = hlo_rsqrt(add_3);
               rsqrt_1_w_0.v[lane] = store_as<float>(rsqrt_1);
             }
+            *reinterpret_cast<Vec<float, 4>*>(p_div_6 + (col)) = div_6_w_0;
             *reinterpret_cast<Vec<float, 4>*>(p_rsqrt_1 + (col)) = rsqrt_1_w_0;
           }
         }
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.22, %reduce_sum.22, %rsqrt.1 before level 6
-  {  // loop 6: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21.moments, %div.6, %rsqrt.1 before level 3
+  {  // loop 3: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
@@ -303,17 +217,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
-          const int at_0__4 = outer * 256 + col;
-          const Vec<float, 4> x_1_v_0__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__4));
-          const Vec<float, 4> div_6_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_div_6 + (col));
+          const int at_0__2 = outer * 256 + col;
+          const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__2));
+          const Vec<float, 4> div_6_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_div_6 + (col));
           const Vec<float, 4> rsqrt_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_rsqrt_1 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1__2 = load_as<float>(x_1_v_0__2.v[lane]);
-            const float div_6__2 = load_as<float>(div_6_v_0__1.v[lane]);
-            const float sub_11__1 = hlo_subtract(x_1__2, div_6__2);
+            const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+            const float div_6__1 = load_as<float>(div_6_v_0.v[lane]);
+            const float sub_11 = hlo_subtract(x_1__1, div_6__1);
             const float rsqrt_1__1 = load_as<float>(rsqrt_1_v_0.v[lane]);
-            const float mul_7 = hlo_multiply(sub_11__1, rsqrt_1__1);
+            const float mul_7 = hlo_multiply(sub_11, rsqrt_1__1);
             mul_7_kept_0[k * 4 + l * 4 + lane] = mul_7;
             reduce_max_7_state_0[0] = Reduce1::combine(reduce_max_7_state_0[0], Reduce1::State{mul_7});
           }
@@ -322,9 +236,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_warps<Reduce1>(reduce_max_7_state_0, exchange_1_0);
       __syncthreads();
       combine_warps<Reduce1, 64, false>(reduce_max_7_state_0, exchange_1_0);
-      Reduce0::State reduce_sum_23_state_0[1];
+      Reduce2::State reduce_sum_23_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce2::identity();
       const float reduce_max_7 = reduce_max_7_state_0[0].f0;
       {
         const int k = 0;
@@ -337,20 +251,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float sub_15 = hlo_subtract(mul_7__1, reduce_max_7);
             const float exp_1 = hlo_exp(sub_15);
             exp_1_kept_0[k * 4 + l * 4 + lane] = exp_1;
-            reduce_sum_23_state_0[0] = Reduce0::combine(reduce_sum_23_state_0[0], Reduce0::State{exp_1});
+            reduce_sum_23_state_0[0] = Reduce2::combine(reduce_sum_23_state_0[0], Reduce2::State{exp_1});
           }
         }
       }
-      reduce_warps<Reduce0>(reduce_sum_23_state_0, exchange_0_1);
+      reduce_warps<Reduce2>(reduce_sum_23_state_0, exchange_2_1);
       __syncthreads();
-      combine_warps<Reduce0, 64, false>(reduce_sum_23_state_0, exchange_0_1);
+      combine_warps<Reduce2, 64, false>(reduce_sum_23_state_0, exchange_2_1);
       const float reduce_sum_23 = reduce_sum_23_state_0[0].f0;
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
-          const int at_0__5 = outer * 256 + col;
+          const int at_0__3 = outer * 256 + col;
           Vec<float, 4> div_11_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
@@ -358,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float div_11 = hlo_divide(exp_1__1, reduce_sum_23);
             div_11_w_0.v[lane] = store_as<float>(div_11);
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_div_11 + (at_0__5)) = div_11_w_0;
+          *reinterpret_cast<Vec<float, 4>*>(p_div_11 + (at_0__3)) = div_11_w_0;
         }
       }
     }

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_dy_1,
     float* __restrict__ p_mul_22,
     float* __restrict__ p_add_any_9,
-    float* __restrict__ p_reduce_sum_15) {
+    float* __restrict__ p_reduce_sum_14) {
   ASTITCH_SHARED_ARENA(4096);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
   {  // loop 0: outer 1 / 1 threads, row 48 / 8 threads x 6, col 640 / 32 threads x 1 x 4; 5 tasks; column-reduce: 8 rows x 32 threads a block
@@ -92,22 +92,17 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_sum_14_state_0, exchange_0_0);
-      #pragma unroll
-      for (int k = 0; k < 6; ++k) {
-        const int row = k * 8 + ty;
-        {
-          const int l = 0;
-          const int col = l * 128 + tx * 4 + col_tile * 128;
-          Vec<float, 4> reduce_sum_15_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_14 = reduce_sum_14_state_0[l * 4 + lane].f0;
-            const float reduce_sum_15 = hlo_add(0.0f, reduce_sum_14);
-            reduce_sum_15_w_0.v[lane] = store_as<float>(reduce_sum_15);
-          }
-          if (row < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_15 + (col)) = reduce_sum_15_w_0;
-          }
+      {
+        const int l = 0;
+        const int col = l * 128 + tx * 4 + col_tile * 128;
+        Vec<float, 4> reduce_sum_14_w_0;
+        #pragma unroll
+        for (int lane = 0; lane < 4; ++lane) {
+          const float reduce_sum_14 = reduce_sum_14_state_0[l * 4 + lane].f0;
+          reduce_sum_14_w_0.v[lane] = store_as<float>(reduce_sum_14);
+        }
+        if (ty < 1) {
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_14 + (col)) = reduce_sum_14_w_0;
         }
       }
     }

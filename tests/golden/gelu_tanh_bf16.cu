@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const bf16* __restrict__ p_dy_1,
     bf16* __restrict__ p_mul_22,
     bf16* __restrict__ p_add_any_9,
-    bf16* __restrict__ p_reduce_sum_15) {
+    bf16* __restrict__ p_reduce_sum_14) {
   ASTITCH_SHARED_ARENA(4096);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
   {  // loop 0: outer 1 / 1 threads, row 48 / 8 threads x 6, col 640 / 32 threads x 1 x 8; 3 tasks; column-reduce: 8 rows x 32 threads a block
@@ -94,23 +94,18 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_sum_14_state_0, exchange_0_0);
-      #pragma unroll
-      for (int k = 0; k < 6; ++k) {
-        const int row = k * 8 + ty;
-        {
-          const int l = 0;
-          const int col = l * 256 + tx * 8 + col_tile * 256;
-          if (col < 640) {
-            Vec<bf16, 8> reduce_sum_15_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 8; ++lane) {
-              const float reduce_sum_14 = round_to<bf16>(reduce_sum_14_state_0[l * 8 + lane].f0);
-              const float reduce_sum_15 = round_to<bf16>(hlo_add(0.0f, reduce_sum_14));
-              reduce_sum_15_w_0.v[lane] = store_exact<bf16>(reduce_sum_15);
-            }
-            if (row < 1) {
-              *reinterpret_cast<Vec<bf16, 8>*>(p_reduce_sum_15 + (col)) = reduce_sum_15_w_0;
-            }
+      {
+        const int l = 0;
+        const int col = l * 256 + tx * 8 + col_tile * 256;
+        if (col < 640) {
+          Vec<bf16, 8> reduce_sum_14_w_0;
+          #pragma unroll
+          for (int lane = 0; lane < 8; ++lane) {
+            const float reduce_sum_14 = round_to<bf16>(reduce_sum_14_state_0[l * 8 + lane].f0);
+            reduce_sum_14_w_0.v[lane] = store_exact<bf16>(reduce_sum_14);
+          }
+          if (ty < 1) {
+            *reinterpret_cast<Vec<bf16, 8>*>(p_reduce_sum_14 + (col)) = reduce_sum_14_w_0;
           }
         }
       }

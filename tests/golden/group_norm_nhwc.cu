@@ -1,23 +1,32 @@
 #include "astitch.cuh"
-// stitch_0: grid 16 x 256 threads, 64 B shared
+// stitch_0: grid 16 x 256 threads, 96 B shared
 //   jit(group_norm_nhwc)/reshape
+//   reduce_sum
 //   jit(group_norm_nhwc)/reduce_sum
 //   jit(group_norm_nhwc)/div
 //   jit(group_norm_nhwc)/sub
-//   square
-//   reduce_sum
 //   div
 //   jit(group_norm_nhwc)/add
-//   and 2 more
+//   jit(group_norm_nhwc)/rsqrt
+//   and 1 more
 struct Reduce0 {
-  struct State { float f0; };
-  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  struct State { float f0; float f1; float f2; };
+  static __device__ __forceinline__ State identity() { return State{0.0f, 0.0f, 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v2 = hlo_add(a.f0, b.f0);
-    return State{v2};
+    const float v6 = hlo_add(a.f0, b.f0);
+    const float v8 = hlo_maximum(v6, 1.0f);
+    const float v9 = hlo_divide(b.f0, v8);
+    const float v10 = hlo_subtract(b.f1, a.f1);
+    const float v11 = hlo_multiply(v10, v9);
+    const float v12 = hlo_add(a.f1, v11);
+    const float v13 = hlo_multiply(v11, v10);
+    const float v14 = hlo_multiply(v13, a.f0);
+    const float v15 = hlo_add(a.f2, b.f2);
+    const float v16 = hlo_add(v15, v14);
+    return State{v6, v12, v16};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
-    return State{shuffle_value(s.f0, mask)};
+    return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask), shuffle_value(s.f2, mask)};
   }
 };
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
@@ -25,9 +34,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_11) {
-  ASTITCH_SHARED_ARENA(64);
+  ASTITCH_SHARED_ARENA(96);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 32, 8);
   {  // loop 0: outer 4x8 / 2 threads, row 8x8 / 64 threads x 1, col 8 / 2 threads x 1 x 4; 16 tasks; mixed reduce: 64 rows x 2 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 2;
@@ -35,13 +43,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int to = thread / 128;
     const int first = blockIdx.x;
     float x_1_kept_0[4];
-    float sub_17_kept_0[4];
     if (first < 16) {
       const int task = first;
       const int outer = task * 2 + to;
-      Reduce0::State reduce_sum_23_state_0[1];
+      Reduce0::State reduce_sum_23_moments_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_23_moments_state_0[i] = Reduce0::identity();
       const int outer_1 = ((outer) % 8);
       const int outer_0 = ((outer) / 8);
       {
@@ -56,39 +63,18 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           for (int lane = 0; lane < 4; ++lane) {
             const float x_1 = load_as<float>(x_1_v_0.v[lane]);
             x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
-            reduce_sum_23_state_0[0] = Reduce0::combine(reduce_sum_23_state_0[0], Reduce0::State{x_1});
+            reduce_sum_23_moments_state_0[0] = Reduce0::combine(reduce_sum_23_moments_state_0[0], Reduce0::State{1.0f, x_1, 0.0f});
           }
         }
       }
-      reduce_warps<Reduce0>(reduce_sum_23_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_23_moments_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 128, false>(reduce_sum_23_state_0, exchange_0_0);
-      Reduce0::State reduce_sum_22_state_0[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0[i] = Reduce0::identity();
-      const float reduce_sum_23 = reduce_sum_23_state_0[0].f0;
-      const float div_11_divide_0 = hlo_divide(reduce_sum_23, 512.0f);
-      {
-        const int k = 0;
-        const int row = k * 64 + ty;
-        {
-          const int l = 0;
-          const int col = l * 8 + tx * 4;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
-            const float sub_17 = hlo_subtract(x_1__1, div_11_divide_0);
-            sub_17_kept_0[k * 4 + l * 4 + lane] = sub_17;
-            const float square_1 = hlo_multiply(sub_17, sub_17);
-            reduce_sum_22_state_0[0] = Reduce0::combine(reduce_sum_22_state_0[0], Reduce0::State{square_1});
-          }
-        }
-      }
-      reduce_warps<Reduce0>(reduce_sum_22_state_0, exchange_0_1);
-      __syncthreads();
-      combine_warps<Reduce0, 128, false>(reduce_sum_22_state_0, exchange_0_1);
-      const float reduce_sum_22 = reduce_sum_22_state_0[0].f0;
-      const float div_9_divide_0 = hlo_divide(reduce_sum_22, 512.0f);
+      combine_warps<Reduce0, 128, false>(reduce_sum_23_moments_state_0, exchange_0_0);
+      const float reduce_sum_23_get_tuple_element_0 = reduce_sum_23_moments_state_0[0].f1;
+      const float reduce_sum_23_multiply_0 = hlo_multiply(reduce_sum_23_get_tuple_element_0, 512.0f);
+      const float div_11_divide_0 = hlo_divide(reduce_sum_23_multiply_0, 512.0f);
+      const float reduce_sum_22_get_tuple_element_0 = reduce_sum_23_moments_state_0[0].f2;
+      const float div_9_divide_0 = hlo_divide(reduce_sum_22_get_tuple_element_0, 512.0f);
       const float add_7_add_0 = hlo_add(div_9_divide_0, 1e-05f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_7_add_0);
       {
@@ -104,8 +90,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           Vec<float, 4> add_11_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float sub_17__1 = sub_17_kept_0[k * 4 + l * 4 + lane];
-            const float mul_11 = hlo_multiply(sub_17__1, rsqrt_1_rsqrt_0);
+            const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+            const float sub_17 = hlo_subtract(x_1__1, div_11_divide_0);
+            const float mul_11 = hlo_multiply(sub_17, rsqrt_1_rsqrt_0);
             const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
             const float mul_15 = hlo_multiply(mul_11, gamma_1);
             const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 16 x 512 threads, 16512 B shared
+// stitch_0: grid 16 x 512 threads, 16576 B shared
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/convert_element_type
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/mul
 //   jit(layer_norm_backward_mixed)/jvp()/convert_element_type
@@ -8,7 +8,7 @@
 //   jit(layer_norm_backward_mixed)/jvp()/sub
 //   jit(layer_norm_backward_mixed)/jvp()/square
 //   jit(layer_norm_backward_mixed)/jvp()/add
-//   and 7 more
+//   and 6 more
 struct Reduce0 {
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
@@ -25,18 +25,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const bf16* __restrict__ p_dy_1,
     const float* __restrict__ p_gamma_1,
     bf16* __restrict__ p_convert_element_type_5,
-    float* __restrict__ p_reduce_sum_82,
-    float* __restrict__ p_reduce_sum_80,
+    float* __restrict__ p_reduce_sum_81,
+    float* __restrict__ p_reduce_sum_79,
     float* p_reduce_sum_81_partial0_0,
     float* p_reduce_sum_79_partial0_0,
-    float* p_reduce_sum_81,
-    float* p_reduce_sum_79,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(16512);
+  ASTITCH_SHARED_ARENA(16576);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 16384, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 2048);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1__1, 16448, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 16384, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1__2, 16512, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 2048);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__3, 0, 2048);
   {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 128 threads a row
@@ -45,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 128 % 1;
     const int to = thread / 128;
     const int first = blockIdx.x;
-    bf16 dy_1_kept_0[8];
     bf16 x_1_kept_0[8];
     float gamma_1_kept_0[8];
+    bf16 dy_1_kept_0[8];
     Reduce0::State reduce_sum_81_state_0[8];
     #pragma unroll
     for (int i = 0; i < 8; ++i) reduce_sum_81_state_0[i] = Reduce0::identity();
@@ -60,6 +59,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       Reduce0::State reduce_sum_77_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_77_state_0[i] = Reduce0::identity();
+      Reduce0::State reduce_sum_84_plain_state_0[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_84_plain_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -69,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int at_0 = outer * 768 + col;
             const Vec<bf16, 8> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_x_1 + (at_0));
             const Vec<bf16, 8> dy_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_dy_1 + (at_0));
+            const Vec<float, 8> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 8>*>(p_gamma_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
@@ -78,20 +81,29 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
               dy_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(dy_1);
               const float convert_element_type_4 = hlo_convert<float, bf16>(dy_1);
+              const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
+              gamma_1_kept_0[k * 8 + l * 8 + lane] = store_as<float>(gamma_1);
+              const float mul_32 = hlo_multiply(convert_element_type_4, gamma_1);
+              reduce_sum_84_plain_state_0[0] = Reduce0::combine(reduce_sum_84_plain_state_0[0], Reduce0::State{mul_32});
               reduce_sum_79_state_0[l * 8 + lane] = Reduce0::combine(reduce_sum_79_state_0[l * 8 + lane], Reduce0::State{convert_element_type_4});
             }
           }
         }
       }
       reduce_warps<Reduce0>(reduce_sum_77_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_84_plain_state_0, exchange_0_0__1);
       __syncthreads();
       combine_warps<Reduce0, 128, false>(reduce_sum_77_state_0, exchange_0_0);
+      combine_warps<Reduce0, 128, false>(reduce_sum_84_plain_state_0, exchange_0_0__1);
       Reduce0::State reduce_sum_78_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_78_state_0[i] = Reduce0::identity();
       Reduce0::State reduce_sum_83_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_83_state_0[i] = Reduce0::identity();
+      Reduce0::State reduce_sum_86_plain_state_0[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_86_plain_state_0[i] = Reduce0::identity();
       const float reduce_sum_77 = reduce_sum_77_state_0[0].f0;
       const float div_5_divide_0 = hlo_divide(reduce_sum_77, 768.0f);
       {
@@ -100,7 +112,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 8;
           if (col < 768) {
-            const Vec<float, 8> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 8>*>(p_gamma_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
               const float x_1__1 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
@@ -110,26 +121,23 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               reduce_sum_78_state_0[0] = Reduce0::combine(reduce_sum_78_state_0[0], Reduce0::State{square_1});
               const float dy_1__1 = load_as<float>(dy_1_kept_0[k * 8 + l * 8 + lane]);
               const float convert_element_type_4__1 = hlo_convert<float, bf16>(dy_1__1);
-              const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
-              gamma_1_kept_0[k * 8 + l * 8 + lane] = store_as<float>(gamma_1);
-              const float mul_32 = hlo_multiply(convert_element_type_4__1, gamma_1);
-              const float mul_33 = hlo_multiply(sub_11, mul_32);
+              const float gamma_1__1 = load_as<float>(gamma_1_kept_0[k * 8 + l * 8 + lane]);
+              const float mul_32__1 = hlo_multiply(convert_element_type_4__1, gamma_1__1);
+              const float mul_33 = hlo_multiply(sub_11, mul_32__1);
               reduce_sum_83_state_0[0] = Reduce0::combine(reduce_sum_83_state_0[0], Reduce0::State{mul_33});
+              const float mul_22 = hlo_multiply(sub_11, 2.0f);
+              reduce_sum_86_plain_state_0[0] = Reduce0::combine(reduce_sum_86_plain_state_0[0], Reduce0::State{mul_22});
             }
           }
         }
       }
       reduce_warps<Reduce0>(reduce_sum_78_state_0, exchange_0_1);
       reduce_warps<Reduce0>(reduce_sum_83_state_0, exchange_0_1__1);
+      reduce_warps<Reduce0>(reduce_sum_86_plain_state_0, exchange_0_1__2);
       __syncthreads();
       combine_warps<Reduce0, 128, false>(reduce_sum_78_state_0, exchange_0_1);
       combine_warps<Reduce0, 128, false>(reduce_sum_83_state_0, exchange_0_1__1);
-      Reduce0::State reduce_sum_84_state_0[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_84_state_0[i] = Reduce0::identity();
-      Reduce0::State reduce_sum_86_state_0[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_86_state_0[i] = Reduce0::identity();
+      combine_warps<Reduce0, 128, false>(reduce_sum_86_plain_state_0, exchange_0_1__2);
       const float reduce_sum_78 = reduce_sum_78_state_0[0].f0;
       const float div_6_divide_0 = hlo_divide(reduce_sum_78, 768.0f);
       const float add_3_add_0 = hlo_add(div_6_divide_0, 1e-06f);
@@ -140,43 +148,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const float mul_38_multiply_0 = hlo_multiply(reduce_sum_83, mul_23_multiply_0);
       const float div_8_divide_0 = hlo_divide(mul_38_multiply_0, 768.0f);
       const float reduce_sum_85 = hlo_add(0.0f, div_8_divide_0);
-      {
-        const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 1024 + tx * 8;
-          if (col < 768) {
-            #pragma unroll
-            for (int lane = 0; lane < 8; ++lane) {
-              const float dy_1__2 = load_as<float>(dy_1_kept_0[k * 8 + l * 8 + lane]);
-              const float convert_element_type_4__2 = hlo_convert<float, bf16>(dy_1__2);
-              const float gamma_1__1 = load_as<float>(gamma_1_kept_0[k * 8 + l * 8 + lane]);
-              const float mul_32__1 = hlo_multiply(convert_element_type_4__2, gamma_1__1);
-              const float mul_37 = hlo_multiply(mul_32__1, rsqrt_1_rsqrt_0);
-              const float neg_2 = hlo_negate(mul_37);
-              reduce_sum_84_state_0[0] = Reduce0::combine(reduce_sum_84_state_0[0], Reduce0::State{neg_2});
-              const float x_1__2 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
-              const float convert_element_type_3__2 = hlo_convert<float, bf16>(x_1__2);
-              const float sub_11__1 = hlo_subtract(convert_element_type_3__2, div_5_divide_0);
-              const float mul_22 = hlo_multiply(sub_11__1, 2.0f);
-              const float mul_39 = hlo_multiply(reduce_sum_85, mul_22);
-              const float neg_3 = hlo_negate(mul_39);
-              reduce_sum_86_state_0[0] = Reduce0::combine(reduce_sum_86_state_0[0], Reduce0::State{neg_3});
-              const float mul_27 = hlo_multiply(sub_11__1, rsqrt_1_rsqrt_0);
-              const float mul_28 = hlo_multiply(mul_27, convert_element_type_4__2);
-              reduce_sum_81_state_0[l * 8 + lane] = Reduce0::combine(reduce_sum_81_state_0[l * 8 + lane], Reduce0::State{mul_28});
-            }
-          }
-        }
-      }
-      reduce_warps<Reduce0>(reduce_sum_84_state_0, exchange_0_0);
-      reduce_warps<Reduce0>(reduce_sum_86_state_0, exchange_0_0__1);
-      __syncthreads();
-      combine_warps<Reduce0, 128, false>(reduce_sum_84_state_0, exchange_0_0);
-      combine_warps<Reduce0, 128, false>(reduce_sum_86_state_0, exchange_0_0__1);
-      const float reduce_sum_84 = reduce_sum_84_state_0[0].f0;
-      const float reduce_sum_86 = reduce_sum_86_state_0[0].f0;
-      const float add_any_4_add_0 = hlo_add(reduce_sum_84, reduce_sum_86);
+      const float reduce_sum_84_plain_0 = reduce_sum_84_plain_state_0[0].f0;
+      const float reduce_sum_84_multiply_0 = hlo_multiply(reduce_sum_84_plain_0, rsqrt_1_rsqrt_0);
+      const float reduce_sum_84_negate_0 = hlo_negate(reduce_sum_84_multiply_0);
+      const float reduce_sum_86_plain_0 = reduce_sum_86_plain_state_0[0].f0;
+      const float reduce_sum_86_multiply_0 = hlo_multiply(reduce_sum_86_plain_0, reduce_sum_85);
+      const float reduce_sum_86_negate_0 = hlo_negate(reduce_sum_86_multiply_0);
+      const float add_any_4_add_0 = hlo_add(reduce_sum_84_negate_0, reduce_sum_86_negate_0);
       const float div_9_divide_0 = hlo_divide(add_any_4_add_0, 768.0f);
       const float reduce_sum_87 = hlo_add(0.0f, div_9_divide_0);
       {
@@ -189,28 +167,31 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             Vec<bf16, 8> convert_element_type_5_w_0;
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float dy_1__3 = load_as<float>(dy_1_kept_0[k * 8 + l * 8 + lane]);
-              const float convert_element_type_4__3 = hlo_convert<float, bf16>(dy_1__3);
+              const float dy_1__2 = load_as<float>(dy_1_kept_0[k * 8 + l * 8 + lane]);
+              const float convert_element_type_4__2 = hlo_convert<float, bf16>(dy_1__2);
               const float gamma_1__2 = load_as<float>(gamma_1_kept_0[k * 8 + l * 8 + lane]);
-              const float mul_32__2 = hlo_multiply(convert_element_type_4__3, gamma_1__2);
-              const float mul_37__1 = hlo_multiply(mul_32__2, rsqrt_1_rsqrt_0);
-              const float x_1__3 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
-              const float convert_element_type_3__3 = hlo_convert<float, bf16>(x_1__3);
-              const float sub_11__2 = hlo_subtract(convert_element_type_3__3, div_5_divide_0);
-              const float mul_22__1 = hlo_multiply(sub_11__2, 2.0f);
-              const float mul_39__1 = hlo_multiply(reduce_sum_85, mul_22__1);
-              const float add_any_3 = hlo_add(mul_37__1, mul_39__1);
+              const float mul_32__2 = hlo_multiply(convert_element_type_4__2, gamma_1__2);
+              const float mul_37 = hlo_multiply(mul_32__2, rsqrt_1_rsqrt_0);
+              const float x_1__2 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
+              const float convert_element_type_3__2 = hlo_convert<float, bf16>(x_1__2);
+              const float sub_11__1 = hlo_subtract(convert_element_type_3__2, div_5_divide_0);
+              const float mul_22__1 = hlo_multiply(sub_11__1, 2.0f);
+              const float mul_39 = hlo_multiply(reduce_sum_85, mul_22__1);
+              const float add_any_3 = hlo_add(mul_37, mul_39);
               const float add_any_5 = hlo_add(add_any_3, reduce_sum_87);
               const float convert_element_type_5 = hlo_convert<bf16, float>(add_any_5);
               convert_element_type_5_w_0.v[lane] = store_exact<bf16>(convert_element_type_5);
+              const float mul_27 = hlo_multiply(sub_11__1, rsqrt_1_rsqrt_0);
+              const float mul_28 = hlo_multiply(mul_27, convert_element_type_4__2);
+              reduce_sum_81_state_0[l * 8 + lane] = Reduce0::combine(reduce_sum_81_state_0[l * 8 + lane], Reduce0::State{mul_28});
             }
             *reinterpret_cast<Vec<bf16, 8>*>(p_convert_element_type_5 + (at_0__1)) = convert_element_type_5_w_0;
           }
         }
       }
     }
-    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_81_state_0, exchange_0_1);
-    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_79_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_81_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_79_state_0, exchange_0_1);
     if (first < 16) {
       {
         const int l = 0;
@@ -320,41 +301,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         if (ty < 1) {
           *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_79 + (col)) = reduce_sum_79_w_0;
-        }
-      }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.79, %reduce_sum.81, %reduce_sum.79 before level 2
-  {  // loop 3: outer 1 / 1 threads, row 1 / 1 threads x 1, col 768 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    if (first < 1) {
-      const int task = first;
-      {
-        const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 2048 + tx * 4;
-          if (col < 768) {
-            const Vec<float, 4> reduce_sum_81_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_81 + (col));
-            Vec<float, 4> reduce_sum_82_w_0;
-            const Vec<float, 4> reduce_sum_79_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_79 + (col));
-            Vec<float, 4> reduce_sum_80_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_81__1 = load_as<float>(reduce_sum_81_v_0.v[lane]);
-              const float reduce_sum_82 = hlo_add(0.0f, reduce_sum_81__1);
-              reduce_sum_82_w_0.v[lane] = store_as<float>(reduce_sum_82);
-              const float reduce_sum_79__1 = load_as<float>(reduce_sum_79_v_0.v[lane]);
-              const float reduce_sum_80 = hlo_add(0.0f, reduce_sum_79__1);
-              reduce_sum_80_w_0.v[lane] = store_as<float>(reduce_sum_80);
-            }
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_82 + (col)) = reduce_sum_82_w_0;
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_80 + (col)) = reduce_sum_80_w_0;
-          }
         }
       }
     }

@@ -25,11 +25,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_dy_1,
     const float* __restrict__ p_gamma_1,
     float* __restrict__ p_add_any_1,
-    float* __restrict__ p_reduce_sum_37,
+    float* __restrict__ p_reduce_sum_36,
     float* p_reduce_sum_35_partial0_0,
     float* p_reduce_sum_38_partial0_0,
     float* p_reduce_sum_36_partial0_0,
-    float* p_reduce_sum_36,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
@@ -213,36 +212,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
           if (to < 1 && ty < 1) {
             *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_36 + (col)) = reduce_sum_36_w_0;
-          }
-        }
-      }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.38, %reduce_sum.36, %reduce_sum.36 before level 3
-  {  // loop 3: outer 1 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 1 x 4; 6 tasks; element-wise: flat tiles
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    if (first < 6) {
-      const int task = first;
-      const int col_tile = task;
-      {
-        const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 2048 + tx * 4 + col_tile * 2048;
-          if (col < 12000) {
-            const Vec<float, 4> reduce_sum_36_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_36 + (col));
-            Vec<float, 4> reduce_sum_37_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_36__1 = load_as<float>(reduce_sum_36_v_0.v[lane]);
-              const float reduce_sum_37 = hlo_add(0.0f, reduce_sum_36__1);
-              reduce_sum_37_w_0.v[lane] = store_as<float>(reduce_sum_37);
-            }
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_37 + (col)) = reduce_sum_37_w_0;
           }
         }
       }

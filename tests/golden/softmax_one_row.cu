@@ -1,54 +1,52 @@
 #include "astitch.cuh"
-// stitch_0: grid 196 x 512 threads, 64 B shared
+// stitch_0: grid 196 x 512 threads, 128 B shared
+//   jit(softmax)/reduce_sum
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
 //   jit(softmax)/exp
-//   jit(softmax)/reduce_sum
 //   jit(softmax)/div
 struct Reduce0 {
-  struct State { float f0; };
-  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
+  struct State { float f0; float f1; };
+  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u), 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v2 = hlo_maximum(a.f0, b.f0);
-    return State{v2};
+    const float v4 = hlo_maximum(a.f0, b.f0);
+    const bool v6 = hlo_compare_eq(a.f0, v4);
+    const float v7 = hlo_subtract(a.f0, v4);
+    const float v8 = hlo_exp(v7);
+    const float v9 = (v6 ? 1.0f : v8);
+    const float v10 = hlo_multiply(a.f1, v9);
+    const bool v11 = hlo_compare_eq(b.f0, v4);
+    const float v12 = hlo_subtract(b.f0, v4);
+    const float v13 = hlo_exp(v12);
+    const float v14 = (v11 ? 1.0f : v13);
+    const float v15 = hlo_multiply(b.f1, v14);
+    const float v16 = hlo_add(v10, v15);
+    return State{v4, v16};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
-    return State{shuffle_value(s.f0, mask)};
-  }
-};
-struct Reduce1 {
-  struct State { float f0; };
-  static __device__ __forceinline__ State identity() { return State{0.0f}; }
-  static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v2 = hlo_add(a.f0, b.f0);
-    return State{v2};
-  }
-  static __device__ __forceinline__ State shuffle(const State s, int mask) {
-    return State{shuffle_value(s.f0, mask)};
+    return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
   }
 };
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7,
-    float* p_reduce_max_7_partial0_0,
-    float* p_reduce_max_7,
-    float* p_reduce_sum_7_partial0_0,
-    float* p_reduce_sum_7,
+    float* p_reduce_max_7_exponentials_partial0_0,
+    float* p_reduce_max_7_exponentials_partial1_0,
+    float* p_reduce_max_7_exponentials_0,
+    float* p_reduce_max_7_exponentials_1,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(64);
+  ASTITCH_SHARED_ARENA(128);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0__1, 0, 16);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 196 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    Reduce0::State reduce_max_7_state_0[1];
+    Reduce0::State reduce_max_7_exponentials_state_0[1];
     #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
+    for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_state_0[i] = Reduce0::identity();
     if (first < 196) {
       const int task = first;
       const int col_tile = task;
@@ -59,21 +57,22 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int col = l * 512 + tx + col_tile * 1024;
           if (col < 200001) {
             const float x_1 = load_as<float>(p_x_1[col]);
-            reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
+            reduce_max_7_exponentials_state_0[0] = Reduce0::combine(reduce_max_7_exponentials_state_0[0], Reduce0::State{x_1, 1.0f});
           }
         }
       }
     }
-    reduce_warps<Reduce0>(reduce_max_7_state_0, exchange_0_0);
+    reduce_warps<Reduce0>(reduce_max_7_exponentials_state_0, exchange_0_0);
     __syncthreads();
-    combine_warps<Reduce0, 512, false>(reduce_max_7_state_0, exchange_0_0);
+    combine_warps<Reduce0, 512, false>(reduce_max_7_exponentials_state_0, exchange_0_0);
     if (first < 196) {
       if (tx < 1) {
-        p_reduce_max_7_partial0_0[first] = store_as<float>(reduce_max_7_state_0[0].f0);
+        p_reduce_max_7_exponentials_partial0_0[first] = store_as<float>(reduce_max_7_exponentials_state_0[0].f0);
+        p_reduce_max_7_exponentials_partial1_0[first] = store_as<float>(reduce_max_7_exponentials_state_0[0].f1);
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7 before level 1
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7.exponentials before level 1
   {  // loop 1: outer 1 / 8 threads, row 1 / 1 threads x 1, col 196 / 64 threads x 1 x 4; 1 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -82,9 +81,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce0::State reduce_max_7_state_0__1[1];
+      Reduce0::State reduce_max_7_exponentials_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -94,32 +93,37 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               if (to < 1) {
-                reduce_max_7_state_0__1[0] = Reduce0::combine(reduce_max_7_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[col + lane])});
+                reduce_max_7_exponentials_state_0__1[0] = Reduce0::combine(reduce_max_7_exponentials_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_exponentials_partial0_0[col + lane]), load_as<float>(p_reduce_max_7_exponentials_partial1_0[col + lane])});
               }
             }
           }
         }
       }
-      reduce_warps<Reduce0>(reduce_max_7_state_0__1, exchange_0_0__1);
+      reduce_warps<Reduce0>(reduce_max_7_exponentials_state_0__1, exchange_0_0__1);
       __syncthreads();
-      combine_warps<Reduce0, 64, false>(reduce_max_7_state_0__1, exchange_0_0__1);
-      const float reduce_max_7 = reduce_max_7_state_0__1[0].f0;
+      combine_warps<Reduce0, 64, false>(reduce_max_7_exponentials_state_0__1, exchange_0_0__1);
+      const float reduce_max_7_exponentials_0 = reduce_max_7_exponentials_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
-        p_reduce_max_7[0] = store_as<float>(reduce_max_7);
+        p_reduce_max_7_exponentials_0[0] = store_as<float>(reduce_max_7_exponentials_0);
+      }
+      const float reduce_max_7_exponentials_0__1 = reduce_max_7_exponentials_state_0__1[0].f1;
+      if (to < 1 && tx < 1) {
+        p_reduce_max_7_exponentials_1[0] = store_as<float>(reduce_max_7_exponentials_0__1);
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_max.7 before level 2
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7.exponentials, %reduce_max.7.exponentials before level 2
   {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 196 blocks
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    const float reduce_max_7__1 = load_as<float>(p_reduce_max_7[0]);
-    Reduce1::State reduce_sum_7_state_0[1];
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
+    const float reduce_max_7_get_tuple_element_0 = load_as<float>(p_reduce_max_7_exponentials_0[0]);
+    const float reduce_sum_7_get_tuple_element_0 = load_as<float>(p_reduce_max_7_exponentials_1[0]);
+    const float reduce_sum_7_subtract_0 = hlo_subtract(reduce_max_7_get_tuple_element_0, reduce_max_7_get_tuple_element_0);
+    const float reduce_sum_7_exponential_0 = hlo_exp(reduce_sum_7_subtract_0);
+    const float reduce_sum_7_multiply_0 = hlo_multiply(reduce_sum_7_get_tuple_element_0, reduce_sum_7_exponential_0);
     if (first < 196) {
       const int task = first;
       const int col_tile = task;
@@ -130,80 +134,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int col = l * 512 + tx + col_tile * 1024;
           if (col < 200001) {
             const float x_1__1 = load_as<float>(p_x_1[col]);
-            const float sub_7 = hlo_subtract(x_1__1, reduce_max_7__1);
+            const float sub_7 = hlo_subtract(x_1__1, reduce_max_7_get_tuple_element_0);
             const float exp_1 = hlo_exp(sub_7);
-            reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{exp_1});
-          }
-        }
-      }
-    }
-    reduce_warps<Reduce1>(reduce_sum_7_state_0, exchange_1_0);
-    __syncthreads();
-    combine_warps<Reduce1, 512, false>(reduce_sum_7_state_0, exchange_1_0);
-    if (first < 196) {
-      if (tx < 1) {
-        p_reduce_sum_7_partial0_0[first] = store_as<float>(reduce_sum_7_state_0[0].f0);
-      }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_max.7, %reduce_sum.7 before level 3
-  {  // loop 3: outer 1 / 8 threads, row 1 / 1 threads x 1, col 196 / 64 threads x 1 x 4; 1 tasks; row-reduce: 8 rows a block, 64 threads a row
-    const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
-    const int first = blockIdx.x;
-    if (first < 1) {
-      const int task = first;
-      Reduce1::State reduce_sum_7_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce1::identity();
-      {
-        const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 256 + tx * 4;
-          if (col < 196) {
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              if (to < 1) {
-                reduce_sum_7_state_0__1[0] = Reduce1::combine(reduce_sum_7_state_0__1[0], Reduce1::State{load_as<float>(p_reduce_sum_7_partial0_0[col + lane])});
-              }
-            }
-          }
-        }
-      }
-      reduce_warps<Reduce1>(reduce_sum_7_state_0__1, exchange_1_0__1);
-      __syncthreads();
-      combine_warps<Reduce1, 64, false>(reduce_sum_7_state_0__1, exchange_1_0__1);
-      const float reduce_sum_7 = reduce_sum_7_state_0__1[0].f0;
-      if (to < 1 && tx < 1) {
-        p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);
-      }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_sum.7, %reduce_sum.7 before level 4
-  {  // loop 4: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 196 blocks
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    const float reduce_max_7__2 = load_as<float>(p_reduce_max_7[0]);
-    const float reduce_sum_7__1 = load_as<float>(p_reduce_sum_7[0]);
-    if (first < 196) {
-      const int task = first;
-      const int col_tile = task;
-      {
-        const int k = 0;
-        #pragma unroll
-        for (int l = 0; l < 2; ++l) {
-          const int col = l * 512 + tx + col_tile * 1024;
-          if (col < 200001) {
-            const float x_1__2 = load_as<float>(p_x_1[col]);
-            const float sub_7__1 = hlo_subtract(x_1__2, reduce_max_7__2);
-            const float exp_1__1 = hlo_exp(sub_7__1);
-            const float div_7 = hlo_divide(exp_1__1, reduce_sum_7__1);
+            const float div_7 = hlo_divide(exp_1, reduce_sum_7_multiply_0);
             p_div_7[col] = store_as<float>(div_7);
           }
         }

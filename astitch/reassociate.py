@@ -1,0 +1,454 @@
+"""Graph -> Graph: reductions that wait for each other, made to wait less.
+
+A reduce that reads the result of another over the same elements costs a block barrier where rows stay on chip, and a
+global barrier and one more reading of memory where they do not.  Three rules, all of them exact in real numbers:
+
+    sum(r * a) = r * sum(a)               r constant along the sum and itself the child of a reduce
+    mean(a), sum((a - mean(a))^2)         one reduce of (count, mean, M2), joined by Chan's formula
+    max(a), sum(exp(a - max(a)))          one reduce of (max, sum), the sums rescaled to the larger max
+
+The first is applied wherever it makes a sum wait for fewer others; the joint ones only where the reduced elements do
+not stay on chip, for there two plain passes over registers are quicker and as accurate.  Rounding moves by a few units
+in the last place of the accumulation type, as it does with any other order of a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from astitch.ir import (
+    ArrayType,
+    Attrs,
+    BroadcastAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    DimensionsAttrs,
+    DType,
+    GetTupleElementAttrs,
+    Graph,
+    Literal,
+    Node,
+    ParameterAttrs,
+    TupleType,
+)
+from astitch.ops import monoid_of
+from astitch.simplify import Draft, Log, keep_live_nodes
+
+SUMMED = frozenset({DType.F32, DType.F64})
+"""Types whose sums are rounded so finely that their order is free; narrower ones are summed as one of these."""
+
+ON_CHIP_BYTES = 64 * 1024
+"""A row of at most this size is taken to stay in one block's registers or shared memory."""
+
+
+def reassociate(graph: Graph, log: Log | None = None) -> Graph:
+    """The same function in real arithmetic; the number and order of parameters and outputs stay.
+
+    graph: simplified.  Regions are left as they are.  `log` hears of every rule that fires.
+    """
+    if sum(node.op == "reduce" for node in graph) < 2:
+        return graph
+    heard: Log = log or (lambda rule, node: None)
+    return _hoist_factors(_join_reductions(graph, heard), heard)
+
+
+# ---- what is known of a reduce
+
+
+def _reduced(node: Node) -> tuple[int, ...]:
+    assert isinstance(node.attrs, DimensionsAttrs)
+    return node.attrs.dimensions
+
+
+def _is_reduce(node: Node, monoid: str) -> bool:
+    """A reduce of one floating-point array by this monoid."""
+    return (
+        node.op == "reduce"
+        and len(node.operands) == 2
+        and isinstance(node.type, ArrayType)
+        and node.dtype in SUMMED
+        and monoid_of(node.regions[0]) == monoid
+    )
+
+
+def _stays_on_chip(array: ArrayType, reduced: tuple[int, ...]) -> bool:
+    """Do the reduced elements lie side by side, few enough for one block?"""
+    rank = len(array.shape)
+    rows = tuple(range(rank - len(reduced), rank)) == tuple(sorted(reduced))
+    return rows and math.prod(array.shape[d] for d in reduced) * array.dtype.bytes <= ON_CHIP_BYTES
+
+
+def _is_zero(graph: Graph | Draft, name: str) -> bool:
+    node = graph[name]
+    return isinstance(node.attrs, ConstantAttrs) and not node.attrs.value.numpy().any()
+
+
+# ---- joint reductions
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """first: the reduce that the second one waits for.  source: what both reduce.  center: what the second one
+    subtracts, of the first one's shape.  kind: moments or exponentials."""
+
+    kind: str
+    first: str
+    second: str
+    source: str
+    center: str
+
+
+def _join_reductions(graph: Graph, log: Log) -> Graph:
+    pairs = _find_pairs(graph)
+    if not pairs:
+        return graph
+    by_first = {p.first: p for p in pairs}
+    by_second = {p.second: p for p in pairs}
+    draft = Draft(graph, log)
+    values: dict[str, str] = {}
+    joint: dict[str, str] = {}
+    for node in graph:
+        if node.name in by_first:
+            pair = by_first[node.name]
+            log(f"join_{pair.kind}", node.name)
+            joint[node.name] = _put_joint(draft, graph, pair, values[pair.source])
+            values[node.name] = _first_result(draft, graph, pair, joint[node.name])
+        elif node.name in by_second:
+            pair = by_second[node.name]
+            values[node.name] = _second_result(
+                draft, graph, pair, joint[pair.first], values[pair.center], values[pair.first]
+            )
+        else:
+            operands = tuple(values[o] for o in node.operands)
+            values[node.name] = draft.put(replace(node, operands=operands))
+    outputs = tuple(values[o] for o in graph.outputs)
+    nodes = keep_live_nodes(draft.nodes, outputs)
+    return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
+
+
+def _find_pairs(graph: Graph) -> list[_Pair]:
+    pairs: list[_Pair] = []
+    taken: set[str] = set()
+    for node in graph:
+        if not _is_reduce(node, "add") or not _is_zero(graph, node.operands[1]):
+            continue
+        if _stays_on_chip(graph[node.operands[0]].array, _reduced(node)):
+            continue
+        pair = _moments(graph, node) or _exponentials(graph, node)
+        if pair and pair.first not in taken:
+            taken |= {pair.first, pair.second}
+            pairs.append(pair)
+    return pairs
+
+
+def _deviation(graph: Graph, name: str, reduced: tuple[int, ...]) -> tuple[str, str] | None:
+    """(a, c) where the value is a - broadcast(c) and c has just the dimensions that are not reduced."""
+    node = graph[name]
+    if node.op != "subtract":
+        return None
+    spread = graph[node.operands[1]]
+    if not isinstance(spread.attrs, BroadcastAttrs):
+        return None
+    kept = tuple(d for d in range(len(node.shape)) if d not in reduced)
+    return (node.operands[0], spread.operands[0]) if spread.attrs.dimensions == kept else None
+
+
+def _moments(graph: Graph, second: Node) -> _Pair | None:
+    """sum((a - sum(a) / n)^2)"""
+    square = graph[second.operands[0]]
+    if square.op != "multiply" or square.operands[0] != square.operands[1]:
+        return None
+    found = _deviation(graph, square.operands[0], _reduced(second))
+    if found is None:
+        return None
+    source, center = found
+    mean = graph[center]
+    if mean.op not in ("divide", "multiply"):
+        return None
+    factor = _splat(graph, mean.operands[1])
+    first = graph[mean.operands[0]]
+    if factor is None or not _sums_the_same(graph, first, source, second, "add"):
+        return None
+    count = math.prod(graph[source].shape[d] for d in _reduced(second))
+    share = 1 / factor if mean.op == "divide" else factor
+    if not _is_zero(graph, first.operands[1]) or not math.isclose(share * count, 1, rel_tol=1e-6):
+        return None
+    return _Pair("moments", first.name, second.name, source, center)
+
+
+def _exponentials(graph: Graph, second: Node) -> _Pair | None:
+    """sum(exp(a - c)), c computed from max(a)"""
+    power = graph[second.operands[0]]
+    if power.op != "exponential":
+        return None
+    found = _deviation(graph, power.operands[0], _reduced(second))
+    if found is None:
+        return None
+    source, center = found
+    behind, node = {center}, graph[center]
+    while not _sums_the_same(graph, node, source, second, "maximum"):
+        below = [
+            o for o in node.operands if graph[o].type == node.type and graph[o].op != "constant"
+        ]
+        if len(behind) > 8 or not below or node.op == "reduce":
+            return None
+        node = graph[below[-1]] if node.op != "select" else graph[node.operands[1]]
+        behind.add(node.name)
+    if _splat(graph, node.operands[1]) != -math.inf:
+        return None
+    return _Pair("exponentials", node.name, second.name, source, center)
+
+
+def _sums_the_same(graph: Graph, node: Node, source: str, second: Node, monoid: str) -> bool:
+    return (
+        _is_reduce(node, monoid)
+        and node.operands[0] == source
+        and set(_reduced(node)) == set(_reduced(second))
+    )
+
+
+def _splat(graph: Graph, name: str) -> float | None:
+    node = graph[name]
+    if node.op == "broadcast":
+        node = graph[node.operands[0]]
+    if isinstance(node.attrs, ConstantAttrs) and node.array.size == 1:
+        return float(node.attrs.value.numpy().reshape(()))
+    return None
+
+
+def _number(draft: Draft, origin: Node, value: float, dtype: DType) -> str:
+    literal = Literal.of(np.asarray(value, dtype.numpy))
+    return draft.add(origin, "constant", ArrayType(dtype, ()), (), ConstantAttrs(literal))
+
+
+def _spread(draft: Draft, origin: Node, value: float, array: ArrayType) -> str:
+    number = _number(draft, origin, value, array.dtype)
+    return draft.add(origin, "broadcast", array, (number,), BroadcastAttrs(()))
+
+
+def _put_joint(draft: Draft, graph: Graph, pair: _Pair, source: str) -> str:
+    """The variadic reduce; its element is (1, a, 0) or (a, 1), its identity (0, 0, 0) or (-inf, 0)."""
+    first = graph[pair.first]
+    array = draft[source].array
+    dtype = array.dtype
+    if pair.kind == "moments":
+        ones, zeros = _spread(draft, first, 1, array), _spread(draft, first, 0, array)
+        operands: tuple[str, ...] = (ones, source, zeros)
+        inits: tuple[str, ...] = (_number(draft, first, 0, dtype),) * 3
+        region = moments_region(dtype)
+    else:
+        operands = (source, _spread(draft, first, 1, array))
+        inits = (_number(draft, first, -math.inf, dtype), _number(draft, first, 0, dtype))
+        region = exponentials_region(dtype)
+    parts = TupleType((first.array,) * len(operands))
+    name = draft.fresh(f"{first.name}.{pair.kind}")
+    node = Node(
+        name,
+        "reduce",
+        parts,
+        (*operands, *inits),
+        first.attrs,
+        (region,),
+        graph[pair.second].op_name,
+        first.source,
+    )
+    return draft.put(node)
+
+
+def _field(draft: Draft, origin: Node, joint: str, number: int) -> str:
+    return draft.add(
+        origin, "get-tuple-element", origin.array, (joint,), GetTupleElementAttrs(number)
+    )
+
+
+def _first_result(draft: Draft, graph: Graph, pair: _Pair, joint: str) -> str:
+    first = graph[pair.first]
+    if pair.kind == "exponentials":
+        return _field(draft, first, joint, 0)
+    mean = _field(draft, first, joint, 1)
+    count = math.prod(graph[pair.source].shape[d] for d in _reduced(first))
+    return draft.add(
+        first, "multiply", first.array, (mean, _spread(draft, first, count, first.array))
+    )
+
+
+def _second_result(
+    draft: Draft, graph: Graph, pair: _Pair, joint: str, center: str, first: str
+) -> str:
+    """M2 itself; or the sum, rescaled from the max to what the graph subtracts: NaN where both are infinite, as
+    exp(a - c) would be."""
+    second = graph[pair.second]
+    if pair.kind == "moments":
+        return _field(draft, second, joint, 2)
+    total = _field(draft, second, joint, 1)
+    gap = draft.add(second, "subtract", second.array, (first, center))
+    scale = draft.add(second, "exponential", second.array, (gap,))
+    return draft.add(second, "multiply", second.array, (total, scale))
+
+
+class _Region:
+    """A scalar graph in the making."""
+
+    def __init__(self, name: str, dtype: DType, fields: int):
+        self.name, self.type = name, ArrayType(dtype, ())
+        self.nodes: dict[str, Node] = {}
+        self.parameters = tuple(
+            self.put("parameter", attrs=ParameterAttrs(i)) for i in range(2 * fields)
+        )
+
+    def put(self, op: str, *operands: str, attrs: Attrs | None = None, pred: bool = False) -> str:
+        name = f"{op.replace('-', '_')}.{len(self.nodes)}"
+        kind = ArrayType(DType.PRED, ()) if pred else self.type
+        node = Node(name, op, kind, operands)
+        self.nodes[name] = node if attrs is None else replace(node, attrs=attrs)
+        return name
+
+    def number(self, value: float) -> str:
+        literal = Literal.of(np.asarray(value, self.type.dtype.numpy))
+        return self.put("constant", attrs=ConstantAttrs(literal))
+
+    def graph(self, *outputs: str) -> Graph:
+        return Graph(self.name, self.nodes, self.parameters, outputs)
+
+
+def moments_region(dtype: DType) -> Graph:
+    """(n, mean, M2) of two sets -> of their union (Chan, Golub, LeVeque 1979)."""
+    r = _Region("join_moments", dtype, 3)
+    n1, mean1, m1, n2, mean2, m2 = r.parameters
+    n = r.put("add", n1, n2)
+    # Two empty sets: a divisor of 1 keeps their zeros.
+    share = r.put("divide", n2, r.put("maximum", n, r.number(1)))
+    gap = r.put("subtract", mean2, mean1)
+    step = r.put("multiply", gap, share)
+    mean = r.put("add", mean1, step)
+    spread = r.put("multiply", r.put("multiply", step, gap), n1)
+    return r.graph(n, mean, r.put("add", r.put("add", m1, m2), spread))
+
+
+def exponentials_region(dtype: DType) -> Graph:
+    """(max, sum of exp(a - max)) of two sets -> of their union (Milakov and Gimelshein 2018)."""
+    r = _Region("join_exponentials", dtype, 2)
+    max1, sum1, max2, sum2 = r.parameters
+    largest = r.put("maximum", max1, max2)
+    one = r.number(1)
+
+    def rescale(own: str, total: str) -> str:
+        # An equal max needs no factor: infinite ones would make it NaN.
+        same = r.put("compare", own, largest, attrs=CompareAttrs("EQ", False), pred=True)
+        factor = r.put("exponential", r.put("subtract", own, largest))
+        return r.put("multiply", total, r.put("select", same, one, factor))
+
+    return r.graph(largest, r.put("add", rescale(max1, sum1), rescale(max2, sum2)))
+
+
+# ---- factors out of sums
+
+
+def _hoist_factors(graph: Graph, log: Log) -> Graph:
+    draft = Draft(graph, log)
+    levels: dict[str, int] = {}
+    values: dict[str, str] = {}
+    for node in graph:
+        node = replace(node, operands=tuple(values[o] for o in node.operands))
+        if _is_reduce(node, "add") and _is_zero(draft, node.operands[1]):
+            hoisted = _hoist(node, draft, levels)
+            if hoisted is not None:
+                log("hoist_factors", node.name)
+                values[node.name] = hoisted
+                continue
+        values[node.name] = draft.put(node)
+    outputs = tuple(values[o] for o in graph.outputs)
+    nodes = keep_live_nodes(draft.nodes, outputs)
+    return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
+
+
+def _level(draft: Draft, name: str, levels: dict[str, int]) -> int:
+    """How many reduces lie one behind the other before the value."""
+    stack = [name]
+    while stack:
+        top = stack[-1]
+        node = draft[top]
+        missing = [o for o in node.operands if o not in levels]
+        if top in levels:
+            stack.pop()
+        elif missing:
+            stack += missing
+        else:
+            below = max((levels[o] for o in node.operands), default=0)
+            levels[top] = below + (node.op == "reduce")
+            stack.pop()
+    return levels[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """rest * factors, negated or not.  rest: what stays in the sum.  factors: (multiply or divide, broadcast)."""
+
+    rest: str | None
+    factors: tuple[tuple[str, str], ...] = ()
+    negative: bool = False
+
+
+def _hoist(node: Node, draft: Draft, levels: dict[str, int]) -> str | None:
+    """sum(r * a) -> r * sum(a), where a waits for fewer reduces than r."""
+    reduced = _reduced(node)
+    product = _split(draft, node, node.operands[0], reduced, levels)
+    if product.rest is None or not product.factors:
+        return None
+    if _level(draft, product.rest, levels) >= _level(draft, node.operands[0], levels):
+        return None
+    plain = replace(
+        node, name=draft.fresh(f"{node.name}.plain"), operands=(product.rest, node.operands[1])
+    )
+    result = draft.put(plain)
+    for op, factor in product.factors:
+        result = draft.add(
+            node, op, node.array, (result, _keep_dimensions(draft, node, factor, reduced))
+        )
+    return draft.add(node, "negate", node.array, (result,)) if product.negative else result
+
+
+def _split(
+    draft: Draft, origin: Node, name: str, reduced: tuple[int, ...], levels: dict[str, int]
+) -> _Product:
+    """A product as what varies along the sum and what does not."""
+    node = draft[name]
+    if _is_constant_along(draft, name, reduced) and _level(draft, name, levels):
+        return _Product(None, (("multiply", name),))
+    if node.op == "negate":
+        inner = _split(draft, origin, node.operands[0], reduced, levels)
+        return replace(inner, negative=not inner.negative) if inner.factors else _Product(name)
+    if node.op == "multiply":
+        sides = [_split(draft, origin, o, reduced, levels) for o in node.operands]
+        if not any(s.factors for s in sides):
+            return _Product(name)
+        left, right = (s.rest for s in sides)
+        rest = left or right
+        if left and right:
+            rest = draft.add(origin, "multiply", node.array, (left, right))
+        negative = sides[0].negative != sides[1].negative
+        return _Product(rest, (*sides[0].factors, *sides[1].factors), negative)
+    if node.op == "divide" and _is_constant_along(draft, node.operands[1], reduced):
+        inner = _split(draft, origin, node.operands[0], reduced, levels)
+        if _level(draft, node.operands[1], levels):
+            return replace(inner, factors=(*inner.factors, ("divide", node.operands[1])))
+    return _Product(name)
+
+
+def _is_constant_along(draft: Draft, name: str, reduced: tuple[int, ...]) -> bool:
+    attrs = draft[name].attrs
+    return isinstance(attrs, BroadcastAttrs) and not set(attrs.dimensions) & set(reduced)
+
+
+def _keep_dimensions(draft: Draft, node: Node, factor: str, reduced: tuple[int, ...]) -> str:
+    """The broadcast factor at the shape of the reduce's result."""
+    spread = draft[factor]
+    assert isinstance(spread.attrs, BroadcastAttrs)
+    kept = [d for d in range(len(spread.shape)) if d not in reduced]
+    dimensions = tuple(kept.index(d) for d in spread.attrs.dimensions)
+    return draft.add(
+        node, "broadcast", node.array, spread.operands, BroadcastAttrs(dimensions)
+    )
