@@ -118,7 +118,8 @@ def compile_hlo(
     """Compile a serialized HloModuleProto or HLO text for a device or preset.
 
     tune: measure the best plans of each kernel on the current GPU and take the fastest, which is remembered on disk
-    (None: as ASTITCH_TUNE says).  Raises EngineUnavailable where that GPU is missing or of another architecture, MalformedHlo, UnsupportedOp, UnsupportedType or DynamicShape for a module that cannot be read.
+    (None: as ASTITCH_TUNE says).  Raises MalformedHlo, UnsupportedOp, UnsupportedType or DynamicShape for a module that
+    cannot be read; with tune EngineUnavailable where that GPU is missing or of another architecture.
     """
     seconds: dict[str, float] = {}
     start = time.perf_counter()

@@ -42,6 +42,7 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
+    tune: bool | None = None,
 ) -> Callable[[Callable[..., Any]], JitFunction]: ...
 
 
@@ -54,6 +55,7 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
+    tune: bool | None = None,
 ) -> JitFunction: ...
 
 
@@ -65,12 +67,15 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
+    tune: bool | None = None,
 ) -> JitFunction | Callable[[Callable[..., Any]], JitFunction]:
     """Compile a JAX function with astitch.  The arguments are those of jax.jit; `@astitch.jit` and
     `@astitch.jit(static_argnums=1)` both decorate.
 
     donate_argnums, donate_argnames: a permission to reuse memory; donated arrays stay valid here.
     keep_unused: accepted for jax.jit's sake; every array is passed to the program, used or not.
+    tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on disk
+    (None: as ASTITCH_TUNE says).  Only speed and the order of sums depend on it.
     """
     if fn is None:
         return lambda fn: jit(
@@ -80,6 +85,7 @@ def jit(
             donate_argnums=donate_argnums,
             donate_argnames=donate_argnames,
             keep_unused=keep_unused,
+            tune=tune,
         )
     given = {
         "static_argnums": static_argnums,
@@ -87,7 +93,8 @@ def jit(
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
     }
-    return JitFunction(fn, {name: value for name, value in given.items() if value is not None})
+    jax_options = {name: value for name, value in given.items() if value is not None}
+    return JitFunction(fn, jax_options, tune)
 
 
 class JitFunction:
@@ -97,8 +104,12 @@ class JitFunction:
     the same function: XLA compiles it there.
     """
 
-    def __init__(self, fn: Callable[..., Any], jax_options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], jax_options: Mapping[str, Any], tune: bool | None = None
+    ) -> None:
         import jax
+
+        self._tune = tune
 
         functools.update_wrapper(self, fn)
         # Unused parameters are kept, so that the program's parameters are the flat arguments one to one.
@@ -141,8 +152,9 @@ class JitFunction:
         """Trace and lower to HLO for these arguments; each array may be a jax.ShapeDtypeStruct."""
         traced = self._jax_jit.trace(*args, **kwargs)
         if choose_engine() == "gpu":
-            return Lowered(traced, traced.lower(lowering_platforms=("cuda",)), "gpu")
-        return Lowered(traced, traced.lower(), "host")
+            lowered = traced.lower(lowering_platforms=("cuda",))
+            return Lowered(traced, lowered, "gpu", self._tune)
+        return Lowered(traced, traced.lower(), "host", self._tune)
 
     def clear_cache(self) -> None:
         """Forget every compiled signature."""
@@ -152,11 +164,13 @@ class JitFunction:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A function lowered to HLO for one signature.  engine: "gpu" or "host", what it was lowered for."""
+    """A function lowered to HLO for one signature.  engine: "gpu" or "host", what it was lowered for.
+    tune: see jit."""
 
     jax_traced: Any = field(repr=False)
     jax_lowered: Any = field(repr=False)
     engine: str
+    tune: bool | None = None
 
     @cached_property
     def hlo(self) -> bytes:
@@ -185,7 +199,9 @@ class Lowered:
         # Planned for the device on which it will run.
         device = current_gpu() if self.engine == "gpu" else None
         gpu = "host" if device is None else from_device(device)
-        compilation = compile_hlo(self.hlo, gpu=gpu)
+        # In the emulation there is nothing to measure.
+        tune = self.tune if self.engine == "gpu" else False
+        compilation = compile_hlo(self.hlo, gpu=gpu, tune=tune)
         trace_compilation(self.hlo, compilation)
         out_info = self.jax_traced.out_info
         return Compiled(compilation, self.jax_lowered, out_info, device)

@@ -87,21 +87,24 @@ def unpack_kernel(data: bytes) -> CompiledKernel | None:
     )
 
 
-class KernelCache:
+class ByteCache:
     """Entries in one private folder, shared by any number of processes and threads.
 
-    Where the folder cannot be used (read-only, full, someone else's) everything is compiled anew: the first time
-    that happens a RuntimeWarning says why.
+    Where the folder cannot be used (read-only, full, someone else's) nothing is kept: the first time that happens a
+    RuntimeWarning says why.  suffix: of the entries' file names.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+    lost = "kernels are compiled anew"
+
+    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES, suffix: str = SUFFIX) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
+        self.suffix = suffix
         self._warned = False
         self._lock = threading.Lock()
 
-    def load(self, key: str) -> CompiledKernel | None:
-        """The kernel kept under `key`, or None.  Marks the entry as used now."""
+    def load_bytes(self, key: str) -> bytes | None:
+        """What is kept under `key`, or None.  Marks the entry as used now."""
         path = self._path(key)
         try:
             self._check_private()
@@ -111,23 +114,21 @@ class KernelCache:
         except OSError as error:
             self._warn(error)
             return None
-        kernel = unpack_kernel(data)
-        if kernel is not None:
-            try:
-                os.utime(path)
-            except OSError:
-                pass  # a read-only cache still serves; it only forgets the order of use
-        return kernel
+        try:
+            os.utime(path)
+        except OSError:
+            pass  # a read-only cache still serves; it only forgets the order of use
+        return data
 
-    def store(self, key: str, kernel: CompiledKernel) -> None:
-        """Keep `kernel` under `key`, replacing what is there, and shrink the cache to its limit."""
+    def store_bytes(self, key: str, data: bytes) -> None:
+        """Keep `data` under `key`, replacing what is there, and shrink the cache to its limit."""
         temporary = ""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._check_private()
             descriptor, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
             with os.fdopen(descriptor, "wb") as file:
-                file.write(pack_kernel(kernel))
+                file.write(data)
             os.replace(temporary, self._path(key))
             temporary = ""
             self._shrink()
@@ -138,7 +139,7 @@ class KernelCache:
                 Path(temporary).unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
-        return self.folder / f"{key}{SUFFIX}"
+        return self.folder / f"{key}{self.suffix}"
 
     def _check_private(self) -> None:
         """A cubin is code that this process will run: the folder must be ours, and nobody else may write to it."""
@@ -156,7 +157,7 @@ class KernelCache:
                 status = file.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue  # another process shrinks too
-            if file.name.endswith(SUFFIX):
+            if file.name.endswith(self.suffix):
                 entries.append((status.st_mtime, status.st_size, file.path))
             elif file.name.endswith(".tmp") and time.time() - status.st_mtime > _ABANDONED_AFTER_S:
                 Path(file.path).unlink(missing_ok=True)
@@ -173,10 +174,23 @@ class KernelCache:
         if not warned:
             warnings.warn(
                 f"kernel cache {self.folder} is not used: {error}\n"
-                "  kernels are compiled anew; point ASTITCH_CACHE_DIR at a folder of your own with room",
+                f"  {self.lost}; point ASTITCH_CACHE_DIR at a folder of your own with room",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
+
+
+class KernelCache(ByteCache):
+    """Compiled kernels by the hash of what they are made from."""
+
+    def load(self, key: str) -> CompiledKernel | None:
+        """The kernel kept under `key`, or None where there is none or its entry is damaged."""
+        data = self.load_bytes(key)
+        return None if data is None else unpack_kernel(data)
+
+    def store(self, key: str, kernel: CompiledKernel) -> None:
+        """Keep `kernel` under `key`, replacing what is there, and shrink the cache to its limit."""
+        self.store_bytes(key, pack_kernel(kernel))
 
 
 @functools.cache

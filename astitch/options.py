@@ -1,7 +1,7 @@
 """Every environment name that astitch reads, in one place.
 
-Takes the environment, hands on values; a name set to nothing counts as not set.  No name changes a result:
-they choose where things are kept, what is shown and which engine runs.
+Takes the environment, hands on values; a name set to nothing counts as not set.  No name changes a result beyond the
+order of its sums: they choose where things are kept, what is shown, which engine runs and how plans are chosen.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ NAMES = {
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu or host: the engine, instead of the GPU where there is one",
+    "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest, as tune=True does",
 }
 """The names and what they mean.  At most ten."""
 
@@ -51,6 +52,14 @@ def engine() -> str | None:
     if given and given not in ENGINES:
         raise _invalid("ASTITCH_ENGINE", given)
     return given or None
+
+
+def tune() -> bool:
+    """Whether plans are measured where the caller does not say.  Raises InvalidOption."""
+    given = _read("ASTITCH_TUNE")
+    if given not in ("", "0", "1"):
+        raise _invalid("ASTITCH_TUNE", given)
+    return given == "1"
 
 
 def _read(name: str) -> str:

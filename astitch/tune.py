@@ -1,0 +1,188 @@
+"""Scope -> the fastest of its plans, by measuring the few that are projected to be fastest.
+
+What was found is kept on disk as JSON, under a hash of the scope's ops, of its kernel by the rules and of the GPU: the
+next compilation of the same scope takes the schedule from there and measures nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from astitch import options
+from astitch.build_program import make_cuda_kernel
+from astitch.errors import AstitchError, EngineUnavailable
+from astitch.gpu import Gpu
+from astitch.ir import Graph
+from astitch.kernel_cache import ByteCache
+from astitch.measure import compile_plans, import_cupy, measure_plans
+from astitch.plan import Plan, plan_scope, rank_plans
+from astitch.schedule import DEFAULT, Schedule, schedule_from_json, schedule_to_json
+from astitch.stitch_scope import Scope
+
+MOST_MEASURED = 8
+"""Plans of a scope that are measured, the rules' among them."""
+
+LEAST_GAIN = 0.02
+"""By so much a plan must be faster than the rules' to be taken: measurements scatter."""
+
+LIMIT_BYTES = 16 * 1024 * 1024
+FORMAT = "astitch plan 1"
+
+
+class TuningCache(ByteCache):
+    """Schedules that won, as JSON."""
+
+    lost = "plans are measured anew"
+
+    def load_schedule(self, key: str) -> Schedule | None:
+        """The schedule kept under `key`; None where there is none, or one that this version does not understand."""
+        data = self.load_bytes(key)
+        if data is None:
+            return None
+        try:
+            entry = json.loads(data)
+            return schedule_from_json(entry["schedule"]) if entry["format"] == FORMAT else None
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def store_schedule(
+        self, key: str, schedule: Schedule, time_us: float, default_us: float
+    ) -> None:
+        entry = {
+            "format": FORMAT,
+            "schedule": schedule_to_json(schedule),
+            "time_us": round(time_us, 2),
+            "default_us": round(default_us, 2),
+        }
+        self.store_bytes(key, json.dumps(entry, sort_keys=True).encode())
+
+
+def open_cache() -> TuningCache:
+    """The cache at its place on disk."""
+    return TuningCache(options.cache_dir() / "plans", LIMIT_BYTES, ".json")
+
+
+def key_of_plan(graph: Graph, plan: Plan, gpu: Gpu) -> str:
+    """Hash of all that decides which schedule wins; plan: the rules'."""
+    parts = [
+        FORMAT,
+        *(str(graph[member]) for member in plan.scope.members),
+        *plan.scope.outputs,
+        make_cuda_kernel(plan.kernel).source,
+        json.dumps(dataclasses.asdict(gpu), sort_keys=True),
+    ]
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Contest:
+    """A scope whose plans are still to be measured."""
+
+    number: int
+    key: str
+    plans: tuple[Plan, ...]
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr where rich is installed and somebody looks at it."""
+    try:
+        rich: Any = importlib.import_module("rich.progress")
+        console: Any = importlib.import_module("rich.console")
+    except ImportError:
+        yield lambda: None
+        return
+    with rich.Progress(
+        console=console.Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task("measuring plans", total=total)
+        yield lambda: bar.advance(task)
+
+
+def tune_scopes(
+    graph: Graph,
+    scopes: Sequence[Scope],
+    gpu: Gpu,
+    *,
+    most: int = MOST_MEASURED,
+    cache: TuningCache | None = None,
+) -> tuple[Plan | None, ...]:
+    """The fastest measured plan of each scope (None: it needs no kernel), from the cache where it is there.
+
+    most: plans of a scope that are measured.  Raises EngineUnavailable without CuPy or a GPU of the planned
+    architecture.
+    """
+    cache = cache or open_cache()
+    plans: list[Plan | None] = []
+    contests: list[_Contest] = []
+    for number, scope in enumerate(scopes):
+        default = plan_scope(graph, scope, gpu, DEFAULT)
+        plans.append(default)
+        if default is None:
+            continue
+        key = key_of_plan(graph, default, gpu)
+        known = cache.load_schedule(key)
+        if known is not None:
+            plans[number] = _plan_again(graph, scope, gpu, known, default)
+        else:
+            ranked = rank_plans(graph, scope, gpu, default=default)
+            others = [plan for plan, _ in ranked if plan.kernel != default.kernel]
+            contests.append(_Contest(number, key, (default, *others[: most - 1])))
+    if contests:
+        _require_device(gpu)
+        with _progress(sum(len(contest.plans) for contest in contests)) as advance:
+            compiled = compile_plans([p for c in contests for p in c.plans], gpu.arch)
+            for contest in contests:
+                mine, compiled = compiled[: len(contest.plans)], compiled[len(contest.plans) :]
+                measured = measure_plans(graph, contest.plans, compiled=mine, progress=advance)
+                plan, time_us, default_us = choose_fastest(
+                    contest.plans, [m.time_us for m in measured]
+                )
+                cache.store_schedule(contest.key, plan.schedule, time_us, default_us)
+                plans[contest.number] = plan
+    return tuple(plans)
+
+
+def choose_fastest(plans: Sequence[Plan], times_us: Sequence[float]) -> tuple[Plan, float, float]:
+    """(plan, its time, the first plan's time): the first, unless another is clearly faster."""
+    default_us = times_us[0]
+    best = min(range(len(plans)), key=times_us.__getitem__)
+    if times_us[best] > default_us * (1 - LEAST_GAIN):
+        best = 0
+    measured = sum(math.isfinite(t) for t in times_us)
+    note = f"tuned: {measured} plans measured, {times_us[best]:.1f} us; {default_us:.1f} us by the rules"
+    plan = plans[best]
+    return replace(plan, notes=(*plan.notes, note)), times_us[best], default_us
+
+
+def _plan_again(graph: Graph, scope: Scope, gpu: Gpu, schedule: Schedule, default: Plan) -> Plan:
+    """The plan of a schedule that won in an earlier compilation."""
+    try:
+        plan = plan_scope(graph, scope, gpu, schedule)
+    except AstitchError:  # kept by a version that could lower it
+        return default
+    note = "tuned: the schedule that won in an earlier compilation"
+    return default if plan is None else replace(plan, notes=(*plan.notes, note))
+
+
+def _require_device(gpu: Gpu) -> None:
+    cupy = import_cupy()
+    arch = f"sm_{cupy.cuda.Device().compute_capability}"
+    if arch != gpu.arch:
+        raise EngineUnavailable(
+            f"plans for {gpu.arch} cannot be measured on this {arch}\n"
+            "  compile for this device (gpu.from_device()), or leave out tune=True"
+        )
