@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from astitch.compile import compile_hlo
+from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
+from astitch.reference import run_graph
 from tests.hlo_runner import lower
 
 
@@ -75,3 +77,40 @@ def test_bits_are_split_and_joined_in_a_kernel() -> None:
         HostEngine(program, check=True).run([words, octets]), want, strict=True
     ):
         np.testing.assert_array_equal(got, expected)
+
+
+def test_precision_is_reduced_within_the_own_range_of_a_narrow_type() -> None:
+    """f16 keeps its subnormals when only its mantissa is shortened."""
+
+    def shorten(x: Any) -> Any:
+        return jax.lax.reduce_precision(x, exponent_bits=5, mantissa_bits=7)
+
+    x = np.array([6e-8, 1e-6, 3.1e-5, 1.003, -65504.0], np.float16)
+    proto = lower(shorten, x)
+    (got,) = HostEngine(compile_hlo(proto).program, check=True).run([x])
+    (want,) = run_graph(import_hlo(proto), [x])
+    np.testing.assert_array_equal(got, want)
+    assert got[0] == x[0]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_reductions_of_f8_round_once_and_start_from_what_f8_holds(dtype: Any) -> None:
+    """f8e4m3fn has no infinity to start a maximum from; sums are rounded at the end."""
+
+    def reduce_rows(x: Any) -> Any:
+        limit = jnp.finfo(dtype).max
+        return (
+            jax.lax.reduce(x, dtype(0), jax.lax.add, (1,)),
+            jax.lax.reduce(x, dtype(-limit), jax.lax.max, (1,)),
+            jax.lax.reduce(x, dtype(limit), jax.lax.min, (0,)),
+            jnp.argmax(x, axis=1),
+        )
+
+    x = (normal(33, 70) - 3).astype(dtype)
+    proto = lower(reduce_rows, x)
+    program = compile_hlo(proto).program
+    assert len(program.kernels) == len(program.steps) == 1
+    for got, want in zip(
+        HostEngine(program, check=True).run([x]), run_graph(import_hlo(proto), [x]), strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
