@@ -26,6 +26,9 @@ L1_BYTES = 64 * 1024
 SHARPNESS = 3.0
 """Throughput and latency forms add up as a norm of this order: near equal, neither hides the other wholly."""
 
+SPILLED_TO_L2 = 0.5
+"""Of spilled bytes: what the L1 does not hold until they are loaded again."""
+
 SPILL_CYCLES = 12.0
 """What a spilled word adds to a thread's chain, beside its load and store."""
 
@@ -182,6 +185,7 @@ class _Projector:
         gpu, kernel = self.gpu, self.kernel
         clock = gpu.clock_ghz * 1e3  # cycles in a us
         dram, l2 = self.traffic(number, seen)
+        l2 += SPILLED_TO_L2 * self.spill_bytes * kernel.block * loop.tasks
         self.dram_bytes += dram
         self.l2_bytes += l2
         fixed = not loop.once or kernel.grid <= self.resident
@@ -225,6 +229,8 @@ class _Projector:
         warps = self.blocks_per_sm * kernel.block / gpu.warp_size / 4
         # A scheduler issues for all its warps in turn: a barrier waits for the last of the block.
         chain_us *= max(1.0, min(warps, kernel.block / gpu.warp_size / 4) / 4)
+        # Blocks of a team wait for the slowest of them, with nothing else to do.
+        chain_us += loop.meetings * gpu.barrier_us
         task_us = max(memory_us, chain_us) if loop.prefetched else memory_us + chain_us
         if loop.once and kernel.grid > self.resident:
             rounds = loop.tasks / self.resident

@@ -13,7 +13,7 @@ from astitch.gpu import Gpu
 from astitch.launch_config import LaunchConfig
 from astitch.schedule import Keep, Schedule
 from astitch.speed_of_light import Work
-from astitch.stitch_scheme import Arrangement, RootKind, TaskLoop
+from astitch.stitch_scheme import Arrangement, TaskLoop
 from astitch.thread_mapping import Mapping
 
 SM_SHARE = 5.0
@@ -53,17 +53,11 @@ class Bound:
         )
 
 
-def _least_passes(arrangement: Arrangement, schedule: Schedule) -> int:
-    """How often the largest loop's task is read at least: once, or in every phase where nothing is kept."""
-    if schedule.keep is not Keep.NOTHING:
-        return 1
+def _read_again(arrangement: Arrangement, schedule: Schedule) -> float:
+    """Share of the inputs that the L2 gives once more at least: half where phases share inputs that are not kept."""
     main = _main_loop(arrangement)
-    phases = {
-        p.phase
-        for p in arrangement.placements.values()
-        if p.loop == main.number and p.root.kind is RootKind.REDUCE
-    }
-    return max(len(phases), 1)
+    phases = {p.phase for p in arrangement.placements.values() if p.loop == main.number}
+    return 0.5 if schedule.keep is Keep.NOTHING and len(phases) > 1 else 0.0
 
 
 def _main_loop(arrangement: Arrangement) -> TaskLoop:
@@ -84,7 +78,7 @@ def bound_plan(
     """The bound of a plan that is arranged but not lowered.  work: what its scope cannot do without."""
     main = _main_loop(arrangement)
     mapping = main.mapping
-    cooperative = arrangement.levels > 1
+    cooperative = arrangement.cooperative
     # Residency at its best: as few registers as the compiler can do with.
     per_sm = gpu.blocks_per_sm(launch.block, LEAST_REGISTERS, 0)
     if cooperative or schedule.persistent:
@@ -98,9 +92,9 @@ def bound_plan(
         (gpu.l2_gbs, gpu.l2_latency_ns) if warm else (gpu.bandwidth_gbs, gpu.dram_latency_ns)
     )
     light_us = max(work.bytes / gbs / 1e3, 1e-3)
-    again = (_least_passes(arrangement, schedule) - 1) * work.read_bytes / gpu.l2_gbs / 1e3
+    l2_us = (work.bytes + _read_again(arrangement, schedule) * work.read_bytes) / gpu.l2_gbs / 1e3
     sm_share = min(1.0, active * SM_SHARE / gpu.sms)
-    gm_ratio = sm_share * light_us / max(light_us, again + work.bytes / gpu.l2_gbs / 1e3)
+    gm_ratio = sm_share * light_us / max(light_us, l2_us)
     # A task waits at least once for memory, each thread with all the loads of its part under way.
     rounds = mapping.tasks / resident
     if cooperative or schedule.persistent:

@@ -146,7 +146,8 @@ class LoopWork:
 
     chain_cycles: of a warp through one task, were it alone and memory at no distance.  batches: how often it then waits
     for memory that it touches for the first time; rereads: for memory that this section touched before.
-    barriers: block barriers of one task.  load_bytes: what a thread asks for before it waits, the most.
+    barriers: block barriers of one task.  meetings: of the `team` blocks that share a task's row.
+    load_bytes: what a thread asks for before it waits, the most.
     prefetched: the next task's loads are under way while a task is worked on.
     """
 
@@ -160,6 +161,8 @@ class LoopWork:
     batches: float = 0.0
     rereads: float = 0.0
     barriers: float = 0.0
+    meetings: float = 0.0
+    team: int = 0
     load_bytes: float = 0.0
     prefetched: bool = False
 
@@ -516,10 +519,13 @@ class _Counter:
                     threads, warps = self.passing(branch.guards)
                     self.add({_I: 2.0}, frame.trips, frame.copies)
                     self.walk(branch.body, frame.scaled(threads, warps))
-            case k.Barrier("global", _):
+            case k.Barrier("global"):
                 self.level += 1
             case k.Barrier():
                 self.sync(frame, 1)
+                if statement.team:
+                    self.loop.meetings += frame.trips
+                    self.loop.team = max(self.loop.team, statement.team)
             case k.Section():
                 self.section(statement)
             case k.TaskLoop():
