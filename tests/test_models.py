@@ -24,14 +24,10 @@ STEPS: dict[str, tuple[int, int, dict[str, int]]] = {
     "bert_infer": (15, 18, {}),
     "bert_infer_bf16_erfgelu": (15, 18, {}),
     "dien_infer": (10, 7, {"while": 2}),
-    "crnn_infer": (13, 13, {"reduce-window": 4, "while": 4}),
-    "tf_keras_infer": (8, 8, {"reduce-window": 1, "while": 2}),
-    "bert_train": (31, 60, {"scatter": 5}),
-    "crnn_train": (
-        35,
-        42,
-        {"scatter": 1, "reduce-window": 4, "while": 10, "select-and-scatter": 4},
-    ),
+    "crnn_infer": (13, 13, {"while": 4}),
+    "tf_keras_infer": (7, 8, {"while": 2}),
+    "bert_train": (31, 60, {"scatter": 3}),
+    "crnn_train": (35, 42, {"while": 10, "select-and-scatter": 4}),
     "dien_train": (22, 39, {"while": 4, "scatter": 7}),
 }
 
