@@ -2,7 +2,7 @@
 
 The best patterns that start at a vertex are made of the best patterns of its consumers, so it is visited after them;
 remote patterns have a virtual producer of everything.  A beam picks disjoint patterns with the best sum of gains; what
-it picked become the vertices of the next round.  The last partitions are ranked by a latency that the caller gives.
+it picked becomes the vertices of the next round.  The last partitions are ranked by a latency that the caller gives.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from astitch.patterns import (
     contract,
     each_vertex,
     join_patterns,
+    join_single_readers,
     make_fusion_graph,
     make_pattern,
     repeated_ops,
@@ -33,8 +34,12 @@ TOP = 3
 WIDTH = 3
 """Partitions kept by the beam, and ranked by the latency in the end."""
 
+FIRST_STATEMENTS, GROWTH = 64, 4
+"""Patterns of the first round are at most this long, and of each round after it this many times longer: what belongs
+together closely is joined before anything fills a kernel up to its limit."""
+
 ROUNDS = 8
-"""Most rounds; each at least halves what can still be joined, so that few are needed."""
+"""Most rounds without such a limit."""
 
 MAX_STATEMENTS = 1500
 """Code beyond this is not put into one kernel."""
@@ -93,8 +98,11 @@ def estimate_penalty(gpu: Gpu, max_statements: int = MAX_STATEMENTS) -> Penalty:
 class Search:
     """One round: candidates of every vertex, then the beam."""
 
-    def __init__(self, fusion: FusionGraph, gpu: Gpu, penalty: Penalty) -> None:
+    def __init__(
+        self, fusion: FusionGraph, gpu: Gpu, penalty: Penalty, max_statements: float = math.inf
+    ) -> None:
         self.fusion, self.gpu, self.penalty = fusion, gpu, penalty
+        self.max_statements = max_statements
         self.joins = 0
         self.alone = [make_pattern(fusion, v) for v in range(len(fusion))]
         self.alone_us = [penalty(p) for p in self.alone]
@@ -108,7 +116,8 @@ class Search:
             gain = pattern.saved_bytes / self.gpu.bandwidth_gbs / 1e3
             gain += max(pattern.launches - 1, 0) * self.gpu.launch_us
             if pattern.size > 1:
-                extra = self.penalty(pattern)
+                too_long = pattern.statements > self.max_statements
+                extra = math.inf if too_long else self.penalty(pattern)
                 gain = gain - extra + paid if math.isfinite(extra) else -math.inf
             self.known[pattern.vertices] = Candidate(pattern, gain)
         return self.known[pattern.vertices]
@@ -160,11 +169,12 @@ class Search:
 
     # ---- the beam
 
-    def pick_disjoint(self) -> list[tuple[float, tuple[Pattern, ...]]]:
+    def pick_disjoint(self, remote: bool) -> list[tuple[float, tuple[Pattern, ...]]]:
         """The WIDTH best sets of disjoint patterns that do not depend on each other in a circle."""
         self.visit_producers()
         beam: list[tuple[float, int, tuple[Pattern, ...]]] = [(0.0, 0, ())]
-        for options in self.visit_everything(0, len(self.fusion)) if self.alone else ():
+        remotes = self.visit_everything(0, len(self.fusion)) if remote and self.alone else ()
+        for options in remotes or self.candidates:
             worth = [c for c in options if c.gain_us > 0 and c.pattern.size > 1]
             more = [
                 (gain + c.gain_us, covered | c.pattern.vertices, (*chosen, c.pattern))
@@ -193,57 +203,63 @@ def _closes_circle(pattern: Pattern, chosen: Sequence[Pattern]) -> bool:
         waiting = [p for p in waiting if not p.vertices & reached]
 
 
-def split_by_level(fusion: FusionGraph, gpu: Gpu, penalty: Penalty) -> Partition:
-    """The partition in which no kernel needs a global barrier inside: one for each level."""
-    search = Search(fusion, gpu, penalty)
-    patterns: dict[int, Pattern] = {}
-    for pattern in search.alone:
-        before = patterns.get(pattern.levels)
-        vertices = pattern.vertices
-        patterns[pattern.levels] = add_vertices(fusion, before, vertices) if before else pattern
-    gain = sum(search.rate(p).gain_us for p in patterns.values())
-    return Partition(gain, contract(fusion, list(patterns.values())))
-
-
 def explore(fusion: FusionGraph, gpu: Gpu, penalty: Penalty) -> Exploration:
     """The best partitions of a graph of vertices, found from single ones and from whole levels."""
+
+    def stay_in_level(pattern: Pattern) -> float:
+        return penalty(pattern) if pattern.levels.bit_count() == 1 else math.inf
+
+    single = Partition(0.0, fusion)
+    (levels, *_), joins = _join_in_rounds(single, gpu, stay_in_level)
     found: dict[_Key, Partition] = {}
-    joins = 0
-    levels = split_by_level(fusion, gpu, penalty)
-    for start in (Partition(0.0, fusion), levels):
-        if start.gain_us > -math.inf:
-            frontier, effort = _join_in_rounds(start, gpu, penalty)
-            joins += effort
-            for partition in frontier:
-                found.setdefault(_key_of(partition), partition)
+    for start in (single, levels):
+        frontier, effort = _join_in_rounds(start, gpu, penalty)
+        joins += effort
+        for partition in frontier:
+            found.setdefault(_key_of(partition), partition)
     return Exploration(_best_partitions(found), joins)
 
 
 def _join_in_rounds(
     start: Partition, gpu: Gpu, penalty: Penalty
 ) -> tuple[tuple[Partition, ...], int]:
-    """The best partitions whose kernels are unions of those of `start`, and the joins tried."""
+    """The best partitions whose kernels are unions of those of `start`, and the joins tried.
+
+    What depends on each other is joined first: sharing an input would only keep it apart.
+    """
     frontier: tuple[Partition, ...] = (start,)
-    settled: set[_Key] = set()
     joins = 0
-    for _ in range(ROUNDS):
-        found: dict[_Key, Partition] = {}
-        for before in frontier:
-            key = _key_of(before)
-            found.setdefault(key, before)
-            if key in settled:
-                continue
-            settled.add(key)
-            search = Search(before.fusion, gpu, penalty)
-            for gain, chosen in search.pick_disjoint():
-                if chosen:
-                    after = Partition(before.gain_us + gain, contract(before.fusion, chosen))
-                    found.setdefault(_key_of(after), after)
-            joins += search.joins
-        frontier = _best_partitions(found)
-        if all(_key_of(partition) in settled for partition in frontier):
-            break
+    for remote in (False, True):
+        settled: set[_Key] = set()
+        for max_statements in _growing_limits(sum(start.fusion.statements)):
+            if math.isinf(max_statements) and all(_key_of(p) in settled for p in frontier):
+                break
+            found: dict[_Key, Partition] = {}
+            for before in frontier:
+                key = _key_of(before)
+                found.setdefault(key, before)
+                if key in settled:
+                    continue
+                if math.isinf(max_statements):
+                    settled.add(key)
+                search = Search(before.fusion, gpu, penalty, max_statements)
+                for gain, chosen in search.pick_disjoint(remote):
+                    if chosen:
+                        after = Partition(before.gain_us + gain, contract(before.fusion, chosen))
+                        found.setdefault(_key_of(after), after)
+                joins += search.joins
+            frontier = _best_partitions(found)
     return frontier, joins
+
+
+def _growing_limits(total: int) -> Iterator[float]:
+    """Lengths of the patterns of each round, and no limit in the last ones."""
+    limit = FIRST_STATEMENTS
+    while limit < total:
+        yield limit
+        limit *= GROWTH
+    for _ in range(ROUNDS):
+        yield math.inf
 
 
 def _best_partitions(found: Mapping[_Key, Partition]) -> tuple[Partition, ...]:
@@ -277,7 +293,8 @@ def explore_scope(
     fusion = make_fusion_graph(graph, scope, gpu)
     if len(fusion) < 2:
         return Scopes(graph, (scope,), (), ())
-    partitions = explore(fusion, gpu, penalty).partitions
+    shortest = join_single_readers(fusion, FIRST_STATEMENTS // 2)
+    partitions = explore(shortest, gpu, penalty).partitions
     choices = [(p, make_parts(graph, scope, p.fusion)) for p in partitions]
     times = [latency(scopes) if latency else -p.gain_us for p, scopes in choices]
     best, scopes = choices[times.index(min(times))]

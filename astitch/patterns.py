@@ -22,8 +22,9 @@ from astitch.storage import storage_name, storage_type, stored_value
 REDUCE_STATEMENTS, TRAFFIC_STATEMENTS = 12, 4
 """Statements that a reduce, and a value read from or written to memory, add to a kernel (an op: 1)."""
 
-BARRIERS_PER_LEVEL = 2
-"""Global barriers between a reduction over many blocks and its readers: partials, combine, readers."""
+BARRIERS_PER_LEVEL = 1
+"""Global barriers that a kernel saves by leaving out the readers of a reduction over many blocks.  The one between the
+partials and their sum stays."""
 
 MAX_CLOSED = 32
 """A pattern that would be cyclic takes in the vertices on the path that leaves it, up to this many, or is dropped."""
@@ -211,6 +212,7 @@ def make_fusion_graph(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
     drafts: dict[str, _Draft] = {}
     edges: list[dict[int, None]] = [{} for _ in members]  # producers of each vertex
     levels = [0] * len(members)
+    meets = [any(_meets_globally(graph[n], graph, gpu) for n in names) for names in members]
     for name in ops:
         node = graph[name]
         vertex = vertex_of[name]
@@ -226,8 +228,7 @@ def make_fusion_graph(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
             if operand in vertex_of:
                 producer = vertex_of[operand]
                 edges[vertex][producer] = None
-                hop = any(_meets_globally(graph[n], graph, gpu) for n in members[producer])
-                levels[vertex] = max(levels[vertex], levels[producer] + hop)
+                levels[vertex] = max(levels[vertex], levels[producer] + meets[producer])
             stored = storage_name(graph, operand)
             owner = -1 if operand in views else vertex_of.get(operand, -1)
             draft = drafts.setdefault(stored, _Draft(owner, storage_type(graph, stored).bytes))
@@ -238,6 +239,7 @@ def make_fusion_graph(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
         if output not in views and not is_embedded(graph, output):
             stored = storage_name(graph, output)
             drafts.setdefault(stored, _Draft(vertex_of[output], storage_type(graph, stored).bytes))
+    _move_to_readers(levels, edges, meets)
     statements = [sum(_count_statements(graph[n]) for n in names) for names in members]
     for stored, draft in drafts.items():
         if draft.producer < 0 and draft.readers:
@@ -276,6 +278,18 @@ def _meets_globally(node: Node, graph: Graph, gpu: Gpu) -> bool:
     rows = max(array_of(node).size, 1)
     few_long_rows = rows < gpu.sms and source.size // rows > LOCAL_ROW
     return minor not in node.attrs.dimensions or few_long_rows
+
+
+def _move_to_readers(
+    levels: list[int], edges: Sequence[Iterable[int]], meets: Sequence[bool]
+) -> None:
+    """A vertex at which no blocks meet belongs to the level of its first reader: it can be computed there."""
+    first_reader: dict[int, int] = {}
+    for vertex in reversed(range(len(levels))):
+        if not meets[vertex]:
+            levels[vertex] = first_reader.get(vertex, levels[vertex])
+        for producer in edges[vertex]:
+            first_reader[producer] = min(first_reader.get(producer, levels[vertex]), levels[vertex])
 
 
 def _count_statements(node: Node) -> int:
@@ -325,6 +339,33 @@ def _assemble(
         tuple(statements),
         tuple(levels),
     )
+
+
+def join_single_readers(fusion: FusionGraph, max_statements: int) -> FusionGraph:
+    """The graph in which what only one other vertex reads is part of that vertex, up to a length.
+
+    That saves a store and a load and keeps nothing apart; only a reduction over many blocks is left alone.
+    """
+    group_of = list(range(len(fusion)))
+    lengths = list(fusion.statements)
+    groups = [1 << vertex for vertex in group_of]
+    for vertex in reversed(range(len(fusion))):
+        escapes = any(fusion.values[number].escapes for number in fusion.makes[vertex])
+        if escapes or len(fusion.consumers[vertex]) != 1:
+            continue
+        consumer = fusion.consumers[vertex][0]
+        group = group_of[consumer]
+        same_level = fusion.levels[vertex] == fusion.levels[consumer]
+        if same_level and lengths[group] + lengths[vertex] <= max_statements:
+            group_of[vertex] = group
+            groups[group] |= 1 << vertex
+            lengths[group] += lengths[vertex]
+    joined = [
+        add_vertices(fusion, make_pattern(fusion, group), groups[group] & ~(1 << group))
+        for group in sorted(set(group_of))
+        if groups[group].bit_count() > 1
+    ]
+    return contract(fusion, joined)
 
 
 def contract(fusion: FusionGraph, patterns: Sequence[Pattern]) -> FusionGraph:

@@ -34,6 +34,7 @@ from astitch.patterns import (
     Pattern,
     contract,
     join_patterns,
+    join_single_readers,
     make_fusion_graph,
     make_pattern,
     repeated_ops,
@@ -425,3 +426,65 @@ def test_a_fan_out_of_hundreds_stays_linear() -> None:
     fusion, found = effort(g.build(*outputs))
     assert len(fusion) == 501
     assert found.joins < 100 * (501 + 500)
+
+
+# ---- before the first round
+
+
+def test_what_one_vertex_reads_belongs_to_it() -> None:
+    g = GraphBuilder()
+    x = g.parameter(ROW)
+    a = g.same("negate", x, name="a")
+    shared = g.same("abs", a, name="shared")
+    left = g.same("tanh", g.same("negate", shared, name="b"), name="left")
+    right = g.same("sqrt", shared, name="right")
+    fusion = fusion_of(g.build(left, right, g.same("sine", left, name="after")))
+    joined = join_single_readers(fusion, 100)
+    assert joined.members == (("a", "shared"), ("b", "left"), ("right",), ("after",))
+    assert join_single_readers(fusion, 1).members == fusion.members
+
+
+def test_a_reduction_over_many_blocks_keeps_apart_from_its_one_reader() -> None:
+    graph = statistics(1_000_000)
+    joined = join_single_readers(fusion_of(graph), 100)
+    assert joined.members == (("mean",), ("centred",), ("squares", "variance"), ("scaled",))
+
+
+def test_levels_follow_the_readers() -> None:
+    """x / 2 is read only beside what has met: it is computed there."""
+    g = GraphBuilder()
+    x = g.parameter("f32[1000000,48]")
+    half = g.same("multiply", x, g.splat(0.5, "f32[1000000,48]"), name="half")
+    total = g.reduce(x, (0,), "add", name="total")
+    spread = g.broadcast(total, (1000000, 48), (1,))
+    graph = g.build(g.same("subtract", half, spread, name="y"))
+    fusion = fusion_of(graph)
+    levels = {names[0]: level for names, level in zip(fusion.members, fusion.levels, strict=True)}
+    assert levels == {"half": 0b10, "total": 0b01, "y": 0b10}
+    whole = make_pattern(fusion, 0)
+    for number in range(1, len(fusion)):
+        whole = join_patterns(fusion, whole, make_pattern(fusion, number)) or whole
+    assert whole.global_barriers == 1
+    assert make_pattern(fusion, 0).global_barriers == 0
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.one_of(random_graphs(), wide_graphs()))
+def test_contraction_keeps_what_depends_on_what(graph: Graph) -> None:
+    """Closures of the joined graph are those of the single vertices, and values inside vanish."""
+    for scope in stitch_remotely(find_scopes(graph)).scopes:
+        fusion = make_fusion_graph(graph, scope, H100)
+        joined = join_single_readers(fusion, 100)
+        assert sorted(n for names in joined.members for n in names) == sorted(
+            n for names in fusion.members for n in names
+        )
+        home = {n: v for v, names in enumerate(joined.members) for n in names}
+        for number, names in enumerate(fusion.members):
+            for other, below in enumerate(fusion.members):
+                if fusion.below[number] >> other & 1 and home[names[0]] != home[below[0]]:
+                    assert joined.below[home[names[0]]] >> home[below[0]] & 1
+        for value in joined.values:
+            assert value.readers or value.escapes
+            assert value.producer < 0 or not value.readers >> value.producer & 1
+        for number, consumers in enumerate(joined.consumers):
+            assert all(number < consumer for consumer in consumers)
