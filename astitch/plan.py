@@ -106,8 +106,10 @@ def _grid(arrangement: Arrangement, schedule: Schedule) -> int:
     for loop in arrangement.loops:
         tasks[loop.level] = tasks.get(loop.level, 0) + loop.mapping.tasks
     most = max(tasks.values(), default=1)
-    bounded = arrangement.levels > 1 or schedule.persistent
-    return max(min(most, arrangement.wave) if bounded else most, 1)
+    if not (arrangement.cooperative or schedule.persistent):
+        return max(most, 1)
+    parts = arrangement.team_parts
+    return max(min(most, arrangement.wave) // parts, 1) * parts
 
 
 def _shared_limit(gpu: Gpu, blocks_per_sm: int) -> int:
@@ -118,7 +120,7 @@ def _shared_limit(gpu: Gpu, blocks_per_sm: int) -> int:
 
 def _bounds_blocks(arrangement: Arrangement, schedule: Schedule) -> bool:
     """Does the launch promise how many blocks an SM holds?"""
-    return arrangement.levels > 1 or schedule.blocks_per_sm is not None
+    return arrangement.cooperative or schedule.blocks_per_sm is not None
 
 
 def _lower_to_fit(
@@ -213,7 +215,9 @@ def _schedules_for(arrangement: Arrangement, gpu: Gpu) -> tuple[Schedule, ...]:
     if any(p.phase for p in arrangement.placements.values()):
         found += [Schedule(block=b, keep=Keep.SHARED) for b in (256, 512, 1024)]
         found += [Schedule(block=b, keep=Keep.NOTHING) for b in (256, 512)]
-    if arrangement.levels == 1:
+    if arrangement.cooperative:
+        found += [Schedule(prefetch=False), Schedule(block=512, blocks_per_sm=3, prefetch=False)]
+    else:
         found += [
             Schedule(block=b, blocks_per_sm=1024 // b, persistent=True) for b in (128, 256, 512)
         ]

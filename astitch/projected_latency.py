@@ -117,6 +117,10 @@ class _Projector:
         # What the kernel before left in the L2, and what earlier loops of this one did.
         total = sum(self.unique_by_array(work.accesses).values())
         self.cold = miss_share(total, gpu.l2_bytes)
+        self.footprints = [
+            sum(self.unique_by_array([a for a in work.accesses if a.section == n]).values())
+            for n in range(len(work.loops))
+        ]
 
     def count_registers(self) -> tuple[int, int]:
         """(registers of a thread, bytes of a thread that do not fit in them)."""
@@ -136,16 +140,12 @@ class _Projector:
         return found
 
     def traffic(self, section: int, seen: dict[str, int]) -> tuple[float, float]:
-        """(DRAM, L2) bytes of a loop.  seen: the level at which each array was touched last."""
+        """(DRAM, L2) bytes of a loop.  seen: the loop in which each array was touched last."""
         gpu = self.gpu
         dram = l2 = 0.0
         mine = [a for a in self.work.accesses if a.section == section]
         tile = sum({a.array: a.task_bytes for a in mine}.values()) * self.resident
         touched: set[tuple[str, bool]] = set()
-        since = sum(
-            sum(self.unique_by_array([b for b in self.work.accesses if b.section == n]).values())
-            for n in range(max(section - 1, 0), section)
-        )
         for access in mine:
             sectors = access.sector_bytes
             if not access.write and access.range_bytes <= L1_BYTES:
@@ -159,6 +159,7 @@ class _Projector:
             if access.write:
                 dram += access.unique_bytes * self.cold
             elif access.array in seen:
+                since = sum(self.footprints[seen[access.array] : section])
                 dram += access.unique_bytes * miss_share(since, gpu.l2_bytes)
             else:
                 dram += access.unique_bytes * self.cold
