@@ -114,8 +114,8 @@ class Arguments:
                 arrays.append(array)
             else:
                 arrays.append(self.input(parameter.source))
-        if plan.kernel.global_barriers:
-            arrays.append(self.cupy.zeros(4, self.cupy.uint32))
+        if plan.kernel.cooperative:
+            arrays.append(self.cupy.zeros(plan.kernel.barrier_words, self.cupy.uint32))
         return arrays, outputs
 
 
@@ -166,7 +166,7 @@ class _Launcher:
             )
         )
         sms = cupy.cuda.Device().attributes["MultiProcessorCount"]
-        if kernel.global_barriers and self.blocks_per_sm * sms < kernel.grid:
+        if kernel.cooperative and self.blocks_per_sm * sms < kernel.grid:
             raise EngineUnavailable(
                 f"{kernel.grid} blocks meet at a barrier, {self.blocks_per_sm * sms} are resident"
             )
@@ -181,11 +181,12 @@ class _Launcher:
             *[start + 8 * i for i in range(len(self.values))]
         )
 
-    def launch(self, stream: int) -> None:
+    def launch(self, stream: int, *, captured: bool = False) -> None:
+        """One launch.  captured: into a graph, whose kernels run alone, so that all blocks of one are resident."""
         kernel, driver = self.kernel, self.cupy.cuda.driver
         shape = (kernel.grid, 1, 1, kernel.block, 1, 1, kernel.shared_bytes)
         block = ctypes.addressof(self.slots)
-        if kernel.global_barriers:
+        if kernel.cooperative and not captured:
             driver.launchCooperativeKernel(self.function, *shape, stream, block)
         else:
             driver.launchKernel(self.function, *shape, stream, block, 0)
@@ -199,7 +200,7 @@ class _Launcher:
             count = int(min(max(TARGET_US / max(first, 0.1), MIN_LAUNCHES), MAX_LAUNCHES))
             stream.begin_capture()
             for _ in range(count):
-                self.launch(stream.ptr)
+                self.launch(stream.ptr, captured=True)
             graph = stream.end_capture()
             graph.launch(stream)
             times = [self._elapsed(stream, graph.launch) / count for _ in range(REPEATS)]
