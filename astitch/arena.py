@@ -6,15 +6,12 @@ The idea: largest buffer first, each into the tightest gap between the buffers t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from astitch.errors import IllegalProduct
 from astitch.program import ALIGNMENT_BYTES
-
-BARRIER_BYTES = ALIGNMENT_BYTES
-"""What one barrier word takes: a line of its own, so that two barriers do not share a cache line."""
-
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
@@ -30,17 +27,20 @@ class Lifetime:
 
 
 def plan_arena(
-    lifetimes: Sequence[Lifetime], *, barrier_words: Sequence[str] = ()
+    lifetimes: Sequence[Lifetime], *, barriers: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[dict[str, int], int]:
     """Offsets in bytes by name, each a multiple of ALIGNMENT_BYTES, and the size of the arena in bytes.
 
-    Two buffers in use at the same step share no byte.  Barrier words come first, in their order, each in
-    BARRIER_BYTES that nothing else ever uses.  A buffer of no bytes gets an offset inside the arena or at its end.
+    Two buffers in use at the same step share no byte.  barriers: name -> bytes of barrier words; they come
+    first, in their order, and nothing else ever uses their bytes.  A buffer of no bytes gets an offset inside the arena or at its end.
     Raises IllegalProduct for a name given twice, a negative size, or a lifetime that ends before it starts.
     """
-    _check_lifetimes(lifetimes, barrier_words)
-    offsets = {name: i * BARRIER_BYTES for i, name in enumerate(barrier_words)}
-    floor = len(barrier_words) * BARRIER_BYTES
+    _check_lifetimes(lifetimes, barriers)
+    offsets: dict[str, int] = {}
+    floor = 0
+    for name, size in barriers.items():
+        offsets[name] = floor
+        floor += align(size)
     total = floor
     placed: list[tuple[Lifetime, int, int]] = []  # with start and end, by start
     # Among equals the order of the steps, then of the input: the plan depends on nothing else.
@@ -76,9 +76,9 @@ def _find_gap(taken: Sequence[tuple[int, int]], size: int, floor: int) -> int:
     return free if best is None else best[1]
 
 
-def _check_lifetimes(lifetimes: Sequence[Lifetime], barrier_words: Sequence[str]) -> None:
+def _check_lifetimes(lifetimes: Sequence[Lifetime], barriers: Iterable[str]) -> None:
     names = set[str]()
-    for name in (*barrier_words, *(x.name for x in lifetimes)):
+    for name in (*barriers, *(x.name for x in lifetimes)):
         if name in names:
             raise IllegalProduct(f"arena: buffer {name} is given twice; each needs one lifetime")
         names.add(name)

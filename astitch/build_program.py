@@ -42,6 +42,7 @@ def make_cuda_kernel(kernel: k.Kernel) -> CudaKernel:
         pointer_table=kernel.pointer_table,
         reads_bytes=kernel.reads_bytes,
         writes_bytes=kernel.writes_bytes,
+        barrier_words=kernel.barrier_words,
     )
 
 
@@ -56,7 +57,7 @@ class _ProgramBuilder:
         self.steps: list[Step] = []
         self.first: dict[str, int] = {}
         self.last: dict[str, int] = {}
-        self.barriers: list[str] = []
+        self.barriers: dict[str, int] = {}
 
     def view(self, name: str) -> View:
         """A graph value as an argument of a step."""
@@ -89,13 +90,14 @@ class _ProgramBuilder:
             else:
                 views.append(self.stored_view(parameter.source))
         written = {i for i, p in enumerate(kernel.parameters) if p.written}
-        if kernel.global_barriers:
+        launched = make_cuda_kernel(kernel)
+        if launched.cooperative:
             word = f"{kernel.name}/barrier"
-            self.barriers.append(word)
-            self.stored[word] = ArrayType(DType.U32, (1,))
+            self.stored[word] = ArrayType(DType.U32, (launched.barrier_words,))
+            self.barriers[word] = self.stored[word].bytes
             written.add(len(views))
             views.append(View(word, self.stored[word]))
-        self.add_step(KernelStep(make_cuda_kernel(kernel), tuple(views), frozenset(written)))
+        self.add_step(KernelStep(launched, tuple(views), frozenset(written)))
 
     def add_outside(self, node: Node, reason: str) -> None:
         operands = tuple(self.view(o) for o in node.operands)
@@ -164,7 +166,7 @@ class _ProgramBuilder:
             and source not in self.barriers
             and source in self.first
         ]
-        offsets, arena_bytes = plan_arena(lifetimes, barrier_words=self.barriers)
+        offsets, arena_bytes = plan_arena(lifetimes, barriers=self.barriers)
         buffers: dict[str, Buffer] = {}
         for source, array in self.stored.items():
             if source in numbers:

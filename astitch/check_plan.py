@@ -104,7 +104,13 @@ class _PlanCheck:
             plan.launch.block == kernel.block == self.arrangement.block,
             f"blocks of {plan.launch.block}, {self.arrangement.block} and {kernel.block} threads",
         )
-        if kernel.global_barriers:
+        parts = self.arrangement.team_parts
+        teams = kernel.grid // parts if parts > 1 else 0
+        self.require(
+            kernel.teams == teams and kernel.grid % parts == 0,
+            f"{kernel.grid} blocks in {kernel.teams} teams of {parts}",
+        )
+        if kernel.cooperative:
             self.require(
                 kernel.grid <= plan.launch.wave,
                 f"{kernel.grid} blocks meet at a global barrier, {plan.launch.wave} fit the device",
@@ -144,6 +150,10 @@ class _PlanCheck:
         self.require(
             key == expected, f"the placement of %{expected} is stored under the name {key!r}"
         )
+        if place.span is Span.TEAM:
+            team = self.arrangement.loops[place.loop].mapping.team
+            self.require(team, f"%{key} is split over a team, and its loop has none")
+            return
         if place.span is Span.TASK:
             stored = place.stored or place.scheme is not Scheme.GLOBAL
             self.require(stored, f"%{key} is Global and not stored")
@@ -192,13 +202,13 @@ class _PlanCheck:
     def check_reads(self, key: str, place: Placement) -> None:
         for read in self.reads_of(place):
             producer = self.placements[read.operand]
-            if producer.span is not Span.TASK and not producer.inline:
+            if not producer.in_task and not producer.inline:
                 producer = self.placements[combine_name(read.operand)]
             if not self.finds_on_chip(producer, place, read):
                 self.check_global_read(producer, key, place, read)
 
     def finds_on_chip(self, producer: Placement, reader: Placement, read: Read) -> bool:
-        if producer.loop != reader.loop or producer.span is not Span.TASK:
+        if producer.loop != reader.loop or not producer.in_task:
             return False
         own = read.index == producer.root.result_index
         mapping = self.arrangement.loops[producer.loop].mapping
@@ -276,6 +286,7 @@ class _KernelCheck:
         self.reducers = {r.number: r for r in kernel.reducers}
         self.scopes: list[_Scope] = [_Scope()]
         self.level = 0
+        self.meetings = 0
         self.section = -1
         self.read_levels: dict[str, list[int]] = {}
         self.write_levels: dict[str, list[int]] = {}
@@ -303,6 +314,7 @@ class _KernelCheck:
                 case k.Barrier(level, _):
                     self.require(level in ("global", "block"), f"a barrier of level {level!r}")
                     self.level += level == "global"
+                    self.meetings += level == "global"
                     pending = []
                 case _:
                     raise self.fault(f"{type(statement).__name__} outside a section")
@@ -317,7 +329,7 @@ class _KernelCheck:
     def check_head(self) -> None:
         kernel = self.kernel
         names = [kernel.name, *(p.name for p in kernel.parameters), *(s.name for s in kernel.slots)]
-        if kernel.global_barriers:
+        if kernel.cooperative:
             names.append("barrier")
         for number, name in enumerate(names):
             self.require(_IDENTIFIER.fullmatch(name) is not None, f"{name!r} is not an identifier")
@@ -411,7 +423,7 @@ class _KernelCheck:
         self.require(
             parameter.dtype is dtype, f"{array} of {parameter.dtype.value} is read as {dtype.value}"
         )
-        self.read_levels.setdefault(array, []).append(self.level)
+        self.read_levels.setdefault(array, []).append(self.meetings)
         return []
 
     def write_array(self, array: str, dtype: DType) -> _Trace:
@@ -426,7 +438,7 @@ class _KernelCheck:
             parameter.dtype is dtype,
             f"{array} of {parameter.dtype.value} is written as {dtype.value}",
         )
-        self.write_levels.setdefault(array, []).append(self.level)
+        self.write_levels.setdefault(array, []).append(self.meetings)
         return []
 
     def check_memory(self) -> None:
@@ -606,8 +618,10 @@ class _KernelCheck:
                 turn = self.check_body(body, names, uniform=True)
                 trace = turn if once else [*turn, *turn]
                 self.check_trace(trace)
-            case k.Barrier(level, reason):
-                self.require(level == "block", f"a {level} barrier inside a section: {reason}")
+            case k.Barrier(level, reason, team):
+                meets = level == "block" or (level == "team" and self.kernel.grid % team == 0)
+                self.require(meets, f"a {level} barrier inside a section: {reason}")
+                self.meetings += level == "team"
                 self.require(uniform, f"a barrier where not all threads come by: {reason}")
                 trace = [None]
             case k.Section():

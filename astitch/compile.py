@@ -10,12 +10,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from astitch import options
-from astitch.build_program import build_program
+from astitch.build_program import build_program, make_cuda_kernel
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo
@@ -32,12 +32,16 @@ from astitch.explain import (
 from astitch.gpu import PRESETS, Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
-from astitch.nvrtc import Resources
+from astitch.kernel_cache import compile_cached
+from astitch.nvrtc import Request, Resources
 from astitch.plan import Plan, plan_scope
 from astitch.program import Program
+from astitch.projected_latency import project
 from astitch.reassociate import reassociate
 from astitch.remote_stitch import stitch_remotely
+from astitch.schedule import DEFAULT
 from astitch.simplify import simplify
+from astitch.split_scopes import PlannedScopes, Split, split_scopes
 from astitch.stitch_scope import Scopes, find_scopes
 from astitch.tune import tune_scopes
 
@@ -51,6 +55,7 @@ STAGES = (
     "find_scopes",
     "stitch_remotely",
     "plan",
+    "split",
     "emit",
     "program",
 )
@@ -59,7 +64,11 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a compilation produced.  graph: simplified, expanded and reassociated.  seconds: time of each stage."""
+    """What a compilation produced.
+
+    graph: simplified, expanded and reassociated.  scopes: what has a kernel each; where stitch ops were split, their
+    graph has copies of some broadcasts.  seconds: time of each stage.  splits: kernels that were looked at twice.
+    """
 
     gpu: Gpu
     graph: Graph
@@ -67,10 +76,13 @@ class Compilation:
     plans: tuple[Plan, ...]
     program: Program
     seconds: dict[str, float]
+    splits: tuple[Split, ...] = ()
 
     def explain(self) -> str:
         """Kernels, schemes, barriers and everything that was refused, for people."""
-        return explain(self.scopes, self.plans, self.program, self.gpu, self.resources())
+        return explain(
+            self.scopes, self.plans, self.program, self.gpu, self.resources(), self.splits
+        )
 
     def resources(self) -> dict[str, Resources] | None:
         """Registers and spills of each kernel by the CUDA compiler; None where no NVRTC is installed."""
@@ -80,14 +92,35 @@ class Compilation:
             return None
 
 
-def plan_scopes(graph: Graph, scopes: Scopes, gpu: Gpu, *, tune: bool = False) -> tuple[Plan, ...]:
-    """A checked plan for each scope that needs a kernel.  tune: measured on the GPU (see tune.py)."""
-    plans: Iterable[Plan | None]
+def observe_plan(plan: Plan, gpu: Gpu) -> Resources | None:
+    """What the CUDA compiler says of a plan's kernel; None for the emulated device or without a compiler."""
+    if gpu.name == "host":
+        return None
+    try:
+        built = compile_cached(Request(make_cuda_kernel(plan.kernel).source, gpu.arch))
+    except KernelCompileError:
+        return None
+    return built.kernels[plan.kernel.name]
+
+
+def plan_scopes(scopes: Scopes, gpu: Gpu, *, tune: bool = False) -> PlannedScopes:
+    """A checked plan for each scope, or for the parts of one whose kernel shows a symptom (see split_scopes.py).
+
+    tune: the plans of what that leaves are measured on the GPU (see tune.py).
+    """
+    planned = split_scopes(
+        scopes,
+        gpu,
+        plan=lambda graph, scope: plan_scope(graph, scope, gpu),
+        draft=lambda graph, scope: plan_scope(graph, scope, gpu, DEFAULT),
+        project=lambda plan, resources: project(plan.kernel, gpu, resources),
+        observe=lambda plan: observe_plan(plan, gpu),
+    )
+    graph = check_graph(planned.scopes.graph)
+    plans: Iterable[Plan | None] = planned.plans
     if tune:
-        plans = tune_scopes(graph, scopes.scopes, gpu)
-    else:
-        plans = (plan_scope(graph, scope, gpu) for scope in scopes.scopes)
-    return tuple(check_plan(plan) for plan in plans if plan is not None)
+        plans = tune_scopes(graph, planned.scopes.scopes, gpu)
+    return replace(planned, plans=tuple(check_plan(plan) for plan in plans if plan is not None))
 
 
 def compile_graph(
@@ -107,9 +140,10 @@ def compile_graph(
     simple = timed("reassociate", lambda: check_graph(reassociate(long)))
     found = timed("find_scopes", lambda: find_scopes(simple))
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
-    plans = timed("plan", lambda: plan_scopes(simple, scopes, gpu, tune=tune))
-    program = timed("program", lambda: build_program(simple, scopes, plans))
-    return Compilation(gpu, simple, scopes, plans, program, seconds)
+    planned = timed("plan", lambda: plan_scopes(scopes, gpu, tune=tune))
+    split, plans = planned.scopes, planned.plans
+    program = timed("program", lambda: build_program(split.graph, split, plans))
+    return Compilation(gpu, simple, split, plans, program, seconds, planned.splits)
 
 
 def compile_hlo(
@@ -145,9 +179,11 @@ def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
         case "find_scopes":
             return str(find_scopes(compilation.graph))
         case "stitch_remotely":
-            return str(compilation.scopes)
+            return str(stitch_remotely(find_scopes(compilation.graph)))
         case "plan":
             return "\n\n".join(map(str, compilation.plans))
+        case "split":
+            return str(PlannedScopes(compilation.scopes, compilation.plans, compilation.splits))
         case "emit":
             return "\n".join(kernel.source for kernel in compilation.program.kernels)
     return "\n".join(f"{number}: {step}" for number, step in enumerate(compilation.program.steps))
@@ -175,6 +211,7 @@ def report(
             for s in other_steps(compilation.program)
         ],
         "refusals": [str(refusal) for refusal in compilation.scopes.refusals],
+        "splits": [str(split) for split in compilation.splits],
         "arena_bytes": compilation.program.arena_bytes,
         "kernels": [
             asdict(row) for row in kernel_rows(compilation.plans, compilation.gpu, resources)
@@ -239,7 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(report(compilation, resources, compile_s), indent=2))
         return 0
     if options.explain:
-        print(explain(compilation.scopes, compilation.plans, compilation.program, gpu, resources))
+        shown = compilation.scopes, compilation.plans, compilation.program
+        print(explain(*shown, gpu, resources, compilation.splits))
     else:
         print(show_table(kernel_rows(compilation.plans, gpu, resources)))
         steps = other_steps(compilation.program)

@@ -334,6 +334,8 @@ class _Printer:
                 yield f"{pad}}}"
             case k.Barrier("global", reason):
                 yield f"{pad}ASTITCH_GLOBAL_BARRIER(barrier);  // {comment(reason)}"
+            case k.Barrier("team", reason, team):
+                yield f"{pad}astitch_team_barrier(barrier, {team});  // {comment(reason)}"
             case k.Barrier(_, reason):
                 yield f"{pad}__syncthreads();  // {comment(reason)}"
 
@@ -361,8 +363,12 @@ class _Printer:
         inner = pad + "  "
         yield f"{inner}const int thread = threadIdx.x;"
         yield f"{inner}const int tx = thread % {cols};"
-        yield f"{inner}const int ty = thread / {cols} % {rows};"
-        yield f"{inner}const int to = thread / {rows * cols};"
+        if section.packed_inside:
+            yield f"{inner}const int to = thread / {cols} % {section.outer_threads};"
+            yield f"{inner}const int ty = thread / {section.outer_threads * cols};"
+        else:
+            yield f"{inner}const int ty = thread / {cols} % {rows};"
+            yield f"{inner}const int to = thread / {rows * cols};"
         if section.offset:
             yield f"{inner}const int first = (blockIdx.x + gridDim.x - {section.offset}) % gridDim.x;"
         else:
@@ -452,7 +458,7 @@ class _Printer:
             f"{kernel.block}, {kernel.blocks_per_sm}" if kernel.blocks_per_sm else f"{kernel.block}"
         )
         parameters = [self.parameter(p) for p in kernel.parameters]
-        if kernel.global_barriers:
+        if kernel.cooperative:
             parameters.append("unsigned int* barrier")
         head = f'extern "C" __global__ void __launch_bounds__({bounds}) {kernel.name}('
         if kernel.pointer_table:

@@ -563,7 +563,7 @@ class GpuExecutor:
         driver.funcSetAttribute(
             function, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most_bytes
         )
-        if not kernel.global_barriers:
+        if not kernel.cooperative:
             return
         blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(
             function, kernel.block, kernel.shared_bytes
@@ -603,7 +603,7 @@ class GpuExecutor:
                     runtime.memcpyHostToDevice,
                     call.stream,
                 )
-            if kernel.global_barriers:
+            if kernel.cooperative:
                 driver.launchCooperativeKernel(function, *grid_and_block, call.stream, block)
             else:
                 driver.launchKernel(function, *grid_and_block, call.stream, block, 0)

@@ -13,6 +13,8 @@ from astitch.kernel_cache import compile_cached
 from astitch.nvrtc import Request, Resources, compile_many_cuda
 from astitch.plan import Plan
 from astitch.program import LibraryStep, Program, ReferenceStep
+from astitch.speed_of_light import measure_work
+from astitch.split_scopes import Split
 from astitch.stitch_scheme import Scheme
 from astitch.stitch_scope import Scopes, is_memory_op
 from astitch.storage import storage_name
@@ -24,7 +26,7 @@ class KernelRow:
 
     loops: task loops (sections).  schemes: how many values of each scheme.  shared_bytes: dynamic shared memory of a
     block.  registers, spill_bytes: from the CUDA compiler, None where it is not installed.  traffic_bytes: inputs read
-    once and outputs written once.  speed_of_light_us: that traffic at the measured copy bandwidth of the GPU.
+    once and outputs written once.  speed_of_light_us: the least time of that, of the arithmetic, and of the launch.
     """
 
     name: str
@@ -58,7 +60,7 @@ def kernel_rows(
         kernel = plan.kernel
         schemes = Counter(p.scheme for p in plan.arrangement.placements.values())
         known = resources.get(kernel.name) if resources else None
-        traffic = kernel.reads_bytes + kernel.writes_bytes
+        work = measure_work(plan.arrangement.graph, plan.scope.members)
         rows.append(
             KernelRow(
                 kernel.name,
@@ -72,8 +74,8 @@ def kernel_rows(
                 kernel.shared_bytes,
                 known.registers if known else None,
                 known.spill_store_bytes + known.spill_load_bytes if known else None,
-                traffic,
-                traffic / gpu.bandwidth_gbs / 1e3,
+                work.bytes,
+                work.bound_us(gpu),
             )
         )
     return tuple(rows)
@@ -140,8 +142,9 @@ def explain(
     program: Program,
     gpu: Gpu,
     resources: Mapping[str, Resources] | None,
+    splits: Sequence[Split] = (),
 ) -> str:
-    """Kernels, decisions of every scheme, library calls, other steps and refusals, as text."""
+    """Kernels, decisions of every scheme, library calls, other steps, splits and refusals, as text."""
     lines = [f"{program.name} for {gpu.name}: {len(program.kernels)} stitched kernels", ""]
     lines.append(show_table(kernel_rows(plans, gpu, resources)))
     lines += [
@@ -151,7 +154,11 @@ def explain(
     ]
     lines += [f"  %{s.node.name} = {s.node.op}: {s.reason}" for s in other_steps(program)]
     for plan in plans:
-        lines += ["", str(plan)]
+        work = measure_work(plan.arrangement.graph, plan.scope.members)
+        lines += ["", str(plan), f"  speed of light: {work.bound_us(gpu):.2f} us: {work}"]
+    if splits:
+        lines += ["", f"kernels with a symptom: {len(splits)}"]
+        lines += [f"  {split}" for split in splits]
     if scopes.refusals:
         lines += ["", f"refusals: {len(scopes.refusals)}"]
         lines += [f"  {refusal}" for refusal in scopes.refusals]

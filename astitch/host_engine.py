@@ -130,7 +130,7 @@ class HostEngine:
             kernel.block,
             [_array_of(memory, view) for view in step.arguments],
             shared_bytes=kernel.shared_bytes,
-            cooperative=kernel.global_barriers > 0,
+            cooperative=kernel.cooperative,
             pointer_table=kernel.pointer_table,
             uninitialised=uninitialised,
             names=[view.buffer for view in step.arguments],

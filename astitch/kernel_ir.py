@@ -22,6 +22,9 @@ from astitch.propagation import Guard
 MAX_OWN_STATES = 16
 """States of other warps that each thread combines by itself."""
 
+BARRIER_STRIDE = 64
+"""32-bit words from one barrier's word to the next: waiting at one does not disturb another."""
+
 STRIDED_CHUNK = 4
 """States of a thread that are exchanged at once when a reduction runs across strided threads."""
 
@@ -374,8 +377,9 @@ class TaskLoop:
 class Section:
     """One task loop with what comes before and after it.
 
-    Its threads are numbered (to, ty, tx) in a block of outer_threads x row_threads x col_threads; `first`, the first
-    task of a block, starts `offset` blocks further on, so that the loops of a level spread over all blocks.
+    Its threads are numbered (to, ty, tx) in a block of outer_threads x row_threads x col_threads, or (ty, to, tx) if
+    packed_inside; `first`, the first task of a block, starts `offset` blocks further on, so that the loops of a level
+    spread over all blocks.
     """
 
     number: int
@@ -385,14 +389,16 @@ class Section:
     row_threads: int
     col_threads: int
     body: tuple[Statement, ...]
+    packed_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """level: block or global."""
+    """level: block, team (of `team` blocks) or global."""
 
     level: str
     reason: str
+    team: int = 0
 
 
 Statement = (
@@ -490,6 +496,7 @@ class Scratch:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """grid, block, shared_bytes: the launch.  blocks_per_sm: residency that the launch bounds ask for (0: free).
+    global_barriers: meetings of the whole grid.  teams: how many teams the grid is cut into that meet by themselves.
     sources: op_name metadata of the ops inside, for the comment at the top."""
 
     name: str
@@ -509,3 +516,14 @@ class Kernel:
     reads_bytes: int
     writes_bytes: int
     sources: tuple[str, ...]
+    teams: int = 0
+
+    @property
+    def cooperative(self) -> bool:
+        """Do blocks wait for each other, so that all must be resident together?"""
+        return self.global_barriers > 0 or self.teams > 0
+
+    @property
+    def barrier_words(self) -> int:
+        """32-bit words that start at zero: one for the grid and one for each team, each on lines of its own."""
+        return (1 + self.teams) * BARRIER_STRIDE if self.cooperative else 0

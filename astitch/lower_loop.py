@@ -42,7 +42,7 @@ def steps_inside(size: int, minus_tile: Linear, thread: str, threads: int) -> Li
     return ix.of_symbol(Quotient(left, threads)) if threads > 1 else left
 
 
-MAX_AHEAD_BYTES = 64
+MAX_AHEAD_BYTES = 32
 """What a thread loads of the next task into registers; more lies in shared memory."""
 
 
@@ -117,8 +117,10 @@ class LoopLowering(Values):
                 )
 
     def moves_with_task(self, load: VectorLoad) -> bool:
-        """An input whose position is known from the task alone and differs from task to task."""
+        """An input of the loop's size, whose position is known from the task alone and differs from task to task."""
         m = self.mapping
+        if array_of(self.graph[load.key[0]]).size < m.outer_size * m.row_size * m.col_size:
+            return False
         still = {*(() if m.row_tiles > 1 else m.row), *(() if m.col_tiles > 1 else m.col)}
         symbols = ix.symbols(load.form)
         known = all(s in self.axis_of for s in symbols)
@@ -175,10 +177,10 @@ class LoopLowering(Values):
         residency = choose_residency(
             self.declarations.arrangement, self.loop, self.keep_registers, self.keep_shared_bytes
         )
-        if residency.reason:
+        staged = {s.load.key for s in self.staged.values()}  # these are on chip anyway
+        if residency.reason and not staged.issuperset(h.key for h in residency.values):
             self.declarations.notes.append(f"loop {self.loop.number}: {residency.reason}")
         shared = residency.place is Place.SHARED
-        staged = {s.load.key for s in self.staged.values()}  # these are on chip anyway
         for held in residency.values:
             if held.key in staged:
                 continue
@@ -234,6 +236,7 @@ class LoopLowering(Values):
             m.row_threads,
             m.col_threads,
             (*kernel_zone, *before, *fetch_first, loop, *after),
+            m.packed_inside,
         )
 
     def lower_body(self, phases: int) -> list[k.Statement]:
@@ -445,6 +448,7 @@ class LoopLowering(Values):
         result: list[k.Statement] = [*self.entry_barrier(phase), *before, *task, *nest]
         complete = [place for place in reduces if place.span is not Span.LOOP]
         result += self.reduce_across(complete)
+        result += self.meet([place for place in complete if place.span is Span.TEAM])
         for place in complete:
             result += self.complete(place)
         return result
@@ -603,6 +607,8 @@ class LoopLowering(Values):
             (m.row_threads, not row_kept),
             (m.outer_threads, outer_reduced),
         ]
+        if m.packed_inside:
+            axes[1:] = axes[:0:-1]
         sets: list[tuple[int, int]] = []
         stride = 1
         position = 0
@@ -728,6 +734,40 @@ class LoopLowering(Values):
                 part = ix.add(ix.scale(part, tiles), number)
         return part
 
+    def meet(self, places: Sequence[Placement]) -> list[k.Statement]:
+        """The blocks of a team exchange their partials: each thread of a set takes some, then the set reduces again."""
+        result: list[k.Statement] = []
+        if not places:
+            return result
+        m = self.mapping
+        for place in places:
+            result += self.store_partials(place, self.tile_part(place))
+        names = ", ".join("%" + p.root.name for p in places)
+        result.append(k.Barrier("team", f"{names}: {m.parts} blocks have a part each", m.parts))
+        members = m.row_threads * m.col_threads
+        rank = ix.add(
+            ix.scale(ix.of_symbol(Symbol("ty", m.row_threads)), m.col_threads),
+            ix.of_symbol(Symbol("tx", m.col_threads)),
+        )
+        for place in places:
+            result.append(self.declare_state(place))
+            name = place.root.name
+            shape = array_of(self.graph[name]).shape
+            self.frames[Zone.TASK].statements = []
+            at, _ = self.position(ix.linearize(place.root.result_index, shape))
+            turns = ceil_div(m.parts, members)
+            turn, part = Symbol(self.fresh("turn"), turns), Symbol(self.fresh("part"), m.parts)
+            mine = ix.add(ix.scale(ix.of_symbol(turn), members), rank)
+            where = ix.add(ix.scale(ix.of_symbol(part), math.prod(shape)), at)
+            reducer = self.declarations.reducer(name)
+            arrays = self.declarations.partial_arrays(place, write=False)
+            take = k.AccumulateState(self.states[name], ix.ZERO, reducer.number, arrays, where)
+            guards = (Within(ix.of_symbol(part), 0, m.parts),) if m.parts % members else ()
+            body = (k.Index(part.name, mine), *self.guarded(guards, (take,)))
+            result += self.frames[Zone.TASK].statements
+            result.append(k.Loop(turn.name, turns, turns <= MAX_UNROLLED_STEPS, body))
+        return result + list(self.reduce_across(places))
+
     def store_loop_partials(self, place: Placement) -> list[k.Statement]:
         rank = ix.of_symbol(Symbol("first", place.partials))
         taking_part = Within(rank, 0, place.partials)
@@ -741,7 +781,7 @@ class LoopLowering(Values):
         shape = array_of(self.graph[name]).shape
         row, _ = self.kept_axes(place)
         guards = self.result_guard(place)
-        if place.span is Span.TILE:
+        if place.span is not Span.LOOP:
             in_row, in_col = self.space_axes(place)
             guards += self.tile_guard(row=in_row, col=in_col)
         saved = self.frames[Zone.TASK].statements

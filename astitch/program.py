@@ -58,7 +58,8 @@ class CudaKernel:
     Parameters are pointers only, in the order of KernelStep.arguments; with `pointer_table` the kernel takes one
     parameter, the device address of an array of those pointers.
     grid, block: number of blocks and threads (one-dimensional).  shared_bytes: dynamic shared memory per block.
-    global_barriers: grid-wide barriers inside; when not 0 all `grid` blocks must be resident together.
+    global_barriers: grid-wide barriers inside.  barrier_words: 32-bit words of the last argument, zero at first, at which
+    blocks meet.  Where one of them is not 0 all `grid` blocks must be resident together.
     blocks_per_sm: what the plan assumed for residency.  reads_bytes/writes_bytes: least possible traffic.
     """
 
@@ -72,6 +73,12 @@ class CudaKernel:
     pointer_table: bool = False
     reads_bytes: int = 0
     writes_bytes: int = 0
+    barrier_words: int = 0
+
+    @property
+    def cooperative(self) -> bool:
+        """Do blocks wait for each other?"""
+        return self.global_barriers > 0 or self.barrier_words > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class _Analysis:
         place = self.placements.get(reduce_behind(self.graph, read.operand)[0])
         if place is None or place.root.name == own:
             return False
-        if place.loop == self.loop.number and place.span is Span.TASK:
+        if place.loop == self.loop.number and place.in_task:
             own_index = read.index == place.root.result_index
             in_thread = place.root.kind is RootKind.POINTWISE and own_index
             return False if in_thread else None  # a state or a shared buffer

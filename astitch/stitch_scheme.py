@@ -15,6 +15,7 @@ own (element-wise groups) first tries the loops of its producers.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping as MappingType
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -46,6 +47,7 @@ class Span(enum.Enum):
     """Over what a reduce is complete."""
 
     TASK = "task"  # complete in every task that reads it
+    TEAM = "team"  # the same, after the blocks of a team have met in the task
     LOOP = "loop"  # registers accumulate over all tasks of a block: one partial for each block
     TILE = "tile"  # each task leaves a partial
 
@@ -92,6 +94,11 @@ class Placement:
     shared: bool
     reason: str
 
+    @property
+    def in_task(self) -> bool:
+        """Is it complete within a task?"""
+        return self.span in (Span.TASK, Span.TEAM)
+
 
 @dataclass(frozen=True, slots=True)
 class TaskLoop:
@@ -117,6 +124,16 @@ class Arrangement:
     @property
     def levels(self) -> int:
         return max((loop.level for loop in self.loops), default=-1) + 1
+
+    @property
+    def team_parts(self) -> int:
+        """The grid is a multiple of this: blocks of a team, 1 without teams."""
+        return math.lcm(*(loop.mapping.parts for loop in self.loops if loop.mapping.team))
+
+    @property
+    def cooperative(self) -> bool:
+        """Do blocks wait for each other?"""
+        return self.levels > 1 or self.team_parts > 1
 
     def __str__(self) -> str:
         lines = [f"arrangement of {self.groups.scope.name}: {self.levels - 1} global barriers"]
@@ -194,7 +211,10 @@ def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
         return Span.TASK, 1
     # An outer row that is kept exists inside a task only, also where all rows are one tile.
     outer_kept = tiles["outer"][0][1] and mapping.outer_size > 1
-    if outer_kept or any(kept and count > 1 for (_, kept), count in tiles.values()):
+    inner_kept = any(kept and tiles[axis][1] > 1 for axis, ((_, kept), _) in tiles.items() if axis != "outer")
+    if mapping.team and not inner_kept and not tiles["outer"][0][0]:
+        return Span.TEAM, mapping.parts
+    if outer_kept or inner_kept or any(kept and count > 1 for (_, kept), count in tiles.values()):
         parts = 1
         for count in spanned:
             parts *= count
@@ -373,7 +393,7 @@ class _Arranger:
         level = 0
         for read in reads:
             draft = self.drafts[read.operand]
-            same = draft.loop is loop and draft.span is Span.TASK
+            same = draft.loop is loop and draft.span in (Span.TASK, Span.TEAM)
             if same and self.why_not_local(draft, read.index) is None:
                 continue
             level = max(level, draft.available)
@@ -410,6 +430,8 @@ class _Arranger:
             return True
         span, partials = reduce_span(root, loop.mapping)
         own_span, _ = reduce_span(root, self.group_mapping(root))
+        if span is Span.TEAM:
+            return own_span is not Span.TASK
         if span is Span.TILE:
             return own_span is not Span.TASK and partials is not None and partials <= self.wave
         return True
@@ -428,7 +450,7 @@ class _Arranger:
                 producer.global_reason = (
                     producer.global_reason or "its readers run in another task loop"
                 )
-            elif producer.span is not Span.TASK:
+            elif producer.span not in (Span.TASK, Span.TEAM):
                 producer.global_reason = (
                     producer.global_reason or "its reduction spans several tasks"
                 )
@@ -441,7 +463,7 @@ class _Arranger:
                 draft.depends[read.operand] = draft.depends.get(read.operand, True) and own
                 producer.shared |= not own
         self.drafts[root.name] = draft
-        if span is not Span.TASK:
+        if span not in (Span.TASK, Span.TEAM):
             self.add_combine(draft)
 
     def add_combine(self, draft: _Draft) -> None:
@@ -530,7 +552,7 @@ class _Arranger:
                 False,
                 f"adds {self.drafts[root.name].partials} partials in a fixed order",
             )
-        split = draft.span is not Span.TASK
+        split = draft.span not in (Span.TASK, Span.TEAM)
         if split:
             where = "tasks" if draft.span is Span.TILE else "blocks"
             return Placement(
@@ -551,12 +573,24 @@ class _Arranger:
             scheme, reason = Scheme.GLOBAL, draft.global_reason
         elif root.kind is RootKind.POINTWISE and not draft.shared:
             scheme, reason = Scheme.LOCAL, "its readers stand at the same index"
+        elif draft.span is Span.TEAM:
+            scheme = Scheme.GLOBAL
+            reason = f"split over the {draft.partials} blocks of a team: partials in scratch, the team meets"
         else:
             scheme, reason = Scheme.REGIONAL, "each block reads just the elements that it computed"
-        stored = output or scheme is Scheme.GLOBAL
+        stored = output or bool(draft.global_reason)
         shared = draft.shared
         return Placement(
-            root, draft.loop.number, phase, draft.span, 1, False, scheme, stored, shared, reason
+            root,
+            draft.loop.number,
+            phase,
+            draft.span,
+            draft.partials if draft.span is Span.TEAM else 1,
+            False,
+            scheme,
+            stored,
+            shared,
+            reason,
         )
 
 

@@ -54,6 +54,10 @@ class Mapping:
     """See the module docstring.  All sizes in elements; the thread counts and `vector` are powers of two.
 
     reason: how the mapping was chosen, for people.
+    packed_inside: the outer threads of a block stand between its row and its column threads, not around both: for
+    rows whose neighbours on the outer axis are their neighbours in memory.
+    team: the tiles of one outer tile are worked on at the same time by as many blocks, a team, which meet at a
+    barrier of their own in each task; a tile is small enough to stay on chip until then.
     """
 
     outer: Atoms
@@ -66,6 +70,13 @@ class Mapping:
     row_tile: int
     col_tile: int
     reason: str = ""
+    packed_inside: bool = False
+    team: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Tiles of one outer tile: the blocks of a team."""
+        return self.row_tiles * self.col_tiles
 
     @property
     def block(self) -> int:
@@ -121,7 +132,10 @@ class Mapping:
         tile, col_part = divmod(task, self.col_tiles)
         outer_part, row_part = divmod(tile, self.row_tiles)
         rest, tx = divmod(thread, self.col_threads)
-        to, ty = divmod(rest, self.row_threads)
+        if self.packed_inside:
+            ty, to = divmod(rest, self.outer_threads)
+        else:
+            to, ty = divmod(rest, self.row_threads)
         outer = outer_part * self.outer_threads + to
         if outer >= self.outer_size:
             return
@@ -242,8 +256,11 @@ def _map_rows(
     vector = choose_vector(col, space.element_bytes, schedule.access_bytes)
     vectors = ceil_div(cols, vector)
     wanted = schedule.split
+    # Parts that stay in registers; a row of more than one that fewer blocks than the GPU holds could work on whole.
+    resident = ceil_div(vectors, block * max(MAX_ROW_ELEMENTS // vector, 1))
+    few = rows * 2 <= wave and cols > SPLIT_MIN_COLUMNS
     if wanted is None:
-        wanted = wave // rows if rows * 2 <= wave and cols > SPLIT_MIN_COLUMNS else 1
+        wanted = max(wave // rows, resident if resident * 2 <= wave else 1) if few else 1
     if wanted > 1:
         parts = min(wanted, ceil_div(vectors, block))
         tile = ceil_div(ceil_div(vectors, parts), block) * block * vector
@@ -251,7 +268,9 @@ def _map_rows(
             split = ceil_div(cols, tile)
             why = f"{rows} rows < {wave} blocks a wave" if schedule.split is None else "as asked"
             reason = f"row-reduce, {why}: each row split over {split} blocks"
-            return Mapping(outer, (), col, 1, 1, block, vector, 1, tile, reason)
+            team = resident <= split and split * 2 <= wave
+            reason += " that keep their parts and meet" if team else ""
+            return Mapping(outer, (), col, 1, 1, block, vector, 1, tile, reason, team=team)
     # As few threads a row as keep the GPU busy, so that the reduction stays within a warp where it can.
     most = min(block, power_of_two_at_least(vectors))
     threads = max(
@@ -290,10 +309,26 @@ def _map_columns(
     else:
         col_threads = min(32, block, power_of_two_at_least(vectors))
         steps = 1
-    row_threads = min(block // col_threads, power_of_two_at_least(rows))
+    inside = mixed and _is_beside(outer, col, space.atoms)
+    packed = 1
+    if inside:  # neighbouring rows of the outer axis fill a warp's access
+        packed = min(max(32 // col_threads, 1), power_of_two_at_least(outer[-1].extent))
+        inside = packed > 1
+    row_threads = min(block // (col_threads * packed), power_of_two_at_least(rows))
     outer_threads = block // (col_threads * row_threads)
     col_tile = col_threads * vector * steps
     tiles = ceil_div(size_of(outer), outer_threads) * ceil_div(cols, col_tile)
+    if inside and schedule.split is None:
+        held = max(MAX_ROW_ELEMENTS // (vector * steps), 1) * row_threads
+        parts = ceil_div(rows, held)
+        if 1 < parts and parts * 2 <= wave:
+            reason = (
+                f"mixed reduce: {row_threads} rows x {outer_threads} neighbours x {col_threads} threads a block, "
+                f"rows split over {parts} blocks that keep their parts and meet"
+            )
+            return Mapping(
+                outer, row, col, outer_threads, row_threads, col_threads, vector, held, col_tile, reason, True, True
+            )
     wanted = schedule.split
     if wanted is None:
         wanted = wave // tiles if tiles * 2 <= wave and rows > row_threads * 8 else 1
@@ -307,8 +342,23 @@ def _map_columns(
         why = f"{tiles} tiles < {wave} blocks a wave" if schedule.split is None else "as asked"
         reason += f", {why}: rows split over {ceil_div(rows, row_tile)} blocks"
     return Mapping(
-        outer, row, col, outer_threads, row_threads, col_threads, vector, row_tile, col_tile, reason
+        outer,
+        row,
+        col,
+        outer_threads,
+        row_threads,
+        col_threads,
+        vector,
+        row_tile,
+        col_tile,
+        reason,
+        inside,
     )
+
+
+def _is_beside(outer: Atoms, col: Atoms, atoms: Atoms) -> bool:
+    """Do the last outer atom and the columns lie side by side in memory?"""
+    return bool(outer and col) and atoms.index(col[0]) == atoms.index(outer[-1]) + 1
 
 
 def why_not_aligned(space: Space, mapping: Mapping) -> str | None:

@@ -244,7 +244,7 @@ class Values:
         place = self.placements.get(reduce)
         if place is None or reduce == self.evaluating:
             return None
-        here = place.loop == self.loop.number and place.span is Span.TASK
+        here = place.loop == self.loop.number and place.in_task
         if place.root.kind is RootKind.POINTWISE and here and index == place.root.result_index:
             return None  # one-to-one: the register that already holds it, or computed again in this phase
         return place, number
@@ -308,7 +308,7 @@ class Values:
 
     def read_root(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Zone]:
         """A root's value: from the thread's state, shared memory, partials or global memory."""
-        here = place.loop == self.loop.number and place.span is Span.TASK
+        here = place.loop == self.loop.number and place.in_task
         if here and key[1] == place.root.result_index:
             return self.read_state(key, place, number)
         local = why_not_block_local(place.root, self.mapping, key[1]) is None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from astitch.arena import BARRIER_BYTES, align
+from astitch.arena import align
 from astitch.ir import ArrayType, DimensionAttrs, DotAttrs, DType, Literal, Node
 from astitch.program import (
+    ALIGNMENT_BYTES,
     Buffer,
     CudaKernel,
     KernelStep,
@@ -102,13 +103,13 @@ def centre_program() -> Program:
             (x, Space.PARAMETER, 0),
             (y, Space.OUTPUT, 0),
             (word, Space.BARRIER, 0),
-            (partial, Space.ARENA, BARRIER_BYTES),
+            (partial, Space.ARENA, ALIGNMENT_BYTES),
         ),
         (x,),
         (),
         (KernelStep(kernel, (x, partial, y, word), frozenset({1, 2, 3})),),
         (y,),
-        BARRIER_BYTES + align(16),
+        ALIGNMENT_BYTES + align(16),
     )
 
 

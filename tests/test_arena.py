@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astitch.arena import BARRIER_BYTES, Lifetime, align, plan_arena
+from astitch.arena import Lifetime, align, plan_arena
 from astitch.errors import IllegalProduct
 from astitch.program import ALIGNMENT_BYTES
 
@@ -25,8 +25,8 @@ def lifetime_lists(draw: st.DrawFn) -> list[Lifetime]:
 
 @given(lifetime_lists(), st.integers(0, 3))
 def test_buffers_alive_together_share_no_byte(lifetimes: list[Lifetime], barriers: int) -> None:
-    words = [f"barrier{i}" for i in range(barriers)]
-    offsets, total = plan_arena(lifetimes, barrier_words=words)
+    words = {f"barrier{i}": 100 * (i + 1) for i in range(barriers)}
+    offsets, total = plan_arena(lifetimes, barriers=words)
     assert offsets.keys() == {x.name for x in lifetimes} | set(words)
     for a, b in itertools.combinations(lifetimes, 2):
         if a.overlaps(b) and a.bytes and b.bytes:
@@ -34,8 +34,9 @@ def test_buffers_alive_together_share_no_byte(lifetimes: list[Lifetime], barrier
             assert first[0] + first[1] <= second[0], (a, b)
     for x in lifetimes:
         assert offsets[x.name] % ALIGNMENT_BYTES == 0
-        assert barriers * BARRIER_BYTES <= offsets[x.name] <= total - x.bytes
-    assert [offsets[w] for w in words] == [i * BARRIER_BYTES for i in range(barriers)]
+        assert sum(map(align, words.values())) <= offsets[x.name] <= total - x.bytes
+    starts = [0, *itertools.accumulate(map(align, words.values()))]
+    assert [offsets[w] for w in words] == starts[: len(words)]
 
 
 @given(lifetime_lists())
@@ -77,6 +78,6 @@ def test_nothing_needs_nothing() -> None:
 
 def test_bad_lifetimes_are_named() -> None:
     with pytest.raises(IllegalProduct, match=r"buffer a is given twice"):
-        plan_arena([Lifetime("a", 1, 0, 0)], barrier_words=["a"])
+        plan_arena([Lifetime("a", 1, 0, 0)], barriers={"a": 4})
     with pytest.raises(IllegalProduct, match=r"buffer b of 4 bytes lives from step 2 to 1"):
         plan_arena([Lifetime("b", 4, 2, 1)])

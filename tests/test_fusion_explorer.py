@@ -15,7 +15,7 @@ from test_fuzz import wide_graphs
 
 from astitch.build_program import build_program
 from astitch.check import check_graph
-from astitch.compile import plan_scopes
+from astitch.check_plan import check_plan
 from astitch.dimensions import is_embedded
 from astitch.fusion_explorer import (
     Exploration,
@@ -39,6 +39,7 @@ from astitch.patterns import (
     make_pattern,
     repeated_ops,
 )
+from astitch.plan import Plan, plan_scope
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
 from astitch.stitch_scope import Scope, Scopes, find_scopes
@@ -66,6 +67,12 @@ def vertex(fusion: FusionGraph, name: str) -> int:
 
 def names_of(fusion: FusionGraph, pattern: Pattern) -> set[str]:
     return {n for v in range(len(fusion)) if pattern.vertices >> v & 1 for n in fusion.members[v]}
+
+
+def plan_all(scopes: Scopes) -> list[Plan]:
+    """A legal plan for each scope that needs a kernel."""
+    plans = [plan_scope(scopes.graph, scope, HOST) for scope in scopes.scopes]
+    return [check_plan(plan) for plan in plans if plan is not None]
 
 
 def partition_of(scopes: Scopes) -> list[tuple[str, ...]]:
@@ -363,7 +370,7 @@ def test_partitions_plan_and_repeat(graph: Graph, limit: int) -> None:
         for _ in range(2)
     )
     assert str(first) == str(second)
-    plan_scopes(first.graph, first, HOST)
+    plan_all(first)
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
@@ -371,7 +378,7 @@ def test_partitions_plan_and_repeat(graph: Graph, limit: int) -> None:
 def test_explored_programs_compute_the_same(graph: Graph, limit: int, drawn: int) -> None:
     before = stitch_remotely(find_scopes(graph))
     after = explore_scopes(before, HOST, penalty=lambda p: math.inf if p.ops > limit else 0.0)
-    program = build_program(after.graph, after, plan_scopes(after.graph, after, HOST))
+    program = build_program(after.graph, after, plan_all(after))
     arguments = random_arguments(graph, drawn)
     with np.errstate(all="ignore"):
         got, want = HostEngine(program).run(arguments), run_graph(graph, arguments)

@@ -53,7 +53,9 @@ def test_names_are_few_and_documented() -> None:
     read = set()
     for path in (REPOSITORY / "astitch").rglob("*.py"):
         read |= set(
-            re.findall(r"\bASTITCH_(?:CACHE|DEBUG|DUMP|ENGINE|OVERRIDE|LIMIT|TUNE)\w*", path.read_text())
+            re.findall(
+                r"\bASTITCH_(?:CACHE|DEBUG|DUMP|ENGINE|OVERRIDE|LIMIT|TUNE)\w*", path.read_text()
+            )
         )
     assert read == set(options.NAMES)
     readme = (REPOSITORY / "README.md").read_text("utf-8")

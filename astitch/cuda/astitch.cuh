@@ -50,6 +50,21 @@ __device__ __forceinline__ void astitch_global_barrier(unsigned* word)
 
 #endif  // ASTITCH_HOST
 
+// The same for a team: `blocks` blocks with neighbouring numbers.  Its word is the one after those of lower teams, each
+// word on a line of its own; the first is the whole grid's.
+__device__ __forceinline__ void astitch_team_barrier(unsigned* words, unsigned blocks)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned* const word = words + (1 + blockIdx.x / blocks) * 64;
+        const unsigned arrive = blockIdx.x % blocks == 0 ? 0x80000000u - (blocks - 1) : 1u;
+        const unsigned before = astitch_add_release(word, arrive);
+        while (!((astitch_load_acquire(word) ^ before) & 0x80000000u)) {
+        }
+    }
+    __syncthreads();
+}
+
 // N elements moved by one instruction; the address must be a multiple of the whole size.
 template <class T, int N> struct alignas(sizeof(T) * N) Vec { T v[N]; };
 

@@ -1,0 +1,289 @@
+"""Scopes -> Scopes and Plans: a stitch op whose kernel shows a symptom is split, if that projects faster.
+
+Stitching is exhaustive, and nearly always right.  Where a plan spills, loses occupancy, is too long, meets too often
+or is far from the speed of light, the explorer proposes parts; one cost rates both, and the cheaper one is taken.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from astitch import kernel_ir as k
+from astitch.errors import IllegalProduct
+from astitch.fusion_explorer import MAX_STATEMENTS, estimate_penalty, explore_scope, replace_scope
+from astitch.gpu import Gpu
+from astitch.ir import Graph
+from astitch.nvrtc import Resources
+from astitch.patterns import make_fusion_graph
+from astitch.plan import Plan
+from astitch.projected_latency import Projection
+from astitch.speed_of_light import Work, measure_work
+from astitch.stitch_scope import Scope, Scopes
+
+LONG_CODE = 2400
+"""Statements of one kernel: beyond it the CUDA compiler takes 10 s and more."""
+
+MANY_BARRIERS, BARRIER_SHARE = 5, 1 / 3
+"""Global barriers from which a kernel is looked at, if they take this share of its time."""
+
+SPILLED_BYTES = 64
+"""Bytes that a thread stores to and loads from its stack: less is not felt."""
+
+LEAST_OCCUPANCY = 0.125
+"""Share of an SM's threads below which memory latency shows."""
+
+FAR_FACTOR, FAR_US = 4.0, 20.0
+"""A kernel is far from the speed of light if it takes more than this many times as long, and so much longer."""
+
+OBSERVED_STATEMENTS = 300
+"""Kernels from this length on are compiled before it is decided: shorter ones stay within their registers."""
+
+WORTH = 0.95
+"""A split must project to less than this share of the whole's time."""
+
+CODE_SIZE_WORTH = 1.02
+"""The same for a kernel that is slow to compile: a launch more is worth the seconds."""
+
+SHORTER = 0.6
+"""Share of a too long kernel's statements that one of its parts may have."""
+
+ROUNDS = 3
+"""How often a part may be split again."""
+
+Planner = Callable[[Graph, Scope], Plan | None]
+Projector = Callable[[Plan, Resources | None], Projection]
+"""The projection of a plan's kernel, with what the CUDA compiler says of it where it was asked."""
+
+Observe = Callable[[Plan], Resources | None]
+"""What the CUDA compiler says of a plan's kernel; None where there is none."""
+
+
+class Symptom(enum.Enum):
+    """What a plan can suffer from."""
+
+    NO_PLAN = "no kernel"
+    CODE_SIZE = "code size"
+    SPILL = "register spill"
+    OCCUPANCY = "occupancy"
+    BARRIERS = "global barriers"
+    FAR = "far from the speed of light"
+
+
+_BY_LENGTH = frozenset({Symptom.NO_PLAN, Symptom.CODE_SIZE, Symptom.SPILL})
+"""Symptoms of too much in one kernel: the parts must be shorter than the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A symptom and its numbers."""
+
+    symptom: Symptom
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.symptom.value}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A decision.  scope: what was looked at, and reason: why.  whole_us: infinite if it has no plan as a whole.
+    parts: the stitch ops that replace it, none if it stays.  parts_us: the best split; infinite if none was found."""
+
+    scope: str
+    reason: Reason
+    whole_us: float
+    parts: tuple[str, ...]
+    parts_us: float
+
+    def __str__(self) -> str:
+        what = f"split into {', '.join(self.parts)}" if self.parts else "kept whole"
+        return (
+            f"{self.scope}: {self.reason}: {what} "
+            f"(whole {self.whole_us:.2f} us, best split {self.parts_us:.2f} us)"
+        )
+
+
+@dataclass(frozen=True)
+class PlannedScopes:
+    """plans: one for each scope that needs a kernel.  splits: what was looked at, in order."""
+
+    scopes: Scopes
+    plans: tuple[Plan, ...]
+    splits: tuple[Split, ...]
+
+    def __str__(self) -> str:
+        decisions = [str(split) for split in self.splits] or ["no kernel shows a symptom"]
+        return "\n".join([*decisions, *map(str, self.scopes.scopes)])
+
+
+def count_statements(body: Sequence[k.Statement]) -> int:
+    """Statements of a kernel, those inside of others included."""
+    count = 0
+    for statement in body:
+        count += 1
+        match statement:
+            case k.Section() | k.TaskLoop() | k.Loop() | k.If():
+                count += count_statements(statement.body)
+            case k.Choose():
+                count += sum(count_statements(branch.body) for branch in statement.branches)
+    return count
+
+
+def work_of(plan: Plan) -> Work:
+    """What the plan's kernel cannot do without."""
+    return measure_work(plan.arrangement.graph, plan.scope.members)
+
+
+def occupancy(plan: Plan, gpu: Gpu, projection: Projection) -> float:
+    """Share of an SM's threads that can be resident."""
+    return projection.blocks_per_sm * plan.kernel.block / gpu.max_threads_per_sm
+
+
+def why_split(plan: Plan, gpu: Gpu, projection: Projection) -> Reason | None:
+    """The symptom of a plan that is worth a look, None for a healthy one.
+
+    projection: of its kernel, with the compiler's registers or estimated ones.
+    """
+    kernel, time_us = plan.kernel, projection.time_us
+    statements = count_statements(kernel.body)
+    if statements > LONG_CODE:
+        detail = f"{statements} statements, at most {LONG_CODE} compile fast"
+        return Reason(Symptom.CODE_SIZE, detail)
+    how = "compiled" if projection.compiled else "estimated"
+    if projection.spill_bytes >= SPILLED_BYTES:
+        detail = f"{projection.spill_bytes} B a thread at {projection.registers} registers ({how})"
+        return Reason(Symptom.SPILL, detail)
+    share = occupancy(plan, gpu, projection)
+    if share < LEAST_OCCUPANCY and kernel.grid >= gpu.sms:
+        used = f"{projection.registers} registers ({how}) and {kernel.shared_bytes} B shared"
+        return Reason(Symptom.OCCUPANCY, f"{used} leave {share:.0%} of an SM's threads")
+    if kernel.global_barriers >= MANY_BARRIERS and projection.barriers_us > time_us * BARRIER_SHARE:
+        spent = f"{kernel.global_barriers} take {projection.barriers_us:.1f} of {time_us:.1f} us"
+        return Reason(Symptom.BARRIERS, spent)
+    light_us = work_of(plan).bound_us(gpu)
+    if time_us > FAR_FACTOR * light_us and time_us > light_us + FAR_US:
+        detail = f"{time_us:.1f} us where {light_us:.1f} us are possible"
+        return Reason(Symptom.FAR, detail)
+    return None
+
+
+class _Splitter:
+    """Plans scope after scope of one graph, which grows by repeated broadcasts."""
+
+    def __init__(
+        self,
+        scopes: Scopes,
+        gpu: Gpu,
+        plan: Planner,
+        draft: Planner,
+        project: Projector,
+        observe: Observe,
+    ) -> None:
+        self.scopes, self.gpu = scopes, gpu
+        self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
+        self.plans: list[Plan] = []
+        self.splits: list[Split] = []
+        self.known: dict[tuple[int, Scope], tuple[Graph, Plan | None]] = {}
+
+    def judge(self, plan: Plan) -> Projection:
+        """The projection, with the compiler's registers where they may be too many."""
+        projection = self.project(plan, None)
+        statements = count_statements(plan.kernel.body)
+        in_doubt = projection.spill_bytes or statements >= OBSERVED_STATEMENTS
+        resources = self.observe(plan) if in_doubt and statements <= LONG_CODE else None
+        return self.project(plan, resources) if resources else projection
+
+    def make_plan(self, graph: Graph, scope: Scope) -> Plan | None:
+        """The plan, made once for each scope of each graph.  Raises IllegalProduct."""
+        key = id(graph), scope
+        if key not in self.known:
+            self.known[key] = graph, self.planner(graph, scope)
+        return self.known[key][1]
+
+    def rate_draft(self, parts: Scopes) -> float:
+        """The time of all kernels of a split without searching; infinite if it is none, or a part has no plan."""
+        return _sum_times(parts, self.draft, lambda plan: self.project(plan, None))
+
+    def rate_parts(self, parts: Scopes) -> float:
+        """The time of all kernels of a split as they will be."""
+        return _sum_times(parts, self.make_plan, self.judge)
+
+    def add(self, scope: Scope, rounds: int) -> None:
+        """The plan of a scope, or those of its parts; a part may be split `rounds` more times."""
+        try:
+            plan = self.make_plan(self.scopes.graph, scope)
+        except IllegalProduct as error:
+            reason = Reason(Symptom.NO_PLAN, str(error))
+            if not rounds or not self.split(scope, reason, math.inf, rounds):
+                raise
+            return
+        if plan is None:
+            return
+        if rounds:
+            projection = self.judge(plan)
+            found = why_split(plan, self.gpu, projection)
+            if found and self.split(scope, found, projection.time_us, rounds):
+                return
+        self.plans.append(plan)
+
+    def split(self, scope: Scope, reason: Reason, whole_us: float, rounds: int) -> bool:
+        """Replaces a scope by its parts, if they are faster."""
+        graph, gpu = self.scopes.graph, self.gpu
+        by_length = reason.symptom in _BY_LENGTH
+        limit = MAX_STATEMENTS
+        if by_length:
+            length = sum(make_fusion_graph(graph, scope, gpu).statements)
+            limit = min(limit, math.ceil(SHORTER * length))
+        penalty = estimate_penalty(gpu, max_statements=limit)
+        parts = explore_scope(graph, scope, gpu, penalty=penalty, latency=self.rate_draft)
+        parts_us = self.rate_parts(parts)
+        taken = parts_us < _bound_us(reason.symptom, whole_us)
+        names = tuple(part.name for part in parts.scopes) if taken else ()
+        self.splits.append(Split(scope.name, reason, whole_us, names, parts_us))
+        if taken:
+            self.scopes = replace_scope(self.scopes, scope.name, parts)
+            for part in parts.scopes:
+                self.add(part, rounds - 1)
+        return taken
+
+
+def _bound_us(symptom: Symptom, whole_us: float) -> float:
+    """What a split must stay below."""
+    if symptom is Symptom.CODE_SIZE:
+        return whole_us * CODE_SIZE_WORTH
+    return whole_us * (1.0 if symptom in _BY_LENGTH else WORTH)
+
+
+def _sum_times(parts: Scopes, plan: Planner, judge: Callable[[Plan], Projection]) -> float:
+    total = 0.0 if len(parts.scopes) > 1 else math.inf
+    for part in parts.scopes:
+        try:
+            planned = plan(parts.graph, part)
+        except IllegalProduct:
+            return math.inf
+        if planned is not None:
+            total += judge(planned).time_us
+    return total
+
+
+def split_scopes(
+    scopes: Scopes,
+    gpu: Gpu,
+    *,
+    plan: Planner,
+    project: Projector,
+    draft: Planner | None = None,
+    observe: Observe = lambda _: None,
+) -> PlannedScopes:
+    """A plan for every scope; those with a symptom split where the parts project faster.
+
+    draft: a quicker planner, to rank splits with.  Raises IllegalProduct for a scope that no kernel and no split of it
+    can compute.
+    """
+    splitter = _Splitter(scopes, gpu, plan, draft or plan, project, observe)
+    for scope in scopes.scopes:
+        splitter.add(scope, ROUNDS)
+    return PlannedScopes(splitter.scopes, tuple(splitter.plans), tuple(splitter.splits))

@@ -1,0 +1,358 @@
+"""Which plans show a symptom, what a split must gain, and that a split program computes the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from graphs import GraphBuilder
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import random_arguments
+from test_fuzz import wide_graphs
+
+from astitch import compile as stages
+from astitch import kernel_ir as k
+from astitch import split_scopes as module
+from astitch.check_plan import check_plan
+from astitch.compile import Compilation, compile_graph, show_stage
+from astitch.dimensions import is_embedded
+from astitch.errors import IllegalProduct
+from astitch.gpu import preset
+from astitch.host_engine import HostEngine
+from astitch.index import ZERO
+from astitch.ir import Graph
+from astitch.nvrtc import Resources
+from astitch.plan import Plan, plan_scope
+from astitch.projected_latency import Projection, project
+from astitch.reference import run_graph
+from astitch.remote_stitch import stitch_remotely
+from astitch.split_scopes import (
+    LONG_CODE,
+    MANY_BARRIERS,
+    PlannedScopes,
+    Reason,
+    Split,
+    Symptom,
+    count_statements,
+    split_scopes,
+    why_split,
+    work_of,
+)
+from astitch.stitch_scope import Scope, Scopes, find_scopes
+from tests.programs import load
+
+H100, HOST = preset("h100"), preset("host")
+
+
+def statistics(count: int = 3, rows: int = 400) -> Graph:
+    """Rounds of normalisation of columns, each by what the last one gave."""
+    g = GraphBuilder("statistics")
+    shape = (rows, 24)
+    x = g.parameter(f"f32[{rows},24]")
+    for _ in range(count):
+        total = g.reduce(x, (0,), "add")
+        mean = g.same("multiply", total, g.splat(1 / rows, "f32[24]"))
+        x = g.same("tanh", g.same("subtract", x, g.broadcast(mean, shape, (1,))))
+    return g.build(x)
+
+
+def scopes_of(graph: Graph) -> Scopes:
+    return stitch_remotely(find_scopes(graph))
+
+
+def plan_on_h100(graph: Graph, scope: Scope) -> Plan | None:
+    plan = plan_scope(graph, scope, H100)
+    return plan and check_plan(plan)
+
+
+def project_plan(plan: Plan, resources: Resources | None) -> Projection:
+    return project(plan.kernel, H100, resources)
+
+
+def split(
+    graph: Graph,
+    *,
+    project: Callable[[Plan, Resources | None], Projection] = project_plan,
+    observe: Callable[[Plan], Resources | None] = lambda _: None,
+    plan: Callable[[Graph, Scope], Plan | None] = plan_on_h100,
+) -> PlannedScopes:
+    return split_scopes(scopes_of(graph), H100, plan=plan, project=project, observe=observe)
+
+
+@cache
+def healthy() -> tuple[Plan, Projection]:
+    """A plan without a symptom, and its projection."""
+    graph = statistics(1, rows=100_000)
+    plan = plan_on_h100(graph, scopes_of(graph).scopes[0])
+    assert plan is not None
+    return plan, replace(project_plan(plan, None), time_us=10.0, barriers_us=1.0, spill_bytes=0)
+
+
+# ---- symptoms
+
+
+def test_a_healthy_plan_is_not_looked_at() -> None:
+    assert why_split(healthy()[0], H100, healthy()[1]) is None
+
+
+def test_a_spill_is_a_symptom() -> None:
+    plan, projection = healthy()
+    spilled = replace(projection, spill_bytes=184, registers=64, compiled=True)
+    reason = why_split(plan, H100, spilled)
+    assert str(reason) == "register spill: 184 B a thread at 64 registers (compiled)"
+    assert why_split(plan, H100, replace(spilled, spill_bytes=8)) is None
+    guessed = why_split(plan, H100, replace(spilled, compiled=False))
+    assert str(guessed).endswith("(estimated)")
+
+
+def test_lost_occupancy_is_a_symptom() -> None:
+    plan, projection = healthy()
+    kernel = replace(plan.kernel, block=128, grid=1000)
+    alone = replace(projection, blocks_per_sm=1, registers=200)
+    reason = why_split(replace(plan, kernel=kernel), H100, alone)
+    assert reason and reason.symptom is Symptom.OCCUPANCY
+    assert "200 registers (estimated)" in str(reason) and "6% of an SM's threads" in str(reason)
+    few = replace(plan, kernel=replace(kernel, grid=10))
+    assert why_split(few, H100, alone) is None  # most SMs are idle anyway
+
+
+def test_long_code_is_a_symptom() -> None:
+    plan, projection = healthy()
+    body = (k.Index("i", ZERO),) * (LONG_CODE + 1)
+    reason = why_split(replace(plan, kernel=replace(plan.kernel, body=body)), H100, projection)
+    assert str(reason) == "code size: 2401 statements, at most 2400 compile fast"
+
+
+def test_many_barriers_are_a_symptom_where_they_take_long() -> None:
+    plan, projection = healthy()
+    plan = replace(plan, kernel=replace(plan.kernel, global_barriers=MANY_BARRIERS))
+    reason = why_split(plan, H100, replace(projection, barriers_us=6.0))
+    assert str(reason) == "global barriers: 5 take 6.0 of 10.0 us"
+    assert why_split(plan, H100, replace(projection, barriers_us=6.0, time_us=20.0)) is None
+
+
+def test_far_from_the_speed_of_light_is_a_symptom() -> None:
+    plan, projection = healthy()
+    light_us = work_of(plan).bound_us(H100)
+    reason = why_split(plan, H100, replace(projection, time_us=5 * light_us + 20))
+    assert reason and reason.symptom is Symptom.FAR
+    assert f"where {light_us:.1f} us are possible" in str(reason)
+    assert why_split(plan, H100, replace(projection, time_us=3 * light_us)) is None
+
+
+def test_statements_inside_of_others_count() -> None:
+    index = k.Index("i", ZERO)
+    loop = k.Loop("i", 2, False, (index, k.If((), (index,))))
+    choose = k.Choose(
+        "v", healthy()[0].kernel.parameters[0].dtype, (k.Branch((), (index,), k.Name("v")),)
+    )
+    assert count_statements((loop, index)) == 5
+    assert count_statements((choose,)) == 2
+
+
+# ---- decisions
+
+
+def spill_by_length(plan: Plan) -> Resources:
+    """A compiler that spills the more, the more reduces beyond two a kernel has."""
+    reduces = sum(plan.arrangement.graph[m].op == "reduce" for m in plan.scope.members)
+    spilled = 20_000 * max(reduces - 2, 0)
+    return Resources(64, spilled, spilled, spilled, 0)
+
+
+@pytest.fixture
+def always_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OBSERVED_STATEMENTS", 0)
+
+
+@pytest.mark.usefixtures("always_compiled")
+def test_a_spilling_kernel_is_split_until_nothing_spills() -> None:
+    planned = split(statistics(6), observe=spill_by_length)
+    assert len(planned.plans) >= 3
+    assert all(spill_by_length(plan).spill_store_bytes == 0 for plan in planned.plans)
+    first = planned.splits[0]
+    assert first.reason.symptom is Symptom.SPILL and len(first.parts) > 1
+    assert first.parts_us < first.whole_us
+    assert "register spill: 160000 B a thread at 64 registers (compiled): split into" in str(
+        planned
+    )
+
+
+@pytest.mark.usefixtures("always_compiled")
+def test_a_split_that_is_not_faster_is_not_taken() -> None:
+    """Every part spills as the whole does."""
+    planned = split(statistics(3), observe=lambda _: Resources(64, 4000, 4000, 4000, 0))
+    (decision,) = planned.splits
+    assert decision.parts == () and decision.parts_us > decision.whole_us
+    assert len(planned.plans) == 1 and planned.scopes.scopes == scopes_of(statistics(3)).scopes
+    assert ": kept whole (whole " in str(decision)
+
+
+def test_the_compiler_is_asked_only_in_doubt() -> None:
+    asked: list[str] = []
+
+    def observe(plan: Plan) -> None:
+        asked.append(plan.scope.name)
+
+    graph = statistics(2)
+    assert split(graph, observe=observe).splits == () and asked == []
+
+    def doubtful(plan: Plan, resources: Resources | None) -> Projection:
+        return replace(project_plan(plan, resources), spill_bytes=8)
+
+    split(graph, project=doubtful, observe=observe)
+    assert asked == ["stitch_0"]
+
+
+def test_what_has_no_plan_as_a_whole_is_split() -> None:
+    def plan(graph: Graph, scope: Scope) -> Plan | None:
+        if len(scope.members) > 8:
+            raise IllegalProduct(f"{scope.name}: nothing to demote")
+        return plan_on_h100(graph, scope)
+
+    planned = split(statistics(3), plan=plan)
+    assert len(planned.plans) > 1
+    assert planned.splits[0].whole_us == math.inf
+    assert str(planned).startswith("stitch_0: no kernel: stitch_0: nothing to demote: split into")
+
+
+def test_what_has_no_plan_at_all_is_an_error() -> None:
+    def plan(graph: Graph, scope: Scope) -> Plan | None:
+        raise IllegalProduct(f"{scope.name}: nothing to demote")
+
+    with pytest.raises(IllegalProduct, match="stitch_0: nothing to demote"):
+        split(statistics(2), plan=plan)
+
+
+def test_no_symptom_is_said() -> None:
+    assert str(split(statistics(1))).splitlines()[0] == "no kernel shows a symptom"
+
+
+def test_a_decision_says_both_times() -> None:
+    decision = Split("s", Reason(Symptom.FAR, "x"), 10.0, (), 9.7)
+    figures = "(whole 10.00 us, best split 9.70 us)"
+    assert str(decision) == f"s: far from the speed of light: x: kept whole {figures}"
+
+
+@pytest.mark.parametrize(("parts_us", "taken"), [(4.7, True), (4.9, False)])
+def test_a_split_must_gain_five_percent(parts_us: float, taken: bool) -> None:
+    """A kernel that is far from the speed of light takes 100 us, each of its two parts `parts_us` of a tenth."""
+    graph = statistics(2)
+    whole = scopes_of(graph).scopes[0].members
+
+    def project(plan: Plan, resources: Resources | None) -> Projection:
+        is_whole = plan.scope.members == whole
+        time_us = 100.0 if is_whole else 20 * parts_us * len(plan.scope.members) / len(whole)
+        return replace(project_plan(plan, resources), time_us=time_us, barriers_us=0.0)
+
+    planned = split(graph, project=project)
+    assert planned.splits[0].reason.symptom is Symptom.FAR
+    assert bool(planned.splits[0].parts) == taken
+
+
+# ---- whole programs
+
+
+def assert_same(compiled: Compilation, graph: Graph, seed: int = 0) -> None:
+    arguments = random_arguments(graph, seed)
+    with np.errstate(all="ignore"):
+        got = HostEngine(compiled.program, check=True).run(arguments)
+        want = run_graph(graph, arguments)
+    for g, w in zip(got, want, strict=True):
+        if w.dtype.kind in "biu":
+            np.testing.assert_array_equal(g, w)
+        else:
+            low = w.dtype.itemsize == 2
+            np.testing.assert_allclose(
+                g.astype(np.float64), w.astype(np.float64), rtol=3e-2 if low else 1e-4, atol=3e-2 if low else 1e-4
+            )  # fmt: skip
+
+
+def test_a_program_split_for_its_code_size_computes_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = statistics(5)
+    whole = compile_graph(graph, HOST)
+    assert len(whole.program.kernels) == 1 and whole.splits == ()
+    monkeypatch.setattr(module, "LONG_CODE", 80)
+    monkeypatch.setattr(module, "CODE_SIZE_WORTH", 10.0)
+    parts = compile_graph(graph, HOST)
+    assert len(parts.program.kernels) > 1
+    assert max(count_statements(p.kernel.body) for p in parts.plans) < count_statements(
+        whole.plans[0].kernel.body
+    )
+    assert_same(parts, graph)
+    text = parts.explain()
+    assert "\nkernels with a symptom: " in text
+    assert "  stitch_0: code size: " in text and ": split into stitch_0_0, stitch_0_1" in text
+    assert "not stitched: %" in text and "explored: one kernel for both" in text
+
+
+def test_a_program_split_for_its_spills_computes_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "OBSERVED_STATEMENTS", 0)
+    monkeypatch.setattr(stages, "observe_plan", lambda plan, gpu: spill_by_length(plan))
+    graph = statistics(6)
+    compiled = compile_graph(graph, HOST)
+    assert len(compiled.program.kernels) >= 3
+    assert all(split.reason.symptom is Symptom.SPILL for split in compiled.splits)
+    assert_same(compiled, graph)
+
+
+def test_a_broadcast_that_two_parts_read_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG_CODE", 10)
+    monkeypatch.setattr(module, "CODE_SIZE_WORTH", 100.0)
+    g = GraphBuilder()
+    shape = "f32[64,24]"
+    x, bias = g.parameter(shape), g.parameter("f32[24]")
+    spread = g.broadcast(g.same("tanh", bias), (64, 24), (1,), "spread")
+    for _ in range(4):
+        total = g.reduce(g.same("multiply", x, spread), (0,), "add")
+        x = g.same("tanh", g.same("add", x, g.broadcast(total, (64, 24), (1,))))
+    graph = g.build(x)
+    compiled = compile_graph(graph, HOST)
+    copies = [n for n in compiled.scopes.graph.nodes if n.startswith("spread.")]
+    assert len(compiled.program.kernels) > 1 and copies
+    assert not any(is_embedded(compiled.scopes.graph, c) for c in copies)
+    assert_same(compiled, graph)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(wide_graphs(), st.integers(0, 99))
+def test_random_graphs_in_many_parts_compute_the_same(graph: Graph, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LONG_CODE", 20)
+        patch.setattr(module, "CODE_SIZE_WORTH", 100.0)
+        compiled = compile_graph(graph, HOST)
+    assert_same(compiled, graph, seed)
+
+
+def test_compiling_again_splits_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG_CODE", 80)
+    monkeypatch.setattr(module, "CODE_SIZE_WORTH", 10.0)
+    first, second = (compile_graph(statistics(5), HOST) for _ in range(2))
+    assert repr(first.program) == repr(second.program)
+    assert first.splits == second.splits != ()
+
+
+# ---- what is printed
+
+
+def test_the_stage_prints_the_decisions() -> None:
+    text = show_stage(load("layer_norm"), H100, "split")
+    assert text.startswith("no kernel shows a symptom\nscope stitch_0 (stage 0): ")
+
+
+def test_explain_says_how_fast_light_is() -> None:
+    compiled = stages.compile_hlo(load("layer_norm"), gpu="h100")
+    (plan,) = compiled.plans
+    work = work_of(plan)
+    line = f"  speed of light: {work.bound_us(H100):.2f} us: {work}"
+    assert line in compiled.explain().splitlines()
+    assert work.bytes > 0 and work.flops > 0
