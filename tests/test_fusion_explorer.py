@@ -42,6 +42,7 @@ from astitch.patterns import (
 from astitch.plan import Plan, plan_scope
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
+from astitch.simplify import simplify
 from astitch.stitch_scope import Scope, Scopes, find_scopes
 
 H100, HOST = preset("h100"), preset("host")
@@ -364,7 +365,7 @@ def test_partitions_are_legal(graph: Graph, limit: int) -> None:
 @given(st.one_of(random_graphs(), wide_graphs()), limits())
 def test_partitions_plan_and_repeat(graph: Graph, limit: int) -> None:
     """Each part gets a legal plan, and a second exploration says the same."""
-    before = stitch_remotely(find_scopes(graph))
+    before = stitch_remotely(find_scopes(simplify(graph)))
     first, second = (
         explore_scopes(before, HOST, penalty=lambda p: math.inf if p.ops > limit else 0.0)
         for _ in range(2)
@@ -376,7 +377,7 @@ def test_partitions_plan_and_repeat(graph: Graph, limit: int) -> None:
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(random_graphs(max_ops=10), limits(), st.integers(0, 99))
 def test_explored_programs_compute_the_same(graph: Graph, limit: int, drawn: int) -> None:
-    before = stitch_remotely(find_scopes(graph))
+    before = stitch_remotely(find_scopes(simplify(graph)))
     after = explore_scopes(before, HOST, penalty=lambda p: math.inf if p.ops > limit else 0.0)
     program = build_program(after.graph, after, plan_all(after))
     arguments = random_arguments(graph, drawn)
