@@ -33,7 +33,7 @@ LONG_ROW = 2048
 """Columns from which a row is worth a large block."""
 
 
-SEARCH_FROM_US = 10.0
+SEARCH_FROM_US = 25.0
 """Kernels that are projected to take less are left to the rules: launches and barriers are most of their time."""
 
 SEARCH_MARGIN = 0.1
