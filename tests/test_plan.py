@@ -119,7 +119,7 @@ def test_blocks_are_large_for_long_rows_and_global_barriers() -> None:
     assert plan(row_sums(4096, 2048)).kernel.block == LARGE_BLOCK
     split = plan(row_sums(4, 1 << 20))
     assert split.kernel.block == LARGE_BLOCK
-    assert split.kernel.global_barriers == 1
+    assert split.kernel.cooperative
 
 
 def test_without_a_barrier_the_grid_is_free_and_with_one_it_is_a_wave() -> None:
