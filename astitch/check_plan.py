@@ -255,7 +255,7 @@ class _PlanCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Variable:
-    """kind: integer, value, vector, state, kept, ahead."""
+    """kind: integer, value, vector, state, kept, ahead, batch."""
 
     kind: str
     dtype: DType | None = None
@@ -573,6 +573,24 @@ class _KernelCheck:
                 )
                 for value in values:
                     trace += self.check_expr(value)
+            case k.AccumulateElement(state, position, reducer, value):
+                self.find(state, "state")
+                self.check_form(position)
+                self.require(bool(self.reducers[reducer].joint), f"{state} is no joint reduction")
+                trace = self.check_expr(value)
+            case k.Batch(name, dtype, width):
+                self.check_width(name, dtype, width)
+                self.define(name, _Variable("batch", dtype))
+            case k.BatchSet(name, dtype, expr):
+                self.find("lane", "integer")
+                same = self.find(name, "batch").dtype is dtype
+                self.require(same, f"{name} is filled with {dtype.value}")
+                trace = self.check_expr(expr)
+            case k.AccumulateBatch(state, position, reducer, batch):
+                self.find(state, "state")
+                self.find(batch, "batch")
+                self.check_form(position)
+                self.require(bool(self.reducers[reducer].joint), f"{state} is no joint reduction")
             case k.AccumulateState(state, position, reducer, arrays, at):
                 self.find(state, "state")
                 self.check_form(position)
@@ -595,7 +613,8 @@ class _KernelCheck:
                 if bound is not None:
                     self.check_form(bound)
                 self.require(count > 0, f"a loop of {count} over {variable}")
-                trace = self.check_body(body, {variable: integer}, uniform=False)
+                names = {variable: integer} | ({f"{variable}_end": integer} if bound else {})
+                trace = self.check_body(body, names, uniform=False)
             case k.If(guards, body):
                 self.require(bool(guards), "an If without a guard")
                 self.check_guards(guards)

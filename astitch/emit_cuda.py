@@ -127,6 +127,8 @@ def spell_call(call: k.Call, operands: Sequence[str]) -> str:
         case "reduce-precision", ReducePrecisionAttrs(exponent, mantissa):
             own = f", {STORAGE[call.dtype]}" if call.dtype.is_narrow_float else ""
             return f"hlo_reduce_precision<{exponent}, {mantissa}{own}>({operands[0]})"
+    if call.shared_divisor:
+        return f"hlo_divide_shared({', '.join(operands)})"
     row = OPS[call.op]
     if row.narrow_cuda and call.dtype in (DType.F16, DType.BF16):
         return row.narrow_cuda.format(*operands, T=STORAGE[call.dtype])
@@ -271,6 +273,17 @@ class _Printer:
                 at = f"{state}[{spell_form(position)}]"
                 fields = ", ".join(spell(v) for v in values)
                 yield f"{pad}{at} = Reduce{reducer}::combine({at}, Reduce{reducer}::State{{{fields}}});"
+            case k.AccumulateElement(state, position, reducer, value):
+                kind = self.kernel.reducers[reducer].joint
+                yield f"{pad}add_to_{kind}({state}[{spell_form(position)}], {spell(value)});"
+            case k.Batch(name, dtype, width):
+                yield f"{pad}{compute_type(dtype)} {name}[{width}];"
+            case k.BatchSet(name, _, expr):
+                yield f"{pad}{name}[lane] = {spell(expr)};"
+            case k.AccumulateBatch(state, position, reducer, batch):
+                kind = self.kernel.reducers[reducer].joint
+                at = f"{state}[{spell_form(position)}]"
+                yield f"{pad}{at} = Reduce{reducer}::combine({at}, {kind}_of<Reduce{reducer}>({batch}));"
             case k.AccumulateState(state, position, reducer, arrays, where):
                 at = f"{state}[{spell_form(position)}]"
                 dtypes = self.kernel.reducers[reducer].fields
@@ -398,6 +411,8 @@ class _Printer:
     def reducer(self, reducer: k.Reducer) -> Iterator[str]:
         fields = list(enumerate(reducer.fields))
         yield f"struct Reduce{reducer.number} {{"
+        commutative = "true" if reducer.commutative else "false"
+        yield f"  static constexpr bool commutative = {commutative};"
         members = " ".join(f"{compute_type(d)} f{i};" for i, d in fields)
         yield f"  struct State {{ {members} }};"
         values = ", ".join(spell_number(v) for v in reducer.identity)
@@ -412,6 +427,9 @@ class _Printer:
         yield "};"
 
     def region(self, reducer: k.Reducer) -> Iterator[str]:
+        if reducer.joint:
+            yield f"    return join_{reducer.joint}(a, b);"
+            return
         region: Graph = reducer.region
         count = len(reducer.fields)
         names: dict[str, str] = {}

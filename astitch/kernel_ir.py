@@ -3,7 +3,8 @@
     Kernel    = (name, parameters, reducers, slots, body, launch numbers)
     Statement = Section | TaskLoop | Loop | If | Choose | Barrier
               | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store
-              | Ahead | Advance | Prefetch | Fetch | CopyWait | TakeVector | Keep | KeepSet | States | Accumulate | AccumulateState | ReduceAcross | Finish
+              | Ahead | Advance | Prefetch | Fetch | CopyWait | TakeVector | Keep | KeepSet | States
+              | Accumulate | AccumulateElement | Batch | BatchSet | AccumulateBatch | AccumulateState | ReduceAcross | Finish
     Expr      = Name | Number | Call | Position | Lane | Element | Field
 
 Integers that address memory are index.Linear forms whose symbols are names of the emitted program; `lane` is
@@ -18,9 +19,6 @@ from dataclasses import dataclass
 from astitch.index import Linear
 from astitch.ir import ArrayType, Attrs, DType, Graph, Literal
 from astitch.propagation import Guard
-
-MAX_OWN_STATES = 16
-"""States of other warps that each thread combines by itself."""
 
 BARRIER_STRIDE = 64
 """32-bit words from one barrier's word to the next: waiting at one does not disturb another."""
@@ -47,13 +45,15 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An element-wise HLO op: result dtype, operands with their dtypes."""
+    """An element-wise HLO op: result dtype, operands with their dtypes.  shared_divisor: a quotient whose divisor is the
+    same for many elements, so that its reciprocal is computed once."""
 
     op: str
     dtype: DType
     operands: tuple[Expr, ...]
     operand_dtypes: tuple[DType, ...]
     attrs: Attrs
+    shared_divisor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +279,44 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True)
+class AccumulateElement:
+    """Add one element to the state of a joint reduction (Reducer.joint)."""
+
+    state: str
+    position: Linear
+    reducer: int
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T name[width]: elements that are added to a joint reduction at once."""
+
+    name: str
+    dtype: DType
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSet:
+    """name[lane] = expr."""
+
+    name: str
+    dtype: DType
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulateBatch:
+    """Add the elements of a batch to the state of a joint reduction."""
+
+    state: str
+    position: Linear
+    reducer: int
+    batch: str
+
+
+@dataclass(frozen=True, slots=True)
 class AccumulateState:
     """state[position] = combine(state[position], partial loaded from one array for each field)."""
 
@@ -305,17 +343,14 @@ class ReduceAcross:
     """Combine the states of independent reductions over threads; every thread of a set gets the totals.
 
     A set is `threads` threads, `stride` apart.  stride 1: consecutive threads (a row), and all parts share one block
-    barrier; else: threads that own the same columns.
+    barrier; else: threads that own the same columns.  butterfly: the states of a set's warps are combined by the lanes
+    of each warp together, not by each thread alone.
     """
 
     parts: tuple[Part, ...]
     threads: int
     stride: int
-
-    @property
-    def butterfly(self) -> bool:
-        """Many states of warps: lanes combine them together, each thread alone would take longer."""
-        return sum(p.count for p in self.parts) * (self.threads // 32) > MAX_OWN_STATES
+    butterfly: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +456,10 @@ Statement = (
     | KeepSet
     | States
     | Accumulate
+    | AccumulateElement
+    | Batch
+    | BatchSet
+    | AccumulateBatch
     | AccumulateState
     | ReduceAcross
     | Finish
@@ -440,12 +479,15 @@ class Reducer:
     """The combiner of a reduce: state fields in their accumulation dtypes, and how two states combine.
 
     identity[i]: value of field i that changes nothing, or the init value where no identity is known.
+    commutative: combine(a, b) and combine(b, a) have the same bits.  joint: see joint_regions.py, or ''.
     """
 
     number: int
     fields: tuple[DType, ...]
     region: Graph
     identity: tuple[Literal, ...]
+    commutative: bool = False
+    joint: str = ""
 
     @property
     def state_bytes(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from astitch import kernel_ir as k
 from astitch.declarations import Declarations
 from astitch.lower_loop import LoopLowering
+from astitch.residency import find_streams
 from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import Arrangement, Scheme
 from astitch.storage import storage_type
@@ -51,11 +52,14 @@ def lower(
     declarations = Declarations(arrangement)
     body: list[k.Statement] = []
     level, offset, shared_in_level = 0, 0, False
+    streams: dict[str, int] = {}  # large inputs -> the first level that reads them
     for loop in arrangement.loops:
         if loop.level != level:
             body += _global_barriers(arrangement, level, loop.level)
             level, offset, shared_in_level = loop.level, 0, False
         slots = len(declarations.slots)
+        reads = find_streams(arrangement, loop) if arrangement.levels > 1 else frozenset()
+        again = any(streams.setdefault(name, level) < level for name in reads)
         section = LoopLowering(
             declarations,
             loop,
@@ -64,6 +68,7 @@ def lower(
             keep_registers=keep_registers,
             keep_shared_bytes=keep_shared_bytes,
             schedule=schedule,
+            backward=again,
         ).lower()
         if len(declarations.slots) > slots:
             if shared_in_level:

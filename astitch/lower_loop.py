@@ -16,6 +16,7 @@ from astitch.declarations import Declarations
 from astitch.dimensions import array_of
 from astitch.index import Linear, Quotient, Symbol
 from astitch.ir import ArrayType, GetTupleElementAttrs
+from astitch.joint_regions import MOMENTS
 from astitch.propagation import Guard, Index, Within
 from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency
 from astitch.schedule import DEFAULT, Schedule
@@ -32,6 +33,10 @@ from astitch.storage import storage_name, storage_type
 from astitch.thread_mapping import ceil_div
 from astitch.values import Frame, Kept, Staged, Values, VectorLoad
 from astitch.zones import LANE, Key, Zone
+
+
+MAX_OWN_STATES = 16
+"""States of other warps that each thread combines by itself; one that is not a simple sum or extreme counts for four."""
 
 
 def steps_inside(size: int, minus_tile: Linear, thread: str, threads: int) -> Linear:
@@ -59,9 +64,12 @@ class LoopLowering(Values):
         keep_registers: int,
         keep_shared_bytes: int,
         schedule: Schedule = DEFAULT,
+        backward: bool = False,
     ):
         super().__init__(declarations, loop)
         self.grid, self.offset, self.schedule = grid, offset, schedule
+        # The end of what was read last is still in the L2: a second reading starts there.
+        self.backward = backward
         self.keep_registers, self.keep_shared_bytes = keep_registers, keep_shared_bytes
         self.places = [p for p in self.placements.values() if p.loop == loop.number]
         self.unrolled = loop.mapping.row_steps * loop.mapping.col_steps <= MAX_UNROLLED_STEPS
@@ -329,7 +337,7 @@ class LoopLowering(Values):
             self.frames[zone] = Frame()
         yield
 
-    def nest(self, *, row: bool = True, unroll: bool | None = None) -> list[k.Statement]:
+    def nest(self, *, row: bool = True) -> list[k.Statement]:
         """The loops over a thread's elements around what the inner zones hold."""
         m = self.mapping
         frames = self.frames
@@ -338,7 +346,7 @@ class LoopLowering(Values):
         if lanes:
             column.append(k.Loop("lane", m.vector, True, tuple(lanes)))
         column += frames[Zone.AFTER].statements
-        full = self.unrolled if unroll is None else unroll
+        full = self.unrolled
         inner: list[k.Statement] = [*frames[Zone.ROW].statements]
         if column:
             inner.append(self.loop_over("l", m.col_steps, self.col_bound, full, self.enter_column, column))
@@ -362,6 +370,16 @@ class LoopLowering(Values):
         if full or count == 1 or bound is None:
             return k.Loop(variable, count, full, tuple(enter(body, bound is not None)))
         return k.Loop(variable, count, False, tuple(enter(body, False)), bound)
+
+    def step_of(self, variable: str, count: int, bound: Linear | None) -> Linear:
+        """The step of a loop's turn: turn by turn, or from the end where the loop is long and reads again."""
+        turn = ix.of_symbol(Symbol(variable, count))
+        if not self.backward or self.unrolled:
+            return turn
+        last = ix.constant(count - 1)
+        if bound is not None and count > 1:
+            last = ix.offset(ix.of_symbol(Symbol(f"{variable}_end", count + 1)), -1)
+        return ix.add(last, ix.scale(turn, -1))
 
     @property
     def row_bound(self) -> Linear | None:
@@ -390,7 +408,7 @@ class LoopLowering(Values):
             yield from body
             return
         form = ix.add(
-            ix.scale(ix.of_symbol(Symbol("k", m.row_steps)), m.row_threads),
+            ix.scale(self.step_of("k", m.row_steps, self.row_bound), m.row_threads),
             ix.of_symbol(Symbol("ty", m.row_threads)),
         )
         guards = []
@@ -405,7 +423,7 @@ class LoopLowering(Values):
 
     def enter_column(self, body: list[k.Statement], guard: bool) -> Iterator[k.Statement]:
         m = self.mapping
-        step = ix.of_symbol(Symbol("l", m.col_steps))
+        step = self.step_of("l", m.col_steps, self.col_bound)
         form = ix.add(ix.scale(step, m.col_threads), ix.of_symbol(Symbol("tx", m.col_threads)))
         form = ix.scale(form, m.vector)
         if m.col_tiles > 1:
@@ -577,9 +595,42 @@ class LoopLowering(Values):
             reads = root_starts(self.graph, root)
             values = [self.value(read.operand, read.index) for read in reads]
             zone = max(zone, *(z for _, z in values))
+            if reducer.joint and self.lower_joint(reducer, state, position, values, zone, guards):
+                return
             statement = k.Accumulate(state, position, reducer.number, tuple(e for e, _ in values))
         for guarded in self.guarded(guards, (statement,)):
             self.emit(zone, guarded)
+
+    def lower_joint(
+        self,
+        reducer: k.Reducer,
+        state: str,
+        position: Linear,
+        values: Sequence[tuple[k.Expr, Zone]],
+        zone: Zone,
+        guards: tuple[Guard, ...],
+    ) -> bool:
+        """Elements of a joint reduction go into its state by a shorter way than its region: the lanes of a vector at
+        once, or one by one.  False where they are not the elements that reassociate.py makes."""
+        numbers = [float(e.value.numpy()) for e, _ in values if isinstance(e, k.Number)]
+        elements = [e for e, _ in values if not isinstance(e, k.Number)]
+        expected = [1.0, 0.0] if reducer.joint == MOMENTS else [1.0]
+        if len(elements) != 1 or numbers != expected:
+            return False
+        (element,) = elements
+        dtype = reducer.fields[0]
+        whole = zone is Zone.LANE and LANE not in ix.symbols(position)
+        if whole:
+            batch = self.fresh(f"{state}_batch")
+            self.emit(Zone.COLUMN, k.Batch(batch, dtype, self.mapping.vector))
+            self.emit(Zone.LANE, k.BatchSet(batch, dtype, element))
+            zone = Zone.AFTER
+            statement: k.Statement = k.AccumulateBatch(state, position, reducer.number, batch)
+        else:
+            statement = k.AccumulateElement(state, position, reducer.number, element)
+        for guarded in self.guarded(guards, (statement,)):
+            self.emit(zone, guarded)
+        return True
 
     def reduce_across(self, places: Sequence[Placement]) -> Iterator[k.Statement]:
         """Combine over threads; independent reductions of a row share their barriers."""
@@ -643,7 +694,10 @@ class LoopLowering(Values):
         if shared:
             self.exchanges += 1
             self.declarations.block_barriers += any(p.scheme is Scheme.REGIONAL for p in places)
-        return k.ReduceAcross(tuple(parts), threads, stride)
+        reducers = [self.declarations.reducer(p.root.name) for p in places]
+        work = sum(p.count * (1 if r.commutative else 4) for p, r in zip(parts, reducers, strict=True))
+        butterfly = stride == 1 and work * (threads // 32) > MAX_OWN_STATES
+        return k.ReduceAcross(tuple(parts), threads, stride, butterfly)
 
     def exchange_slot(self, reducer: k.Reducer, states: int, number: int) -> str:
         """Shared states for reduction `number` of an exchange between threads.
@@ -735,7 +789,8 @@ class LoopLowering(Values):
         return part
 
     def meet(self, places: Sequence[Placement]) -> list[k.Statement]:
-        """The blocks of a team exchange their partials: each thread of a set takes some, then the set reduces again."""
+        """The blocks of a team exchange their partials: the lanes of a warp that stand at the same element take some
+        each and add them up, in every warp alike."""
         result: list[k.Statement] = []
         if not places:
             return result
@@ -744,11 +799,8 @@ class LoopLowering(Values):
             result += self.store_partials(place, self.tile_part(place))
         names = ", ".join("%" + p.root.name for p in places)
         result.append(k.Barrier("team", f"{names}: {m.parts} blocks have a part each", m.parts))
-        members = m.row_threads * m.col_threads
-        rank = ix.add(
-            ix.scale(ix.of_symbol(Symbol("ty", m.row_threads)), m.col_threads),
-            ix.of_symbol(Symbol("tx", m.col_threads)),
-        )
+        members = min(m.col_threads if m.packed_inside else m.row_threads * m.col_threads, 32)
+        rank = ix.modulo(ix.of_symbol(Symbol("thread", m.block)), members)
         for place in places:
             result.append(self.declare_state(place))
             name = place.root.name
@@ -766,7 +818,9 @@ class LoopLowering(Values):
             body = (k.Index(part.name, mine), *self.guarded(guards, (take,)))
             result += self.frames[Zone.TASK].statements
             result.append(k.Loop(turn.name, turns, turns <= MAX_UNROLLED_STEPS, body))
-        return result + list(self.reduce_across(places))
+            part_of = k.Part(self.states[name], 1, reducer.number, "")
+            result.append(k.ReduceAcross((part_of,), members, 1))
+        return result
 
     def store_loop_partials(self, place: Placement) -> list[k.Statement]:
         rank = ix.of_symbol(Symbol("first", place.partials))

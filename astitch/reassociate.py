@@ -34,6 +34,7 @@ from astitch.ir import (
     ParameterAttrs,
     TupleType,
 )
+from astitch.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
 from astitch.ops import monoid_of
 from astitch.simplify import Draft, Log, keep_live_nodes
 
@@ -74,11 +75,14 @@ def _is_reduce(node: Node, monoid: str) -> bool:
     )
 
 
-def _stays_on_chip(array: ArrayType, reduced: tuple[int, ...]) -> bool:
+def _stays_on_chip(graph: Graph, name: str, reduced: tuple[int, ...]) -> bool:
     """Do the reduced elements lie side by side, few enough for one block?"""
+    array = graph[name].array
+    node = graph[name]
+    element_bytes = graph[node.operands[0]].dtype.bytes if node.op == "convert" else array.dtype.bytes
     rank = len(array.shape)
     rows = tuple(range(rank - len(reduced), rank)) == tuple(sorted(reduced))
-    return rows and math.prod(array.shape[d] for d in reduced) * array.dtype.bytes <= ON_CHIP_BYTES
+    return rows and math.prod(array.shape[d] for d in reduced) * element_bytes <= ON_CHIP_BYTES
 
 
 def _is_zero(graph: Graph | Draft, name: str) -> bool:
@@ -135,7 +139,7 @@ def _find_pairs(graph: Graph) -> list[_Pair]:
     for node in graph:
         if not _is_reduce(node, "add") or not _is_zero(graph, node.operands[1]):
             continue
-        if _stays_on_chip(graph[node.operands[0]].array, _reduced(node)):
+        if _stays_on_chip(graph, node.operands[0], _reduced(node)):
             continue
         pair = _moments(graph, node) or _exponentials(graph, node)
         if pair and pair.first not in taken:
@@ -176,7 +180,7 @@ def _moments(graph: Graph, second: Node) -> _Pair | None:
     share = 1 / factor if mean.op == "divide" else factor
     if not _is_zero(graph, first.operands[1]) or not math.isclose(share * count, 1, rel_tol=1e-6):
         return None
-    return _Pair("moments", first.name, second.name, source, center)
+    return _Pair(MOMENTS, first.name, second.name, source, center)
 
 
 def _exponentials(graph: Graph, second: Node) -> _Pair | None:
@@ -199,7 +203,7 @@ def _exponentials(graph: Graph, second: Node) -> _Pair | None:
         behind.add(node.name)
     if _splat(graph, node.operands[1]) != -math.inf:
         return None
-    return _Pair("exponentials", node.name, second.name, source, center)
+    return _Pair(EXPONENTIALS, node.name, second.name, source, center)
 
 
 def _sums_the_same(graph: Graph, node: Node, source: str, second: Node, monoid: str) -> bool:
@@ -234,7 +238,7 @@ def _put_joint(draft: Draft, graph: Graph, pair: _Pair, source: str) -> str:
     first = graph[pair.first]
     array = draft[source].array
     dtype = array.dtype
-    if pair.kind == "moments":
+    if pair.kind == MOMENTS:
         ones, zeros = _spread(draft, first, 1, array), _spread(draft, first, 0, array)
         operands: tuple[str, ...] = (ones, source, zeros)
         inits: tuple[str, ...] = (_number(draft, first, 0, dtype),) * 3
@@ -266,7 +270,7 @@ def _field(draft: Draft, origin: Node, joint: str, number: int) -> str:
 
 def _first_result(draft: Draft, graph: Graph, pair: _Pair, joint: str) -> str:
     first = graph[pair.first]
-    if pair.kind == "exponentials":
+    if pair.kind == EXPONENTIALS:
         return _field(draft, first, joint, 0)
     mean = _field(draft, first, joint, 1)
     count = math.prod(graph[pair.source].shape[d] for d in _reduced(first))
@@ -281,67 +285,12 @@ def _second_result(
     """M2 itself; or the sum, rescaled from the max to what the graph subtracts: NaN where both are infinite, as
     exp(a - c) would be."""
     second = graph[pair.second]
-    if pair.kind == "moments":
+    if pair.kind == MOMENTS:
         return _field(draft, second, joint, 2)
     total = _field(draft, second, joint, 1)
     gap = draft.add(second, "subtract", second.array, (first, center))
     scale = draft.add(second, "exponential", second.array, (gap,))
     return draft.add(second, "multiply", second.array, (total, scale))
-
-
-class _Region:
-    """A scalar graph in the making."""
-
-    def __init__(self, name: str, dtype: DType, fields: int):
-        self.name, self.type = name, ArrayType(dtype, ())
-        self.nodes: dict[str, Node] = {}
-        self.parameters = tuple(
-            self.put("parameter", attrs=ParameterAttrs(i)) for i in range(2 * fields)
-        )
-
-    def put(self, op: str, *operands: str, attrs: Attrs | None = None, pred: bool = False) -> str:
-        name = f"{op.replace('-', '_')}.{len(self.nodes)}"
-        kind = ArrayType(DType.PRED, ()) if pred else self.type
-        node = Node(name, op, kind, operands)
-        self.nodes[name] = node if attrs is None else replace(node, attrs=attrs)
-        return name
-
-    def number(self, value: float) -> str:
-        literal = Literal.of(np.asarray(value, self.type.dtype.numpy))
-        return self.put("constant", attrs=ConstantAttrs(literal))
-
-    def graph(self, *outputs: str) -> Graph:
-        return Graph(self.name, self.nodes, self.parameters, outputs)
-
-
-def moments_region(dtype: DType) -> Graph:
-    """(n, mean, M2) of two sets -> of their union (Chan, Golub, LeVeque 1979)."""
-    r = _Region("join_moments", dtype, 3)
-    n1, mean1, m1, n2, mean2, m2 = r.parameters
-    n = r.put("add", n1, n2)
-    # Two empty sets: a divisor of 1 keeps their zeros.
-    share = r.put("divide", n2, r.put("maximum", n, r.number(1)))
-    gap = r.put("subtract", mean2, mean1)
-    step = r.put("multiply", gap, share)
-    mean = r.put("add", mean1, step)
-    spread = r.put("multiply", r.put("multiply", step, gap), n1)
-    return r.graph(n, mean, r.put("add", r.put("add", m1, m2), spread))
-
-
-def exponentials_region(dtype: DType) -> Graph:
-    """(max, sum of exp(a - max)) of two sets -> of their union (Milakov and Gimelshein 2018)."""
-    r = _Region("join_exponentials", dtype, 2)
-    max1, sum1, max2, sum2 = r.parameters
-    largest = r.put("maximum", max1, max2)
-    one = r.number(1)
-
-    def rescale(own: str, total: str) -> str:
-        # An equal max needs no factor: infinite ones would make it NaN.
-        same = r.put("compare", own, largest, attrs=CompareAttrs("EQ", False), pred=True)
-        factor = r.put("exponential", r.put("subtract", own, largest))
-        return r.put("multiply", total, r.put("select", same, one, factor))
-
-    return r.graph(largest, r.put("add", rescale(max1, sum1), rescale(max2, sum2)))
 
 
 # ---- factors out of sums

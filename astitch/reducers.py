@@ -6,6 +6,7 @@ import numpy as np
 
 from astitch.dimensions import array_of
 from astitch.ir import ConstantAttrs, DType, Graph, Literal
+from astitch.joint_regions import joint_kind
 from astitch.kernel_ir import Reducer
 from astitch.ops import monoid_of
 
@@ -30,7 +31,7 @@ def make_reducer(graph: Graph, name: str, number: int) -> Reducer:
     if op is None:
         inits = [graph[o].attrs for o in node.operands[count:]]
         values = tuple(a.value for a in inits if isinstance(a, ConstantAttrs))
-        return Reducer(number, tuple(dtypes), region, values)
+        return Reducer(number, tuple(dtypes), region, values, joint=joint_kind(region))
     dtype = dtypes[0]
     wide = dtype.is_narrow_float and op in ("add", "multiply")
     state = DType.F32 if wide else dtype
@@ -43,4 +44,4 @@ def make_reducer(graph: Graph, name: str, number: int) -> Reducer:
         "minimum": _extreme(state, largest=True),
         "and": np.array(True) if state is DType.PRED else np.array(-1).astype(state.numpy),
     }
-    return Reducer(number, (state,), region, (Literal.of(identities[op]),))
+    return Reducer(number, (state,), region, (Literal.of(identities[op]),), commutative=True)

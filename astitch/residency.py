@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from astitch import index as ix
-from astitch.dimensions import is_embedded
+from astitch.dimensions import array_of, is_embedded
 from astitch.ir import DType, Graph
 from astitch.ops import OPS, Kind
 from astitch.propagation import Index, Read, access
@@ -173,6 +173,20 @@ class _Analysis:
             for border in borders
         )
         return max(sums, default=0) * self.elements
+
+
+def find_streams(arrangement: Arrangement, loop: TaskLoop) -> frozenset[str]:
+    """The inputs from outside the kernel, as large as the loop, that it reads."""
+    analysis = _Analysis(arrangement, loop)
+    m = loop.mapping
+    size = m.outer_size * m.row_size * m.col_size
+    found: set[str] = set()
+    for phase in range(analysis.phases):
+        for (name, _), leaf in analysis.demand(phase, {}, leaves_only=True).found.items():
+            outside = leaf and name not in analysis.inside
+            if outside and array_of(analysis.graph[name]).size >= size:
+                found.add(name)
+    return frozenset(found)
 
 
 def choose_residency(

@@ -33,6 +33,10 @@ MAX_ROW_ELEMENTS = 16
 """Elements of a row in one thread: narrow ones too are worked on as 32-bit values, and more of them leave half of an
 H100's warps without registers (softmax and LayerNorm of bf16)."""
 
+MAX_TEAM_ELEMENTS = 24
+"""The same where a block of a team has many tasks: this one's elements and the next one's lie in shared memory, so that
+two blocks of 512 threads fit an SM."""
+
 COALESCED_LANES = 8
 """Neighbouring threads that read one row at least, where it is long enough: 8 accesses of 16 bytes fill a line."""
 
@@ -258,6 +262,8 @@ def _map_rows(
     wanted = schedule.split
     # Parts that stay in registers; a row of more than one that fewer blocks than the GPU holds could work on whole.
     resident = ceil_div(vectors, block * max(MAX_ROW_ELEMENTS // vector, 1))
+    if rows * resident > wave:
+        resident = ceil_div(vectors, block * max(MAX_TEAM_ELEMENTS // vector, 1))
     few = rows * 2 <= wave and cols > SPLIT_MIN_COLUMNS
     if wanted is None:
         wanted = max(wave // rows, resident if resident * 2 <= wave else 1) if few else 1
@@ -319,7 +325,10 @@ def _map_columns(
     col_tile = col_threads * vector * steps
     tiles = ceil_div(size_of(outer), outer_threads) * ceil_div(cols, col_tile)
     if inside and schedule.split is None:
-        held = max(MAX_ROW_ELEMENTS // (vector * steps), 1) * row_threads
+        most = MAX_ROW_ELEMENTS
+        if ceil_div(rows, max(most // (vector * steps), 1) * row_threads) * tiles > wave:
+            most = MAX_TEAM_ELEMENTS
+        held = max(most // (vector * steps), 1) * row_threads
         parts = ceil_div(rows, held)
         if 1 < parts and parts * 2 <= wave:
             reason = (

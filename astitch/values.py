@@ -256,6 +256,14 @@ class Values:
             return k.Number(node.attrs.value), Zone.KERNEL
         kept = self.kept.get(key)
         if kept is not None and key in self.filled:
+            if kept.shared and kept.zone is Zone.LANE and self.mapping.vector > 1:
+                vector = self.fresh(f"{key[0]}_v")
+                width = self.mapping.vector
+                at = self.own_vector()
+                self.emit(
+                    Zone.COLUMN, k.TakeVector(vector, kept.dtype, kept.name, at, width)
+                )
+                return self.define(key, kept.dtype, k.Lane(vector, kept.dtype), Zone.LANE)
             element = k.Element(kept.name, self.kept_position(kept), kept.dtype, kept.raw)
             return self.define(key, kept.dtype, element, kept.zone)
         result = self.compute(key)
@@ -299,12 +307,9 @@ class Values:
             values.append((k.Position(part, DType.S32), where))
             dtypes = (*dtypes, DType.S32)
         zone = max((zone for _, zone in values), default=Zone.KERNEL)
-        return self.define(
-            key,
-            node.dtype,
-            k.Call(node.op, node.dtype, tuple(e for e, _ in values), dtypes, node.attrs),
-            zone,
-        )
+        shared = node.op == "divide" and node.dtype is DType.F32 and values[1][1] < zone
+        call = k.Call(node.op, node.dtype, tuple(e for e, _ in values), dtypes, node.attrs, shared)
+        return self.define(key, node.dtype, call, zone)
 
     def read_root(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Zone]:
         """A root's value: from the thread's state, shared memory, partials or global memory."""
@@ -497,10 +502,7 @@ class Values:
     def staged_position(self, staged: Staged, turn: Linear) -> Linear:
         """The number of the vector at which the nest stands: of the thread's own, or in the ring's half `turn`."""
         m = self.mapping
-        step = ix.add(
-            ix.scale(ix.of_symbol(Symbol("k", m.row_steps)), m.col_steps),
-            ix.of_symbol(Symbol("l", m.col_steps)),
-        )
+        step = self.own_step()
         if not staged.shared:
             return step
         half = ix.scale(turn, m.row_steps * m.col_steps)
@@ -510,12 +512,24 @@ class Values:
 
     # -- residency ---------------------------------------------------------------------------------------------
 
-    def kept_position(self, kept: Kept) -> Linear:
+    def own_vector(self) -> Linear:
+        """The number of the vector at which the nest stands, in a shared slot where each thread has its own."""
         m = self.mapping
-        steps = ix.add(
+        return ix.add(
+            ix.scale(self.own_step(), m.block), ix.of_symbol(Symbol("thread", m.block))
+        )
+
+    def own_step(self) -> Linear:
+        """The number of the step at which the nest stands."""
+        m = self.mapping
+        return ix.add(
             ix.scale(ix.of_symbol(Symbol("k", m.row_steps)), m.col_steps),
             ix.of_symbol(Symbol("l", m.col_steps)),
         )
+
+    def kept_position(self, kept: Kept) -> Linear:
+        m = self.mapping
+        steps = self.own_step()
         if kept.zone is Zone.ROW:
             steps = ix.of_symbol(Symbol("k", m.row_steps))
         width = m.vector if kept.zone is Zone.LANE else 1

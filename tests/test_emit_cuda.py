@@ -359,7 +359,7 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "combine_warps<Reduce0, 256, false>(s, slot);\ncombine_warps<Reduce1, 256, false>(t, other);",
     ),
     (
-        k.ReduceAcross((k.Part("s", 4, 0, "slot"),), 256, 1),
+        k.ReduceAcross((k.Part("s", 4, 0, "slot"),), 256, 1, True),
         "reduce_warps<Reduce0>(s, slot);\n__syncthreads();\ncombine_warps<Reduce0, 256, true>(s, slot);",
     ),
     (

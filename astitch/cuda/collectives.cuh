@@ -19,7 +19,7 @@ __device__ __forceinline__ void reduce_lanes(typename R::State (&states)[COUNT])
 {
 #pragma unroll
     for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) {
-        const bool upper = threadIdx.x & mask;
+        const bool upper = !R::commutative && (threadIdx.x & mask);
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const typename R::State other = R::shuffle(states[i], mask);
@@ -86,4 +86,64 @@ __device__ __forceinline__ void reduce_strided(typename R::State (&states)[COUNT
             }
         }
     }
+}
+
+// ---- joint reductions (astitch/joint_regions.py) ------------------------------------------------------
+
+// (count, mean, M2) of two sets.  Two empty ones: a divisor of 1 keeps their zeros.
+template <class State> __device__ __forceinline__ State join_moments(const State a, const State b)
+{
+    const auto count = a.f0 + b.f0;
+    const auto gap = b.f1 - a.f1;
+    const auto step = gap * (b.f0 * reciprocal(count < 1 ? 1 : count));
+    return State{count, a.f1 + step, a.f2 + b.f2 + step * gap * a.f0};
+}
+
+// (max, sum of exp(x - max)) of two sets.  An infinite max is not subtracted: infinite and empty sums stay what they are.
+template <class State> __device__ __forceinline__ State join_exponentials(const State a, const State b)
+{
+    const auto largest = hlo_maximum(a.f0, b.f0);
+    const auto center = hlo_is_finite(largest) ? largest : 0;
+    return State{largest, a.f1 * summand_exp(a.f0 - center) + b.f1 * summand_exp(b.f0 - center)};
+}
+
+// (count, mean, M2) and one more element: Welford's step.
+template <class State, class T> __device__ __forceinline__ void add_to_moments(State& state, T x)
+{
+    state.f0 += T(1);
+    const T gap = x - state.f1;
+    state.f1 += gap * reciprocal(state.f0);
+    state.f2 += gap * (x - state.f1);
+}
+
+// Of several elements: mean first, then the deviations from it.
+template <class R, int N, class T> __device__ __forceinline__ typename R::State moments_of(const T (&x)[N])
+{
+    T mean = x[0];
+#pragma unroll
+    for (int i = 1; i < N; ++i) mean += x[i];
+    mean *= T(1) / T(N);
+    T spread = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) spread += (x[i] - mean) * (x[i] - mean);
+    return typename R::State{T(N), mean, spread};
+}
+
+template <class R, int N, class T> __device__ __forceinline__ typename R::State exponentials_of(const T (&x)[N])
+{
+    T largest = x[0];
+#pragma unroll
+    for (int i = 1; i < N; ++i) largest = hlo_maximum(largest, x[i]);
+    const T center = hlo_is_finite(largest) ? largest : T(0);
+    T sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += summand_exp(x[i] - center);
+    return typename R::State{largest, sum};
+}
+template <class State, class T> __device__ __forceinline__ void add_to_exponentials(State& state, T x)
+{
+    const T largest = hlo_maximum(state.f0, x);
+    const T center = hlo_is_finite(largest) ? largest : T(0);
+    state.f1 = state.f1 * summand_exp(state.f0 - center) + summand_exp(x - center);
+    state.f0 = largest;
 }

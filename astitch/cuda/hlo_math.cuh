@@ -340,6 +340,21 @@ template <class T> __device__ __forceinline__ float narrow_tanh(float x)
     return x < 0.03125f && x > -0.03125f ? x - cube : tail;
 }
 
+// a / b within 2 ulp over the whole range, like hlo_divide, for a divisor that the elements around share: the compiler
+// keeps its reciprocal.  A power of two moves very large and very small divisors to where that is exact enough.
+__device__ __forceinline__ float hlo_divide_shared(float a, float b)
+{
+    const float size = same_bits<float>(bits_of(b) & 0x7fffffffu);
+    const float scale = size > 0x1p126f ? 0x1p-24f : size < 0x1p-126f ? 0x1p24f : 1.0f;
+    return a * scale * approximate_reciprocal(b * scale);
+}
+
+// 1 / x and exp(x) as parts of sums, whose other terms hide an error of 2^-22 of the term; x > 0 and x <= 0.
+__device__ __forceinline__ float reciprocal(float x) { return approximate_reciprocal(x); }
+__device__ __forceinline__ double reciprocal(double x) { return 1.0 / x; }
+__device__ __forceinline__ float summand_exp(float x) { return approximate_exp2(x * 1.44269504f); }
+__device__ __forceinline__ double summand_exp(double x) { return hlo_exp(x); }
+
 // ---- comparisons ------------------------------------------------------------------------------------
 
 // Integer that orders floats totally: -NaN < -inf < ... < -0 < +0 < ... < inf < NaN.
