@@ -18,7 +18,7 @@ from astitch.stitch_scope import is_memory_op, why_not_stitchable
 from tests.hlo_runner import random_arguments
 from tests.test_hlo_import import read_module
 
-# model: (kernels for an H100, library calls, ops that are interpreted for want of an emitted form)
+# model: (stitch ops for an H100, library calls, ops that are interpreted for want of an emitted form)
 STEPS: dict[str, tuple[int, int, dict[str, int]]] = {
     "bert_layer_fwd": (6, 8, {}),
     "bert_infer": (15, 18, {}),
@@ -48,10 +48,16 @@ def count_interpreted(compiled: Compilation) -> collections.Counter[str]:
     return collections.Counter(s.node.op for s in steps if isinstance(s, ReferenceStep))
 
 
+def count_stitch_ops(compiled: Compilation) -> int:
+    """Kernels, the parts of a split one counting as one: which spill depends on the CUDA compiler."""
+    return len({"_".join(k.name.split("_")[:2]) for k in compiled.program.kernels})
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_steps(name: str) -> None:
     compiled = compile_model(name, "h100")
-    found = len(compiled.program.kernels), count_library(compiled), count_interpreted(compiled)
+    assert count_stitch_ops(compiled) == len(compiled.program.kernels) or compiled.splits
+    found = count_stitch_ops(compiled), count_library(compiled), count_interpreted(compiled)
     assert found == STEPS[name], compiled.explain()
 
 
