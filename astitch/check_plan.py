@@ -539,7 +539,7 @@ class _KernelCheck:
             case k.Prefetch(_, tasks, body):
                 self.require(uniform, "a prefetch where not all threads come by")
                 self.require(tasks > 0, f"a prefetch of {tasks} tasks")
-                trace = self.check_other_task(body)
+                trace = self.check_other_task(body, ("task", "next_turn"), uniform=False)
             case k.Fetch(target, at, dtype, array, position, width):
                 self.check_width(target, dtype, width)
                 self.check_form(position)
@@ -628,19 +628,30 @@ class _KernelCheck:
                     self.check_guards(branch.guards)
                     trace += self.check_branch(branch)
                 self.define(name, _Variable("value", dtype))
-            case k.TaskLoop(tasks, once, body, turns):
+            case k.TaskLoop(tasks, once, body, ring, lag):
+                self.require(ring != 1 and not (once and (ring or lag)), f"a ring of {ring}")
                 self.require(uniform, "a task loop where not all threads come by")
                 self.require(tasks > 0, f"a loop of {tasks} tasks")
                 fits = not once or tasks <= self.kernel.grid
                 self.require(fits, f"{tasks} tasks at once on {self.kernel.grid} blocks")
-                names = {"task": integer} | ({"turn": integer} if turns else {})
+                names = {"task": integer}
+                if ring:
+                    names |= {"turn": integer, "next_turn": integer}
                 turn = self.check_body(body, names, uniform=True)
                 trace = turn if once else [*turn, *turn]
                 self.check_trace(trace)
+            case k.Current(tasks, body):
+                self.require(uniform, "a current task where not all threads come by")
+                trace = self.check_body(body, {}, uniform=True)
+            case k.Previous(ring, body):
+                self.require(uniform, "a previous task where not all threads come by")
+                trace = self.check_other_task(body, ("task", "turn"), uniform=True)
             case k.Barrier(level, reason, team):
-                meets = level == "block" or (level == "team" and self.kernel.grid % team == 0)
-                self.require(meets, f"a {level} barrier inside a section: {reason}")
-                self.meetings += level == "team"
+                of_team = level in ("team", "arrive", "wait") and self.kernel.grid % team == 0
+                self.require(
+                    level == "block" or of_team, f"a {level} barrier inside a section: {reason}"
+                )
+                self.meetings += level in ("team", "wait")
                 self.require(uniform, f"a barrier where not all threads come by: {reason}")
                 trace = [None]
             case k.Section():
@@ -668,15 +679,16 @@ class _KernelCheck:
             f"a lane of {vector} is used as {dtype.value}",
         )
 
-    def check_other_task(self, body: Sequence[k.Statement]) -> _Trace:
+    def check_other_task(
+        self, body: Sequence[k.Statement], names: Sequence[str], *, uniform: bool
+    ) -> _Trace:
         """A body that stands in a task loop but works for another task: it has the names of a task for itself."""
         outside = self.scopes
-        own = ("task", "turn", "outer", "outer_raw", "row_tile", "col_tile")
+        own = ("task", "turn", "next_turn", "outer", "outer_raw", "row_tile", "col_tile")
         self.scopes = [
             _Scope({n: v for n, v in scope.names.items() if n not in own}) for scope in outside
         ]
-        integer = _Variable("integer")
-        trace = self.check_body(body, {"task": integer, "turn": integer}, uniform=False)
+        trace = self.check_body(body, dict.fromkeys(names, _Variable("integer")), uniform=uniform)
         self.scopes = outside
         return trace
 

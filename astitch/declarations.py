@@ -11,6 +11,7 @@ from dataclasses import replace
 from astitch import kernel_ir as k
 from astitch.dimensions import array_of
 from astitch.ir import ArrayType, DType
+from astitch.precision import find_narrow_ends
 from astitch.reducers import make_reducer
 from astitch.stitch_scheme import Arrangement, Placement
 from astitch.storage import storage_name, storage_type
@@ -37,11 +38,12 @@ class Declarations:
         self.numbers: dict[str, int] = {}
         self.block_barriers = 0
         self.notes: list[str] = []
+        self.narrow_ends = find_narrow_ends(self.graph, arrangement.groups.scope.members)
         self.outputs = {storage_name(self.graph, o) for o in arrangement.groups.scope.outputs}
 
     def copy(self) -> Declarations:
         """For a trial: what it declares does not reach the original."""
-        other = Declarations(self.arrangement)
+        other = object.__new__(Declarations)
         for name, value in vars(self).items():
             mutable = isinstance(value, dict | list | set)
             setattr(other, name, value.copy() if mutable else value)

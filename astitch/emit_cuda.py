@@ -130,6 +130,8 @@ def spell_call(call: k.Call, operands: Sequence[str]) -> str:
     if call.shared_divisor:
         return f"hlo_divide_shared({', '.join(operands)})"
     row = OPS[call.op]
+    if row.narrow_cuda and call.ends_narrow:
+        return row.narrow_cuda.format(*operands, T=STORAGE[DType.F16])
     if row.narrow_cuda and call.dtype in (DType.F16, DType.BF16):
         return row.narrow_cuda.format(*operands, T=STORAGE[call.dtype])
     return row.cuda.format(*operands)
@@ -252,8 +254,10 @@ class _Printer:
                     yield f"{pad}copy_async(&{to}, {source});"
                 else:
                     yield f"{pad}{target}[{spell_form(at)}] = *reinterpret_cast<const {kind}*>({source});"
-            case k.CopyWait():
-                yield f"{pad}copy_wait<1>();"
+            case k.CopyWait(but_last):
+                if not but_last:
+                    yield f"{pad}copy_commit();"
+                yield f"{pad}copy_wait<{int(but_last)}>();"
             case k.TakeVector(name, dtype, source, at, width):
                 kind = f"Vec<{STORAGE[dtype]}, {width}>"
                 taken = f"{source}[{spell_form(at)}]"
@@ -333,20 +337,45 @@ class _Printer:
                 yield f"{pad}}}"
             case k.Section():
                 yield from self.section(statement, depth)
-            case k.TaskLoop(tasks, once, body, turns):
+            case k.TaskLoop(tasks, once, body, ring, lag):
                 if once:
                     yield f"{pad}if (first < {tasks}) {{"
                     yield f"{pad}  const {self.integer} task = first;"
                 else:
-                    if turns:
-                        yield f"{pad}int turn = 1;"
-                    yield f"{pad}for ({self.integer} task = first; task < {tasks}; task += gridDim.x) {{"
-                    if turns:
-                        yield f"{pad}  turn ^= 1;"
+                    if ring:
+                        yield f"{pad}int next_turn = 0;"
+                    if lag:
+                        yield f"{pad}unsigned half = 1, ticket = 0, last_ticket = 0;"
+                    end = f"{tasks} + gridDim.x" if lag else f"{tasks}"
+                    yield f"{pad}for ({self.integer} task = first; task < {end}; task += gridDim.x) {{"
+                    if ring:
+                        yield f"{pad}  const int turn = next_turn;"
+                        yield f"{pad}  next_turn = turn == {ring - 1} ? 0 : turn + 1;"
+                    if lag:
+                        yield f"{pad}  half ^= 1;"
+                        yield f"{pad}  last_ticket = ticket;"
                 yield from self.block(body, depth + 1)
                 yield f"{pad}}}"
             case k.Barrier("global", reason):
                 yield f"{pad}ASTITCH_GLOBAL_BARRIER(barrier);  // {comment(reason)}"
+            case k.Current(tasks, body):
+                yield f"{pad}if (task < {tasks}) {{"
+                yield from self.block(body, depth + 1)
+                yield f"{pad}}}"
+            case k.Previous(ring, body):
+                yield f"{pad}if (task != first) {{"
+                yield f"{pad}  const {self.integer} last_task = task - gridDim.x;"
+                yield f"{pad}  const int last_turn = turn == 0 ? {ring - 1} : turn - 1;"
+                yield f"{pad}  {{"
+                yield f"{pad}    const {self.integer} task = last_task;"
+                yield f"{pad}    const int turn = last_turn;"
+                yield from self.block(body, depth + 2)
+                yield f"{pad}  }}"
+                yield f"{pad}}}"
+            case k.Barrier("arrive", reason, team):
+                yield f"{pad}ticket = astitch_team_arrive(barrier, {team}, half);  // {comment(reason)}"
+            case k.Barrier("wait", reason, team):
+                yield f"{pad}astitch_team_wait(barrier, {team}, half ^ 1, last_ticket);  // {comment(reason)}"
             case k.Barrier("team", reason, team):
                 yield f"{pad}astitch_team_barrier(barrier, {team});  // {comment(reason)}"
             case k.Barrier(_, reason):
@@ -359,7 +388,7 @@ class _Printer:
             yield f"{pad}if (first < {prefetch.tasks}) {{"
             yield f"{pad}  const {self.integer} task = first;"
             if asynchronous:
-                yield f"{pad}  const int turn = 1;"
+                yield f"{pad}  const int next_turn = 0;"
             yield from self.block(prefetch.body, depth + 1)
         else:
             yield f"{pad}if (const {self.integer} next = task + gridDim.x; next < {prefetch.tasks}) {{"

@@ -1,7 +1,7 @@
 """The Kernel: what an emitted kernel says, statement by statement.  The grammar first:
 
     Kernel    = (name, parameters, reducers, slots, body, launch numbers)
-    Statement = Section | TaskLoop | Loop | If | Choose | Barrier
+    Statement = Section | TaskLoop | Current | Previous | Loop | If | Choose | Barrier
               | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store
               | Ahead | Advance | Prefetch | Fetch | CopyWait | TakeVector | Keep | KeepSet | States
               | Accumulate | AccumulateElement | Batch | BatchSet | AccumulateBatch | AccumulateState | ReduceAcross | Finish
@@ -46,7 +46,8 @@ class Number:
 @dataclass(frozen=True, slots=True)
 class Call:
     """An element-wise HLO op: result dtype, operands with their dtypes.  shared_divisor: a quotient whose divisor is the
-    same for many elements, so that its reciprocal is computed once."""
+    same for many elements, so that its reciprocal is computed once.  ends_narrow: 22 bits of an f32 function are enough
+    (see precision.py)."""
 
     op: str
     dtype: DType
@@ -54,6 +55,7 @@ class Call:
     operand_dtypes: tuple[DType, ...]
     attrs: Attrs
     shared_divisor: bool = False
+    ends_narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,9 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class CopyWait:
-    """Until all asynchronous copies of this thread but those of the last Prefetch have come."""
+    """Until all asynchronous copies of this thread have come; but_last: not those of the last Prefetch."""
+
+    but_last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,12 +404,30 @@ class Branch:
 @dataclass(frozen=True, slots=True)
 class TaskLoop:
     """for (int task = first; task < tasks; task += blocks).  once: every block has at most one task.
-    turns: `turn` is 0 and 1 alternately, the half of a ring of two that belongs to this task."""
+    ring: places of a ring in shared memory, `turn` and `next_turn` being those of this task and the next; 0: no ring.
+    lag: one more turn after the last task, for what Previous holds."""
 
     tasks: int
     once: bool
     body: tuple[Statement, ...]
-    turns: bool = False
+    ring: int = 0
+    lag: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """In a task loop with lag: the body for this turn's task, if there is one."""
+
+    tasks: int
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """In a task loop with lag: the body for the task of the turn before, if there was one.  ring: see TaskLoop."""
+
+    ring: int
+    body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,7 +451,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """level: block, team (of `team` blocks) or global."""
+    """level: block, team (of `team` blocks) or global; arrive and wait are the halves of a team's, a task apart."""
 
     level: str
     reason: str
@@ -468,6 +490,8 @@ Statement = (
     | Choose
     | Section
     | TaskLoop
+    | Current
+    | Previous
     | Barrier
 )
 
@@ -567,5 +591,5 @@ class Kernel:
 
     @property
     def barrier_words(self) -> int:
-        """32-bit words that start at zero: one for the grid and one for each team, each on lines of its own."""
-        return (1 + self.teams) * BARRIER_STRIDE if self.cooperative else 0
+        """32-bit words that start at zero: one for the grid and two for each team, each on lines of its own."""
+        return (1 + 2 * self.teams) * BARRIER_STRIDE if self.cooperative else 0

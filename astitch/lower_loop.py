@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from astitch import index as ix
 from astitch import kernel_ir as k
@@ -31,7 +32,7 @@ from astitch.stitch_scheme import (
 )
 from astitch.storage import storage_name, storage_type
 from astitch.thread_mapping import ceil_div
-from astitch.values import Frame, Kept, Staged, Values, VectorLoad
+from astitch.values import MAX_RING, Frame, Kept, Stage, Staged, Values, VectorLoad
 from astitch.zones import LANE, Key, Zone
 
 
@@ -74,6 +75,8 @@ class LoopLowering(Values):
         self.places = [p for p in self.placements.values() if p.loop == loop.number]
         self.unrolled = loop.mapping.row_steps * loop.mapping.col_steps <= MAX_UNROLLED_STEPS
         self.loop_states: list[k.Statement] = []
+        self.ring, self.lag = 0, False
+        self.after_meeting: list[k.Statement] = []
         self.exchanges = 0
         self.exchange_slots: dict[tuple[int, int, int], str] = {}
 
@@ -100,39 +103,79 @@ class LoopLowering(Values):
             schedule=self.schedule,
         )
         trial.lower_body(phases)
-        moving = [v for v in trial.vector_loads.values() if self.moves_with_task(v)]
+        known = [v for v in trial.vector_loads.values() if self.is_known_from_task(v)]
+        moving = [v for v in known if self.moves_with_task(v) and self.is_large(v)]
+        still = [v for v in known if not self.moves_with_task(v)]
         steps = self.mapping.row_steps * self.mapping.col_steps
-        a_thread = sum(v.dtype.bytes for v in moving) * self.mapping.vector * steps
-        a_block = 2 * a_thread * self.mapping.block
+
+        def bytes_of(loads: Sequence[VectorLoad]) -> int:
+            """What a thread holds of them."""
+            return sum(v.dtype.bytes for v in loads) * self.mapping.vector * steps
+
+        ring_bytes = bytes_of(moving) * self.mapping.block  # of one task
+        ahead = self.unrolled and bytes_of(moving) <= MAX_AHEAD_BYTES
+        if self.unrolled and still:
+            # What fills the registers first: sums over tasks, this task's vectors and the next one's.
+            sums = [p for p in self.places if p.span is Span.LOOP]
+            states = [self.declarations.reducer(p.root.name).state_bytes for p in sums]
+            filled = sum(map(operator.mul, map(self.state_count, sums), states))
+            filled += 2 * bytes_of(moving) if ahead else 0
+            copy_bytes = bytes_of(still) * self.mapping.block
+            if filled + bytes_of(still) <= self.keep_registers * 4:
+                why = f"{bytes_of(still)} B a thread are loaded once"
+                self.stage(still, Stage.STILL, why, phases)
+            elif copy_bytes <= self.keep_shared_bytes:
+                self.keep_shared_bytes -= copy_bytes
+                why = f"{copy_bytes} B a block are copied to shared memory once"
+                self.stage(still, Stage.STILL_SHARED, why, phases)
         if not moving:
             return
-        if self.unrolled and a_thread <= MAX_AHEAD_BYTES:
-            shared, where = False, f"{a_thread} B a thread of the next task are loaded ahead"
-        elif a_block <= self.keep_shared_bytes:
-            shared, where = True, f"{a_block} B a block of this and the next task lie in a ring"
-            self.keep_shared_bytes -= a_block
-        else:
-            return
-        self.declarations.notes.append(f"loop {self.loop.number}: {where}")
-        for load in moving:
-            staged = Staged(load, self.fresh(f"{load.key[0]}_now"), shared)
+        if ahead:
+            why = f"{bytes_of(moving)} B a thread of the next task are loaded ahead"
+            self.stage(moving, Stage.AHEAD, why, phases)
+        elif 2 * ring_bytes <= self.keep_shared_bytes:
+            self.lag = self.may_lag() and MAX_RING * ring_bytes <= self.keep_shared_bytes
+            self.ring = MAX_RING if self.lag else 2
+            self.keep_shared_bytes -= self.ring * ring_bytes
+            why = f"{self.ring} tasks of {ring_bytes} B a block lie in a ring"
+            why += ", blocks wait for a team a task later" if self.lag else ""
+            self.stage(moving, Stage.RING, why, phases)
+
+    def may_lag(self) -> bool:
+        """Can what follows the meeting of a team wait until the next task's part is done?  It must need nothing of the
+        first phase but the reductions that the team meets for, and what is in the ring."""
+        first = [p.span is Span.TEAM for p in self.places if p.phase == 0]
+        later = [p.span is Span.TEAM for p in self.places if p.phase > 0]
+        return self.mapping.team and all(first) and not any(later)
+
+    def stage(self, loads: Sequence[VectorLoad], stage: Stage, why: str, phases: int) -> None:
+        self.declarations.notes.append(f"loop {self.loop.number}: {why}")
+        m = self.mapping
+        for load in loads:
+            staged = Staged(load, self.fresh(f"{load.key[0]}_now"), stage)
             self.staged[load.source, load.form] = staged
-            if shared:
-                count = 2 * steps * self.mapping.block * self.mapping.vector
+            if stage in (Stage.RING, Stage.STILL_SHARED):
+                count = (self.ring if stage is Stage.RING else 1) * m.row_steps * m.col_steps * m.block * m.vector
                 span = ((self.loop.number, 0), (self.loop.number, phases))
                 self.declarations.add_slot(
                     staged.name, load.dtype, None, count, load.dtype.bytes, *span
                 )
 
-    def moves_with_task(self, load: VectorLoad) -> bool:
-        """An input of the loop's size, whose position is known from the task alone and differs from task to task."""
+    def is_known_from_task(self, load: VectorLoad) -> bool:
+        """An input whose position does not depend on data."""
+        known = all(s in self.axis_of for s in ix.symbols(load.form))
+        return self.is_input(load.key[0]) and known
+
+    def is_large(self, load: VectorLoad) -> bool:
         m = self.mapping
-        if array_of(self.graph[load.key[0]]).size < m.outer_size * m.row_size * m.col_size:
-            return False
+        size = array_of(self.graph[load.key[0]]).size
+        return size >= m.outer_size * m.row_size * m.col_size
+
+    def moves_with_task(self, load: VectorLoad) -> bool:
+        """Does its position differ from task to task?"""
+        m = self.mapping
         still = {*(() if m.row_tiles > 1 else m.row), *(() if m.col_tiles > 1 else m.col)}
-        symbols = ix.symbols(load.form)
-        known = all(s in self.axis_of for s in symbols)
-        return self.is_input(load.key[0]) and known and any(s not in still for s in symbols)
+        return any(s not in still for s in ix.symbols(load.form))
 
     def prefetch(self) -> tuple[list[k.Statement], list[k.Statement]]:
         """(before the task loop, at the start of its body)."""
@@ -145,11 +188,28 @@ class LoopLowering(Values):
         start: list[k.Statement] = []
         for staged in self.staged.values():
             ahead[staged.name] = staged.name
-            if not staged.shared:
+            if staged.stage in (Stage.STILL, Stage.AHEAD):
+                before.append(k.Ahead(staged.name, staged.load.dtype, width, steps))
+            if staged.stage is Stage.AHEAD:
                 ahead[staged.name] = self.fresh(f"{staged.load.key[0]}_ahead")
-                for name in (staged.name, ahead[staged.name]):
-                    before.append(k.Ahead(name, staged.load.dtype, width, steps))
+                before.append(k.Ahead(ahead[staged.name], staged.load.dtype, width, steps))
                 start.append(k.Advance(staged.name, ahead[staged.name], steps))
+        moving = [s for s in self.staged.values() if s.stage in (Stage.AHEAD, Stage.RING)]
+        still = [s for s in self.staged.values() if s not in moving]
+        if still:
+            before += self.fetch(still, ahead)
+        if any(s.stage is Stage.STILL_SHARED for s in still):
+            before.append(k.CopyWait(False))
+        if moving:
+            body = (*self.task_indices(), *self.fetch(moving, ahead))
+            before.append(k.Prefetch(True, m.tasks, body))
+            start.append(k.Prefetch(False, m.tasks, body))
+        if any(s.stage is Stage.RING for s in moving):
+            start.append(k.CopyWait(True))
+        return before, start
+
+    def fetch(self, wanted: Sequence[Staged], target: Mapping[str, str]) -> list[k.Statement]:
+        """The nest that loads the vectors of a task to where they are staged.  target: by the name of a Staged."""
         fetcher = LoopLowering(
             self.declarations,
             self.loop,
@@ -159,26 +219,21 @@ class LoopLowering(Values):
             keep_shared_bytes=0,
             schedule=self.schedule,
         )
-        other_turn = ix.add(ix.constant(1), ix.scale(ix.of_symbol(Symbol("turn", 2)), -1))
+        next_turn = ix.of_symbol(Symbol("next_turn", MAX_RING))
         with fetcher.inner_frames():
-            for staged in self.staged.values():
+            for staged in wanted:
                 load = staged.load
                 array = self.declarations.array(load.source, load.dtype, read=True)
                 position, _ = fetcher.position(load.form)
                 base = Linear(
                     position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
                 )
-                at = fetcher.staged_position(staged, other_turn)
-                fetch = k.Fetch(ahead[staged.name], at, load.dtype, array, base, width)
-                fetcher.emit(Zone.COLUMN, fetch)
+                at = fetcher.staged_position(staged, next_turn)
+                name, width = target[staged.name], self.mapping.vector
+                fetcher.emit(Zone.COLUMN, k.Fetch(name, at, load.dtype, array, base, width))
             nest = fetcher.nest()
-        outside = (*fetcher.frames[Zone.KERNEL].statements, *fetcher.frames[Zone.TASK].statements)
-        body = (*self.task_indices(), *outside, *nest)
-        before.append(k.Prefetch(True, m.tasks, body))
-        start.append(k.Prefetch(False, m.tasks, body))
-        if any(s.shared for s in self.staged.values()):
-            start.append(k.CopyWait())
-        return before, start
+        frames = fetcher.frames
+        return [*frames[Zone.KERNEL].statements, *frames[Zone.TASK].statements, *nest]
 
     def keep_values(self, phases: int) -> None:
         """Declare what stays on chip across the phases of a task."""
@@ -190,7 +245,7 @@ class LoopLowering(Values):
             self.declarations.notes.append(f"loop {self.loop.number}: {residency.reason}")
         shared = residency.place is Place.SHARED
         for held in residency.values:
-            if held.key in staged:
+            if held.key in staged or self.lag:
                 continue
             dtype = self.graph[held.key[0]].dtype
             name = self.fresh(f"{held.key[0]}_kept")
@@ -222,15 +277,19 @@ class LoopLowering(Values):
         before += self.loop_states
         # An odd number of exchanges starts the next task on the slot that the last one used; a Regional buffer is read
         # until the end of the task.
-        if not self.once and (self.exchanges % 2 or any(p.shared for p in self.places)):
+        if self.lag:
+            pass  # arriving is a block barrier
+        elif not self.once and (self.exchanges % 2 or any(p.shared for p in self.places)):
             body.append(
                 k.Barrier(
                     "block", "the next task writes the shared memory that this one still reads"
                 )
             )
-        turns = any(s.shared for s in self.staged.values())
         body = [*self.task_indices(), *fetch_next, *body]
-        loop = k.TaskLoop(m.tasks, self.once, tuple(body), turns)
+        if self.lag:
+            current = k.Current(m.tasks, tuple(body))
+            body = [current, k.Previous(self.ring, (*self.task_indices(), *self.after_meeting))]
+        loop = k.TaskLoop(m.tasks, self.once, tuple(body), self.ring, self.lag)
         # Accumulators of blocks without a task hold identities; they only keep the barriers inside uniform.
         after: list[k.Statement] = list(self.reduce_across(across))
         for place in across:
@@ -254,7 +313,11 @@ class LoopLowering(Values):
         self.loop_states = [self.declare_state(place) for place in across]
         body: list[k.Statement] = []
         for phase in range(phases):
-            body += self.lower_phase(phase)
+            statements = self.lower_phase(phase)
+            if self.lag and phase > 0:
+                self.after_meeting += statements
+            else:
+                body += statements
         return body
 
     def task_indices(self) -> Iterator[k.Statement]:
@@ -466,7 +529,17 @@ class LoopLowering(Values):
         result: list[k.Statement] = [*self.entry_barrier(phase), *before, *task, *nest]
         complete = [place for place in reduces if place.span is not Span.LOOP]
         result += self.reduce_across(complete)
-        result += self.meet([place for place in complete if place.span is Span.TEAM])
+        team = [place for place in complete if place.span is Span.TEAM]
+        if team:
+            result += self.publish(team)
+        if team and self.lag:
+            self.frames[Zone.TASK] = Frame()  # the rest works for the task before
+            self.after_meeting += self.gather(team)
+            for place in complete:
+                self.after_meeting += self.complete(place)
+            return result
+        if team:
+            result += self.gather(team)
         for place in complete:
             result += self.complete(place)
         return result
@@ -788,17 +861,24 @@ class LoopLowering(Values):
                 part = ix.add(ix.scale(part, tiles), number)
         return part
 
-    def meet(self, places: Sequence[Placement]) -> list[k.Statement]:
-        """The blocks of a team exchange their partials: the lanes of a warp that stand at the same element take some
-        each and add them up, in every warp alike."""
+    def publish(self, places: Sequence[Placement]) -> list[k.Statement]:
+        """A block's parts of what its team reduces together, and its arrival."""
         result: list[k.Statement] = []
-        if not places:
-            return result
         m = self.mapping
         for place in places:
             result += self.store_partials(place, self.tile_part(place))
         names = ", ".join("%" + p.root.name for p in places)
-        result.append(k.Barrier("team", f"{names}: {m.parts} blocks have a part each", m.parts))
+        level = "arrive" if self.lag else "team"
+        result.append(k.Barrier(level, f"{names}: {m.parts} blocks have a part each", m.parts))
+        return result
+
+    def gather(self, places: Sequence[Placement]) -> list[k.Statement]:
+        """The parts of all blocks: the lanes of a warp that stand at the same element take some each and add them up,
+        in every warp alike."""
+        result: list[k.Statement] = []
+        m = self.mapping
+        if self.lag:
+            result.append(k.Barrier("wait", "for the parts of all blocks", m.parts))
         members = min(m.col_threads if m.packed_inside else m.row_threads * m.col_threads, 32)
         rank = ix.modulo(ix.of_symbol(Symbol("thread", m.block)), members)
         for place in places:

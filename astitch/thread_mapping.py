@@ -33,9 +33,9 @@ MAX_ROW_ELEMENTS = 16
 """Elements of a row in one thread: narrow ones too are worked on as 32-bit values, and more of them leave half of an
 H100's warps without registers (softmax and LayerNorm of bf16)."""
 
-MAX_TEAM_ELEMENTS = 24
-"""The same where a block of a team has many tasks: this one's elements and the next one's lie in shared memory, so that
-two blocks of 512 threads fit an SM."""
+MAX_TEAM_ELEMENTS = 16
+"""The same where a block of a team has many tasks: the elements of three tasks lie in shared memory, so that two blocks
+of 512 threads fit an SM."""
 
 COALESCED_LANES = 8
 """Neighbouring threads that read one row at least, where it is long enough: 8 accesses of 16 bytes fill a line."""
@@ -200,14 +200,6 @@ def _minor_run(atoms: Atoms, wanted: frozenset[Symbol]) -> int:
     return length
 
 
-def whole_parts(units: int, parts: int) -> int:
-    """A number of equal parts close below `parts` that leaves no rest, or `parts` itself."""
-    for fewer in range(parts, parts - parts // 8, -1):
-        if units % fewer == 0:
-            return fewer
-    return parts
-
-
 def map_space(
     space: Space, gpu: Gpu, block: int, wave: int, schedule: Schedule = DEFAULT
 ) -> Mapping:
@@ -342,8 +334,6 @@ def _map_columns(
     if wanted is None:
         wanted = wave // tiles if tiles * 2 <= wave and rows > row_threads * 8 else 1
     parts = max(min(wanted, ceil_div(rows, row_threads * 4)), 1)
-    if schedule.split is None:
-        parts = whole_parts(ceil_div(rows, row_threads), parts)
     row_tile = ceil_div(ceil_div(rows, parts), row_threads) * row_threads
     kind = "mixed reduce" if mixed else "column-reduce"
     reason = f"{kind}: {row_threads} rows x {col_threads} threads a block"

@@ -6,6 +6,7 @@ takes into the zones of the loop nest.  lower_loop.py builds the nest around the
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -53,13 +54,26 @@ class VectorLoad:
     dtype: DType
 
 
+class Stage(enum.Enum):
+    """Where a vector lies when a task's turn comes."""
+
+    STILL = "registers, loaded once: it is the same in every task"
+    STILL_SHARED = "shared memory, copied once"
+    AHEAD = "registers, loaded while the task before is worked on"
+    RING = "a ring in shared memory, copied while the task before is worked on"
+
+
+MAX_RING = 3
+"""Tasks in a ring: the one that is copied, the one that is worked on, and one that waits for other blocks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Where a VectorLoad lies when its task's turn comes: an Ahead in registers, or a ring of two in shared memory."""
+    """A VectorLoad that is done before the turn of its task.  name: of the registers or the shared slot."""
 
     load: VectorLoad
     name: str
-    shared: bool
+    stage: Stage
 
 
 @dataclass
@@ -308,7 +322,9 @@ class Values:
             dtypes = (*dtypes, DType.S32)
         zone = max((zone for _, zone in values), default=Zone.KERNEL)
         shared = node.op == "divide" and node.dtype is DType.F32 and values[1][1] < zone
-        call = k.Call(node.op, node.dtype, tuple(e for e, _ in values), dtypes, node.attrs, shared)
+        narrow = name in self.declarations.narrow_ends
+        operands = tuple(e for e, _ in values)
+        call = k.Call(node.op, node.dtype, operands, dtypes, node.attrs, shared, narrow)
         return self.define(key, node.dtype, call, zone)
 
     def read_root(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Zone]:
@@ -371,7 +387,7 @@ class Values:
                 if staged is None:
                     self.emit(Zone.COLUMN, k.LoadVector(vector, dtype, array, base, width))
                 else:
-                    at = self.staged_position(staged, ix.of_symbol(Symbol("turn", 2)))
+                    at = self.staged_position(staged, ix.of_symbol(Symbol("turn", MAX_RING)))
                     self.emit(Zone.COLUMN, k.TakeVector(vector, dtype, staged.name, at, width))
                 self.remember(Zone.COLUMN, ("vector", source, form), vector)
             return self.define(key, dtype, k.Lane(vector, dtype), Zone.LANE)
@@ -500,14 +516,16 @@ class Values:
         self.emit(zone, k.Finish(state, count, reducer.number, exprs))
 
     def staged_position(self, staged: Staged, turn: Linear) -> Linear:
-        """The number of the vector at which the nest stands: of the thread's own, or in the ring's half `turn`."""
+        """The number of the vector at which the nest stands: of the thread's own, or in the ring's place `turn`."""
         m = self.mapping
         step = self.own_step()
-        if not staged.shared:
+        if staged.stage is Stage.STILL_SHARED:
+            return self.own_vector()
+        if staged.stage is not Stage.RING:
             return step
-        half = ix.scale(turn, m.row_steps * m.col_steps)
+        place = ix.scale(turn, m.row_steps * m.col_steps)
         return ix.add(
-            ix.scale(ix.add(half, step), m.block), ix.of_symbol(Symbol("thread", m.block))
+            ix.scale(ix.add(place, step), m.block), ix.of_symbol(Symbol("thread", m.block))
         )
 
     # -- residency ---------------------------------------------------------------------------------------------

@@ -199,6 +199,9 @@ BASE_REGISTERS = 16
 LOADED_WORDS, LEAST_LOADED_WORDS = 32, 8
 """Words of vectors that the compiler keeps in flight where registers suffice, and where they do not."""
 
+LATE_SHARE = 0.25
+"""Of a meeting's cost: what waiting costs blocks that arrived a task earlier."""
+
 ALWAYS = 1 << 30
 
 
@@ -229,6 +232,7 @@ class _Counter:
         self.loaded: dict[int, float] = {}  # words of vectors by turn
         self.turn = 0  # counts the waits
         self.lanes = 1
+        self.batches: dict[str, int] = {}  # elements of each
 
     # -- where a warp stands -----------------------------------------------------------------------------------------
 
@@ -410,7 +414,10 @@ class _Counter:
         while stack:
             item = stack.pop()
             if isinstance(item, k.Call):
-                for unit, count in price_op(item.op, item.dtype, item.operand_dtypes).items():
+                priced = price_op(item.op, item.dtype, item.operand_dtypes)
+                if item.shared_divisor:  # the reciprocal is computed once for many elements
+                    priced = {**priced, _F: 2.0, _I: priced.get(_I, 0.0) / 2, _S: 0.0}
+                for unit, count in priced.items():
                     mix[unit] = mix.get(unit, 0.0) + count
                 stack.extend(item.operands)
             elif isinstance(item, k.Lane | k.Element) and item.dtype in _NARROW:
@@ -499,6 +506,20 @@ class _Counter:
                     for unit, n in self.expression(value).items():
                         mix[unit] = mix.get(unit, 0.0) + n
                 self.add(mix, frame.trips, frame.copies)
+            case k.AccumulateElement(_, _, reducer, value):
+                mix = self.expression(value)
+                for unit, n in self.combine(reducer).items():
+                    mix[unit] = mix.get(unit, 0.0) + n / 2
+                self.add(mix, frame.trips, frame.copies)
+            case k.Batch(name, _, width):
+                self.batches[name] = width
+            case k.BatchSet(_, _, expr):
+                self.add(self.expression(expr), frame.trips, frame.copies)
+            case k.AccumulateBatch(_, _, reducer, batch):
+                # One combination of states, and a part of one for each element.
+                share = 1 + self.batches.get(batch, 1) / 4
+                mix = {unit: n * share for unit, n in self.combine(reducer).items()}
+                self.add(mix, frame.trips, frame.copies)
             case k.AccumulateState(_, _, reducer, arrays, at):
                 for array, dtype in zip(arrays, self.reducers[reducer].fields, strict=True):
                     self.access(array, at, dtype.bytes, 1, False, frame)
@@ -523,13 +544,17 @@ class _Counter:
                 self.level += 1
             case k.Barrier():
                 self.sync(frame, 1)
-                if statement.team:
-                    self.loop.meetings += frame.trips
+                if statement.team and statement.level != "arrive":
+                    # Halves that lie a task apart find the others there already, most of the time.
+                    late = LATE_SHARE if statement.level == "wait" else 1.0
+                    self.loop.meetings += frame.trips * late
                     self.loop.team = max(self.loop.team, statement.team)
             case k.Section():
                 self.section(statement)
             case k.TaskLoop():
                 self.tasks(statement)
+            case _:  # a form around other statements, or one that costs nothing
+                self.walk(getattr(statement, "body", ()), frame)
 
     def load(self, words: float) -> None:
         self.loaded[self.turn] = self.loaded.get(self.turn, 0.0) + words

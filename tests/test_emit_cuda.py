@@ -385,8 +385,32 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "#pragma unroll 8\nfor (int l = 0, l_end = i < 99 ? i : 99; l < l_end; ++l) {\n  const int x = i;\n}",
     ),
     (
-        k.TaskLoop(7, False, BODY, True),
-        "int turn = 1;\nfor (int task = first; task < 7; task += gridDim.x) {\n  turn ^= 1;\n  const int x = i;\n}",
+        k.TaskLoop(7, False, BODY, 2),
+        "int next_turn = 0;\nfor (int task = first; task < 7; task += gridDim.x) {\n  const int turn = next_turn;\n"
+        "  next_turn = turn == 1 ? 0 : turn + 1;\n  const int x = i;\n}",
+    ),
+    (
+        k.TaskLoop(7, False, BODY, 3, True),
+        "int next_turn = 0;\nunsigned half = 1, ticket = 0, last_ticket = 0;\n"
+        "for (int task = first; task < 7 + gridDim.x; task += gridDim.x) {\n  const int turn = next_turn;\n"
+        "  next_turn = turn == 2 ? 0 : turn + 1;\n  half ^= 1;\n  last_ticket = ticket;\n  const int x = i;\n}",
+    ),
+    (k.Current(7, BODY), "if (task < 7) {\n  const int x = i;\n}"),
+    (
+        k.Previous(3, BODY),
+        "if (task != first) {\n  const int last_task = task - gridDim.x;\n"
+        "  const int last_turn = turn == 0 ? 2 : turn - 1;\n  {\n    const int task = last_task;\n"
+        "    const int turn = last_turn;\n    const int x = i;\n  }\n}",
+    ),
+    (k.Barrier("team", "why", 4), "astitch_team_barrier(barrier, 4);  // why"),
+    (k.Barrier("arrive", "why", 4), "ticket = astitch_team_arrive(barrier, 4, half);  // why"),
+    (k.Barrier("wait", "why", 4), "astitch_team_wait(barrier, 4, half ^ 1, last_ticket);  // why"),
+    (k.AccumulateElement("s", AT, 0, VALUE), "add_to_(s[i], value);"),
+    (k.Batch("b", F32, 4), "float b[4];"),
+    (k.BatchSet("b", F32, VALUE), "b[lane] = value;"),
+    (
+        k.AccumulateBatch("s", AT, 0, "b"),
+        "s[i] = Reduce0::combine(s[i], _of<Reduce0>(b));",
     ),
     (k.Ahead("a", BF16, 8, 2), "Vec<bf16, 8> a[2];"),
     (k.Advance("a", "b", 2), "#pragma unroll\nfor (int i = 0; i < 2; ++i) a[i] = b[i];"),
@@ -401,14 +425,15 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     ),
     (
         k.Prefetch(True, 7, (k.Fetch("ring", AT, BF16, "p", AT, 8),)),
-        "if (first < 7) {\n  const int task = first;\n  const int turn = 1;\n"
+        "if (first < 7) {\n  const int task = first;\n  const int next_turn = 0;\n"
         "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
     ),
     (
         k.Fetch("a", AT, BF16, "p", AT, 8),
         "a[i] = *reinterpret_cast<const Vec<bf16, 8>*>(p + (i));",
     ),
-    (k.CopyWait(), "copy_wait<1>();"),
+    (k.CopyWait(True), "copy_wait<1>();"),
+    (k.CopyWait(False), "copy_commit();\ncopy_wait<0>();"),
     (k.TakeVector("v", BF16, "a", AT, 8), "const Vec<bf16, 8> v = a[i];"),
     (
         k.TakeVector("v", BF16, "ring", AT, 8),

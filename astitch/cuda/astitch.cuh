@@ -50,19 +50,28 @@ __device__ __forceinline__ void astitch_global_barrier(unsigned* word)
 
 #endif  // ASTITCH_HOST
 
-// The same for a team: `blocks` blocks with neighbouring numbers.  Its word is the one after those of lower teams, each
-// word on a line of its own; the first is the whole grid's.
-__device__ __forceinline__ void astitch_team_barrier(unsigned* words, unsigned blocks)
+// The same for a team: `blocks` blocks with neighbouring numbers, in two halves that may lie a task apart.  A team has
+// two words, used in turns, so that the next arrival does not disturb who still waits; each word on a line of its own,
+// after the whole grid's.  The ticket that arriving gives is thread 0's.
+__device__ __forceinline__ unsigned astitch_team_arrive(unsigned* words, unsigned blocks, unsigned half)
 {
     __syncthreads();
+    if (threadIdx.x != 0) return 0;
+    unsigned* const word = words + (1 + blockIdx.x / blocks * 2 + half) * 64;
+    return astitch_add_release(word, blockIdx.x % blocks == 0 ? 0x80000000u - (blocks - 1) : 1u);
+}
+__device__ __forceinline__ void astitch_team_wait(unsigned* words, unsigned blocks, unsigned half, unsigned ticket)
+{
     if (threadIdx.x == 0) {
-        unsigned* const word = words + (1 + blockIdx.x / blocks) * 64;
-        const unsigned arrive = blockIdx.x % blocks == 0 ? 0x80000000u - (blocks - 1) : 1u;
-        const unsigned before = astitch_add_release(word, arrive);
-        while (!((astitch_load_acquire(word) ^ before) & 0x80000000u)) {
+        const unsigned* const word = words + (1 + blockIdx.x / blocks * 2 + half) * 64;
+        while (!((astitch_load_acquire(word) ^ ticket) & 0x80000000u)) {
         }
     }
     __syncthreads();
+}
+__device__ __forceinline__ void astitch_team_barrier(unsigned* words, unsigned blocks)
+{
+    astitch_team_wait(words, blocks, 0, astitch_team_arrive(words, blocks, 0));
 }
 
 // N elements moved by one instruction; the address must be a multiple of the whole size.

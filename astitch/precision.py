@@ -1,0 +1,36 @@
+"""Graph -> which f32 functions end in a value of 16 bits, so that 22 bits of them are enough.
+
+A function of f32 whose result only goes through light arithmetic into a conversion to f16 or bf16 is computed by the
+special function unit's approximations: their error of about 2^-22 disappears in the rounding to 2^-11 or 2^-8, unless
+almost all of the value cancels in a sum, where the function's own rounding would be visible too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from astitch.ir import DType, Graph
+
+CARRIERS = frozenset({"multiply", "divide", "add", "subtract", "negate", "select", "maximum", "minimum"})
+"""What a value may go through on its way to the conversion."""
+
+FUNCTIONS = frozenset({"exponential", "tanh", "logistic", "divide"})
+
+
+def find_narrow_ends(graph: Graph, members: Sequence[str]) -> frozenset[str]:
+    """The f32 nodes among FUNCTIONS all of whose uses end in a conversion to f16 or bf16, within `members`, which are
+    in topological order."""
+    ends: dict[str, bool] = {}
+    outputs = frozenset(graph.outputs)
+    for node in map(graph.__getitem__, reversed(members)):
+        narrow = node.op in CARRIERS | FUNCTIONS | {"reshape", "transpose", "slice", "broadcast"}
+        if not narrow or node.dtype is not DType.F32 or node.name in outputs:
+            ends[node.name] = False
+            continue
+        users = [graph[u] for u in graph.users[node.name]]
+        ends[node.name] = bool(users) and all(
+            (u.op == "convert" and u.dtype in (DType.F16, DType.BF16))
+            or (ends.get(u.name, False) and u.op not in FUNCTIONS - CARRIERS)
+            for u in users
+        )
+    return frozenset(name for name, yes in ends.items() if yes and graph[name].op in FUNCTIONS)
