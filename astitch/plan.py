@@ -168,7 +168,7 @@ def _arrange(
     long_rows = any(
         loop.mapping.col_size >= LONG_ROW and loop.mapping.outer for loop in arrangement.loops
     )
-    return arrange(LARGE_BLOCK) if arrangement.levels > 1 or long_rows else (launch, arrangement)
+    return arrange(LARGE_BLOCK) if arrangement.cooperative or long_rows else (launch, arrangement)
 
 
 def enumerate_schedules(graph: Graph, scope: Scope, gpu: Gpu) -> tuple[Schedule, ...]:
