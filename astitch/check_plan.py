@@ -533,6 +533,13 @@ class _KernelCheck:
                 self.check_width(name, dtype, width)
                 self.require(count > 0, f"{name} holds {count} vectors")
                 self.define(name, _Variable("ahead", dtype))
+            case k.KeepVector(target, at, dtype, vector):
+                self.check_form(at)
+                same = self.find(target, "ahead").dtype is dtype
+                self.require(
+                    same and self.find(vector, "vector").dtype is dtype,
+                    f"{vector} is kept in {target} as {dtype.value}",
+                )
             case k.Advance(target, source, _):
                 same = self.find(target, "ahead").dtype is self.find(source, "ahead").dtype
                 self.require(same, f"{source} and {target} hold different types")
@@ -573,6 +580,10 @@ class _KernelCheck:
                 )
                 for value in values:
                     trace += self.check_expr(value)
+            case k.AccumulateProduct(state, position, a, b):
+                self.find(state, "state")
+                self.check_form(position)
+                trace = [*self.check_expr(a), *self.check_expr(b)]
             case k.AccumulateElement(state, position, reducer, value):
                 self.find(state, "state")
                 self.check_form(position)
@@ -778,6 +789,8 @@ class _KernelCheck:
         )
         turns = 1 if step.stride == 1 else ceil_div(part.count, k.STRIDED_CHUNK)
         turn: _Trace = [_Use(slot.name, "write"), None, _Use(slot.name, "read"), None]
+        if step.stride > 1 and step.butterfly:  # there and back
+            turn *= 2
         return (turn * turns)[:-1]
 
     # -- shared memory

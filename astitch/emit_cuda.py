@@ -240,7 +240,9 @@ class _Printer:
             case k.Store(array, position, dtype, expr):
                 yield f"{pad}{array}[{spell_form(position)}] = {spell_store(dtype, expr)};"
             case k.Ahead(name, dtype, width, count):
-                yield f"{pad}Vec<{STORAGE[dtype]}, {width}> {name}[{count}];"
+                yield f"{pad}words_of<Vec<{STORAGE[dtype]}, {width}>>::type {name}[{count}];"
+            case k.KeepVector(target, at, _, vector):
+                yield f"{pad}{target}[{spell_form(at)}] = to_words({vector});"
             case k.Advance(target, source, count):
                 yield f"{pad}#pragma unroll"
                 yield f"{pad}for (int i = 0; i < {count}; ++i) {target}[i] = {source}[i];"
@@ -253,14 +255,15 @@ class _Printer:
                     to = f"shared_vec<{STORAGE[dtype]}, {width}>({target}, ({spell_form(at)}) * {width})"
                     yield f"{pad}copy_async(&{to}, {source});"
                 else:
-                    yield f"{pad}{target}[{spell_form(at)}] = *reinterpret_cast<const {kind}*>({source});"
+                    words = f"words_of<{kind}>::type"
+                    yield f"{pad}{target}[{spell_form(at)}] = *reinterpret_cast<const {words}*>({source});"
             case k.CopyWait(but_last):
                 if not but_last:
                     yield f"{pad}copy_commit();"
                 yield f"{pad}copy_wait<{int(but_last)}>();"
             case k.TakeVector(name, dtype, source, at, width):
                 kind = f"Vec<{STORAGE[dtype]}, {width}>"
-                taken = f"{source}[{spell_form(at)}]"
+                taken = f"from_words<{kind}>({source}[{spell_form(at)}])"
                 if source in self.slot_names:
                     taken = f"shared_vec<{STORAGE[dtype]}, {width}>({source}, ({spell_form(at)}) * {width})"
                 yield f"{pad}const {kind} {name} = {taken};"
@@ -277,6 +280,9 @@ class _Printer:
                 at = f"{state}[{spell_form(position)}]"
                 fields = ", ".join(spell(v) for v in values)
                 yield f"{pad}{at} = Reduce{reducer}::combine({at}, Reduce{reducer}::State{{{fields}}});"
+            case k.AccumulateProduct(state, position, a, b):
+                field = f"{state}[{spell_form(position)}].f0"
+                yield f"{pad}{field} = hlo_multiply_add({spell(a)}, {spell(b)}, {field});"
             case k.AccumulateElement(state, position, reducer, value):
                 kind = self.kernel.reducers[reducer].joint
                 yield f"{pad}add_to_{kind}({state}[{spell_form(position)}], {spell(value)});"
@@ -427,7 +433,8 @@ class _Printer:
             elif across:
                 yield f"reduce_warps<{reducer}>({part.state}, {part.slot});"
             else:
-                sizes = f"{step.threads}, {step.stride}, {self.kernel.block}, {k.STRIDED_CHUNK}"
+                lanes = "true" if step.butterfly else "false"
+                sizes = f"{step.threads}, {step.stride}, {self.kernel.block}, {k.STRIDED_CHUNK}, {lanes}"
                 yield f"reduce_strided<{reducer}, {sizes}>({part.state}, {part.slot});"
         if across:
             yield "__syncthreads();"
@@ -442,6 +449,8 @@ class _Printer:
         yield f"struct Reduce{reducer.number} {{"
         commutative = "true" if reducer.commutative else "false"
         yield f"  static constexpr bool commutative = {commutative};"
+        joint = f"JOINT_{reducer.joint.upper() or 'NONE'}"
+        yield f"  static constexpr Joint joint = {joint};"
         members = " ".join(f"{compute_type(d)} f{i};" for i, d in fields)
         yield f"  struct State {{ {members} }};"
         values = ", ".join(spell_number(v) for v in reducer.identity)

@@ -3,8 +3,8 @@
     Kernel    = (name, parameters, reducers, slots, body, launch numbers)
     Statement = Section | TaskLoop | Current | Previous | Loop | If | Choose | Barrier
               | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store
-              | Ahead | Advance | Prefetch | Fetch | CopyWait | TakeVector | Keep | KeepSet | States
-              | Accumulate | AccumulateElement | Batch | BatchSet | AccumulateBatch | AccumulateState | ReduceAcross | Finish
+              | Ahead | KeepVector | Advance | Prefetch | Fetch | CopyWait | TakeVector | Keep | KeepSet | States
+              | Accumulate | AccumulateProduct | AccumulateElement | Batch | BatchSet | AccumulateBatch | AccumulateState | ReduceAcross | Finish
     Expr      = Name | Number | Call | Position | Lane | Element | Field
 
 Integers that address memory are index.Linear forms whose symbols are names of the emitted program; `lane` is
@@ -183,12 +183,23 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Vec<T, width> name[count]: vectors of a task that a thread loads before the task's turn, in registers."""
+    """The words of `count` vectors Vec<T, width> that a thread holds in registers: loaded before a task's turn, or kept
+    from phase to phase."""
 
     name: str
     dtype: DType
     width: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepVector:
+    """target[at] = a vector variable; target: an Ahead."""
+
+    target: str
+    at: Linear
+    dtype: DType
+    vector: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +294,16 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True)
+class AccumulateProduct:
+    """state[position] += a * b, the product not rounded: a sum's own rounding is free anyway."""
+
+    state: str
+    position: Linear
+    a: Expr
+    b: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class AccumulateElement:
     """Add one element to the state of a joint reduction (Reducer.joint)."""
 
@@ -347,8 +368,8 @@ class ReduceAcross:
     """Combine the states of independent reductions over threads; every thread of a set gets the totals.
 
     A set is `threads` threads, `stride` apart.  stride 1: consecutive threads (a row), and all parts share one block
-    barrier; else: threads that own the same columns.  butterfly: the states of a set's warps are combined by the lanes
-    of each warp together, not by each thread alone.
+    barrier; else: threads that own the same columns.  butterfly: the states of a set's warps, or of a set that is
+    `stride` apart, are combined by the lanes of a warp together, not by each thread alone.
     """
 
     parts: tuple[Part, ...]
@@ -469,6 +490,7 @@ Statement = (
     | StoreVector
     | Store
     | Ahead
+    | KeepVector
     | Advance
     | Prefetch
     | Fetch
@@ -478,6 +500,7 @@ Statement = (
     | KeepSet
     | States
     | Accumulate
+    | AccumulateProduct
     | AccumulateElement
     | Batch
     | BatchSet

@@ -16,8 +16,9 @@ from astitch import kernel_ir as k
 from astitch.declarations import Declarations
 from astitch.dimensions import array_of
 from astitch.index import Linear, Quotient, Symbol
-from astitch.ir import ArrayType, GetTupleElementAttrs
+from astitch.ir import ArrayType, DType, GetTupleElementAttrs
 from astitch.joint_regions import MOMENTS
+from astitch.ops import monoid_of
 from astitch.propagation import Guard, Index, Within
 from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency
 from astitch.schedule import DEFAULT, Schedule
@@ -270,7 +271,9 @@ class LoopLowering(Values):
         body = self.lower_body(phases)
         across = [p for p in self.places if p.span is Span.LOOP]
         before: list[k.Statement] = [
-            k.Keep(kept.name, kept.dtype, self.kept_count(kept), kept.raw)
+            k.Ahead(kept.name, kept.dtype, m.vector, m.row_steps * m.col_steps)
+            if kept.key in self.kept_whole
+            else k.Keep(kept.name, kept.dtype, self.kept_count(kept), kept.raw)
             for kept in self.kept.values()
             if not kept.shared
         ]
@@ -671,8 +674,26 @@ class LoopLowering(Values):
             if reducer.joint and self.lower_joint(reducer, state, position, values, zone, guards):
                 return
             statement = k.Accumulate(state, position, reducer.number, tuple(e for e, _ in values))
+            product = self.product_of(values[0]) if self.is_sum(reducer) else None
+            if product is not None:
+                statement = k.AccumulateProduct(state, position, *product)
         for guarded in self.guarded(guards, (statement,)):
             self.emit(zone, guarded)
+
+    @staticmethod
+    def is_sum(reducer: k.Reducer) -> bool:
+        """A sum of f32 or f64, which a product may join without being rounded."""
+        wide = reducer.fields[0] in (DType.F32, DType.F64)
+        return wide and len(reducer.fields) == 1 and monoid_of(reducer.region) == "add"
+
+    def product_of(self, value: tuple[k.Expr, Zone]) -> tuple[k.Expr, k.Expr] | None:
+        """The factors of a value that was just computed as an f32 or f64 product."""
+        expr, zone = value
+        found = self.frames[zone].statements[-1:]
+        match found:
+            case [k.Value(name, DType.F32 | DType.F64, k.Call("multiply", _, (a, b)))]:
+                return (a, b) if expr == k.Name(name) else None
+        return None
 
     def lower_joint(
         self,
@@ -769,7 +790,10 @@ class LoopLowering(Values):
             self.declarations.block_barriers += any(p.scheme is Scheme.REGIONAL for p in places)
         reducers = [self.declarations.reducer(p.root.name) for p in places]
         work = sum(p.count * (1 if r.commutative else 4) for p, r in zip(parts, reducers, strict=True))
-        butterfly = stride == 1 and work * (threads // 32) > MAX_OWN_STATES
+        if stride == 1:
+            butterfly = work * (threads // 32) > MAX_OWN_STATES
+        else:
+            butterfly = not reducers[0].commutative and 8 <= threads <= 32
         return k.ReduceAcross(tuple(parts), threads, stride, butterfly)
 
     def exchange_slot(self, reducer: k.Reducer, states: int, number: int) -> str:

@@ -33,9 +33,10 @@ MAX_ROW_ELEMENTS = 16
 """Elements of a row in one thread: narrow ones too are worked on as 32-bit values, and more of them leave half of an
 H100's warps without registers (softmax and LayerNorm of bf16)."""
 
-MAX_TEAM_ELEMENTS = 16
-"""The same where a block of a team has many tasks: the elements of three tasks lie in shared memory, so that two blocks
-of 512 threads fit an SM."""
+MAX_TEAM_ELEMENTS = 24
+"""The same where a block of a team has many tasks: the elements of two tasks lie in shared memory, so that two blocks
+of 512 threads fit an SM.  (A third task, so that no block waits for its team, was slower: it leaves 16 elements, and what
+a task costs whatever its size weighs more.)"""
 
 COALESCED_LANES = 8
 """Neighbouring threads that read one row at least, where it is long enough: 8 accesses of 16 bytes fill a line."""

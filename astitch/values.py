@@ -96,6 +96,7 @@ class Values:
         self.conditionals: list[Frame] = []
         self.kept: dict[Key, Kept] = {}
         self.filled: set[Key] = set()
+        self.kept_whole: set[Key] = set()  # kept as vectors, not lane by lane
         self.vector_loads: dict[tuple[str, Linear], VectorLoad] = {}
         self.staged: dict[tuple[str, Linear], Staged] = {}
         self.evaluating: str = ""
@@ -270,10 +271,11 @@ class Values:
             return k.Number(node.attrs.value), Zone.KERNEL
         kept = self.kept.get(key)
         if kept is not None and key in self.filled:
-            if kept.shared and kept.zone is Zone.LANE and self.mapping.vector > 1:
+            shared = kept.shared and kept.zone is Zone.LANE and self.mapping.vector > 1
+            if shared or key in self.kept_whole:
                 vector = self.fresh(f"{key[0]}_v")
                 width = self.mapping.vector
-                at = self.own_vector()
+                at = self.own_vector() if kept.shared else self.own_step()
                 self.emit(
                     Zone.COLUMN, k.TakeVector(vector, kept.dtype, kept.name, at, width)
                 )
@@ -282,7 +284,7 @@ class Values:
             return self.define(key, kept.dtype, element, kept.zone)
         result = self.compute(key)
         expr, zone = result
-        if kept is not None and not self.conditionals:
+        if kept is not None and not self.conditionals and key not in self.kept_whole:
             position = self.kept_position(kept)
             self.emit(kept.zone, k.KeepSet(kept.name, position, kept.dtype, expr, kept.raw))
         self.remember(zone, key, result)
@@ -386,6 +388,11 @@ class Values:
                 staged = self.staged.get((source, form))
                 if staged is None:
                     self.emit(Zone.COLUMN, k.LoadVector(vector, dtype, array, base, width))
+                    kept = self.kept.get(key)
+                    if kept is not None and not kept.shared and kept.zone is Zone.LANE:
+                        keep = k.KeepVector(kept.name, self.own_step(), dtype, vector)
+                        self.emit(Zone.COLUMN, keep)
+                        self.kept_whole.add(key)
                 else:
                     at = self.staged_position(staged, ix.of_symbol(Symbol("turn", MAX_RING)))
                     self.emit(Zone.COLUMN, k.TakeVector(vector, dtype, staged.name, at, width))

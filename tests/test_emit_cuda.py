@@ -364,7 +364,7 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     ),
     (
         k.ReduceAcross((k.Part("s", 4, 0, "slot"),), 8, 32),
-        "reduce_strided<Reduce0, 8, 32, 256, 4>(s, slot);",
+        "reduce_strided<Reduce0, 8, 32, 256, 4, false>(s, slot);",
     ),
     (
         k.Finish("s", 2, 0, (VALUE,)),
@@ -412,7 +412,12 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         k.AccumulateBatch("s", AT, 0, "b"),
         "s[i] = Reduce0::combine(s[i], _of<Reduce0>(b));",
     ),
-    (k.Ahead("a", BF16, 8, 2), "Vec<bf16, 8> a[2];"),
+    (k.Ahead("a", BF16, 8, 2), "words_of<Vec<bf16, 8>>::type a[2];"),
+    (k.KeepVector("a", AT, BF16, "v"), "a[i] = to_words(v);"),
+    (
+        k.AccumulateProduct("s", AT, VALUE, VALUE),
+        "s[i].f0 = hlo_multiply_add(value, value, s[i].f0);",
+    ),
     (k.Advance("a", "b", 2), "#pragma unroll\nfor (int i = 0; i < 2; ++i) a[i] = b[i];"),
     (
         k.Prefetch(True, 7, BODY),
@@ -430,11 +435,11 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     ),
     (
         k.Fetch("a", AT, BF16, "p", AT, 8),
-        "a[i] = *reinterpret_cast<const Vec<bf16, 8>*>(p + (i));",
+        "a[i] = *reinterpret_cast<const words_of<Vec<bf16, 8>>::type*>(p + (i));",
     ),
     (k.CopyWait(True), "copy_wait<1>();"),
     (k.CopyWait(False), "copy_commit();\ncopy_wait<0>();"),
-    (k.TakeVector("v", BF16, "a", AT, 8), "const Vec<bf16, 8> v = a[i];"),
+    (k.TakeVector("v", BF16, "a", AT, 8), "const Vec<bf16, 8> v = from_words<Vec<bf16, 8>>(a[i]);"),
     (
         k.TakeVector("v", BF16, "ring", AT, 8),
         "const Vec<bf16, 8> v = shared_vec<bf16, 8>(ring, (i) * 8);",

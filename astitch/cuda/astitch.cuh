@@ -77,6 +77,35 @@ __device__ __forceinline__ void astitch_team_barrier(unsigned* words, unsigned b
 // N elements moved by one instruction; the address must be a multiple of the whole size.
 template <class T, int N> struct alignas(sizeof(T) * N) Vec { T v[N]; };
 
+// A vector of any type as whole words, for vectors that wait in registers: of a vector of 16-bit elements the compiler
+// would give each element a register of its own.
+template <int BYTES> struct alignas(BYTES) Words { unsigned v[BYTES / 4]; };
+template <class V> __device__ __forceinline__ auto to_words(const V& vector)
+{
+    if constexpr (sizeof(V) % 4 == 0) {
+        Words<int(sizeof(V))> words;
+#ifdef ASTITCH_HOST
+        __builtin_memcpy(&words, &vector, sizeof(V));
+#else
+        memcpy(&words, &vector, sizeof(V));
+#endif
+        return words;
+    } else {
+        return vector;
+    }
+}
+template <class V> struct words_of { using type = decltype(to_words(V())); };
+template <class V, class W> __device__ __forceinline__ V from_words(const W& words)
+{
+    V vector;
+#ifdef ASTITCH_HOST
+    __builtin_memcpy(&vector, &words, sizeof(V));
+#else
+    memcpy(&vector, &words, sizeof(V));
+#endif
+    return vector;
+}
+
 // Where the host's check mode hangs its own overload, for slots that know their bounds.
 template <class T, class Index>
 __device__ __forceinline__ T* astitch_vector_address(T* slot, Index i, unsigned)

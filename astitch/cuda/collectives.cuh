@@ -12,83 +12,9 @@ template <class T> __device__ __forceinline__ T shuffle_value(T value, int mask)
     }
 }
 
-// Sets of THREADS lanes that are STRIDE apart, within one warp: a butterfly.  The lower lane's state always
-// comes first, so that all lanes compute the same bits even where combine(a, b) and combine(b, a) differ.
-template <class R, int THREADS, int STRIDE, int COUNT>
-__device__ __forceinline__ void reduce_lanes(typename R::State (&states)[COUNT])
-{
-#pragma unroll
-    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) {
-        const bool upper = !R::commutative && (threadIdx.x & mask);
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            const typename R::State other = R::shuffle(states[i], mask);
-            states[i] = upper ? R::combine(other, states[i]) : R::combine(states[i], other);
-        }
-    }
-}
-
-// Sets of THREADS > 32 consecutive threads, in two halves with a block barrier between them, which several
-// reductions may share: warps first ...
-// slot: COUNT states for each warp of the block.
-template <class R, int COUNT, class Slot>
-__device__ __forceinline__ void reduce_warps(typename R::State (&states)[COUNT], Slot slot)
-{
-    reduce_lanes<R, 32, 1>(states);
-    if (threadIdx.x % 32 == 0) {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) slot[threadIdx.x / 32 * COUNT + i] = states[i];
-    }
-}
-// ... then the states of a set's warps: every thread combines all of them itself, or (BUTTERFLY, better where they are
-// many) the lanes of each warp do it together.
-template <class R, int THREADS, bool BUTTERFLY, int COUNT, class Slot>
-__device__ __forceinline__ void combine_warps(typename R::State (&states)[COUNT], Slot slot)
-{
-    constexpr int warps = THREADS / 32;
-    const int first = threadIdx.x / THREADS * warps * COUNT;
-    if constexpr (BUTTERFLY) {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) states[i] = slot[first + threadIdx.x % warps * COUNT + i];
-        reduce_lanes<R, warps, 1>(states);
-    } else {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            states[i] = slot[first + i];
-#pragma unroll
-            for (int warp = 1; warp < warps; ++warp)
-                states[i] = R::combine(states[i], slot[first + warp * COUNT + i]);
-        }
-    }
-}
-
-// Sets of THREADS threads that are STRIDE apart and span warps: threads that own the same columns.
-// slot: CHUNK states for each thread of the block; more states than that take turns.
-template <class R, int THREADS, int STRIDE, int BLOCK, int CHUNK, int COUNT, class Slot>
-__device__ __forceinline__ void reduce_strided(typename R::State (&states)[COUNT], Slot slot)
-{
-    const int first = threadIdx.x / (THREADS * STRIDE) * (THREADS * STRIDE) + threadIdx.x % STRIDE;
-#pragma unroll
-    for (int base = 0; base < COUNT; base += CHUNK) {
-        if (base) __syncthreads();
-#pragma unroll
-        for (int i = 0; i < CHUNK; ++i)
-            if (base + i < COUNT) slot[i * BLOCK + threadIdx.x] = states[base + i];
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < CHUNK; ++i) {
-            if (base + i < COUNT) {
-                typename R::State total = slot[i * BLOCK + first];
-#pragma unroll 8
-                for (int j = 1; j < THREADS; ++j)
-                    total = R::combine(total, slot[i * BLOCK + first + j * STRIDE]);
-                states[base + i] = total;
-            }
-        }
-    }
-}
-
 // ---- joint reductions (astitch/joint_regions.py) ------------------------------------------------------
+
+enum Joint { JOINT_NONE, JOINT_MOMENTS, JOINT_EXPONENTIALS };
 
 // (count, mean, M2) of two sets.  Two empty ones: a divisor of 1 keeps their zeros.
 template <class State> __device__ __forceinline__ State join_moments(const State a, const State b)
@@ -146,4 +72,150 @@ template <class State, class T> __device__ __forceinline__ void add_to_exponenti
     const T center = hlo_is_finite(largest) ? largest : T(0);
     state.f1 = state.f1 * summand_exp(state.f0 - center) + summand_exp(x - center);
     state.f0 = largest;
+}
+
+// The same over THREADS lanes that are STRIDE apart: the max first, so that each sum is rescaled once.
+template <class State, int THREADS, int STRIDE> __device__ __forceinline__ State lanes_of_exponentials(const State state)
+{
+    auto largest = state.f0;
+#pragma unroll
+    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1)
+        largest = hlo_maximum(largest, shuffle_value(largest, mask));
+    const auto center = hlo_is_finite(largest) ? largest : 0;
+    auto sum = state.f1 * summand_exp(state.f0 - center);
+#pragma unroll
+    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) sum += shuffle_value(sum, mask);
+    return State{largest, sum};
+}
+
+// Count and mean first, so that each M2 is moved to the common mean once.
+template <class State, int THREADS, int STRIDE> __device__ __forceinline__ State lanes_of_moments(const State state)
+{
+    auto count = state.f0;
+    auto total = state.f0 * state.f1;
+#pragma unroll
+    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) {
+        count += shuffle_value(count, mask);
+        total += shuffle_value(total, mask);
+    }
+    const auto mean = total * reciprocal(count < 1 ? 1 : count);
+    const auto gap = state.f1 - mean;
+    auto spread = state.f2 + state.f0 * gap * gap;
+#pragma unroll
+    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) spread += shuffle_value(spread, mask);
+    return State{count, mean, spread};
+}
+
+// ---- reductions -----------------------------------------------------------------------------------------
+
+// Sets of THREADS lanes that are STRIDE apart, within one warp: a butterfly.  The lower lane's state always
+// comes first, so that all lanes compute the same bits even where combine(a, b) and combine(b, a) differ.
+template <class R, int THREADS, int STRIDE, int COUNT>
+__device__ __forceinline__ void reduce_lanes(typename R::State (&states)[COUNT])
+{
+    using State = typename R::State;
+    if constexpr (R::joint == JOINT_EXPONENTIALS || R::joint == JOINT_MOMENTS) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if constexpr (R::joint == JOINT_MOMENTS) states[i] = lanes_of_moments<State, THREADS, STRIDE>(states[i]);
+            else states[i] = lanes_of_exponentials<State, THREADS, STRIDE>(states[i]);
+        return;
+    }
+#pragma unroll
+    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) {
+        const bool upper = !R::commutative && (threadIdx.x & mask);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const typename R::State other = R::shuffle(states[i], mask);
+            states[i] = upper ? R::combine(other, states[i]) : R::combine(states[i], other);
+        }
+    }
+}
+
+// Sets of THREADS > 32 consecutive threads, in two halves with a block barrier between them, which several
+// reductions may share: warps first ...
+// slot: COUNT states for each warp of the block.
+template <class R, int COUNT, class Slot>
+__device__ __forceinline__ void reduce_warps(typename R::State (&states)[COUNT], Slot slot)
+{
+    reduce_lanes<R, 32, 1>(states);
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) slot[threadIdx.x / 32 * COUNT + i] = states[i];
+    }
+}
+// ... then the states of a set's warps: every thread combines all of them itself, or (BUTTERFLY, better where they are
+// many) the lanes of each warp do it together.
+template <class R, int THREADS, bool BUTTERFLY, int COUNT, class Slot>
+__device__ __forceinline__ void combine_warps(typename R::State (&states)[COUNT], Slot slot)
+{
+    constexpr int warps = THREADS / 32;
+    const int first = threadIdx.x / THREADS * warps * COUNT;
+    if constexpr (BUTTERFLY) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) states[i] = slot[first + threadIdx.x % warps * COUNT + i];
+        reduce_lanes<R, warps, 1>(states);
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            states[i] = slot[first + i];
+#pragma unroll
+            for (int warp = 1; warp < warps; ++warp)
+                states[i] = R::combine(states[i], slot[first + warp * COUNT + i]);
+        }
+    }
+}
+
+// Sets of THREADS threads that are STRIDE apart and span warps: threads that own the same columns.
+// slot: CHUNK states for each thread of the block; more states than that take turns.
+// LANES: the lanes of a warp combine the THREADS <= 32 states of a set together, where combining two takes long.
+template <class R, int THREADS, int STRIDE, int BLOCK, int CHUNK, bool LANES, int COUNT, class Slot>
+__device__ __forceinline__ void reduce_strided(typename R::State (&states)[COUNT], Slot slot)
+{
+    if constexpr (LANES) {
+        const int set = threadIdx.x / THREADS, member = threadIdx.x % THREADS;
+        const int from = set / STRIDE * (THREADS * STRIDE) + set % STRIDE + member * STRIDE;
+        const int own = threadIdx.x / (THREADS * STRIDE) * STRIDE + threadIdx.x % STRIDE;
+#pragma unroll
+        for (int base = 0; base < COUNT; base += CHUNK) {
+            if (base) __syncthreads();
+            typename R::State taken[CHUNK < COUNT ? CHUNK : COUNT];
+#pragma unroll
+            for (int i = 0; i < CHUNK; ++i)
+                if (base + i < COUNT) slot[i * BLOCK + threadIdx.x] = states[base + i];
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < CHUNK; ++i)
+                if (base + i < COUNT) taken[i] = slot[i * BLOCK + from];
+            reduce_lanes<R, THREADS, 1>(taken);
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < CHUNK; ++i)
+                if (base + i < COUNT && member == 0) slot[i * BLOCK + set] = taken[i];
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < CHUNK; ++i)
+                if (base + i < COUNT) states[base + i] = slot[i * BLOCK + own];
+        }
+        return;
+    }
+    const int first = threadIdx.x / (THREADS * STRIDE) * (THREADS * STRIDE) + threadIdx.x % STRIDE;
+#pragma unroll
+    for (int base = 0; base < COUNT; base += CHUNK) {
+        if (base) __syncthreads();
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i)
+            if (base + i < COUNT) slot[i * BLOCK + threadIdx.x] = states[base + i];
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i) {
+            if (base + i < COUNT) {
+                typename R::State total = slot[i * BLOCK + first];
+#pragma unroll 8
+                for (int j = 1; j < THREADS; ++j)
+                    total = R::combine(total, slot[i * BLOCK + first + j * STRIDE]);
+                states[base + i] = total;
+            }
+        }
+    }
 }

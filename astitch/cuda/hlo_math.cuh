@@ -340,6 +340,10 @@ template <class T> __device__ __forceinline__ float narrow_tanh(float x)
     return x < 0.03125f && x > -0.03125f ? x - cube : tail;
 }
 
+// a * b + c, rounded once.
+__device__ __forceinline__ float hlo_multiply_add(float a, float b, float c) { return ASTITCH_LIBM(fmaf)(a, b, c); }
+__device__ __forceinline__ double hlo_multiply_add(double a, double b, double c) { return ASTITCH_LIBM(fma)(a, b, c); }
+
 // a / b within 2 ulp over the whole range, like hlo_divide, for a divisor that the elements around share: the compiler
 // keeps its reciprocal.  A power of two moves very large and very small divisors to where that is exact enough.
 __device__ __forceinline__ float hlo_divide_shared(float a, float b)
