@@ -10,7 +10,6 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
 
 import numpy as np
 
@@ -122,7 +121,6 @@ class Access:
     level: number of global barriers before it.  bytes: asked for by threads.  sector_bytes: 32 for each sector that a
     warp touches.  wavefronts: cycles of the load/store unit.  range_bytes: extent of the addresses, so that no more
     than that is different memory.  task_bytes: different memory in one task of one block.
-    backward: by a loop that runs from the end of the array.
     """
 
     array: str
@@ -135,7 +133,6 @@ class Access:
     range_bytes: float
     task_bytes: float
     vector_bytes: int
-    backward: bool = False
 
     @property
     def unique_bytes(self) -> float:
@@ -144,14 +141,13 @@ class Access:
 
 @dataclass
 class LoopWork:
-    """One task loop.  tasks: of all blocks, the first of them with block number `offset`.  mix: of a thread for one task (the average of the block's threads).
+    """One task loop.  tasks: of all blocks.  mix: of a thread for one task (the average of the block's threads).
     once_mix: before and after the loop, for each block.
 
     chain_cycles: of a warp through one task, were it alone and memory at no distance.  batches: how often it then waits
     for memory that it touches for the first time; rereads: for memory that this section touched before.
     barriers: block barriers of one task.  meetings: of the `team` blocks that share a task's row.
-    load_bytes: what a thread asks for before it waits, the most; kept_words: what its registers hold meanwhile.
-    once_batches: waits for memory before the loop.
+    load_bytes: what a thread asks for before it waits, the most.
     prefetched: the next task's loads are under way while a task is worked on.
     """
 
@@ -168,9 +164,6 @@ class LoopWork:
     meetings: float = 0.0
     team: int = 0
     load_bytes: float = 0.0
-    kept_words: float = 0.0
-    once_batches: float = 0.0
-    offset: int = 0
     prefetched: bool = False
 
 
@@ -197,7 +190,7 @@ _CHAIN = {_F: 2.0, _I: 1.5, _S: 6.0, _C: 3.0, _D: 8.0}
 """Cycles that an instruction adds to a thread's own chain: 4 to 20 of latency, of which neighbours hide a part."""
 
 SHUFFLE_CYCLES, BARRIER_CYCLES, SHARED_CYCLES = 26.0, 40.0, 30.0
-UNROLLED_BY = 8
+UNROLLED_BY = 4
 """Loops that are not unrolled fully are by this much (emit_cuda.py)."""
 
 BASE_REGISTERS = 16
@@ -240,8 +233,6 @@ class _Counter:
         self.turn = 0  # counts the waits
         self.lanes = 1
         self.batches: dict[str, int] = {}  # elements of each
-        self.falling: set[str] = set()  # indices that fall as loops run
-        self.turning: set[str] = set()  # variables of loops
 
     # -- where a warp stands -----------------------------------------------------------------------------------------
 
@@ -288,16 +279,6 @@ class _Counter:
             inner = self.values.get(term.name[4:].partition(",")[0], np.asarray(0))
             return np.asarray(np.minimum(inner, term.extent - 1))
         return self.values.get(term.name, np.asarray(0))
-
-    def falls(self, form: Linear) -> bool:
-        """Does the form's value fall as the loops around it run?"""
-        for term, coefficient in form.terms:
-            if isinstance(term, Symbol):
-                if term.name in self.falling or (term.name in self.turning and coefficient < 0):
-                    return True
-            elif self.falls(term.dividend):
-                return True
-        return False
 
     def bounds(self, form: Linear, spans: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
         """Smallest and largest value of the form, names being within `spans`."""
@@ -366,9 +347,7 @@ class _Counter:
         """What was loaded before is needed from here on."""
         new = max((b for a, b in self.waiting.items() if a not in self.touched), default=0.0)
         old = max((b for a, b in self.waiting.items() if a in self.touched), default=0.0)
-        if not self.in_task:
-            self.loop.once_batches += max(new, old)
-        elif new:
+        if new:
             self.loop.batches += new
         else:
             self.loop.rereads += old
@@ -423,7 +402,6 @@ class _Counter:
                 span,
                 in_task,
                 size * width,
-                self.falls(position),
             )
         )
         if not write and not self.prefetching:
@@ -475,8 +453,6 @@ class _Counter:
                 self.values[name] = self.evaluate(form)
                 self.spans[name] = self.bounds(form, self.spans)
                 self.still[name] = self.bounds(form, self.still)
-                if self.falls(form):
-                    self.falling.add(name)
                 self.add({_I: price_form(form, self.kernel.wide_index)}, frame.trips, frame.copies)
             case k.Start(_, expr, _, _):
                 self.add({**self.expression(expr), _I: 4}, frame.trips, frame.copies)
@@ -508,16 +484,10 @@ class _Counter:
             case k.Ahead(name, dtype, width, count):
                 self.words[name] = count * width * dtype.bytes / 4
                 self.born[name], self.dies[name] = self.turn, ALWAYS
-            case k.Advance(target, _, _):
-                self.add({_I: self.words[target]}, frame.trips, frame.copies)
-            case k.CopyWait():
-                self.add({_I: 1.0}, frame.trips)
             case k.Prefetch(first, _, inner):
                 self.loop.prefetched = True
                 self.prefetching = True
-                if first:  # waited for, but counted with the others
-                    self.loop.once_batches += 1
-                else:
+                if not first:  # the first task's loads are waited for like any other's
                     self.walk(inner, frame)
                 self.prefetching = False
             case k.Fetch(_, _, dtype, array, position, width):
@@ -570,7 +540,7 @@ class _Counter:
                     threads, warps = self.passing(branch.guards)
                     self.add({_I: 2.0}, frame.trips, frame.copies)
                     self.walk(branch.body, frame.scaled(threads, warps))
-            case k.Barrier(level="global"):
+            case k.Barrier("global"):
                 self.level += 1
             case k.Barrier():
                 self.sync(frame, 1)
@@ -583,22 +553,11 @@ class _Counter:
                 self.section(statement)
             case k.TaskLoop():
                 self.tasks(statement)
-            case k.Current(_, inner) | k.Previous(_, inner):
-                self.add({_I: 2.0}, frame.trips)
-                self.walk(inner, frame)
-            case k.VectorVariable():
-                pass
-            case _:
-                assert_never(statement)
+            case _:  # a form around other statements, or one that costs nothing
+                self.walk(getattr(statement, "body", ()), frame)
 
     def load(self, words: float) -> None:
         self.loaded[self.turn] = self.loaded.get(self.turn, 0.0) + words
-
-    def held_words(self, turn: int) -> float:
-        """Words of a thread that live from before a wait until after it."""
-        return sum(
-            w for n, w in self.words.items() if self.born.get(n, 0) < turn <= self.dies.get(n, 0)
-        )
 
     def peak_words(self, loads: float) -> float:
         """Most words of a thread that live at once, up to `loads` of them vectors just loaded.
@@ -607,7 +566,11 @@ class _Counter:
         """
         peak = 0.0
         for turn in range(self.turn + 1):
-            old = self.held_words(turn)
+            old = sum(
+                w
+                for n, w in self.words.items()
+                if self.born.get(n, 0) < turn <= self.dies.get(n, 0)
+            )
             new = sum(w for n, w in self.words.items() if self.born.get(n, 0) == turn)
             peak = max(peak, old + max(new, min(self.loaded.get(turn, 0.0), loads)))
         return peak
@@ -680,7 +643,6 @@ class _Counter:
         if loop.count == 0:
             return
         self.spans[loop.variable] = self.still[loop.variable] = (0, loop.count - 1)
-        self.turning.add(loop.variable)
         self.values[loop.variable] = np.asarray(0)
         copies = loop.count if loop.unroll else min(loop.count, UNROLLED_BY)
         inner = frame.repeated(loop.count, copies)
@@ -699,20 +661,15 @@ class _Counter:
         self.dies = {n: min(t, self.turn) for n, t in self.dies.items()}
         self.set_threads(section)
         self.touched = set()
-        first_turn = self.turn
-        self.loop = LoopWork(self.level, 1, True, offset=section.offset)
+        self.loop = LoopWork(self.level, 1, True)
         self.in_task = False
         self.walk(section.body, _Frame())
         self.wait()
-        self.loop.kept_words = max(
-            self.held_words(turn) for turn in range(first_turn, self.turn + 1)
-        )
         self.loops.append(self.loop)
 
     def tasks(self, tasks: k.TaskLoop) -> None:
         self.loop.tasks, self.loop.once = tasks.tasks, tasks.once
         self.spans["task"], self.still["task"] = (0, tasks.tasks - 1), (0, 0)
-        self.wait()
         self.in_task = True
         self.walk(tasks.body, _Frame())
         self.wait()
