@@ -102,6 +102,7 @@ class LoopLowering(Values):
             keep_registers=self.keep_registers,
             keep_shared_bytes=self.keep_shared_bytes,
             schedule=self.schedule,
+            backward=self.backward,
         )
         trial.lower_body(phases)
         known = [v for v in trial.vector_loads.values() if self.is_known_from_task(v)]
@@ -219,6 +220,7 @@ class LoopLowering(Values):
             keep_registers=0,
             keep_shared_bytes=0,
             schedule=self.schedule,
+            backward=self.backward,
         )
         next_turn = ix.of_symbol(Symbol("next_turn", MAX_RING))
         with fetcher.inner_frames():

@@ -1,18 +1,22 @@
 """Kernel -> Projection: how long a kernel will take on a device, without running it (PAI V2's second cost model).
 
-cost = workload model / device model.  Two forms: throughput (the busiest of DRAM, L2, issue slots and the units) and
-latency (rounds of tasks times the time of one task, which is Little's law when loads are what it waits for).
+cost = workload model / device model.  Each level of a kernel has three forms of time: of the memory (DRAM or L2), of the
+busiest SM (issue slots and units), and latency (the longest chain of a block's tasks, which is Little's law when loads
+are what it waits for).  None hides the others wholly: a norm adds them up.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from astitch import kernel_ir as k
 from astitch.gpu import Gpu
 from astitch.nvrtc import Resources
-from astitch.workload import Access, LoopWork, Unit, Workload, count_workload
+from astitch.workload import BASE_REGISTERS, Access, LoopWork, Unit, Workload, count_workload
 
 PERSISTENT_SHARE = 0.95
 """Of the bandwidth that blocks with fixed tasks in a loop reach: SMs are not equally fast (H100: 94 to 96 %)."""
@@ -24,44 +28,55 @@ L1_BYTES = 64 * 1024
 """Of an array that all blocks read, so much stays in an SM's L1 beside what streams through."""
 
 SHARPNESS = 3.0
-"""Throughput and latency forms add up as a norm of this order: near equal, neither hides the other wholly."""
-
-SPILLED_TO_L2 = 0.5
-"""Of spilled bytes: what the L1 does not hold until they are loaded again."""
+"""Memory, SM and latency add up as a norm of this order: near equal, none hides the others wholly."""
 
 SPILL_CYCLES = 12.0
 """What a spilled word adds to a thread's chain, beside its load and store."""
 
+KEPT_BY_L2 = 0.4
+"""Of the L2, what other data may pass through it before it loses what it held."""
+
 
 @dataclass(frozen=True, slots=True)
-class LoopTime:
-    """One task loop, in us.  throughput: by resource; latency_us: rounds times one task."""
+class LevelTime:
+    """The task loops between two barriers of the grid, in us.
 
-    throughput: tuple[tuple[str, float], ...]
+    memory: DRAM and L2.  units: of the busiest SM.  latency_us: the longest of a block's chains of tasks, task_us one
+    of them, of which it has `rounds`.
+    """
+
+    memory: tuple[tuple[str, float], ...]
+    units: tuple[tuple[str, float], ...]
     latency_us: float
     task_us: float
     rounds: float
 
     @property
+    def throughput(self) -> tuple[tuple[str, float], ...]:
+        """All resources with the time that they are busy, the busiest first."""
+        return tuple(sorted((*self.memory, *self.units), key=lambda item: -item[1]))
+
+    @property
     def busiest(self) -> tuple[str, float]:
-        return max(self.throughput, key=lambda item: item[1])
+        return self.throughput[0]
 
     @property
     def time_us(self) -> float:
-        return _blend(self.busiest[1], self.latency_us)
+        longest = (max(us for _, us in self.memory), max(us for _, us in self.units))
+        return _blend((*longest, self.latency_us))
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
     """What a kernel is projected to take.
 
-    time_us: all of it.  loops: by task loop.  barriers_us, launch_us: at the grid and around the kernel.
+    time_us: all of it.  levels: between barriers of the grid.  barriers_us, launch_us: at the grid and around the kernel.
     registers: of a thread, by the compiler or estimated.  blocks_per_sm: resident.  dram_bytes, l2_bytes: moved.
     inflight_bytes: asked for by the threads of an SM at once; needed_bytes: Little's law for the full bandwidth.
     """
 
     time_us: float
-    loops: tuple[LoopTime, ...]
+    levels: tuple[LevelTime, ...]
     barriers_us: float
     launch_us: float
     registers: int
@@ -81,39 +96,43 @@ class Projection:
             f"  DRAM {self.dram_bytes / 1e6:.2f} MB, L2 {self.l2_bytes / 1e6:.2f} MB",
             f"  in flight {self.inflight_bytes / 1024:.1f} KB an SM, {self.needed_bytes / 1024:.1f} KB hide latency",
         ]
-        for number, loop in enumerate(self.loops):
-            shares = ", ".join(
-                f"{name} {us:.1f}" for name, us in sorted(loop.throughput, key=lambda i: -i[1])[:4]
-            )
+        for number, level in enumerate(self.levels):
+            shares = ", ".join(f"{name} {us:.1f}" for name, us in level.throughput[:4])
             lines.append(
-                f"  loop {number}: {loop.time_us:.1f} us; throughput: {shares}; latency {loop.latency_us:.1f} = "
-                f"{loop.rounds:.1f} rounds x {loop.task_us:.2f}"
+                f"  level {number}: {level.time_us:.1f} us; throughput: {shares}; latency {level.latency_us:.1f} = "
+                f"{level.rounds:.1f} rounds x {level.task_us:.2f}"
             )
         return "\n".join(lines)
 
 
-def _blend(a: float, b: float) -> float:
-    longest = max(a, b)
+def _blend(times: Sequence[float]) -> float:
+    longest = max(times)
     if longest <= 0:
         return 0.0
-    return float(
-        longest * ((a / longest) ** SHARPNESS + (b / longest) ** SHARPNESS) ** (1 / SHARPNESS)
-    )
+    return float(longest * sum((t / longest) ** SHARPNESS for t in times) ** (1 / SHARPNESS))
 
 
 def miss_share(footprint_bytes: float, l2_bytes: int) -> float:
     """Of data that is read again after `footprint_bytes` of other data: the share that the L2 lost meanwhile."""
-    return min(max((footprint_bytes / l2_bytes - 0.4) / 0.6, 0.0), 1.0)
+    return min(max((footprint_bytes / l2_bytes - KEPT_BY_L2) / (1 - KEPT_BY_L2), 0.0), 1.0)
+
+
+def lost_backward(footprint_bytes: float, l2_bytes: int) -> float:
+    """The same for data that is read again from its end: what was touched last is still there."""
+    if footprint_bytes <= 0:
+        return 0.0
+    return max(1 - KEPT_BY_L2 * l2_bytes / footprint_bytes, 0.0)
 
 
 class _Projector:
     def __init__(self, kernel: k.Kernel, gpu: Gpu, work: Workload, compiled: Resources | None):
         self.kernel, self.gpu, self.work, self.compiled = kernel, gpu, work, compiled
-        self.registers, self.spill_bytes = self.count_registers()
+        self.registers, self.spill_bytes, stack_bytes = self.count_registers()
         self.blocks_per_sm = max(
             gpu.blocks_per_sm(kernel.block, self.registers, kernel.shared_bytes), 1
         )
         self.resident = min(kernel.grid, gpu.sms * self.blocks_per_sm)
+        self.fixed = kernel.grid <= self.resident  # every block has its place and its tasks
         # What the kernel before left in the L2, and what earlier loops of this one did.
         total = sum(self.unique_by_array(work.accesses).values())
         self.cold = miss_share(total, gpu.l2_bytes)
@@ -121,16 +140,23 @@ class _Projector:
             sum(self.unique_by_array([a for a in work.accesses if a.section == n]).values())
             for n in range(len(work.loops))
         ]
+        # Spilled words are of the thread's own stack: where do the stacks of all resident threads lie?
+        stacks = float(stack_bytes * kernel.block * self.blocks_per_sm)
+        l1_bytes = gpu.shared_per_sm_bytes - kernel.shared_bytes * self.blocks_per_sm
+        self.spill_to_l2 = max(1 - l1_bytes / stacks, SPILL_PAST_L1) if stacks else 0.0
+        self.spill_to_dram = miss_share(stacks * gpu.sms, gpu.l2_bytes)
 
-    def count_registers(self) -> tuple[int, int]:
-        """(registers of a thread, bytes of a thread that do not fit in them)."""
+    def count_registers(self) -> tuple[int, int, int]:
+        """(registers of a thread, bytes spilled and loaded again, bytes of its stack)."""
         if self.compiled is not None:
-            spilled = self.compiled.spill_store_bytes + self.compiled.spill_load_bytes
-            return self.compiled.registers, spilled
+            used = self.compiled
+            spilled = used.spill_store_bytes + used.spill_load_bytes
+            return used.registers, spilled, min(used.stack_bytes, spilled) or spilled // 2
         kernel, work = self.kernel, self.work
         # Without launch bounds the compiler still lets one block fit.
         most = self.gpu.max_registers(kernel.block, max(kernel.blocks_per_sm, 1))
-        return min(work.registers, most), max(work.needed_registers - most, 0) * 8
+        missing = max(work.needed_registers - most, 0)
+        return min(work.registers, most), missing * 8, missing * 4
 
     @staticmethod
     def unique_by_array(accesses: tuple[Access, ...] | list[Access]) -> dict[str, float]:
@@ -139,12 +165,16 @@ class _Projector:
             found[access.array] = max(found.get(access.array, 0.0), access.unique_bytes)
         return found
 
-    def traffic(self, section: int, seen: dict[str, int]) -> tuple[float, float]:
-        """(DRAM, L2) bytes of a loop.  seen: the loop in which each array was touched last."""
+    def traffic(self, section: int, seen: dict[str, int]) -> tuple[float, float, float]:
+        """(bytes read from DRAM, written to it, bytes of the L2) of a loop.
+
+        seen: the loop in which each array was touched last.
+        """
         gpu = self.gpu
-        dram = l2 = 0.0
+        read = written = l2 = 0.0
         mine = [a for a in self.work.accesses if a.section == section]
-        tile = sum({a.array: a.task_bytes for a in mine}.values()) * self.resident
+        # What passes through the L2 until a task reads something again: all that resident tasks read.
+        tile = sum({a.array: a.task_bytes for a in mine if not a.write}.values()) * self.resident
         touched: set[tuple[str, bool]] = set()
         for access in mine:
             sectors = access.sector_bytes
@@ -152,105 +182,140 @@ class _Projector:
                 sectors = min(sectors, access.range_bytes * gpu.sms)
             l2 += sectors
             key = (access.array, access.write)
+            missed = access.unique_bytes
             if key in touched:  # again in the same task
-                dram += access.unique_bytes * miss_share(tile, gpu.l2_bytes)
-                continue
-            touched.add(key)
-            if access.write:
-                dram += access.unique_bytes * self.cold
+                missed *= miss_share(tile, gpu.l2_bytes)
+            elif access.write:
+                missed *= self.cold
             elif access.array in seen:
                 since = sum(self.footprints[seen[access.array] : section])
-                dram += access.unique_bytes * miss_share(since, gpu.l2_bytes)
+                lost = lost_backward if access.backward else miss_share
+                missed *= lost(since, gpu.l2_bytes)
             else:
-                dram += access.unique_bytes * self.cold
+                missed *= self.cold
+            touched.add(key)
+            if access.write:
+                written += missed
+            else:
+                read += missed
         for access in mine:
             seen[access.array] = section
-        return dram, l2
+        return read, written, l2
 
-    def busy(self, loop: LoopWork, unit: Unit) -> float:
-        """Instructions of a unit on the busiest SM, of all its threads."""
-        gpu, kernel = self.gpu, self.kernel
-        tasks = loop.mix.get(unit, 0.0) * kernel.block * self.tasks_per_sm(loop)
-        once = loop.once_mix.get(unit, 0.0) * kernel.block * math.ceil(kernel.grid / gpu.sms)
-        return tasks + once
+    def tasks_by_block(self, loop: LoopWork) -> np.ndarray:
+        """How many tasks of a loop each block has, blocks having fixed ones."""
+        grid = self.kernel.grid
+        place = (np.arange(grid) - loop.offset) % grid
+        return np.asarray(loop.tasks // grid + (place < loop.tasks % grid))
 
-    def tasks_per_sm(self, loop: LoopWork) -> float:
-        """Tasks of the busiest SM: whole ones where they are few, a little over the average where they are many."""
+    def by_sm(self, blocks: np.ndarray) -> np.ndarray:
+        """What the blocks of each SM have together."""
+        sm = np.arange(len(blocks)) % self.gpu.sms
+        return np.bincount(sm, blocks.astype(np.float64), minlength=self.gpu.sms)
+
+    def tasks_by_sm(self, loop: LoopWork) -> np.ndarray:
+        """Tasks of each SM; where blocks come as others end, the busiest has a little more than the average."""
         sms = self.gpu.sms
-        if loop.once and self.kernel.grid > self.resident:
-            return loop.tasks / sms + 0.5
-        rounds, rest = divmod(loop.tasks, max(self.resident, 1))
-        return rounds * max(self.resident / sms, 1.0) + math.ceil(rest / sms)
+        if self.fixed:
+            return self.by_sm(self.tasks_by_block(loop))
+        if loop.tasks < sms:
+            return np.asarray(np.arange(sms) < loop.tasks, np.float64)
+        return np.full(sms, loop.tasks / sms + 0.5)
 
-    def project_loop(self, number: int, loop: LoopWork, seen: dict[str, int]) -> LoopTime:
+    def project_level(self, sections: Sequence[int], seen: dict[str, int]) -> LevelTime:
+        """The loops of one level, which run side by side where they are given to different blocks."""
         gpu, kernel = self.gpu, self.kernel
         clock = gpu.clock_ghz * 1e3  # cycles in a us
-        dram, l2 = self.traffic(number, seen)
-        l2 += SPILLED_TO_L2 * self.spill_bytes * kernel.block * loop.tasks
-        self.dram_bytes += dram
-        self.l2_bytes += l2
-        fixed = not loop.once or kernel.grid <= self.resident
-        bandwidth = gpu.bandwidth_gbs * 1e3 * (PERSISTENT_SHARE if fixed else 1.0)
-        mine = [a for a in self.work.accesses if a.section == number]
-        share = self.tasks_per_sm(loop) / max(loop.tasks, 1)  # of the work, on the busiest SM
-        wavefronts = sum(a.wavefronts for a in mine) * share
-        shared = self.busy(loop, Unit.SHARED)
-        spilled = self.spill_bytes / 4 * kernel.block * self.tasks_per_sm(loop)
         lanes = {
-            Unit.FP64: gpu.fp64_lanes,
-            Unit.SPECIAL: gpu.special_lanes,
-            Unit.CONVERSION: gpu.conversion_lanes,
-            Unit.SHUFFLE: gpu.shuffle_lanes,
+            "issue": 4 * gpu.warp_size,
+            "fp32": gpu.fp32_lanes_per_sm,
+            "load/store": 1,
+            Unit.FP64.value: gpu.fp64_lanes,
+            Unit.SPECIAL.value: gpu.special_lanes,
+            Unit.CONVERSION.value: gpu.conversion_lanes,
+            Unit.SHUFFLE.value: gpu.shuffle_lanes,
         }
-        issued = sum(self.busy(loop, unit) for unit in Unit) + spilled
-        throughput = [
-            ("DRAM", dram / bandwidth),
-            ("L2", l2 / (gpu.l2_gbs * 1e3)),
-            ("issue", issued / (4 * gpu.warp_size) / clock),
-            ("fp32", self.busy(loop, Unit.FP32) / gpu.fp32_lanes_per_sm / clock),
-            (
-                "load/store",
-                (wavefronts + (shared + spilled) / gpu.load_lanes) / clock,
-            ),
-            *((unit.value, self.busy(loop, unit) / lanes[unit] / clock) for unit in lanes),
-        ]
-        task_us, rounds = self.task_time(loop, mine, seen)
-        once_us = loop.once_cycles / clock
-        return LoopTime(tuple(throughput), rounds * task_us + once_us, task_us, rounds)
+        used = {name: np.zeros(gpu.sms) for name in lanes}
+        blocks_by_sm = self.by_sm(np.ones(kernel.grid))
+        chains = np.zeros(kernel.grid)
+        read = written = l2 = latency_us = longest_us = most_rounds = 0.0
+        for section in sections:
+            loop = self.work.loops[section]
+            tasks = self.tasks_by_sm(loop)
+            mine = [a for a in self.work.accesses if a.section == section]
+            more_read, more_written, more_l2 = self.traffic(section, seen)
+            spilled = self.spill_bytes / 4 * kernel.block  # words of one task
+            spilled_bytes = spilled * 4 * loop.tasks * self.spill_to_l2
+            read += more_read + spilled_bytes / 2 * self.spill_to_dram
+            written += more_written + spilled_bytes / 2 * self.spill_to_dram
+            l2 += more_l2 + spilled_bytes
+            wavefronts = sum(a.wavefronts for a in mine) / max(loop.tasks, 1)
+            by_unit = {
+                unit: loop.mix.get(unit, 0.0) * kernel.block * tasks
+                + loop.once_mix.get(unit, 0.0) * kernel.block * blocks_by_sm
+                for unit in Unit
+            }
+            used["issue"] += sum(by_unit.values()) + spilled * tasks
+            used["fp32"] += by_unit[Unit.FP32]
+            words = by_unit[Unit.SHARED] + spilled * tasks
+            used["load/store"] += wavefronts * tasks + words / gpu.load_lanes
+            for unit in (Unit.FP64, Unit.SPECIAL, Unit.CONVERSION, Unit.SHUFFLE):
+                used[unit.value] += by_unit[unit]
+            task_us, once_us = self.task_time(loop, section, mine)
+            if self.fixed:
+                counts = self.tasks_by_block(loop)
+                rounds = float(counts.max())
+                chains += counts * task_us + once_us * (counts > 0)
+            else:
+                rounds = loop.tasks / self.resident
+                rounds = math.ceil(rounds) if rounds < 2 else rounds + 0.5
+                latency_us += rounds * (task_us + BLOCK_START_CYCLES / clock) + once_us
+            if rounds * task_us > most_rounds * longest_us:
+                most_rounds, longest_us = rounds, task_us
+        self.dram_bytes += read + written
+        self.l2_bytes += l2
+        dram_us = gpu.stream_us(read, written) / (PERSISTENT_SHARE if self.fixed else 1.0)
+        return LevelTime(
+            (("DRAM", dram_us), ("L2", l2 / (gpu.l2_gbs * 1e3))),
+            tuple((name, float(used[name].max()) / lanes[name] / clock) for name in lanes),
+            float(chains.max()) + latency_us,
+            longest_us,
+            most_rounds,
+        )
 
-    def task_time(
-        self, loop: LoopWork, mine: list[Access], seen: dict[str, int]
-    ) -> tuple[float, float]:
-        """(us of one task, rounds of tasks).  The warps of an SM share its issue slots: throughput says that."""
+    def task_time(self, loop: LoopWork, section: int, mine: list[Access]) -> tuple[float, float]:
+        """(us of one task, of what stands before and after the loop), of a block alone on its SM."""
         gpu, kernel = self.gpu, self.kernel
         clock = gpu.clock_ghz * 1e3
         first_ns = gpu.l2_latency_ns + self.cold * (gpu.dram_latency_ns - gpu.l2_latency_ns)
-        memory_us = (loop.batches * first_ns + loop.rereads * gpu.l2_latency_ns) / 1e3
-        chain_us = (loop.chain_cycles + self.spill_bytes / 4 * SPILL_CYCLES) / clock
-        warps = self.blocks_per_sm * kernel.block / gpu.warp_size / 4
-        # A scheduler issues for all its warps in turn: a barrier waits for the last of the block.
-        chain_us *= max(1.0, min(warps, kernel.block / gpu.warp_size / 4) / 4)
+        # Loads that do not fit the registers wait for those before them.
+        words = loop.load_bytes / 4
+        free = max(self.registers - BASE_REGISTERS - loop.kept_words, LEAST_FREE_REGISTERS)
+        turns = max(words / free, 1.0)
+        memory_us = (loop.batches * first_ns + loop.rereads * gpu.l2_latency_ns) * turns / 1e3
+        # A scheduler issues for all warps of the block in turn.
+        issued = sum(loop.mix.values()) * kernel.block / (4 * gpu.warp_size)
+        chain = loop.chain_cycles + issued + self.spill_bytes / 4 * SPILL_CYCLES
         # Blocks of a team wait for the slowest of them, with nothing else to do.
-        chain_us += loop.meetings * gpu.barrier_us
+        chain_us = chain / clock + loop.meetings * gpu.barrier_us
         task_us = max(memory_us, chain_us) if loop.prefetched else memory_us + chain_us
-        if loop.once and kernel.grid > self.resident:
-            rounds = loop.tasks / self.resident
-            rounds = math.ceil(rounds) if rounds < 2 else rounds + 0.5
-            return task_us + BLOCK_START_CYCLES / clock, rounds
-        return task_us, float(math.ceil(loop.tasks / max(self.resident, 1)))
+        return task_us, loop.once_cycles / clock + loop.once_batches * first_ns / 1e3
 
     def project(self) -> Projection:
         gpu, kernel, work = self.gpu, self.kernel, self.work
         self.dram_bytes = self.l2_bytes = 0.0
         seen: dict[str, int] = {}
-        times = tuple(self.project_loop(n, loop, seen) for n, loop in enumerate(work.loops))
+        by_level: dict[int, list[int]] = {}
+        for number, loop in enumerate(work.loops):
+            by_level.setdefault(loop.level, []).append(number)
+        levels = tuple(self.project_level(sections, seen) for sections in by_level.values())
         barriers_us = kernel.global_barriers * gpu.barrier_cost_us(kernel.grid)
         start_us = gpu.launch_us + BLOCK_START_CYCLES / gpu.clock_ghz / 1e3
         inflight = max((loop.load_bytes for loop in work.loops), default=0.0)
         needed = gpu.bandwidth_gbs * gpu.dram_latency_ns / gpu.sms
         return Projection(
-            start_us + barriers_us + sum(t.time_us for t in times),
-            times,
+            start_us + barriers_us + sum(t.time_us for t in levels),
+            levels,
             barriers_us,
             start_us,
             self.registers,
@@ -262,6 +327,13 @@ class _Projector:
             needed,
             self.compiled is not None,
         )
+
+
+SPILL_PAST_L1 = 0.1
+"""Of spilled words: what goes to the L2 even where the stacks fit the L1."""
+
+LEAST_FREE_REGISTERS = 8
+"""Registers for loads in flight, however few there are."""
 
 
 def project(

@@ -16,7 +16,7 @@ from astitch.speed_of_light import Work
 from astitch.stitch_scheme import Arrangement, TaskLoop
 from astitch.thread_mapping import Mapping
 
-SM_SHARE = 5.0
+SM_SHARE = 10.0
 """How many times its fair share of the memory's bandwidth one SM can draw while others are idle."""
 
 LEAST_REGISTERS = 24
@@ -88,10 +88,9 @@ def bound_plan(
     fits = per_sm > 0 and launch.registers >= LEAST_REGISTERS
     # Data that fits the L2 is read from there: neither the copy's bandwidth nor its latency bounds that.
     warm = work.bytes < gpu.l2_bytes
-    gbs, latency_ns = (
-        (gpu.l2_gbs, gpu.l2_latency_ns) if warm else (gpu.bandwidth_gbs, gpu.dram_latency_ns)
-    )
-    light_us = max(work.bytes / gbs / 1e3, 1e-3)
+    latency_ns = gpu.l2_latency_ns if warm else gpu.dram_latency_ns
+    stream_us = gpu.stream_us(work.read_bytes, work.written_bytes)
+    light_us = max(work.bytes / gpu.l2_gbs / 1e3 if warm else stream_us, 1e-3)
     l2_us = (work.bytes + _read_again(arrangement, schedule) * work.read_bytes) / gpu.l2_gbs / 1e3
     sm_share = min(1.0, active * SM_SHARE / gpu.sms)
     gm_ratio = sm_share * light_us / max(light_us, l2_us)

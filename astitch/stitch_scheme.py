@@ -211,10 +211,10 @@ def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
         return Span.TASK, 1
     # An outer row that is kept exists inside a task only, also where all rows are one tile.
     outer_kept = tiles["outer"][0][1] and mapping.outer_size > 1
-    inner_kept = any(kept and tiles[axis][1] > 1 for axis, ((_, kept), _) in tiles.items() if axis != "outer")
-    if mapping.team and not inner_kept and not tiles["outer"][0][0]:
+    (_, row_kept), (_, col_kept) = tiles["row"][0], tiles["col"][0]
+    if mapping.team and not row_kept and not col_kept and not tiles["outer"][0][0]:
         return Span.TEAM, mapping.parts
-    if outer_kept or inner_kept or any(kept and count > 1 for (_, kept), count in tiles.values()):
+    if outer_kept or any(kept and count > 1 for (_, kept), count in tiles.values()):
         parts = 1
         for count in spanned:
             parts *= count
@@ -284,6 +284,7 @@ class _Arranger:
         self.gpu, self.block, self.wave = gpu, block, wave
         self.inside = set(groups.scope.members)
         self.kept = {c.name for c in groups.candidates}
+        self.team_parts = 0
         self.loops: list[_Loop] = []
         self.drafts: dict[str, _Draft] = {}
         self.mapping_of: dict[str, Mapping] = {}
@@ -347,7 +348,13 @@ class _Arranger:
         return self.map_space(root.space)
 
     def map_space(self, space: Space) -> Mapping:
-        return map_space(space, self.gpu, self.block, self.wave, self.schedule)
+        """The mapping of a space; teams of one kernel all have the same number of blocks."""
+        mapping = map_space(space, self.gpu, self.block, self.wave, self.schedule)
+        if mapping.team:
+            self.team_parts = self.team_parts or mapping.parts
+            if mapping.parts != self.team_parts:
+                return replace(mapping, team=False)
+        return mapping
 
     def element_bytes(self, group: Group, space: Space) -> int:
         """The widest element among the arrays of the space's size that the group reads or writes: what is converted

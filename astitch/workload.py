@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 import numpy as np
 
@@ -121,6 +122,7 @@ class Access:
     level: number of global barriers before it.  bytes: asked for by threads.  sector_bytes: 32 for each sector that a
     warp touches.  wavefronts: cycles of the load/store unit.  range_bytes: extent of the addresses, so that no more
     than that is different memory.  task_bytes: different memory in one task of one block.
+    backward: by a loop that runs from the end of the array.
     """
 
     array: str
@@ -133,6 +135,7 @@ class Access:
     range_bytes: float
     task_bytes: float
     vector_bytes: int
+    backward: bool = False
 
     @property
     def unique_bytes(self) -> float:
@@ -141,13 +144,14 @@ class Access:
 
 @dataclass
 class LoopWork:
-    """One task loop.  tasks: of all blocks.  mix: of a thread for one task (the average of the block's threads).
+    """One task loop.  tasks: of all blocks, the first of them with block number `offset`.  mix: of a thread for one task (the average of the block's threads).
     once_mix: before and after the loop, for each block.
 
     chain_cycles: of a warp through one task, were it alone and memory at no distance.  batches: how often it then waits
     for memory that it touches for the first time; rereads: for memory that this section touched before.
     barriers: block barriers of one task.  meetings: of the `team` blocks that share a task's row.
-    load_bytes: what a thread asks for before it waits, the most.
+    load_bytes: what a thread asks for before it waits, the most; kept_words: what its registers hold meanwhile.
+    once_batches: waits for memory before the loop.
     prefetched: the next task's loads are under way while a task is worked on.
     """
 
@@ -164,6 +168,9 @@ class LoopWork:
     meetings: float = 0.0
     team: int = 0
     load_bytes: float = 0.0
+    kept_words: float = 0.0
+    once_batches: float = 0.0
+    offset: int = 0
     prefetched: bool = False
 
 
@@ -190,7 +197,7 @@ _CHAIN = {_F: 2.0, _I: 1.5, _S: 6.0, _C: 3.0, _D: 8.0}
 """Cycles that an instruction adds to a thread's own chain: 4 to 20 of latency, of which neighbours hide a part."""
 
 SHUFFLE_CYCLES, BARRIER_CYCLES, SHARED_CYCLES = 26.0, 40.0, 30.0
-UNROLLED_BY = 4
+UNROLLED_BY = 8
 """Loops that are not unrolled fully are by this much (emit_cuda.py)."""
 
 BASE_REGISTERS = 16
@@ -233,6 +240,8 @@ class _Counter:
         self.turn = 0  # counts the waits
         self.lanes = 1
         self.batches: dict[str, int] = {}  # elements of each
+        self.falling: set[str] = set()  # indices that fall as loops run
+        self.turning: set[str] = set()  # variables of loops
 
     # -- where a warp stands -----------------------------------------------------------------------------------------
 
@@ -279,6 +288,16 @@ class _Counter:
             inner = self.values.get(term.name[4:].partition(",")[0], np.asarray(0))
             return np.asarray(np.minimum(inner, term.extent - 1))
         return self.values.get(term.name, np.asarray(0))
+
+    def falls(self, form: Linear) -> bool:
+        """Does the form's value fall as the loops around it run?"""
+        for term, coefficient in form.terms:
+            if isinstance(term, Symbol):
+                if term.name in self.falling or (term.name in self.turning and coefficient < 0):
+                    return True
+            elif self.falls(term.dividend):
+                return True
+        return False
 
     def bounds(self, form: Linear, spans: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
         """Smallest and largest value of the form, names being within `spans`."""
@@ -347,7 +366,9 @@ class _Counter:
         """What was loaded before is needed from here on."""
         new = max((b for a, b in self.waiting.items() if a not in self.touched), default=0.0)
         old = max((b for a, b in self.waiting.items() if a in self.touched), default=0.0)
-        if new:
+        if not self.in_task:
+            self.loop.once_batches += max(new, old)
+        elif new:
             self.loop.batches += new
         else:
             self.loop.rereads += old
@@ -402,6 +423,7 @@ class _Counter:
                 span,
                 in_task,
                 size * width,
+                self.falls(position),
             )
         )
         if not write and not self.prefetching:
@@ -453,6 +475,8 @@ class _Counter:
                 self.values[name] = self.evaluate(form)
                 self.spans[name] = self.bounds(form, self.spans)
                 self.still[name] = self.bounds(form, self.still)
+                if self.falls(form):
+                    self.falling.add(name)
                 self.add({_I: price_form(form, self.kernel.wide_index)}, frame.trips, frame.copies)
             case k.Start(_, expr, _, _):
                 self.add({**self.expression(expr), _I: 4}, frame.trips, frame.copies)
@@ -484,10 +508,18 @@ class _Counter:
             case k.Ahead(name, dtype, width, count):
                 self.words[name] = count * width * dtype.bytes / 4
                 self.born[name], self.dies[name] = self.turn, ALWAYS
+            case k.Advance(target, _, _):
+                self.add({_I: self.words[target]}, frame.trips, frame.copies)
+            case k.KeepVector(target, _, _, _):
+                self.add({_I: self.words[target]}, frame.trips, frame.copies)
+            case k.CopyWait():
+                self.add({_I: 1.0}, frame.trips)
             case k.Prefetch(first, _, inner):
                 self.loop.prefetched = True
                 self.prefetching = True
-                if not first:  # the first task's loads are waited for like any other's
+                if first:  # waited for, but counted with the others
+                    self.loop.once_batches += 1
+                else:
                     self.walk(inner, frame)
                 self.prefetching = False
             case k.Fetch(_, _, dtype, array, position, width):
@@ -505,6 +537,11 @@ class _Counter:
                 for value in values:
                     for unit, n in self.expression(value).items():
                         mix[unit] = mix.get(unit, 0.0) + n
+                self.add(mix, frame.trips, frame.copies)
+            case k.AccumulateProduct(_, _, a, b):
+                mix = self.expression(a)
+                for unit, n in (*self.expression(b).items(), (Unit.FP32, 1.0)):
+                    mix[unit] = mix.get(unit, 0.0) + n
                 self.add(mix, frame.trips, frame.copies)
             case k.AccumulateElement(_, _, reducer, value):
                 mix = self.expression(value)
@@ -540,7 +577,7 @@ class _Counter:
                     threads, warps = self.passing(branch.guards)
                     self.add({_I: 2.0}, frame.trips, frame.copies)
                     self.walk(branch.body, frame.scaled(threads, warps))
-            case k.Barrier("global"):
+            case k.Barrier(level="global"):
                 self.level += 1
             case k.Barrier():
                 self.sync(frame, 1)
@@ -553,11 +590,22 @@ class _Counter:
                 self.section(statement)
             case k.TaskLoop():
                 self.tasks(statement)
-            case _:  # a form around other statements, or one that costs nothing
-                self.walk(getattr(statement, "body", ()), frame)
+            case k.Current(_, inner) | k.Previous(_, inner):
+                self.add({_I: 2.0}, frame.trips)
+                self.walk(inner, frame)
+            case k.VectorVariable():
+                pass
+            case _:
+                assert_never(statement)
 
     def load(self, words: float) -> None:
         self.loaded[self.turn] = self.loaded.get(self.turn, 0.0) + words
+
+    def held_words(self, turn: int) -> float:
+        """Words of a thread that live from before a wait until after it."""
+        return sum(
+            w for n, w in self.words.items() if self.born.get(n, 0) < turn <= self.dies.get(n, 0)
+        )
 
     def peak_words(self, loads: float) -> float:
         """Most words of a thread that live at once, up to `loads` of them vectors just loaded.
@@ -566,11 +614,7 @@ class _Counter:
         """
         peak = 0.0
         for turn in range(self.turn + 1):
-            old = sum(
-                w
-                for n, w in self.words.items()
-                if self.born.get(n, 0) < turn <= self.dies.get(n, 0)
-            )
+            old = self.held_words(turn)
             new = sum(w for n, w in self.words.items() if self.born.get(n, 0) == turn)
             peak = max(peak, old + max(new, min(self.loaded.get(turn, 0.0), loads)))
         return peak
@@ -643,6 +687,7 @@ class _Counter:
         if loop.count == 0:
             return
         self.spans[loop.variable] = self.still[loop.variable] = (0, loop.count - 1)
+        self.turning.add(loop.variable)
         self.values[loop.variable] = np.asarray(0)
         copies = loop.count if loop.unroll else min(loop.count, UNROLLED_BY)
         inner = frame.repeated(loop.count, copies)
@@ -661,15 +706,20 @@ class _Counter:
         self.dies = {n: min(t, self.turn) for n, t in self.dies.items()}
         self.set_threads(section)
         self.touched = set()
-        self.loop = LoopWork(self.level, 1, True)
+        first_turn = self.turn
+        self.loop = LoopWork(self.level, 1, True, offset=section.offset)
         self.in_task = False
         self.walk(section.body, _Frame())
         self.wait()
+        self.loop.kept_words = max(
+            self.held_words(turn) for turn in range(first_turn, self.turn + 1)
+        )
         self.loops.append(self.loop)
 
     def tasks(self, tasks: k.TaskLoop) -> None:
         self.loop.tasks, self.loop.once = tasks.tasks, tasks.once
         self.spans["task"], self.still["task"] = (0, tasks.tasks - 1), (0, 0)
+        self.wait()
         self.in_task = True
         self.walk(tasks.body, _Frame())
         self.wait()
