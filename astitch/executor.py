@@ -339,10 +339,14 @@ class GpuExecutor:
         self.device = self.cupy.cuda.Device(device)
         self._lock = threading.Lock()
         self._types = {(v.type.dtype.numpy, v.type.shape): v.type for v in program.parameters}
-        self._last: tuple[int, Any] | None = None  # stream and event of the latest call
+        self._last: Any = None  # the stream of the latest call
         # Arrays of JAX that a call reads, with the event of its end: JAX knows nothing of our streams,
         # and would give their memory to others.
         self._borrowed: list[tuple[Any, list[Any]]] = []
+        self._free_events: list[Any] = []
+        # What is known of the few shardings and layouts that JAX's arrays have.
+        self._is_here: dict[Any, bool] = {}
+        self._is_row_major: dict[Any, bool] = {}
         with self.device:
             self._arena = self._allocate(program.arena_bytes, "the arena")
             self.cupy.cuda.runtime.memset(self._arena.ptr, 0, program.arena_bytes)
@@ -406,15 +410,26 @@ class GpuExecutor:
 
     def _wait_for_last_call(self, stream: Any) -> None:
         """There is one arena: a call on another stream starts when the latest call has ended."""
-        if self._last is not None and self._last[0] != stream.ptr:
-            stream.wait_event(self._last[1])
-        self._borrowed = [(event, arrays) for event, arrays in self._borrowed if not event.done]
+        if self._last is not None and self._last.ptr != stream.ptr:
+            event = self._take_event()
+            event.record(self._last)
+            stream.wait_event(event)
+            self._free_events.append(event)
+        while self._borrowed and self._borrowed[0][0].done:
+            self._free_events.append(self._borrowed.pop(0)[0])
 
     def _finish_call(self, stream: Any, arguments: Sequence[Any]) -> None:
-        event = self.cupy.cuda.Event(disable_timing=True)
-        event.record(stream)
-        self._last = (stream.ptr, event)
-        self._borrowed.append((event, [a for a in arguments if _is_jax(a)]))
+        self._last = stream
+        borrowed = [a for a in arguments if _is_jax(a)]
+        if borrowed:
+            event = self._take_event()
+            event.record(stream)
+            self._borrowed.append((event, borrowed))
+
+    def _take_event(self) -> Any:
+        if self._free_events:
+            return self._free_events.pop()
+        return self.cupy.cuda.Event(disable_timing=True)
 
     # -- memory --
 
@@ -504,19 +519,31 @@ class GpuExecutor:
 
     def _place_jax(self, array: Any, number: int) -> DeviceArray:
         type_ = self._type_of(array.dtype, array.shape)
-        device, *others = array.devices()
-        if others:
-            raise ArgumentMismatch(
-                f"argument {number} ({type_}) is spread over {1 + len(others)} devices; astitch runs on one\n"
-                "  bring it to one device with jax.device_put"
-            )
-        here = device.platform == "gpu" and device.local_hardware_id == self.device.id
-        row_major = array.format.layout.major_to_minor == tuple(range(type_.rank))
-        if not here or not row_major or not type_.size:
+        here = self._is_here.get(array.sharding)
+        if here is None:
+            device, *others = array.devices()
+            if others:
+                raise ArgumentMismatch(
+                    f"argument {number} ({type_}) is spread over {1 + len(others)} devices; astitch runs on one\n"
+                    "  bring it to one device with jax.device_put"
+                )
+            here = device.platform == "gpu" and device.local_hardware_id == self.device.id
+            self._is_here[array.sharding] = here
+        if not here or not type_.size or (type_.rank > 1 and not self._has_rows(array, type_.rank)):
             return self._place_host(np.asarray(array), number)
         # JAX computes on streams of its own: the array must be finished before ours may read it.
         array.block_until_ready()
         return DeviceArray(int(array.unsafe_buffer_pointer()), type_, array)
+
+    def _has_rows(self, array: Any, rank: int) -> bool:
+        """Is a JAX array row-major?  Its own layout object, where JAX shows it, saves making one for each question."""
+        layout = getattr(array, "_pjrt_layout", None)
+        known = self._is_row_major.get((layout, rank)) if layout is not None else None
+        if known is None:
+            known = array.format.layout.major_to_minor == tuple(range(rank))
+            if layout is not None:
+                self._is_row_major[layout, rank] = known
+        return known
 
     def _take_outputs(self, call: _Call) -> list[DeviceArray]:
         """One array for each output; only the first view of an OUTPUT buffer is handed on without a copy."""

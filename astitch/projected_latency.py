@@ -30,6 +30,8 @@ L1_BYTES = 64 * 1024
 SHARPNESS = 3.0
 """Memory, SM and latency add up as a norm of this order: near equal, none hides the others wholly."""
 
+SHARP_ONE, SHARP_BLOCK = 2.0, 0.7
+
 SPILL_CYCLES = 12.0
 """What a spilled word adds to a thread's chain, beside its load and store."""
 
@@ -50,6 +52,7 @@ class LevelTime:
     latency_us: float
     task_us: float
     rounds: float
+    sharpness: float
 
     @property
     def throughput(self) -> tuple[tuple[str, float], ...]:
@@ -62,8 +65,8 @@ class LevelTime:
 
     @property
     def time_us(self) -> float:
-        longest = (max(us for _, us in self.memory), max(us for _, us in self.units))
-        return _blend((*longest, self.latency_us))
+        busy = (max(us for _, us in self.memory), max(us for _, us in self.units))
+        return _blend((_blend(busy, self.sharpness), self.latency_us), SHARPNESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +108,11 @@ class Projection:
         return "\n".join(lines)
 
 
-def _blend(times: Sequence[float]) -> float:
+def _blend(times: Sequence[float], order: float) -> float:
     longest = max(times)
     if longest <= 0:
         return 0.0
-    return float(longest * sum((t / longest) ** SHARPNESS for t in times) ** (1 / SHARPNESS))
+    return float(longest * sum((t / longest) ** order for t in times) ** (1 / order))
 
 
 def miss_share(footprint_bytes: float, l2_bytes: int) -> float:
@@ -143,8 +146,9 @@ class _Projector:
         # Spilled words are of the thread's own stack: where do the stacks of all resident threads lie?
         stacks = float(stack_bytes * kernel.block * self.blocks_per_sm)
         l1_bytes = gpu.shared_per_sm_bytes - kernel.shared_bytes * self.blocks_per_sm
-        self.spill_to_l2 = max(1 - l1_bytes / stacks, SPILL_PAST_L1) if stacks else 0.0
-        self.spill_to_dram = miss_share(stacks * gpu.sms, gpu.l2_bytes)
+        # Stores go through it, loads hit it as far as it reaches.
+        self.spill_to_l2 = (1 + max(1 - l1_bytes / stacks, 0.0)) / 2 if stacks else 0.0
+        self.spill_to_dram = max(1 - gpu.l2_bytes / (stacks * gpu.sms), 0.0) if stacks else 0.0
 
     def count_registers(self) -> tuple[int, int, int]:
         """(registers of a thread, bytes spilled and loaded again, bytes of its stack)."""
@@ -281,6 +285,7 @@ class _Projector:
             float(chains.max()) + latency_us,
             longest_us,
             most_rounds,
+            SHARP_ONE + SHARP_BLOCK * (self.blocks_per_sm - 1),
         )
 
     def task_time(self, loop: LoopWork, section: int, mine: list[Access]) -> tuple[float, float]:
@@ -293,11 +298,13 @@ class _Projector:
         free = max(self.registers - BASE_REGISTERS - loop.kept_words, LEAST_FREE_REGISTERS)
         turns = max(words / free, 1.0)
         memory_us = (loop.batches * first_ns + loop.rereads * gpu.l2_latency_ns) * turns / 1e3
+        memory_us += loop.near * NEAR_CYCLES / clock
         # A scheduler issues for all warps of the block in turn.
         issued = sum(loop.mix.values()) * kernel.block / (4 * gpu.warp_size)
-        chain = loop.chain_cycles + issued + self.spill_bytes / 4 * SPILL_CYCLES
+        chain = loop.chain_cycles + ISSUE_SHARE * issued + self.spill_bytes / 4 * SPILL_CYCLES
         # Blocks of a team wait for the slowest of them, with nothing else to do.
-        chain_us = chain / clock + loop.meetings * gpu.barrier_us
+        chain_us = chain / clock
+        chain_us += loop.meetings * (gpu.barrier_us + MEETING_BLOCK_US * loop.team)
         task_us = max(memory_us, chain_us) if loop.prefetched else memory_us + chain_us
         return task_us, loop.once_cycles / clock + loop.once_batches * first_ns / 1e3
 
@@ -329,8 +336,13 @@ class _Projector:
         )
 
 
-SPILL_PAST_L1 = 0.1
-"""Of spilled words: what goes to the L2 even where the stacks fit the L1."""
+ISSUE_SHARE = 1.0
+
+NEAR_CYCLES = 40.0
+"""Until a load from the L1 has come."""
+
+MEETING_BLOCK_US = 0.017
+"""What each block of a team adds to a meeting: all of them read the parts of all, from one line."""
 
 LEAST_FREE_REGISTERS = 8
 """Registers for loads in flight, however few there are."""

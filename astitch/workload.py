@@ -148,7 +148,8 @@ class LoopWork:
     once_mix: before and after the loop, for each block.
 
     chain_cycles: of a warp through one task, were it alone and memory at no distance.  batches: how often it then waits
-    for memory that it touches for the first time; rereads: for memory that this section touched before.
+    for memory that it touches for the first time; rereads: for memory that this section touched before; near: for small
+    arrays that every task reads.
     barriers: block barriers of one task.  meetings: of the `team` blocks that share a task's row.
     load_bytes: what a thread asks for before it waits, the most; kept_words: what its registers hold meanwhile.
     once_batches: waits for memory before the loop.
@@ -164,6 +165,7 @@ class LoopWork:
     once_cycles: float = 0.0
     batches: float = 0.0
     rereads: float = 0.0
+    near: float = 0.0
     barriers: float = 0.0
     meetings: float = 0.0
     team: int = 0
@@ -193,6 +195,12 @@ class Workload:
         )
 
 
+_LATENCY = {_F: 4.0, _I: 4.0, _S: 20.0, _C: 8.0, _D: 16.0}
+"""Cycles from an instruction to one that needs its result."""
+
+CHAINED_SHARE = 0.5
+"""Of the instructions of a combination of two states, those that wait for each other."""
+
 _CHAIN = {_F: 2.0, _I: 1.5, _S: 6.0, _C: 3.0, _D: 8.0}
 """Cycles that an instruction adds to a thread's own chain: 4 to 20 of latency, of which neighbours hide a part."""
 
@@ -208,6 +216,9 @@ LOADED_WORDS, LEAST_LOADED_WORDS = 32, 8
 
 LATE_SHARE = 0.25
 """Of a meeting's cost: what waiting costs blocks that arrived a task earlier."""
+
+NEAR_BYTES = 64 * 1024
+"""Arrays of no more than this that all tasks read stay in the L1."""
 
 ALWAYS = 1 << 30
 
@@ -231,6 +242,7 @@ class _Counter:
         self.in_task = False
         self.prefetching = False
         self.touched: set[str] = set()
+        self.waiting_near = False  # for what the L1 has
         self.waiting: dict[str, float] = {}  # arrays loaded since the last wait -> batches
         self.asked = 0.0
         self.words: dict[str, float] = {}  # of kept arrays and states
@@ -366,6 +378,8 @@ class _Counter:
         """What was loaded before is needed from here on."""
         new = max((b for a, b in self.waiting.items() if a not in self.touched), default=0.0)
         old = max((b for a, b in self.waiting.items() if a in self.touched), default=0.0)
+        self.loop.near += 1.0 if self.in_task and self.waiting_near else 0.0
+        self.waiting_near = False
         if not self.in_task:
             self.loop.once_batches += max(new, old)
         elif new:
@@ -427,8 +441,11 @@ class _Counter:
             )
         )
         if not write and not self.prefetching:
-            self.waiting[array] = max(self.waiting.get(array, 0.0), frame.batches)
-            self.asked += frame.together * size * width
+            if self.in_task and span <= NEAR_BYTES:
+                self.waiting_near = True
+            else:
+                self.waiting[array] = max(self.waiting.get(array, 0.0), frame.batches)
+                self.asked += frame.together * size * width
 
     def expression(self, expr: k.Expr) -> Mix:
         mix: Mix = {}
@@ -636,6 +653,8 @@ class _Counter:
             combine = self.combine(part.reducer)
             reducer = self.reducers[part.reducer]
             shuffles = math.ceil(reducer.state_bytes / 4)
+            latency = CHAINED_SHARE * sum(_LATENCY[unit] * n for unit, n in combine.items())
+            exchange = SHUFFLE_CYCLES + max(latency, _LATENCY[_F])
             mix: Mix = {}
 
             def butterfly(
@@ -649,14 +668,14 @@ class _Counter:
             if not shared:
                 rounds = max(step.threads - 1, 0).bit_length()
                 butterfly(rounds, part.count)
-                chain = rounds * (SHUFFLE_CYCLES + 6)
+                chain = rounds * exchange
             elif step.stride == 1:
                 butterfly(5, part.count)
-                chain = 5 * (SHUFFLE_CYCLES + 6) + 2 * SHARED_CYCLES
+                chain = 5 * exchange + 2 * SHARED_CYCLES
                 if step.butterfly:
                     rounds = max(warps - 1, 0).bit_length()
                     butterfly(rounds, part.count)
-                    chain += rounds * (SHUFFLE_CYCLES + 6)
+                    chain += rounds * exchange
                     mix[Unit.SHARED] = 2.0 * part.count
                 else:
                     mix[Unit.SHARED] = (1.0 + warps) * part.count
