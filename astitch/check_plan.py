@@ -778,8 +778,9 @@ class _KernelCheck:
             slot.reducer == part.reducer, f"slot {slot.name} holds other states than {part.state}"
         )
         chunk = min(part.count, k.STRIDED_CHUNK)
+        together = sum(p.slot == part.slot for p in step.parts)
         states = (
-            part.count * max(self.kernel.block // 32, 1)
+            part.count * together * max(self.kernel.block // 32, 1)
             if step.stride == 1
             else chunk * self.kernel.block
         )

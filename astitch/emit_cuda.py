@@ -426,21 +426,35 @@ class _Printer:
 
     def reduction(self, step: k.ReduceAcross) -> Iterator[str]:
         across = step.stride == 1 and step.threads > 32
+        if across:
+            yield from self.reduction_of_warps(step)
+            return
         for part in step.parts:
             reducer = f"Reduce{part.reducer}"
             if not part.slot:
                 yield f"reduce_lanes<{reducer}, {step.threads}, {step.stride}>({part.state});"
-            elif across:
-                yield f"reduce_warps<{reducer}>({part.state}, {part.slot});"
             else:
                 lanes = "true" if step.butterfly else "false"
                 sizes = f"{step.threads}, {step.stride}, {self.kernel.block}, {k.STRIDED_CHUNK}, {lanes}"
                 yield f"reduce_strided<{reducer}, {sizes}>({part.state}, {part.slot});"
-        if across:
-            yield "__syncthreads();"
-            way = f"{step.threads}, {'true' if step.butterfly else 'false'}"
-            for part in step.parts:
-                yield f"combine_warps<Reduce{part.reducer}, {way}>({part.state}, {part.slot});"
+
+    def reduction_of_warps(self, step: k.ReduceAcross) -> Iterator[str]:
+        """Parts with one slot are reduced together."""
+        slots: dict[str, list[k.Part]] = {}
+        for part in step.parts:
+            slots.setdefault(part.slot, []).append(part)
+        way = f"{step.threads}, {'true' if step.butterfly else 'false'}"
+        second = []
+        for slot, parts in slots.items():
+            reducer, states = f"Reduce{parts[0].reducer}", ", ".join(p.state for p in parts)
+            if len(parts) == 1:
+                yield f"reduce_warps<{reducer}>({states}, {slot});"
+                second.append(f"combine_warps<{reducer}, {way}>({states}, {slot});")
+            else:
+                yield f"reduce_warps_together<{reducer}>({slot}, {states});"
+                second.append(f"combine_warps_together<{reducer}, {step.threads}>({slot}, {states});")
+        yield "__syncthreads();"
+        yield from second
 
     # -- declarations --------------------------------------------------------------------------------------------
 
@@ -457,6 +471,10 @@ class _Printer:
         yield f"  static __device__ __forceinline__ State identity() {{ return State{{{values}}}; }}"
         yield "  static __device__ __forceinline__ State combine(const State a, const State b) {"
         yield from self.region(reducer)
+        yield "  }"
+        taken = ", ".join(f"value_of_lane(s.f{i}, lane)" for i, _ in fields)
+        yield "  static __device__ __forceinline__ State take(const State s, int lane) {"
+        yield f"    return State{{{taken}}};"
         yield "  }"
         shuffled = ", ".join(f"shuffle_value(s.f{i}, mask)" for i, _ in fields)
         yield "  static __device__ __forceinline__ State shuffle(const State s, int mask) {"

@@ -355,7 +355,7 @@ class AccumulateState:
 @dataclass(frozen=True, slots=True)
 class Part:
     """state[0 .. count) of one reduction.  slot: shared states for sets of threads that are not within one warp
-    ("" when none is needed)."""
+    ("" when none is needed); parts of the same simple reducer with one slot and one state each are reduced together."""
 
     state: str
     count: int

@@ -41,6 +41,10 @@ MAX_OWN_STATES = 16
 """States of other warps that each thread combines by itself; one that is not a simple sum or extreme counts for four."""
 
 
+MAX_TOGETHER = 4
+"""Reductions of a row that share one butterfly."""
+
+
 def steps_inside(size: int, minus_tile: Linear, thread: str, threads: int) -> Linear:
     """How many of the positions tile + step * threads + thread are below `size`, by step."""
     left = ix.add(
@@ -776,11 +780,15 @@ class LoopLowering(Values):
     def reduce_step(self, places: Sequence[Placement], threads: int, stride: int) -> k.Statement:
         parts = []
         shared = threads * stride > 32
+        together = self.reduced_together(places) if shared and stride == 1 else []
         for number, place in enumerate(places):
             reducer = self.declarations.reducer(place.root.name)
             count = self.state_count(place)
             slot = ""
-            if shared:
+            if place in together:
+                states = len(together) * (self.mapping.block // 32)
+                slot = self.exchange_slot(reducer, states, places.index(together[0]))
+            elif shared:
                 if stride == 1:
                     states = count * max(self.mapping.block // 32, 1)
                 else:
@@ -797,6 +805,16 @@ class LoopLowering(Values):
         else:
             butterfly = not reducers[0].commutative and 8 <= threads <= 32
         return k.ReduceAcross(tuple(parts), threads, stride, butterfly)
+
+    def reduced_together(self, places: Sequence[Placement]) -> list[Placement]:
+        """The first reductions, up to four, of one simple kind with one state each; none if there is only one."""
+        kinds: dict[int, list[Placement]] = {}
+        for place in places:
+            reducer = self.declarations.reducer(place.root.name)
+            if reducer.commutative and self.state_count(place) == 1:
+                kinds.setdefault(reducer.number, []).append(place)
+        most = max(kinds.values(), key=len, default=[])
+        return most[:MAX_TOGETHER] if len(most) > 1 else []
 
     def exchange_slot(self, reducer: k.Reducer, states: int, number: int) -> str:
         """Shared states for reduction `number` of an exchange between threads.

@@ -363,6 +363,11 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "reduce_warps<Reduce0>(s, slot);\n__syncthreads();\ncombine_warps<Reduce0, 256, true>(s, slot);",
     ),
     (
+        k.ReduceAcross((k.Part("s", 1, 0, "slot"), k.Part("t", 1, 0, "slot")), 256, 1),
+        "reduce_warps_together<Reduce0>(slot, s, t);\n__syncthreads();\n"
+        "combine_warps_together<Reduce0, 256>(slot, s, t);",
+    ),
+    (
         k.ReduceAcross((k.Part("s", 4, 0, "slot"),), 8, 32),
         "reduce_strided<Reduce0, 8, 32, 256, 4, false>(s, slot);",
     ),

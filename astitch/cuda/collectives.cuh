@@ -1,5 +1,5 @@
 // Reductions over threads, in a fixed order.  A reducer R has a State, identity(), combine(a, b) and
-// shuffle(state, mask); every thread of a set ends with the set's total.
+// shuffle(state, mask) and take(state, lane); every thread of a set ends with the set's total.
 #pragma once
 
 // __shfl_xor_sync knows words of 4 and 8 bytes; narrower values travel as int.
@@ -108,6 +108,15 @@ template <class State, int THREADS, int STRIDE> __device__ __forceinline__ State
 
 // ---- reductions -----------------------------------------------------------------------------------------
 
+template <class T> __device__ __forceinline__ T value_of_lane(T value, int lane)
+{
+    if constexpr (sizeof(T) < 4) {
+        return T(__shfl_sync(0xffffffffu, int(value), lane));
+    } else {
+        return __shfl_sync(0xffffffffu, value, lane);
+    }
+}
+
 // Sets of THREADS lanes that are STRIDE apart, within one warp: a butterfly.  The lower lane's state always
 // comes first, so that all lanes compute the same bits even where combine(a, b) and combine(b, a) differ.
 template <class R, int THREADS, int STRIDE, int COUNT>
@@ -164,6 +173,52 @@ __device__ __forceinline__ void combine_warps(typename R::State (&states)[COUNT]
                 states[i] = R::combine(states[i], slot[first + warp * COUNT + i]);
         }
     }
+}
+
+// The same for two to four simple reductions R at once.  In the first steps of the butterfly each half of the lanes goes
+// on with half of the values, so that N values take N - 1 + log2(32 / N) exchanges and not N log2(32).
+// slot: N states for each warp of the block.
+template <class R, class Slot, class... States>
+__device__ __forceinline__ void reduce_warps_together(Slot slot, States&... states)
+{
+    using State = typename R::State;
+    constexpr int N = sizeof...(States), PLACES = N == 2 ? 2 : 4, LANES = 32 / PLACES;
+    State values[PLACES] = {states[0]...};
+#pragma unroll
+    for (int i = N; i < PLACES; ++i) values[i] = R::identity();
+#pragma unroll
+    for (int half = PLACES / 2, mask = 16; half >= 1; half /= 2, mask /= 2) {
+        const bool upper = threadIdx.x & mask;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const State kept = upper ? values[i + half] : values[i], sent = upper ? values[i] : values[i + half];
+            values[i] = R::combine(kept, R::shuffle(sent, mask));
+        }
+    }
+#pragma unroll
+    for (int mask = LANES / 2; mask >= 1; mask /= 2) values[0] = R::combine(values[0], R::shuffle(values[0], mask));
+    const int lane = threadIdx.x % 32;
+    if (lane % LANES == 0 && lane / LANES < N) slot[threadIdx.x / 32 * N + lane / LANES] = values[0];
+}
+template <class R, int THREADS, class Slot, class... States>
+__device__ __forceinline__ void combine_warps_together(Slot slot, States&... states)
+{
+    using State = typename R::State;
+    constexpr int N = sizeof...(States), WARPS = THREADS / 32, SHARE = 32 / WARPS;
+    const int lane = threadIdx.x % 32, first = threadIdx.x / THREADS * WARPS;
+    State totals[N];
+#pragma unroll
+    for (int base = 0; base < N; base += SHARE) {
+        const int number = base + lane / WARPS;
+        State total = number < N ? slot[(first + lane % WARPS) * N + number] : R::identity();
+#pragma unroll
+        for (int mask = 1; mask < WARPS; mask *= 2) total = R::combine(total, R::shuffle(total, mask));
+#pragma unroll
+        for (int i = 0; i < SHARE; ++i)
+            if (base + i < N) totals[base + i] = R::take(total, i * WARPS);
+    }
+    int i = 0;
+    ((states[0] = totals[i++]), ...);
 }
 
 // Sets of THREADS threads that are STRIDE apart and span warps: threads that own the same columns.

@@ -10,11 +10,16 @@
 //   jit(adam_with_clip)/pow
 //   and 1 more
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -222,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_22__1 = load_as<float>(p_flat_22__1[col]);
             const float mul_259 = hlo_multiply(flat_22__1, flat_22__1);
             if (to < 1) {
-              reduce_sum_134_state_0[0] = Reduce0::combine(reduce_sum_134_state_0[0], Reduce0::State{mul_259});
+              reduce_sum_134_state_0[0].f0 = hlo_multiply_add(flat_22__1, flat_22__1, reduce_sum_134_state_0[0].f0);
             }
           }
         }
@@ -254,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_23__1 = load_as<float>(p_flat_23__1[col]);
             const float mul_260 = hlo_multiply(flat_23__1, flat_23__1);
             if (to < 1) {
-              reduce_sum_135_state_0[0] = Reduce0::combine(reduce_sum_135_state_0[0], Reduce0::State{mul_260});
+              reduce_sum_135_state_0[0].f0 = hlo_multiply_add(flat_23__1, flat_23__1, reduce_sum_135_state_0[0].f0);
             }
           }
         }
@@ -290,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_24__1 = load_as<float>(flat_24__1_v_0.v[lane]);
             const float mul_261 = hlo_multiply(flat_24__1, flat_24__1);
             if (to < 1) {
-              reduce_sum_136_state_0[0] = Reduce0::combine(reduce_sum_136_state_0[0], Reduce0::State{mul_261});
+              reduce_sum_136_state_0[0].f0 = hlo_multiply_add(flat_24__1, flat_24__1, reduce_sum_136_state_0[0].f0);
             }
           }
         }
@@ -325,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             for (int lane = 0; lane < 4; ++lane) {
               const float flat_25__1 = load_as<float>(flat_25__1_v_0.v[lane]);
               const float mul_262 = hlo_multiply(flat_25__1, flat_25__1);
-              reduce_sum_137_state_0[0] = Reduce0::combine(reduce_sum_137_state_0[0], Reduce0::State{mul_262});
+              reduce_sum_137_state_0[0].f0 = hlo_multiply_add(flat_25__1, flat_25__1, reduce_sum_137_state_0[0].f0);
             }
           }
         }
@@ -362,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float flat_26__1 = load_as<float>(flat_26__1_v_0.v[lane]);
               const float mul_263 = hlo_multiply(flat_26__1, flat_26__1);
               if (to < 1) {
-                reduce_sum_138_state_0[0] = Reduce0::combine(reduce_sum_138_state_0[0], Reduce0::State{mul_263});
+                reduce_sum_138_state_0[0].f0 = hlo_multiply_add(flat_26__1, flat_26__1, reduce_sum_138_state_0[0].f0);
               }
             }
           }
@@ -399,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float flat_27__1 = load_as<float>(flat_27__1_v_0.v[lane]);
               const float mul_264 = hlo_multiply(flat_27__1, flat_27__1);
               if (to < 1) {
-                reduce_sum_139_state_0[0] = Reduce0::combine(reduce_sum_139_state_0[0], Reduce0::State{mul_264});
+                reduce_sum_139_state_0[0].f0 = hlo_multiply_add(flat_27__1, flat_27__1, reduce_sum_139_state_0[0].f0);
               }
             }
           }
@@ -436,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_28__1 = load_as<float>(flat_28__1_v_0.v[lane]);
             const float mul_265 = hlo_multiply(flat_28__1, flat_28__1);
             if (to < 1) {
-              reduce_sum_140_state_0[0] = Reduce0::combine(reduce_sum_140_state_0[0], Reduce0::State{mul_265});
+              reduce_sum_140_state_0[0].f0 = hlo_multiply_add(flat_28__1, flat_28__1, reduce_sum_140_state_0[0].f0);
             }
           }
         }
@@ -468,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 3168) {
             const float flat_30__1 = load_as<float>(p_flat_30__1[col]);
             const float mul_267 = hlo_multiply(flat_30__1, flat_30__1);
-            reduce_sum_142_state_0[0] = Reduce0::combine(reduce_sum_142_state_0[0], Reduce0::State{mul_267});
+            reduce_sum_142_state_0[0].f0 = hlo_multiply_add(flat_30__1, flat_30__1, reduce_sum_142_state_0[0].f0);
           }
         }
       }
@@ -502,7 +507,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_31__1 = load_as<float>(p_flat_31__1[col]);
             const float mul_268 = hlo_multiply(flat_31__1, flat_31__1);
             if (to < 1) {
-              reduce_sum_143_state_0[0] = Reduce0::combine(reduce_sum_143_state_0[0], Reduce0::State{mul_268});
+              reduce_sum_143_state_0[0].f0 = hlo_multiply_add(flat_31__1, flat_31__1, reduce_sum_143_state_0[0].f0);
             }
           }
         }
@@ -540,7 +545,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float flat_32__1 = load_as<float>(flat_32__1_v_0.v[lane]);
               const float mul_269 = hlo_multiply(flat_32__1, flat_32__1);
               if (to < 1) {
-                reduce_sum_144_state_0[0] = Reduce0::combine(reduce_sum_144_state_0[0], Reduce0::State{mul_269});
+                reduce_sum_144_state_0[0].f0 = hlo_multiply_add(flat_32__1, flat_32__1, reduce_sum_144_state_0[0].f0);
               }
             }
           }
@@ -577,7 +582,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_33__1 = load_as<float>(flat_33__1_v_0.v[lane]);
             const float mul_270 = hlo_multiply(flat_33__1, flat_33__1);
             if (to < 1) {
-              reduce_sum_145_state_0[0] = Reduce0::combine(reduce_sum_145_state_0[0], Reduce0::State{mul_270});
+              reduce_sum_145_state_0[0].f0 = hlo_multiply_add(flat_33__1, flat_33__1, reduce_sum_145_state_0[0].f0);
             }
           }
         }
@@ -612,7 +617,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             for (int lane = 0; lane < 4; ++lane) {
               const float flat_34__1 = load_as<float>(flat_34__1_v_0.v[lane]);
               const float mul_271 = hlo_multiply(flat_34__1, flat_34__1);
-              reduce_sum_146_state_0[0] = Reduce0::combine(reduce_sum_146_state_0[0], Reduce0::State{mul_271});
+              reduce_sum_146_state_0[0].f0 = hlo_multiply_add(flat_34__1, flat_34__1, reduce_sum_146_state_0[0].f0);
             }
           }
         }
@@ -649,7 +654,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float flat_35__1 = load_as<float>(flat_35__1_v_0.v[lane]);
               const float mul_272 = hlo_multiply(flat_35__1, flat_35__1);
               if (to < 1) {
-                reduce_sum_147_state_0[0] = Reduce0::combine(reduce_sum_147_state_0[0], Reduce0::State{mul_272});
+                reduce_sum_147_state_0[0].f0 = hlo_multiply_add(flat_35__1, flat_35__1, reduce_sum_147_state_0[0].f0);
               }
             }
           }
@@ -684,7 +689,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_36__1 = load_as<float>(flat_36__1_v_0.v[lane]);
             const float mul_273 = hlo_multiply(flat_36__1, flat_36__1);
             if (to < 1) {
-              reduce_sum_148_state_0[0] = Reduce0::combine(reduce_sum_148_state_0[0], Reduce0::State{mul_273});
+              reduce_sum_148_state_0[0].f0 = hlo_multiply_add(flat_36__1, flat_36__1, reduce_sum_148_state_0[0].f0);
             }
           }
         }
@@ -718,7 +723,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float flat_37__1 = load_as<float>(flat_37__1_v_0.v[lane]);
             const float mul_274 = hlo_multiply(flat_37__1, flat_37__1);
             if (to < 1) {
-              reduce_sum_149_state_0[0] = Reduce0::combine(reduce_sum_149_state_0[0], Reduce0::State{mul_274});
+              reduce_sum_149_state_0[0].f0 = hlo_multiply_add(flat_37__1, flat_37__1, reduce_sum_149_state_0[0].f0);
             }
           }
         }
@@ -750,7 +755,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 961) {
             const float flat_38__1 = load_as<float>(p_flat_38__1[col]);
             const float mul_275 = hlo_multiply(flat_38__1, flat_38__1);
-            reduce_sum_150_state_0[0] = Reduce0::combine(reduce_sum_150_state_0[0], Reduce0::State{mul_275});
+            reduce_sum_150_state_0[0].f0 = hlo_multiply_add(flat_38__1, flat_38__1, reduce_sum_150_state_0[0].f0);
           }
         }
       }
@@ -783,7 +788,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 257) {
             const float flat_39__1 = load_as<float>(p_flat_39__1[col]);
             const float mul_276 = hlo_multiply(flat_39__1, flat_39__1);
-            reduce_sum_151_state_0[0] = Reduce0::combine(reduce_sum_151_state_0[0], Reduce0::State{mul_276});
+            reduce_sum_151_state_0[0].f0 = hlo_multiply_add(flat_39__1, flat_39__1, reduce_sum_151_state_0[0].f0);
           }
         }
       }
@@ -973,9 +978,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float add_159 = hlo_add(mul_360, mul_362);
             p_add_159[col] = store_as<float>(add_159);
             const float flat_10__1 = load_as<float>(p_flat_10__1[col]);
-            const float div_149 = hlo_divide(add_158, sub_60);
+            const float div_149 = hlo_divide_shared(add_158, sub_60);
             const float mul_363 = hlo_multiply(div_149, 0.001f);
-            const float div_151 = hlo_divide(add_159, sub_61);
+            const float div_151 = hlo_divide_shared(add_159, sub_61);
             const float sqrt_32 = hlo_sqrt(div_151);
             const float add_160 = hlo_add(sqrt_32, 1e-08f);
             const float div_152 = hlo_divide(mul_363, add_160);
@@ -1071,9 +1076,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float add_135 = hlo_add(mul_296, mul_298);
             p_add_135[col] = store_as<float>(add_135);
             const float flat_2__1 = load_as<float>(p_flat_2__1[col]);
-            const float div_109 = hlo_divide(add_134, sub_60__1);
+            const float div_109 = hlo_divide_shared(add_134, sub_60__1);
             const float mul_299 = hlo_multiply(div_109, 0.001f);
-            const float div_111 = hlo_divide(add_135, sub_61__1);
+            const float div_111 = hlo_divide_shared(add_135, sub_61__1);
             const float sqrt_24 = hlo_sqrt(div_111);
             const float add_136 = hlo_add(sqrt_24, 1e-08f);
             const float div_112 = hlo_divide(mul_299, add_136);
@@ -1169,9 +1174,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float add_138 = hlo_add(mul_304, mul_306);
             p_add_138[col] = store_as<float>(add_138);
             const float flat_3__1 = load_as<float>(p_flat_3__1[col]);
-            const float div_114 = hlo_divide(add_137, sub_60__2);
+            const float div_114 = hlo_divide_shared(add_137, sub_60__2);
             const float mul_307 = hlo_multiply(div_114, 0.001f);
-            const float div_116 = hlo_divide(add_138, sub_61__2);
+            const float div_116 = hlo_divide_shared(add_138, sub_61__2);
             const float sqrt_25 = hlo_sqrt(div_116);
             const float add_139 = hlo_add(sqrt_25, 1e-08f);
             const float div_117 = hlo_divide(mul_307, add_139);
@@ -1276,9 +1281,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_141 = hlo_add(mul_312, mul_314);
               add_141_w_0.v[lane] = store_as<float>(add_141);
               const float flat_4__1 = load_as<float>(flat_4__1_v_0.v[lane]);
-              const float div_119 = hlo_divide(add_140, sub_60__3);
+              const float div_119 = hlo_divide_shared(add_140, sub_60__3);
               const float mul_315 = hlo_multiply(div_119, 0.001f);
-              const float div_121 = hlo_divide(add_141, sub_61__3);
+              const float div_121 = hlo_divide_shared(add_141, sub_61__3);
               const float sqrt_26 = hlo_sqrt(div_121);
               const float add_142 = hlo_add(sqrt_26, 1e-08f);
               const float div_122 = hlo_divide(mul_315, add_142);
@@ -1388,9 +1393,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_144 = hlo_add(mul_320, mul_322);
               add_144_w_0.v[lane] = store_as<float>(add_144);
               const float flat_5__1 = load_as<float>(flat_5__1_v_0.v[lane]);
-              const float div_124 = hlo_divide(add_143, sub_60__4);
+              const float div_124 = hlo_divide_shared(add_143, sub_60__4);
               const float mul_323 = hlo_multiply(div_124, 0.001f);
-              const float div_126 = hlo_divide(add_144, sub_61__4);
+              const float div_126 = hlo_divide_shared(add_144, sub_61__4);
               const float sqrt_27 = hlo_sqrt(div_126);
               const float add_145 = hlo_add(sqrt_27, 1e-08f);
               const float div_127 = hlo_divide(mul_323, add_145);
@@ -1499,9 +1504,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_147 = hlo_add(mul_328, mul_330);
               add_147_w_0.v[lane] = store_as<float>(add_147);
               const float flat_6__1 = load_as<float>(flat_6__1_v_0.v[lane]);
-              const float div_129 = hlo_divide(add_146, sub_60__5);
+              const float div_129 = hlo_divide_shared(add_146, sub_60__5);
               const float mul_331 = hlo_multiply(div_129, 0.001f);
-              const float div_131 = hlo_divide(add_147, sub_61__5);
+              const float div_131 = hlo_divide_shared(add_147, sub_61__5);
               const float sqrt_28 = hlo_sqrt(div_131);
               const float add_148 = hlo_add(sqrt_28, 1e-08f);
               const float div_132 = hlo_divide(mul_331, add_148);
@@ -1610,9 +1615,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_150 = hlo_add(mul_336, mul_338);
               add_150_w_0.v[lane] = store_as<float>(add_150);
               const float flat_7__1 = load_as<float>(flat_7__1_v_0.v[lane]);
-              const float div_134 = hlo_divide(add_149, sub_60__6);
+              const float div_134 = hlo_divide_shared(add_149, sub_60__6);
               const float mul_339 = hlo_multiply(div_134, 0.001f);
-              const float div_136 = hlo_divide(add_150, sub_61__6);
+              const float div_136 = hlo_divide_shared(add_150, sub_61__6);
               const float sqrt_29 = hlo_sqrt(div_136);
               const float add_151 = hlo_add(sqrt_29, 1e-08f);
               const float div_137 = hlo_divide(mul_339, add_151);
@@ -1721,9 +1726,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_153 = hlo_add(mul_344, mul_346);
               add_153_w_0.v[lane] = store_as<float>(add_153);
               const float flat_8__1 = load_as<float>(flat_8__1_v_0.v[lane]);
-              const float div_139 = hlo_divide(add_152, sub_60__7);
+              const float div_139 = hlo_divide_shared(add_152, sub_60__7);
               const float mul_347 = hlo_multiply(div_139, 0.001f);
-              const float div_141 = hlo_divide(add_153, sub_61__7);
+              const float div_141 = hlo_divide_shared(add_153, sub_61__7);
               const float sqrt_30 = hlo_sqrt(div_141);
               const float add_154 = hlo_add(sqrt_30, 1e-08f);
               const float div_142 = hlo_divide(mul_347, add_154);
@@ -1823,9 +1828,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float add_162 = hlo_add(mul_368, mul_370);
             p_add_162[col] = store_as<float>(add_162);
             const float flat_11__1 = load_as<float>(p_flat_11__1[col]);
-            const float div_154 = hlo_divide(add_161, sub_60__8);
+            const float div_154 = hlo_divide_shared(add_161, sub_60__8);
             const float mul_371 = hlo_multiply(div_154, 0.001f);
-            const float div_156 = hlo_divide(add_162, sub_61__8);
+            const float div_156 = hlo_divide_shared(add_162, sub_61__8);
             const float sqrt_33 = hlo_sqrt(div_156);
             const float add_163 = hlo_add(sqrt_33, 1e-08f);
             const float div_157 = hlo_divide(mul_371, add_163);
@@ -1930,9 +1935,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_165 = hlo_add(mul_376, mul_378);
               add_165_w_0.v[lane] = store_as<float>(add_165);
               const float flat_12__1 = load_as<float>(flat_12__1_v_0.v[lane]);
-              const float div_159 = hlo_divide(add_164, sub_60__9);
+              const float div_159 = hlo_divide_shared(add_164, sub_60__9);
               const float mul_379 = hlo_multiply(div_159, 0.001f);
-              const float div_161 = hlo_divide(add_165, sub_61__9);
+              const float div_161 = hlo_divide_shared(add_165, sub_61__9);
               const float sqrt_34 = hlo_sqrt(div_161);
               const float add_166 = hlo_add(sqrt_34, 1e-08f);
               const float div_162 = hlo_divide(mul_379, add_166);
@@ -2041,9 +2046,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_168 = hlo_add(mul_384, mul_386);
               add_168_w_0.v[lane] = store_as<float>(add_168);
               const float flat_13__1 = load_as<float>(flat_13__1_v_0.v[lane]);
-              const float div_164 = hlo_divide(add_167, sub_60__10);
+              const float div_164 = hlo_divide_shared(add_167, sub_60__10);
               const float mul_387 = hlo_multiply(div_164, 0.001f);
-              const float div_166 = hlo_divide(add_168, sub_61__10);
+              const float div_166 = hlo_divide_shared(add_168, sub_61__10);
               const float sqrt_35 = hlo_sqrt(div_166);
               const float add_169 = hlo_add(sqrt_35, 1e-08f);
               const float div_167 = hlo_divide(mul_387, add_169);
@@ -2152,9 +2157,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_171 = hlo_add(mul_392, mul_394);
               add_171_w_0.v[lane] = store_as<float>(add_171);
               const float flat_14__1 = load_as<float>(flat_14__1_v_0.v[lane]);
-              const float div_169 = hlo_divide(add_170, sub_60__11);
+              const float div_169 = hlo_divide_shared(add_170, sub_60__11);
               const float mul_395 = hlo_multiply(div_169, 0.001f);
-              const float div_171 = hlo_divide(add_171, sub_61__11);
+              const float div_171 = hlo_divide_shared(add_171, sub_61__11);
               const float sqrt_36 = hlo_sqrt(div_171);
               const float add_172 = hlo_add(sqrt_36, 1e-08f);
               const float div_172 = hlo_divide(mul_395, add_172);
@@ -2263,9 +2268,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_174 = hlo_add(mul_400, mul_402);
               add_174_w_0.v[lane] = store_as<float>(add_174);
               const float flat_15__1 = load_as<float>(flat_15__1_v_0.v[lane]);
-              const float div_174 = hlo_divide(add_173, sub_60__12);
+              const float div_174 = hlo_divide_shared(add_173, sub_60__12);
               const float mul_403 = hlo_multiply(div_174, 0.001f);
-              const float div_176 = hlo_divide(add_174, sub_61__12);
+              const float div_176 = hlo_divide_shared(add_174, sub_61__12);
               const float sqrt_37 = hlo_sqrt(div_176);
               const float add_175 = hlo_add(sqrt_37, 1e-08f);
               const float div_177 = hlo_divide(mul_403, add_175);
@@ -2374,9 +2379,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_177 = hlo_add(mul_408, mul_410);
               add_177_w_0.v[lane] = store_as<float>(add_177);
               const float flat_16__1 = load_as<float>(flat_16__1_v_0.v[lane]);
-              const float div_179 = hlo_divide(add_176, sub_60__13);
+              const float div_179 = hlo_divide_shared(add_176, sub_60__13);
               const float mul_411 = hlo_multiply(div_179, 0.001f);
-              const float div_181 = hlo_divide(add_177, sub_61__13);
+              const float div_181 = hlo_divide_shared(add_177, sub_61__13);
               const float sqrt_38 = hlo_sqrt(div_181);
               const float add_178 = hlo_add(sqrt_38, 1e-08f);
               const float div_182 = hlo_divide(mul_411, add_178);
@@ -2485,9 +2490,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_180 = hlo_add(mul_416, mul_418);
               add_180_w_0.v[lane] = store_as<float>(add_180);
               const float flat_17__1 = load_as<float>(flat_17__1_v_0.v[lane]);
-              const float div_184 = hlo_divide(add_179, sub_60__14);
+              const float div_184 = hlo_divide_shared(add_179, sub_60__14);
               const float mul_419 = hlo_multiply(div_184, 0.001f);
-              const float div_186 = hlo_divide(add_180, sub_61__14);
+              const float div_186 = hlo_divide_shared(add_180, sub_61__14);
               const float sqrt_39 = hlo_sqrt(div_186);
               const float add_181 = hlo_add(sqrt_39, 1e-08f);
               const float div_187 = hlo_divide(mul_419, add_181);
@@ -2588,9 +2593,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float add_183 = hlo_add(mul_424, mul_426);
             p_add_183[col] = store_as<float>(add_183);
             const float flat_18__1 = load_as<float>(p_flat_18__1[col]);
-            const float div_189 = hlo_divide(add_182, sub_60__15);
+            const float div_189 = hlo_divide_shared(add_182, sub_60__15);
             const float mul_427 = hlo_multiply(div_189, 0.001f);
-            const float div_191 = hlo_divide(add_183, sub_61__15);
+            const float div_191 = hlo_divide_shared(add_183, sub_61__15);
             const float sqrt_40 = hlo_sqrt(div_191);
             const float add_184 = hlo_add(sqrt_40, 1e-08f);
             const float div_192 = hlo_divide(mul_427, add_184);
@@ -2686,9 +2691,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float add_186 = hlo_add(mul_432, mul_434);
             p_add_186[col] = store_as<float>(add_186);
             const float flat_19__1 = load_as<float>(p_flat_19__1[col]);
-            const float div_194 = hlo_divide(add_185, sub_60__16);
+            const float div_194 = hlo_divide_shared(add_185, sub_60__16);
             const float mul_435 = hlo_multiply(div_194, 0.001f);
-            const float div_196 = hlo_divide(add_186, sub_61__16);
+            const float div_196 = hlo_divide_shared(add_186, sub_61__16);
             const float sqrt_41 = hlo_sqrt(div_196);
             const float add_187 = hlo_add(sqrt_41, 1e-08f);
             const float div_197 = hlo_divide(mul_435, add_187);

@@ -2,6 +2,8 @@
 // stitch_0: grid 96 x 256 threads, 8192 B shared
 //   reduce
 struct Reduce0 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; int f1; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u), 0}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
@@ -16,11 +18,16 @@ struct Reduce0 {
     const int v12 = (v11 ? a.f1 : b.f1);
     return State{v7, v12};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; int f1; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0x7f800000u), 0}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
@@ -35,11 +42,16 @@ struct Reduce1 {
     const int v12 = (v11 ? a.f1 : b.f1);
     return State{v7, v12};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
   }
 };
 struct Reduce2 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { int f0; int f1; };
   static __device__ __forceinline__ State identity() { return State{(-2147483647 - 1), 0}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
@@ -52,11 +64,16 @@ struct Reduce2 {
     const int v10 = (v9 ? a.f1 : b.f1);
     return State{v5, v10};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
   }
 };
 struct Reduce3 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { int f0; int f1; };
   static __device__ __forceinline__ State identity() { return State{2147483647, 0}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
@@ -68,6 +85,9 @@ struct Reduce3 {
     const bool v9 = hlo_or(v4, v8);
     const int v10 = (v9 ? a.f1 : b.f1);
     return State{v5, v10};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
@@ -131,8 +151,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_11_state_0, exchange_0_0);
-      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_53_state_0, exchange_1_1);
+      reduce_strided<Reduce0, 8, 32, 256, 4, true>(reduce_11_state_0, exchange_0_0);
+      reduce_strided<Reduce1, 8, 32, 256, 4, true>(reduce_53_state_0, exchange_1_1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -211,8 +231,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_25_state_0, exchange_0_0__1);
-      reduce_strided<Reduce1, 8, 32, 256, 4>(reduce_67_state_0, exchange_1_1__1);
+      reduce_strided<Reduce0, 8, 32, 256, 4, true>(reduce_25_state_0, exchange_0_0__1);
+      reduce_strided<Reduce1, 8, 32, 256, 4, true>(reduce_67_state_0, exchange_1_1__1);
       reduce_lanes<Reduce0, 32, 1>(reduce_39_state_0);
       reduce_lanes<Reduce1, 32, 1>(reduce_81_state_0);
       {
@@ -306,8 +326,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_95_state_0, exchange_2_0);
-      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_137_state_0, exchange_3_1);
+      reduce_strided<Reduce2, 8, 32, 256, 4, true>(reduce_95_state_0, exchange_2_0);
+      reduce_strided<Reduce3, 8, 32, 256, 4, true>(reduce_137_state_0, exchange_3_1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -386,8 +406,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 8, 32, 256, 4>(reduce_109_state_0, exchange_2_0__1);
-      reduce_strided<Reduce3, 8, 32, 256, 4>(reduce_151_state_0, exchange_3_1__1);
+      reduce_strided<Reduce2, 8, 32, 256, 4, true>(reduce_109_state_0, exchange_2_0__1);
+      reduce_strided<Reduce3, 8, 32, 256, 4, true>(reduce_151_state_0, exchange_3_1__1);
       reduce_lanes<Reduce2, 32, 1>(reduce_123_state_0);
       reduce_lanes<Reduce3, 32, 1>(reduce_165_state_0);
       {

@@ -8,22 +8,32 @@
 //   jit(attention_mask_softmax)/reduce_sum
 //   jit(attention_mask_softmax)/div
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -100,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             const float exp_1__1 = exp_1_kept_0[k * 4 + l * 4 + lane];
-            const float div_7 = hlo_divide(exp_1__1, reduce_sum_7);
+            const float div_7 = hlo_divide_shared(exp_1__1, reduce_sum_7);
             div_7_w_0.v[lane] = store_as<float>(div_7);
           }
           *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at_0__2)) = div_7_w_0;

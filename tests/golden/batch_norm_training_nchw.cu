@@ -8,20 +8,15 @@
 //   jit(train)/mul
 //   max
 struct Reduce0 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_MOMENTS;
   struct State { float f0; float f1; float f2; };
   static __device__ __forceinline__ State identity() { return State{0.0f, 0.0f, 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v6 = hlo_add(a.f0, b.f0);
-    const float v8 = hlo_maximum(v6, 1.0f);
-    const float v9 = hlo_divide(b.f0, v8);
-    const float v10 = hlo_subtract(b.f1, a.f1);
-    const float v11 = hlo_multiply(v10, v9);
-    const float v12 = hlo_add(a.f1, v11);
-    const float v13 = hlo_multiply(v11, v10);
-    const float v14 = hlo_multiply(v13, a.f0);
-    const float v15 = hlo_add(a.f2, b.f2);
-    const float v16 = hlo_add(v15, v14);
-    return State{v6, v12, v16};
+    return join_moments(a, b);
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane), value_of_lane(s.f2, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask), shuffle_value(s.f2, mask)};
@@ -46,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 64 % 4;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float x_1_kept_0[4];
+    words_of<Vec<float, 2>>::type x_1_kept_0[2];
     if (first < 48) {
       const int task = first;
       const int outer = task;
@@ -62,26 +57,28 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 100) {
             const int at_0 = outer * 100 + row * 4800 + col;
             const Vec<float, 2> x_1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at_0));
+            x_1_kept_0[k + l] = to_words(x_1_v_0);
+            float reduce_sum_14_moments_state_0_batch_0[2];
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 2 + l * 2 + lane] = store_as<float>(x_1);
-              reduce_sum_14_moments_state_0[0] = Reduce0::combine(reduce_sum_14_moments_state_0[0], Reduce0::State{1.0f, x_1, 0.0f});
+              reduce_sum_14_moments_state_0_batch_0[lane] = x_1;
             }
+            reduce_sum_14_moments_state_0[0] = Reduce0::combine(reduce_sum_14_moments_state_0[0], moments_of<Reduce0>(reduce_sum_14_moments_state_0_batch_0));
           }
         }
       }
       reduce_warps<Reduce0>(reduce_sum_14_moments_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 256, false>(reduce_sum_14_moments_state_0, exchange_0_0);
+      combine_warps<Reduce0, 256, true>(reduce_sum_14_moments_state_0, exchange_0_0);
       const float reduce_sum_14_get_tuple_element_0 = reduce_sum_14_moments_state_0[0].f1;
       const float reduce_sum_14_multiply_0 = hlo_multiply(reduce_sum_14_get_tuple_element_0, 800.0f);
-      const float div_2 = hlo_divide(reduce_sum_14_multiply_0, 800.0f);
+      const float div_2 = hlo_divide_shared(reduce_sum_14_multiply_0, 800.0f);
       if (tx < 1 && ty < 1) {
         p_div_2[outer] = store_as<float>(div_2);
       }
       const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_state_0[0].f2;
-      const float div_3 = hlo_divide(reduce_sum_15_get_tuple_element_0, 800.0f);
+      const float div_3 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 800.0f);
       if (tx < 1 && ty < 1) {
         p_div_3[outer] = store_as<float>(div_3);
       }
@@ -111,11 +108,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 128 + tx * 2;
           if (col < 100) {
+            const Vec<float, 2> x_1_v_0__1 = from_words<Vec<float, 2>>(x_1_kept_0[k + l]);
             const int at_0__1 = outer * 100 + row * 4800 + col;
             Vec<float, 2> max_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept_0[k * 2 + l * 2 + lane]);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float sub_15 = hlo_subtract(x_1__1, div_2);
               const float mul_13 = hlo_multiply(sub_15, mul_9);
               const float add_13 = hlo_add(mul_13, beta_1);

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 25 x 128 threads, 6144 B shared
+// stitch_0: grid 7 x 512 threads, 24576 B shared
 //   jit(train)/reduce_sum
 //   jit(train)/div
 //   jit(train)/sub
@@ -8,26 +8,21 @@
 //   jit(train)/mul
 //   max
 struct Reduce0 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_MOMENTS;
   struct State { float f0; float f1; float f2; };
   static __device__ __forceinline__ State identity() { return State{0.0f, 0.0f, 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v6 = hlo_add(a.f0, b.f0);
-    const float v8 = hlo_maximum(v6, 1.0f);
-    const float v9 = hlo_divide(b.f0, v8);
-    const float v10 = hlo_subtract(b.f1, a.f1);
-    const float v11 = hlo_multiply(v10, v9);
-    const float v12 = hlo_add(a.f1, v11);
-    const float v13 = hlo_multiply(v11, v10);
-    const float v14 = hlo_multiply(v13, a.f0);
-    const float v15 = hlo_add(a.f2, b.f2);
-    const float v16 = hlo_add(v15, v14);
-    return State{v6, v12, v16};
+    return join_moments(a, b);
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane), value_of_lane(s.f2, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask), shuffle_value(s.f2, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
+extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
@@ -44,41 +39,43 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
     float* p_reduce_sum_14_moments_1,
     float* p_reduce_sum_14_moments_2,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(6144);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 512);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
-  {  // loop 0: outer 1 / 1 threads, row 8x10x10 / 8 threads x 4, col 48 / 16 threads x 1 x 4; 25 tasks; column-reduce: 8 rows x 16 threads a block, 1 tiles < 1056 blocks a ...
+  ASTITCH_SHARED_ARENA(24576);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  {  // loop 0: outer 1 / 1 threads, row 8x10x10 / 32 threads x 4, col 48 / 16 threads x 1 x 4; 7 tasks; column-reduce: 32 rows x 16 threads a block, 1 tiles < 264 blocks a ...
     const int thread = threadIdx.x;
     const int tx = thread % 16;
-    const int ty = thread / 16 % 8;
-    const int to = thread / 128;
+    const int ty = thread / 16 % 32;
+    const int to = thread / 512;
     const int first = blockIdx.x;
     Reduce0::State reduce_sum_14_moments_state_0[4];
     #pragma unroll
     for (int i = 0; i < 4; ++i) reduce_sum_14_moments_state_0[i] = Reduce0::identity();
-    if (first < 25) {
+    if (first < 7) {
       const int task = first;
       const int row_tile = task;
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int row = k * 8 + ty + row_tile * 32;
-        {
-          const int l = 0;
-          const int col = l * 64 + tx * 4;
-          if (col < 48) {
-            const int at_0 = row * 48 + col;
-            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              reduce_sum_14_moments_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_14_moments_state_0[l * 4 + lane], Reduce0::State{1.0f, x_1, 0.0f});
+        const int row = k * 32 + ty + row_tile * 128;
+        if (row < 800) {
+          {
+            const int l = 0;
+            const int col = l * 64 + tx * 4;
+            if (col < 48) {
+              const int at_0 = row * 48 + col;
+              const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+                add_to_moments(reduce_sum_14_moments_state_0[l * 4 + lane], x_1);
+              }
             }
           }
         }
       }
     }
-    reduce_strided<Reduce0, 8, 16, 128, 4>(reduce_sum_14_moments_state_0, exchange_0_0);
-    if (first < 25) {
+    reduce_strided<Reduce0, 32, 16, 512, 4, true>(reduce_sum_14_moments_state_0, exchange_0_0);
+    if (first < 7) {
       {
         const int l = 0;
         const int col = l * 64 + tx * 4;
@@ -96,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.14.moments before level 1
-  {  // loop 1: outer 1 / 1 threads, row 25 / 8 threads x 4, col 48 / 16 threads x 1 x 4; 1 tasks; column-reduce: 8 rows x 16 threads a block
+  {  // loop 1: outer 1 / 4 threads, row 7 / 8 threads x 1, col 48 / 16 threads x 1 x 4; 1 tasks; column-reduce: 8 rows x 16 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 16;
     const int ty = thread / 16 % 8;
@@ -107,10 +104,10 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
       Reduce0::State reduce_sum_14_moments_state_0__1[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_sum_14_moments_state_0__1[i] = Reduce0::identity();
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
+      {
+        const int k = 0;
         const int row = k * 8 + ty;
-        if (row < 25) {
+        if (row < 7) {
           {
             const int l = 0;
             const int col = l * 64 + tx * 4;
@@ -118,13 +115,15 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
               const int at_0__1 = row * 48 + col;
               #pragma unroll
               for (int lane = 0; lane < 4; ++lane) {
-                reduce_sum_14_moments_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_14_moments_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_14_moments_partial0_0[at_0__1 + lane]), load_as<float>(p_reduce_sum_14_moments_partial1_0[at_0__1 + lane]), load_as<float>(p_reduce_sum_14_moments_partial2_0[at_0__1 + lane])});
+                if (to < 1) {
+                  reduce_sum_14_moments_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_14_moments_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_14_moments_partial0_0[at_0__1 + lane]), load_as<float>(p_reduce_sum_14_moments_partial1_0[at_0__1 + lane]), load_as<float>(p_reduce_sum_14_moments_partial2_0[at_0__1 + lane])});
+                }
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 8, 16, 128, 4>(reduce_sum_14_moments_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 8, 16, 512, 4, true>(reduce_sum_14_moments_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 4;
@@ -138,10 +137,10 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
             const float reduce_sum_14_moments_0__1 = reduce_sum_14_moments_state_0__1[l * 4 + lane].f2;
             reduce_sum_14_moments_2_w_0.v[lane] = store_as<float>(reduce_sum_14_moments_0__1);
           }
-          if (ty < 1) {
+          if (to < 1 && ty < 1) {
             *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_14_moments_1 + (col)) = reduce_sum_14_moments_1_w_0;
           }
-          if (ty < 1) {
+          if (to < 1 && ty < 1) {
             *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_14_moments_2 + (col)) = reduce_sum_14_moments_2_w_0;
           }
         }
@@ -149,78 +148,80 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.14.moments, %reduce_sum.14.moments before level 2
-  {  // loop 2: outer 1 / 1 threads, row 8x10x10 / 8 threads x 4, col 48 / 16 threads x 1 x 4; 25 tasks; column-reduce: 8 rows x 16 threads a block, 1 tiles < 1056 blocks a ...
+  {  // loop 2: outer 1 / 1 threads, row 8x10x10 / 32 threads x 4, col 48 / 16 threads x 1 x 4; 7 tasks; column-reduce: 32 rows x 16 threads a block, 1 tiles < 264 blocks a ...
     const int thread = threadIdx.x;
     const int tx = thread % 16;
-    const int ty = thread / 16 % 8;
-    const int to = thread / 128;
+    const int ty = thread / 16 % 32;
+    const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 25) {
+    if (first < 7) {
       const int task = first;
       const int row_tile = task;
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int row = k * 8 + ty + row_tile * 32;
-        {
-          const int l = 0;
-          const int col = l * 64 + tx * 4;
-          if (col < 48) {
-            const Vec<float, 4> reduce_sum_14_get_tuple_element_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_14_moments_1 + (col));
-            Vec<float, 4> div_2_w_0;
-            const Vec<float, 4> reduce_sum_15_get_tuple_element_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_14_moments_2 + (col));
-            Vec<float, 4> div_3_w_0;
-            const int at_0__2 = row * 48 + col;
-            const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__2));
-            const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-            const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
-            Vec<float, 4> max_3_w_0;
-            const Vec<float, 4> running_mean_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_running_mean_1 + (col));
-            Vec<float, 4> add_14_w_0;
-            const Vec<float, 4> running_variance_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_running_variance_1 + (col));
-            Vec<float, 4> add_15_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_14_get_tuple_element_0 = load_as<float>(reduce_sum_14_get_tuple_element_v_0.v[lane]);
-              const float reduce_sum_14_multiply_0 = hlo_multiply(reduce_sum_14_get_tuple_element_0, 800.0f);
-              const float div_2 = hlo_divide(reduce_sum_14_multiply_0, 800.0f);
-              div_2_w_0.v[lane] = store_as<float>(div_2);
-              const float reduce_sum_15_get_tuple_element_0 = load_as<float>(reduce_sum_15_get_tuple_element_v_0.v[lane]);
-              const float div_3 = hlo_divide(reduce_sum_15_get_tuple_element_0, 800.0f);
-              div_3_w_0.v[lane] = store_as<float>(div_3);
-              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
-              const float sub_15 = hlo_subtract(x_1__1, div_2);
-              const float add_9 = hlo_add(div_3, 1e-05f);
-              const float rsqrt_1 = hlo_rsqrt(add_9);
-              const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
-              const float mul_9 = hlo_multiply(rsqrt_1, gamma_1);
-              const float mul_13 = hlo_multiply(sub_15, mul_9);
-              const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);
-              const float add_13 = hlo_add(mul_13, beta_1);
-              const float max_3 = hlo_maximum(add_13, 0.0f);
-              max_3_w_0.v[lane] = store_as<float>(max_3);
-              const float running_mean_1 = load_as<float>(running_mean_1_v_0.v[lane]);
-              const float mul_14 = hlo_multiply(running_mean_1, 0.9f);
-              const float mul_15 = hlo_multiply(div_2, 0.1f);
-              const float add_14 = hlo_add(mul_14, mul_15);
-              add_14_w_0.v[lane] = store_as<float>(add_14);
-              const float running_variance_1 = load_as<float>(running_variance_1_v_0.v[lane]);
-              const float mul_16 = hlo_multiply(running_variance_1, 0.9f);
-              const float mul_17 = hlo_multiply(div_3, 0.1f);
-              const float add_15 = hlo_add(mul_16, mul_17);
-              add_15_w_0.v[lane] = store_as<float>(add_15);
-            }
-            if (row < 1 && row_tile < 1) {
-              *reinterpret_cast<Vec<float, 4>*>(p_div_2 + (col)) = div_2_w_0;
-            }
-            if (row < 1 && row_tile < 1) {
-              *reinterpret_cast<Vec<float, 4>*>(p_div_3 + (col)) = div_3_w_0;
-            }
-            *reinterpret_cast<Vec<float, 4>*>(p_max_3 + (at_0__2)) = max_3_w_0;
-            if (row < 1 && row_tile < 1) {
-              *reinterpret_cast<Vec<float, 4>*>(p_add_14 + (col)) = add_14_w_0;
-            }
-            if (row < 1 && row_tile < 1) {
-              *reinterpret_cast<Vec<float, 4>*>(p_add_15 + (col)) = add_15_w_0;
+        const int row = k * 32 + ty + row_tile * 128;
+        if (row < 800) {
+          {
+            const int l = 0;
+            const int col = l * 64 + tx * 4;
+            if (col < 48) {
+              const Vec<float, 4> reduce_sum_14_get_tuple_element_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_14_moments_1 + (col));
+              Vec<float, 4> div_2_w_0;
+              const Vec<float, 4> reduce_sum_15_get_tuple_element_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_14_moments_2 + (col));
+              Vec<float, 4> div_3_w_0;
+              const int at_0__2 = row * 48 + col;
+              const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__2));
+              const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+              const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
+              Vec<float, 4> max_3_w_0;
+              const Vec<float, 4> running_mean_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_running_mean_1 + (col));
+              Vec<float, 4> add_14_w_0;
+              const Vec<float, 4> running_variance_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_running_variance_1 + (col));
+              Vec<float, 4> add_15_w_0;
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                const float reduce_sum_14_get_tuple_element_0 = load_as<float>(reduce_sum_14_get_tuple_element_v_0.v[lane]);
+                const float reduce_sum_14_multiply_0 = hlo_multiply(reduce_sum_14_get_tuple_element_0, 800.0f);
+                const float div_2 = hlo_divide_shared(reduce_sum_14_multiply_0, 800.0f);
+                div_2_w_0.v[lane] = store_as<float>(div_2);
+                const float reduce_sum_15_get_tuple_element_0 = load_as<float>(reduce_sum_15_get_tuple_element_v_0.v[lane]);
+                const float div_3 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 800.0f);
+                div_3_w_0.v[lane] = store_as<float>(div_3);
+                const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+                const float sub_15 = hlo_subtract(x_1__1, div_2);
+                const float add_9 = hlo_add(div_3, 1e-05f);
+                const float rsqrt_1 = hlo_rsqrt(add_9);
+                const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
+                const float mul_9 = hlo_multiply(rsqrt_1, gamma_1);
+                const float mul_13 = hlo_multiply(sub_15, mul_9);
+                const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);
+                const float add_13 = hlo_add(mul_13, beta_1);
+                const float max_3 = hlo_maximum(add_13, 0.0f);
+                max_3_w_0.v[lane] = store_as<float>(max_3);
+                const float running_mean_1 = load_as<float>(running_mean_1_v_0.v[lane]);
+                const float mul_14 = hlo_multiply(running_mean_1, 0.9f);
+                const float mul_15 = hlo_multiply(div_2, 0.1f);
+                const float add_14 = hlo_add(mul_14, mul_15);
+                add_14_w_0.v[lane] = store_as<float>(add_14);
+                const float running_variance_1 = load_as<float>(running_variance_1_v_0.v[lane]);
+                const float mul_16 = hlo_multiply(running_variance_1, 0.9f);
+                const float mul_17 = hlo_multiply(div_3, 0.1f);
+                const float add_15 = hlo_add(mul_16, mul_17);
+                add_15_w_0.v[lane] = store_as<float>(add_15);
+              }
+              if (row < 1 && row_tile < 1) {
+                *reinterpret_cast<Vec<float, 4>*>(p_div_2 + (col)) = div_2_w_0;
+              }
+              if (row < 1 && row_tile < 1) {
+                *reinterpret_cast<Vec<float, 4>*>(p_div_3 + (col)) = div_3_w_0;
+              }
+              *reinterpret_cast<Vec<float, 4>*>(p_max_3 + (at_0__2)) = max_3_w_0;
+              if (row < 1 && row_tile < 1) {
+                *reinterpret_cast<Vec<float, 4>*>(p_add_14 + (col)) = add_14_w_0;
+              }
+              if (row < 1 && row_tile < 1) {
+                *reinterpret_cast<Vec<float, 4>*>(p_add_15 + (col)) = add_15_w_0;
+              }
             }
           }
         }

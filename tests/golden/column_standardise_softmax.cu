@@ -9,42 +9,47 @@
 //   jit(column_standardise_softmax)/reduce_max
 //   jit(column_standardise_softmax)/exp
 struct Reduce0 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_MOMENTS;
   struct State { float f0; float f1; float f2; };
   static __device__ __forceinline__ State identity() { return State{0.0f, 0.0f, 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v6 = hlo_add(a.f0, b.f0);
-    const float v8 = hlo_maximum(v6, 1.0f);
-    const float v9 = hlo_divide(b.f0, v8);
-    const float v10 = hlo_subtract(b.f1, a.f1);
-    const float v11 = hlo_multiply(v10, v9);
-    const float v12 = hlo_add(a.f1, v11);
-    const float v13 = hlo_multiply(v11, v10);
-    const float v14 = hlo_multiply(v13, a.f0);
-    const float v15 = hlo_add(a.f2, b.f2);
-    const float v16 = hlo_add(v15, v14);
-    return State{v6, v12, v16};
+    return join_moments(a, b);
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane), value_of_lane(s.f2, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask), shuffle_value(s.f2, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce2 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -88,12 +93,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-            reduce_sum_21_moments_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_21_moments_state_0[l * 4 + lane], Reduce0::State{1.0f, x_1, 0.0f});
+            add_to_moments(reduce_sum_21_moments_state_0[l * 4 + lane], x_1);
           }
         }
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_sum_21_moments_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 8, 64, 512, 4, true>(reduce_sum_21_moments_state_0, exchange_0_0);
     if (first < 12) {
       {
         const int l = 0;
@@ -137,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_21_moments_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4, true>(reduce_sum_21_moments_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
@@ -182,10 +187,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             for (int lane = 0; lane < 4; ++lane) {
               const float reduce_sum_21_get_tuple_element_0 = load_as<float>(reduce_sum_21_get_tuple_element_v_0.v[lane]);
               const float reduce_sum_21_multiply_0 = hlo_multiply(reduce_sum_21_get_tuple_element_0, 96.0f);
-              const float div_6 = hlo_divide(reduce_sum_21_multiply_0, 96.0f);
+              const float div_6 = hlo_divide_shared(reduce_sum_21_multiply_0, 96.0f);
               div_6_w_0.v[lane] = store_as<float>(div_6);
               const float reduce_sum_22_get_tuple_element_0 = load_as<float>(reduce_sum_22_get_tuple_element_v_0.v[lane]);
-              const float div_7 = hlo_divide(reduce_sum_22_get_tuple_element_0, 96.0f);
+              const float div_7 = hlo_divide_shared(reduce_sum_22_get_tuple_element_0, 96.0f);
               const float add_3 = hlo_add(div_7, 1e-05f);
               const float rsqrt_1 = hlo_rsqrt(add_3);
               rsqrt_1_w_0.v[lane] = store_as<float>(rsqrt_1);
@@ -269,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             const float exp_1__1 = exp_1_kept_0[k * 4 + l * 4 + lane];
-            const float div_11 = hlo_divide(exp_1__1, reduce_sum_23);
+            const float div_11 = hlo_divide_shared(exp_1__1, reduce_sum_23);
             div_11_w_0.v[lane] = store_as<float>(div_11);
           }
           *reinterpret_cast<Vec<float, 4>*>(p_div_11 + (at_0__3)) = div_11_w_0;

@@ -2,11 +2,16 @@
 // stitch_0: grid 12 x 512 threads, 2048 B shared
 //   jit(column_sum_narrow)/reduce_sum
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -48,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_7_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 64, 8, 512, 4, false>(reduce_sum_7_state_0, exchange_0_0);
     if (first < 12) {
       {
         const int l = 0;
@@ -89,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 8, 512, 4>(reduce_sum_7_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 8, 512, 4, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 8 + tx;

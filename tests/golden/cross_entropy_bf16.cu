@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 512 threads, 128 B shared
+// stitch_0: grid 32 x 512 threads, 256 B shared
 //   jit(cross_entropy_bf16)/jvp()/convert_element_type
 //   jit(cross_entropy_bf16)/jvp()/reduce_max
 //   jit(cross_entropy_bf16)/jvp()/is_finite
@@ -10,22 +10,32 @@
 //   jit(cross_entropy_bf16)/jvp()/abs
 //   and 13 more
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
-  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v2 = hlo_maximum(a.f0, b.f0);
+    const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
-  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v2 = hlo_add(a.f0, b.f0);
+    const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -42,27 +52,31 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_23_partial0_0,
     float* p_reduce_sum_23,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(128);
+  ASTITCH_SHARED_ARENA(256);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 192, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 64, 16);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0__1, 0, 16);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0__2, 0, 16);
-  {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 8; 32 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 2 blocks
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 128, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 64, 16);
+  {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 8; 32 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 2 blocks ...
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
+    words_of<Vec<bf16, 8>>::type logits_1_kept_0[1];
+    Reduce0::State reduce_sum_23_state_0[1];
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce0::identity();
     if (first < 32) {
       const int task = first;
       const int outer = ((task) / 2);
       const int col_tile = ((task) % 2);
-      Reduce0::State reduce_max_7_state_0[1];
+      Reduce1::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
-      Reduce1::State reduce_sum_21_state_0[1];
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce1::identity();
+      Reduce0::State reduce_sum_21_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_21_state_0[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_21_state_0[i] = Reduce0::identity();
       const int labels_1 = load_as<int>(p_labels_1[outer]);
       {
         const int k = 0;
@@ -72,54 +86,58 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 5000) {
             const int at_0 = outer * 5000 + col;
             const Vec<bf16, 8> logits_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_logits_1 + (at_0));
+            logits_1_kept_0[k + l] = to_words(logits_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
               const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
               const float convert_element_type_2 = hlo_convert<float, bf16>(logits_1);
-              reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{convert_element_type_2});
+              reduce_max_7_state_0[0] = Reduce1::combine(reduce_max_7_state_0[0], Reduce1::State{convert_element_type_2});
               const int iota_1 = hlo_convert<int>(col + lane);
               const bool eq_13 = hlo_compare_eq(iota_1, labels_1);
               const float select_n_1 = (eq_13 ? convert_element_type_2 : 0.0f);
-              reduce_sum_21_state_0[0] = Reduce1::combine(reduce_sum_21_state_0[0], Reduce1::State{select_n_1});
+              reduce_sum_21_state_0[0] = Reduce0::combine(reduce_sum_21_state_0[0], Reduce0::State{select_n_1});
             }
           }
         }
       }
-      reduce_warps<Reduce0>(reduce_max_7_state_0, exchange_0_0);
-      reduce_warps<Reduce1>(reduce_sum_21_state_0, exchange_1_0);
+      reduce_warps<Reduce1>(reduce_max_7_state_0, exchange_1_0);
+      reduce_warps<Reduce0>(reduce_sum_21_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 512, true>(reduce_max_7_state_0, exchange_0_0);
-      combine_warps<Reduce1, 512, true>(reduce_sum_21_state_0, exchange_1_0);
+      combine_warps<Reduce1, 512, true>(reduce_max_7_state_0, exchange_1_0);
+      combine_warps<Reduce0, 512, true>(reduce_sum_21_state_0, exchange_0_0);
       if (tx < 1) {
         p_reduce_max_7_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_max_7_state_0[0].f0);
       }
       if (tx < 1) {
         p_reduce_sum_21_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_sum_21_state_0[0].f0);
       }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_sum.21 before level 1
-  {  // loop 1: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 8; 32 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 2 blocks
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    if (first < 32) {
-      const int task = first;
-      const int outer = ((task) / 2);
-      const int col_tile = ((task) % 2);
-      Reduce1::State reduce_sum_22_state_0[1];
+      astitch_team_barrier(barrier, 2);  // %reduce_max.7, %reduce_sum.21: 2 blocks have a part each
+      Reduce1::State reduce_max_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0[i] = Reduce1::identity();
-      Reduce0::State reduce_max_7_sum_0[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_sum_0[i] = Reduce0::identity();
-      #pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        reduce_max_7_sum_0[0] = Reduce0::combine(reduce_max_7_sum_0[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part * 16 + outer])});
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0__1[i] = Reduce1::identity();
+      {
+        const int turn_0 = 0;
+        const int part_0 = turn_0 * 32 + ((thread) % 32);
+        if (part_0 < 2) {
+          reduce_max_7_state_0__1[0] = Reduce1::combine(reduce_max_7_state_0__1[0], Reduce1::State{load_as<float>(p_reduce_max_7_partial0_0[part_0 * 16 + outer])});
+        }
       }
-      const float reduce_max_7 = reduce_max_7_sum_0[0].f0;
+      reduce_lanes<Reduce1, 32, 1>(reduce_max_7_state_0__1);
+      Reduce0::State reduce_sum_21_state_0__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_21_state_0__1[i] = Reduce0::identity();
+      {
+        const int turn_0__1 = 0;
+        const int part_0__1 = turn_0__1 * 32 + ((thread) % 32);
+        if (part_0__1 < 2) {
+          reduce_sum_21_state_0__1[0] = Reduce0::combine(reduce_sum_21_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_21_partial0_0[part_0__1 * 16 + outer])});
+        }
+      }
+      reduce_lanes<Reduce0, 32, 1>(reduce_sum_21_state_0__1);
+      Reduce0::State reduce_sum_22_state_0[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0[i] = Reduce0::identity();
+      const float reduce_max_7 = reduce_max_7_state_0__1[0].f0;
       const bool is_finite_1 = hlo_is_finite(reduce_max_7);
       const float select_n_7 = (is_finite_1 ? reduce_max_7 : 0.0f);
       {
@@ -128,120 +146,90 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 4096 + tx * 8 + col_tile * 4096;
           if (col < 5000) {
-            const int at_0__1 = outer * 5000 + col;
-            const Vec<bf16, 8> logits_1_v_0__1 = *reinterpret_cast<const Vec<bf16, 8>*>(p_logits_1 + (at_0__1));
+            const Vec<bf16, 8> logits_1_v_0__1 = from_words<Vec<bf16, 8>>(logits_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
               const float logits_1__1 = load_as<float>(logits_1_v_0__1.v[lane]);
               const float convert_element_type_2__1 = hlo_convert<float, bf16>(logits_1__1);
               const float sub_8 = hlo_subtract(convert_element_type_2__1, select_n_7);
               const float exp_1 = hlo_exp(sub_8);
-              reduce_sum_22_state_0[0] = Reduce1::combine(reduce_sum_22_state_0[0], Reduce1::State{exp_1});
+              reduce_sum_22_state_0[0] = Reduce0::combine(reduce_sum_22_state_0[0], Reduce0::State{exp_1});
             }
           }
         }
       }
-      reduce_warps<Reduce1>(reduce_sum_22_state_0, exchange_1_0__1);
+      reduce_warps<Reduce0>(reduce_sum_22_state_0, exchange_0_1);
       __syncthreads();
-      combine_warps<Reduce1, 512, false>(reduce_sum_22_state_0, exchange_1_0__1);
+      combine_warps<Reduce0, 512, false>(reduce_sum_22_state_0, exchange_0_1);
       if (tx < 1) {
         p_reduce_sum_22_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_sum_22_state_0[0].f0);
       }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_sum.21, %reduce_sum.22 before level 2
-  {  // loop 2: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 8; 32 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 2 blocks
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    Reduce1::State reduce_sum_23_state_0[1];
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce1::identity();
-    if (first < 32) {
-      const int task = first;
-      const int outer = ((task) / 2);
-      const int col_tile = ((task) % 2);
-      Reduce1::State reduce_sum_22_sum_0[1];
+      astitch_team_barrier(barrier, 2);  // %reduce_sum.22: 2 blocks have a part each
+      Reduce0::State reduce_sum_22_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_22_sum_0[i] = Reduce1::identity();
-      #pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        reduce_sum_22_sum_0[0] = Reduce1::combine(reduce_sum_22_sum_0[0], Reduce1::State{load_as<float>(p_reduce_sum_22_partial0_0[part * 16 + outer])});
+      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0__1[i] = Reduce0::identity();
+      {
+        const int turn_0__2 = 0;
+        const int part_0__2 = turn_0__2 * 32 + ((thread) % 32);
+        if (part_0__2 < 2) {
+          reduce_sum_22_state_0__1[0] = Reduce0::combine(reduce_sum_22_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_22_partial0_0[part_0__2 * 16 + outer])});
+        }
       }
-      const float reduce_sum_22 = reduce_sum_22_sum_0[0].f0;
+      reduce_lanes<Reduce0, 32, 1>(reduce_sum_22_state_0__1);
+      const float reduce_sum_22 = reduce_sum_22_state_0__1[0].f0;
       const float abs_1 = hlo_abs(reduce_sum_22);
       const float log_1 = hlo_log(abs_1);
-      Reduce0::State reduce_max_7_sum_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_sum_0__1[i] = Reduce0::identity();
-      #pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        reduce_max_7_sum_0__1[0] = Reduce0::combine(reduce_max_7_sum_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part * 16 + outer])});
-      }
-      const float reduce_max_7__1 = reduce_max_7_sum_0__1[0].f0;
-      const bool is_finite_1__1 = hlo_is_finite(reduce_max_7__1);
-      const float select_n_7__1 = (is_finite_1__1 ? reduce_max_7__1 : 0.0f);
-      const float add_1 = hlo_add(log_1, select_n_7__1);
-      Reduce1::State reduce_sum_21_sum_0[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_21_sum_0[i] = Reduce1::identity();
-      #pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        reduce_sum_21_sum_0[0] = Reduce1::combine(reduce_sum_21_sum_0[0], Reduce1::State{load_as<float>(p_reduce_sum_21_partial0_0[part * 16 + outer])});
-      }
-      const float reduce_sum_21 = reduce_sum_21_sum_0[0].f0;
+      const float add_1 = hlo_add(log_1, select_n_7);
+      const float reduce_sum_21 = reduce_sum_21_state_0__1[0].f0;
       const float sub_9 = hlo_subtract(add_1, reduce_sum_21);
       if (tx < 1 && col_tile < 1) {
-        reduce_sum_23_state_0[0] = Reduce1::combine(reduce_sum_23_state_0[0], Reduce1::State{sub_9});
+        reduce_sum_23_state_0[0] = Reduce0::combine(reduce_sum_23_state_0[0], Reduce0::State{sub_9});
       }
       const bool ge_1 = hlo_compare_ge(reduce_sum_22, 0.0f);
-      const float div_3 = hlo_divide(0.0625f, abs_1);
+      const float div_3 = narrow_divide<f16>(0.0625f, abs_1);
       const float select_n_9 = (ge_1 ? div_3 : 0.0f);
       const float select_n_8 = (ge_1 ? 0.0f : div_3);
       const float neg_1 = hlo_negate(select_n_8);
       const float add_any_2 = hlo_add(select_n_9, neg_1);
-      const int labels_1__1 = load_as<int>(p_labels_1[outer]);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 4096 + tx * 8 + col_tile * 4096;
           if (col < 5000) {
-            const int at_0__2 = outer * 5000 + col;
-            const Vec<bf16, 8> logits_1_v_0__2 = *reinterpret_cast<const Vec<bf16, 8>*>(p_logits_1 + (at_0__2));
+            const Vec<bf16, 8> logits_1_v_0__2 = from_words<Vec<bf16, 8>>(logits_1_kept_0[k + l]);
+            const int at_0__1 = outer * 5000 + col;
             Vec<bf16, 8> convert_element_type_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
               const float logits_1__2 = load_as<float>(logits_1_v_0__2.v[lane]);
               const float convert_element_type_2__2 = hlo_convert<float, bf16>(logits_1__2);
-              const float sub_8__1 = hlo_subtract(convert_element_type_2__2, select_n_7__1);
+              const float sub_8__1 = hlo_subtract(convert_element_type_2__2, select_n_7);
               const float exp_1__1 = hlo_exp(sub_8__1);
               const float mul_1 = hlo_multiply(add_any_2, exp_1__1);
               const int iota_1__1 = hlo_convert<int>(col + lane);
-              const bool eq_13__1 = hlo_compare_eq(iota_1__1, labels_1__1);
+              const bool eq_13__1 = hlo_compare_eq(iota_1__1, labels_1);
               const float select_n_6 = (eq_13__1 ? -0.0625f : 0.0f);
               const float add_any_3 = hlo_add(mul_1, select_n_6);
               const float convert_element_type_3 = hlo_convert<bf16, float>(add_any_3);
               convert_element_type_3_w_0.v[lane] = store_exact<bf16>(convert_element_type_3);
             }
-            *reinterpret_cast<Vec<bf16, 8>*>(p_convert_element_type_3 + (at_0__2)) = convert_element_type_3_w_0;
+            *reinterpret_cast<Vec<bf16, 8>*>(p_convert_element_type_3 + (at_0__1)) = convert_element_type_3_w_0;
           }
         }
       }
     }
-    reduce_warps<Reduce1>(reduce_sum_23_state_0, exchange_1_0__2);
+    reduce_warps<Reduce0>(reduce_sum_23_state_0, exchange_0_0__1);
     __syncthreads();
-    combine_warps<Reduce1, 512, false>(reduce_sum_23_state_0, exchange_1_0__2);
+    combine_warps<Reduce0, 512, false>(reduce_sum_23_state_0, exchange_0_0__1);
     if (first < 32) {
       if (tx < 1) {
         p_reduce_sum_23_partial0_0[first] = store_as<float>(reduce_sum_23_state_0[0].f0);
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %reduce_sum.22, %reduce_sum.23 before level 3
-  {  // loop 3: outer 1 / 64 threads, row 1 / 1 threads x 1, col 32 / 8 threads x 1 x 4; 1 tasks; row-reduce: 64 rows a block, 8 threads a row
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.22, %reduce_sum.21, %reduce_sum.23 before level 1
+  {  // loop 1: outer 1 / 64 threads, row 1 / 1 threads x 1, col 32 / 8 threads x 1 x 4; 1 tasks; row-reduce: 64 rows a block, 8 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 8;
     const int ty = thread / 8 % 1;
@@ -249,9 +237,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
-      Reduce1::State reduce_sum_23_state_0__1[1];
+      Reduce0::State reduce_sum_23_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_23_state_0__1[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_23_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         {
@@ -260,20 +248,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             if (to < 1) {
-              reduce_sum_23_state_0__1[0] = Reduce1::combine(reduce_sum_23_state_0__1[0], Reduce1::State{load_as<float>(p_reduce_sum_23_partial0_0[col + lane])});
+              reduce_sum_23_state_0__1[0] = Reduce0::combine(reduce_sum_23_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_23_partial0_0[col + lane])});
             }
           }
         }
       }
-      reduce_lanes<Reduce1, 8, 1>(reduce_sum_23_state_0__1);
+      reduce_lanes<Reduce0, 8, 1>(reduce_sum_23_state_0__1);
       const float reduce_sum_23 = reduce_sum_23_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_23[0] = store_as<float>(reduce_sum_23);
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.22, %reduce_sum.23, %reduce_sum.23 before level 4
-  {  // loop 4: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %reduce_sum.23, %reduce_sum.23 before level 2
+  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;

@@ -10,22 +10,32 @@
 //   select_n
 //   and 15 more
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -50,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float logits_1_kept_0[4];
+    words_of<Vec<float, 4>>::type logits_1_kept_0[1];
     Reduce0::State reduce_sum_31_state_0[1];
     #pragma unroll
     for (int i = 0; i < 1; ++i) reduce_sum_31_state_0[i] = Reduce0::identity();
@@ -75,10 +85,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 1000) {
             const int at_0 = outer * 1000 + col;
             const Vec<float, 4> logits_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_logits_1 + (at_0));
+            logits_1_kept_0[k + l] = to_words(logits_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
-              logits_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(logits_1);
               reduce_max_7_state_0[0] = Reduce1::combine(reduce_max_7_state_0[0], Reduce1::State{logits_1});
               const int scatter_add_5_iota_0 = hlo_convert<int>(col + lane);
               const bool scatter_add_5_compare_0 = hlo_compare_eq(select_n_2_select_0, scatter_add_5_iota_0);
@@ -104,9 +114,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
+            const Vec<float, 4> logits_1_v_0__1 = from_words<Vec<float, 4>>(logits_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1__1 = load_as<float>(logits_1_kept_0[k * 4 + l * 4 + lane]);
+              const float logits_1__1 = load_as<float>(logits_1_v_0__1.v[lane]);
               const float sub_11 = hlo_subtract(logits_1__1, reduce_max_7);
               const float exp_1 = hlo_exp(sub_11);
               reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{exp_1});
@@ -140,6 +151,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
+            const Vec<float, 4> logits_1_v_0__2 = from_words<Vec<float, 4>>(logits_1_kept_0[k + l]);
             const int at_0__2 = outer * 1000 + col;
             Vec<float, 4> add_any_1_w_0;
             #pragma unroll
@@ -147,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const int scatter_add_5_iota_0__1 = hlo_convert<int>(col + lane);
               const bool scatter_add_5_compare_0__1 = hlo_compare_eq(select_n_2_select_0, scatter_add_5_iota_0__1);
               const float scatter_add_5__1 = (scatter_add_5_compare_0__1 ? -0.015625f : 0.0f);
-              const float logits_1__3 = load_as<float>(logits_1_kept_0[k * 4 + l * 4 + lane]);
+              const float logits_1__3 = load_as<float>(logits_1_v_0__2.v[lane]);
               const float sub_11__2 = hlo_subtract(logits_1__3, reduce_max_7);
               const float exp_1__1 = hlo_exp(sub_11__2);
               const float mul_1 = hlo_multiply(reduce_sum_30, exp_1__1);

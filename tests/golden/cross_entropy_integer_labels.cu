@@ -10,22 +10,32 @@
 //   jit(cross_entropy_integer_labels)/jvp()/abs
 //   and 22 more
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -49,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    bf16 logits_1_kept_0[4];
+    words_of<Vec<bf16, 4>>::type logits_1_kept_0[1];
     Reduce0::State reduce_sum_15_state_0[1];
     #pragma unroll
     for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
@@ -67,10 +77,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 700) {
             const int at_0 = outer * 700 + col;
             const Vec<bf16, 4> logits_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_logits_1 + (at_0));
+            logits_1_kept_0[k + l] = to_words(logits_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
-              logits_1_kept_0[k * 4 + l * 4 + lane] = store_exact<bf16>(logits_1);
               const float convert_element_type_2 = hlo_convert<float, bf16>(logits_1);
               reduce_max_7_state_0[0] = Reduce1::combine(reduce_max_7_state_0[0], Reduce1::State{convert_element_type_2});
             }
@@ -92,9 +102,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 700) {
+            const Vec<bf16, 4> logits_1_v_0__1 = from_words<Vec<bf16, 4>>(logits_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1__1 = load_as<float>(logits_1_kept_0[k * 4 + l * 4 + lane]);
+              const float logits_1__1 = load_as<float>(logits_1_v_0__1.v[lane]);
               const float convert_element_type_2__1 = hlo_convert<float, bf16>(logits_1__1);
               const float sub_8 = hlo_subtract(convert_element_type_2__1, select_n_7);
               const float exp_1 = hlo_exp(sub_8);
@@ -127,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{sub_9});
       }
       const bool ge_5 = hlo_compare_ge(reduce_sum_14, 0.0f);
-      const float div_3 = hlo_divide(0.020833334f, abs_1);
+      const float div_3 = narrow_divide<f16>(0.020833334f, abs_1);
       const float select_n_9 = (ge_5 ? div_3 : 0.0f);
       const float select_n_8 = (ge_5 ? 0.0f : div_3);
       const float neg_1 = hlo_negate(select_n_8);
@@ -138,11 +149,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 700) {
+            const Vec<bf16, 4> logits_1_v_0__2 = from_words<Vec<bf16, 4>>(logits_1_kept_0[k + l]);
             const int at_0__2 = outer * 700 + col;
             Vec<bf16, 4> convert_element_type_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1__3 = load_as<float>(logits_1_kept_0[k * 4 + l * 4 + lane]);
+              const float logits_1__3 = load_as<float>(logits_1_v_0__2.v[lane]);
               const float convert_element_type_2__3 = hlo_convert<float, bf16>(logits_1__3);
               const float sub_8__1 = hlo_subtract(convert_element_type_2__3, select_n_7);
               const float exp_1__1 = hlo_exp(sub_8__1);

@@ -10,22 +10,32 @@
 //   jit(cross_entropy_one_hot)/jvp()/mul
 //   and 9 more
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -50,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float logits_1_kept_0[4];
+    words_of<Vec<float, 4>>::type logits_1_kept_0[1];
     Reduce0::State reduce_sum_39_state_0[1];
     #pragma unroll
     for (int i = 0; i < 1; ++i) reduce_sum_39_state_0[i] = Reduce0::identity();
@@ -72,10 +82,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 1000) {
             const int at_0 = outer * 1000 + col;
             const Vec<float, 4> logits_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_logits_1 + (at_0));
+            logits_1_kept_0[k + l] = to_words(logits_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
-              logits_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(logits_1);
               reduce_max_7_state_0[0] = Reduce1::combine(reduce_max_7_state_0[0], Reduce1::State{logits_1});
               const int iota_2 = hlo_convert<int>(col + lane);
               const bool eq_13 = hlo_compare_eq(labels_1, iota_2);
@@ -102,9 +112,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
+            const Vec<float, 4> logits_1_v_0__1 = from_words<Vec<float, 4>>(logits_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1__1 = load_as<float>(logits_1_kept_0[k * 4 + l * 4 + lane]);
+              const float logits_1__1 = load_as<float>(logits_1_v_0__1.v[lane]);
               const float sub_11 = hlo_subtract(logits_1__1, reduce_max_7);
               const float exp_1 = hlo_exp(sub_11);
               reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{exp_1});
@@ -129,6 +140,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
+            const Vec<float, 4> logits_1_v_0__2 = from_words<Vec<float, 4>>(logits_1_kept_0[k + l]);
             const int at_0__1 = outer * 1000 + col;
             Vec<float, 4> add_any_1_w_0;
             #pragma unroll
@@ -136,11 +148,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const int iota_2__1 = hlo_convert<int>(col + lane);
               const bool eq_13__1 = hlo_compare_eq(labels_1, iota_2__1);
               const float convert_element_type_1__1 = hlo_convert<float, bool>(eq_13__1);
-              const float logits_1__2 = load_as<float>(logits_1_kept_0[k * 4 + l * 4 + lane]);
+              const float logits_1__2 = load_as<float>(logits_1_v_0__2.v[lane]);
               const float sub_11__1 = hlo_subtract(logits_1__2, reduce_max_7);
               const float sub_15 = hlo_subtract(sub_11__1, log_1_log_0);
               const float mul_4 = hlo_multiply(convert_element_type_1__1, sub_15);
-              reduce_sum_38_state_0[0] = Reduce0::combine(reduce_sum_38_state_0[0], Reduce0::State{mul_4});
+              reduce_sum_38_state_0[0].f0 = hlo_multiply_add(convert_element_type_1__1, sub_15, reduce_sum_38_state_0[0].f0);
               const float mul_5__1 = hlo_multiply(convert_element_type_1__1, -0.015625f);
               const float exp_1__1 = hlo_exp(sub_11__1);
               const float mul_3 = hlo_multiply(reduce_sum_37, exp_1__1);

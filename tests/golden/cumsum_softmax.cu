@@ -7,22 +7,32 @@
 //   jit(cumsum_softmax)/div
 //   reduce_window_sum
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -42,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float x_1_kept_0[4];
+    words_of<Vec<float, 4>>::type x_1_kept_0[1];
     float exp_1_kept_0[4];
     float reduce_window_sum_7_add_kept_0[4];
     float reduce_window_sum_7_add_6_kept_0[4];
@@ -60,10 +70,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 1000) {
             const int at_0 = outer * 1000 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            x_1_kept_0[k + l] = to_words(x_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
               reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
             }
           }
@@ -82,9 +92,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
+            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float sub_7 = hlo_subtract(x_1__1, reduce_max_7);
               const float exp_1 = hlo_exp(sub_7);
               exp_1_kept_0[k * 4 + l * 4 + lane] = exp_1;
@@ -112,13 +123,13 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 const float sub_7__1 = hlo_subtract(x_1__2, reduce_max_7);
                 const float exp_1__1 = hlo_exp(sub_7__1);
                 const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
-                const float div_7 = hlo_divide(exp_1__1, reduce_sum_7);
+                const float div_7 = hlo_divide_shared(exp_1__1, reduce_sum_7);
                 reduce_window_sum_7_pad_0 = div_7;
               } else {
                 reduce_window_sum_7_pad_0 = 0.0f;
               }
               const float exp_1__2 = exp_1_kept_0[k * 4 + l * 4 + lane];
-              const float div_7__1 = hlo_divide(exp_1__2, reduce_sum_7__1);
+              const float div_7__1 = hlo_divide_shared(exp_1__2, reduce_sum_7__1);
               const float reduce_window_sum_7_add_0 = hlo_add(reduce_window_sum_7_pad_0, div_7__1);
               reduce_window_sum_7_add_kept_0[k * 4 + l * 4 + lane] = reduce_window_sum_7_add_0;
               reduce_window_sum_7_add_shared_0[col + lane + to * 1000] = store_as<float>(reduce_window_sum_7_add_0);

@@ -10,11 +10,16 @@
 //   jit(dense_residual_norm)/square
 //   and 1 more
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -76,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
       const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
-      const float div_2_divide_0 = hlo_divide(reduce_sum_14, 64.0f);
+      const float div_2_divide_0 = hlo_divide_shared(reduce_sum_14, 64.0f);
       {
         const int k = 0;
         {
@@ -88,13 +93,13 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const float sub_15 = hlo_subtract(add_22__1, div_2_divide_0);
             sub_15_kept_0[k * 4 + l * 4 + lane] = sub_15;
             const float square_1 = hlo_multiply(sub_15, sub_15);
-            reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{square_1});
+            reduce_sum_15_state_0[0].f0 = hlo_multiply_add(sub_15, sub_15, reduce_sum_15_state_0[0].f0);
           }
         }
       }
       reduce_lanes<Reduce0, 16, 1>(reduce_sum_15_state_0);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
-      const float div_3_divide_0 = hlo_divide(reduce_sum_15, 64.0f);
+      const float div_3_divide_0 = hlo_divide_shared(reduce_sum_15, 64.0f);
       const float add_23_add_0 = hlo_add(div_3_divide_0, 1e-06f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_23_add_0);
       {

@@ -10,11 +10,16 @@
 //   xor
 //   and 12 more
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -196,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const bool lt_3 = hlo_compare_lt(max_7, 0.9f);
             lt_3_w_0.v[lane] = store_as<bool>(lt_3);
             const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-            const float div_5 = hlo_divide(x_1, 0.9f);
+            const float div_5 = hlo_divide_shared(x_1, 0.9f);
             const float select_n_1 = (lt_3 ? div_5 : 0.0f);
             const float residual_1 = load_as<float>(residual_1_v_0.v[lane]);
             const float add_122 = hlo_add(select_n_1, residual_1);
@@ -213,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
       const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
-      const float div_6_divide_0 = hlo_divide(reduce_sum_14, 256.0f);
+      const float div_6_divide_0 = hlo_divide_shared(reduce_sum_14, 256.0f);
       {
         const int k = 0;
         {
@@ -225,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const float sub_21 = hlo_subtract(add_122__1, div_6_divide_0);
             sub_21_kept_0[k * 4 + l * 4 + lane] = sub_21;
             const float square_1 = hlo_multiply(sub_21, sub_21);
-            reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{square_1});
+            reduce_sum_15_state_0[0].f0 = hlo_multiply_add(sub_21, sub_21, reduce_sum_15_state_0[0].f0);
           }
         }
       }
@@ -233,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       __syncthreads();
       combine_warps<Reduce0, 64, false>(reduce_sum_15_state_0, exchange_0_1);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
-      const float div_7_divide_0 = hlo_divide(reduce_sum_15, 256.0f);
+      const float div_7_divide_0 = hlo_divide_shared(reduce_sum_15, 256.0f);
       const float add_123_add_0 = hlo_add(div_7_divide_0, 1e-06f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_123_add_0);
       {

@@ -10,33 +10,48 @@
 //   jit(f8_storage)/abs
 //   and 6 more
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{-448.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce2 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -63,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = blockIdx.x;
-    bf16 scale_1_kept_0[8];
+    words_of<Vec<bf16, 8>>::type scale_1_kept_0[1];
     if (first < 16) {
       const int task = first;
       const int outer = task * 4 + to;
@@ -82,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const int at_0 = outer * 304 + col;
             const Vec<f8e4m3fn, 8> q_1_v_0 = *reinterpret_cast<const Vec<f8e4m3fn, 8>*>(p_q_1 + (at_0));
             const Vec<bf16, 8> scale_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_scale_1 + (col));
+            scale_1_kept_0[k + l] = to_words(scale_1_v_0);
             Vec<bf16, 8> mul_15_w_0;
             Vec<unsigned char, 8> bitcast_convert_type_1_w_0;
             #pragma unroll
@@ -89,7 +105,6 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float q_1 = load_as<float>(q_1_v_0.v[lane]);
               const float convert_element_type_8 = hlo_convert<bf16, f8e4m3fn>(q_1);
               const float scale_1 = load_as<float>(scale_1_v_0.v[lane]);
-              scale_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(scale_1);
               const float mul_15 = round_to<bf16>(hlo_multiply(convert_element_type_8, scale_1));
               mul_15_w_0.v[lane] = store_exact<bf16>(mul_15);
               const float convert_element_type_9 = hlo_convert<float, bf16>(mul_15);
@@ -123,11 +138,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 512 + tx * 8;
           if (col < 304) {
+            const Vec<bf16, 8> scale_1_v_0__1 = from_words<Vec<bf16, 8>>(scale_1_kept_0[k + l]);
             const int at_0__1 = outer * 304 + col;
             Vec<f8e4m3fn, 8> convert_element_type_11_w_0;
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float scale_1__1 = load_as<float>(scale_1_kept_0[k * 8 + l * 8 + lane]);
+              const float scale_1__1 = load_as<float>(scale_1_v_0__1.v[lane]);
               const float convert_element_type_10 = hlo_convert<float, bf16>(scale_1__1);
               const float mul_22 = hlo_multiply(reduce_sum_7__1, convert_element_type_10);
               const float max_3 = hlo_maximum(-448.0f, mul_22);
@@ -184,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 2, 32, 256, 4>(reduce_10_state_0, exchange_2_0);
+      reduce_strided<Reduce2, 2, 32, 256, 4, false>(reduce_10_state_0, exchange_2_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;

@@ -8,11 +8,16 @@
 //   jit(forward_backward)/transpose(jvp())/add_any
 //   jit(forward_backward)/transpose(jvp())/reduce_sum
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -91,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           *reinterpret_cast<Vec<float, 4>*>(p_add_any_9 + (at_0)) = add_any_9_w_0;
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_sum_14_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 8, 32, 256, 4, false>(reduce_sum_14_state_0, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 16 x 256 threads, 96 B shared
+// stitch_0: grid 4 x 256 threads, 3072 B shared
 //   jit(group_norm_nhwc)/reshape
 //   reduce_sum
 //   jit(group_norm_nhwc)/reduce_sum
@@ -10,20 +10,15 @@
 //   jit(group_norm_nhwc)/rsqrt
 //   and 1 more
 struct Reduce0 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_MOMENTS;
   struct State { float f0; float f1; float f2; };
   static __device__ __forceinline__ State identity() { return State{0.0f, 0.0f, 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v6 = hlo_add(a.f0, b.f0);
-    const float v8 = hlo_maximum(v6, 1.0f);
-    const float v9 = hlo_divide(b.f0, v8);
-    const float v10 = hlo_subtract(b.f1, a.f1);
-    const float v11 = hlo_multiply(v10, v9);
-    const float v12 = hlo_add(a.f1, v11);
-    const float v13 = hlo_multiply(v11, v10);
-    const float v14 = hlo_multiply(v13, a.f0);
-    const float v15 = hlo_add(a.f2, b.f2);
-    const float v16 = hlo_add(v15, v14);
-    return State{v6, v12, v16};
+    return join_moments(a, b);
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane), value_of_lane(s.f2, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask), shuffle_value(s.f2, mask)};
@@ -34,55 +29,57 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_11) {
-  ASTITCH_SHARED_ARENA(96);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  {  // loop 0: outer 4x8 / 2 threads, row 8x8 / 64 threads x 1, col 8 / 2 threads x 1 x 4; 16 tasks; mixed reduce: 64 rows x 2 threads a block
+  ASTITCH_SHARED_ARENA(3072);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 256);
+  {  // loop 0: outer 4x8 / 8 threads, row 8x8 / 16 threads x 4, col 8 / 2 threads x 1 x 4; 4 tasks; mixed reduce: 16 rows x 2 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 2;
-    const int ty = thread / 2 % 64;
-    const int to = thread / 128;
+    const int to = thread / 2 % 8;
+    const int ty = thread / 16;
     const int first = blockIdx.x;
-    float x_1_kept_0[4];
-    if (first < 16) {
+    words_of<Vec<float, 4>>::type x_1_kept_0[4];
+    if (first < 4) {
       const int task = first;
-      const int outer = task * 2 + to;
+      const int outer = task * 8 + to;
       Reduce0::State reduce_sum_23_moments_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_23_moments_state_0[i] = Reduce0::identity();
       const int outer_1 = ((outer) % 8);
       const int outer_0 = ((outer) / 8);
-      {
-        const int k = 0;
-        const int row = k * 64 + ty;
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 16 + ty;
         {
           const int l = 0;
           const int col = l * 8 + tx * 4;
           const int at_0 = outer_1 * 8 + outer_0 * 4096 + row * 64 + col;
           const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+          x_1_kept_0[k + l] = to_words(x_1_v_0);
+          float reduce_sum_23_moments_state_0_batch_0[4];
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-            x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
-            reduce_sum_23_moments_state_0[0] = Reduce0::combine(reduce_sum_23_moments_state_0[0], Reduce0::State{1.0f, x_1, 0.0f});
+            reduce_sum_23_moments_state_0_batch_0[lane] = x_1;
           }
+          reduce_sum_23_moments_state_0[0] = Reduce0::combine(reduce_sum_23_moments_state_0[0], moments_of<Reduce0>(reduce_sum_23_moments_state_0_batch_0));
         }
       }
-      reduce_warps<Reduce0>(reduce_sum_23_moments_state_0, exchange_0_0);
-      __syncthreads();
-      combine_warps<Reduce0, 128, false>(reduce_sum_23_moments_state_0, exchange_0_0);
+      reduce_lanes<Reduce0, 2, 1>(reduce_sum_23_moments_state_0);
+      reduce_strided<Reduce0, 16, 16, 256, 4, true>(reduce_sum_23_moments_state_0, exchange_0_0);
       const float reduce_sum_23_get_tuple_element_0 = reduce_sum_23_moments_state_0[0].f1;
       const float reduce_sum_23_multiply_0 = hlo_multiply(reduce_sum_23_get_tuple_element_0, 512.0f);
-      const float div_11_divide_0 = hlo_divide(reduce_sum_23_multiply_0, 512.0f);
+      const float div_11_divide_0 = hlo_divide_shared(reduce_sum_23_multiply_0, 512.0f);
       const float reduce_sum_22_get_tuple_element_0 = reduce_sum_23_moments_state_0[0].f2;
-      const float div_9_divide_0 = hlo_divide(reduce_sum_22_get_tuple_element_0, 512.0f);
+      const float div_9_divide_0 = hlo_divide_shared(reduce_sum_22_get_tuple_element_0, 512.0f);
       const float add_7_add_0 = hlo_add(div_9_divide_0, 1e-05f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_7_add_0);
-      {
-        const int k = 0;
-        const int row = k * 64 + ty;
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 16 + ty;
         {
           const int l = 0;
           const int col = l * 8 + tx * 4;
+          const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
           const int at_0__1 = outer_1 * 8 + col;
           const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (at_0__1));
           const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (at_0__1));
@@ -90,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           Vec<float, 4> add_11_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+            const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
             const float sub_17 = hlo_subtract(x_1__1, div_11_divide_0);
             const float mul_11 = hlo_multiply(sub_17, rsqrt_1_rsqrt_0);
             const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);

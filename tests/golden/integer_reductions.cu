@@ -9,121 +9,176 @@
 //   jit(integer_reductions)/reduce_xor
 //   jit(integer_reductions)/convert_element_type
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { int f0; };
   static __device__ __forceinline__ State identity() { return State{1}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const int v2 = hlo_multiply(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { int f0; };
   static __device__ __forceinline__ State identity() { return State{(-2147483647 - 1)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const int v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce2 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { int f0; };
   static __device__ __forceinline__ State identity() { return State{(-0 - 1)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const int v2 = hlo_and(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce3 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { int f0; };
   static __device__ __forceinline__ State identity() { return State{0}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const int v2 = hlo_xor(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce4 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { int f0; };
   static __device__ __forceinline__ State identity() { return State{0}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const int v2 = hlo_add(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce5 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { int f0; };
   static __device__ __forceinline__ State identity() { return State{2147483647}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const int v2 = hlo_minimum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce6 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { int f0; };
   static __device__ __forceinline__ State identity() { return State{0}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const int v2 = hlo_or(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce7 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { unsigned char f0; };
   static __device__ __forceinline__ State identity() { return State{(unsigned char)(0)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const unsigned char v2 = hlo_add(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce8 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { unsigned char f0; };
   static __device__ __forceinline__ State identity() { return State{(unsigned char)(0)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const unsigned char v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce9 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { bool f0; };
   static __device__ __forceinline__ State identity() { return State{false}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const bool v2 = hlo_or(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce10 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { bool f0; };
   static __device__ __forceinline__ State identity() { return State{true}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const bool v2 = hlo_and(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -250,8 +305,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_or_14[outer] = store_as<int>(reduce_or_14);
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_prod_7_state_0, exchange_0_1);
-    reduce_strided<Reduce2, 8, 64, 512, 4>(reduce_and_14_state_0, exchange_2_0);
+    reduce_strided<Reduce0, 8, 64, 512, 4, false>(reduce_prod_7_state_0, exchange_0_1);
+    reduce_strided<Reduce2, 8, 64, 512, 4, false>(reduce_and_14_state_0, exchange_2_0);
     reduce_warps<Reduce1>(reduce_max_14_state_0, exchange_1_1);
     reduce_warps<Reduce3>(reduce_xor_7_state_0, exchange_3_1);
     __syncthreads();
@@ -340,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_max_15[outer] = store_as<unsigned char>(reduce_max_15);
       }
     }
-    reduce_strided<Reduce7, 8, 64, 512, 4>(reduce_sum_22_state_0, exchange_7_1);
+    reduce_strided<Reduce7, 8, 64, 512, 4, false>(reduce_sum_22_state_0, exchange_7_1);
     if (first < 4) {
       {
         const int l = 0;
@@ -411,7 +466,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_sum_23[outer] = store_as<int>(reduce_sum_23);
       }
     }
-    reduce_strided<Reduce9, 8, 64, 512, 4>(reduce_or_15_state_0, exchange_9_1);
+    reduce_strided<Reduce9, 8, 64, 512, 4, false>(reduce_or_15_state_0, exchange_9_1);
     if (first < 4) {
       {
         const int l = 0;
@@ -457,7 +512,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 4, 32, 512, 4>(reduce_prod_7_state_0__1, exchange_0_0);
+      reduce_strided<Reduce0, 4, 32, 512, 4, false>(reduce_prod_7_state_0__1, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -535,7 +590,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 4, 32, 512, 4>(reduce_and_14_state_0__1, exchange_2_0__1);
+      reduce_strided<Reduce2, 4, 32, 512, 4, false>(reduce_and_14_state_0__1, exchange_2_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -613,7 +668,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce7, 4, 32, 512, 4>(reduce_sum_22_state_0__1, exchange_7_0);
+      reduce_strided<Reduce7, 4, 32, 512, 4, false>(reduce_sum_22_state_0__1, exchange_7_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -661,7 +716,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce9, 4, 32, 512, 4>(reduce_or_15_state_0__1, exchange_9_0);
+      reduce_strided<Reduce9, 4, 32, 512, 4, false>(reduce_or_15_state_0__1, exchange_9_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;

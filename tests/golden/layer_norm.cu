@@ -8,11 +8,16 @@
 //   jit(layer_norm)/rsqrt
 //   jit(layer_norm)/mul
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -32,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float x_1_kept_0[4];
+    words_of<Vec<float, 4>>::type x_1_kept_0[1];
     float sub_15_kept_0[4];
     if (first < 64) {
       const int task = first;
@@ -48,10 +53,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 768) {
             const int at_0 = outer * 768 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            x_1_kept_0[k + l] = to_words(x_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
               reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{x_1});
             }
           }
@@ -64,20 +69,21 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
       const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
-      const float div_2_divide_0 = hlo_divide(reduce_sum_14, 768.0f);
+      const float div_2_divide_0 = hlo_divide_shared(reduce_sum_14, 768.0f);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 768) {
+            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float sub_15 = hlo_subtract(x_1__1, div_2_divide_0);
               sub_15_kept_0[k * 4 + l * 4 + lane] = sub_15;
               const float square_1 = hlo_multiply(sub_15, sub_15);
-              reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{square_1});
+              reduce_sum_15_state_0[0].f0 = hlo_multiply_add(sub_15, sub_15, reduce_sum_15_state_0[0].f0);
             }
           }
         }
@@ -86,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       __syncthreads();
       combine_warps<Reduce0, 256, false>(reduce_sum_15_state_0, exchange_0_1);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
-      const float div_3_divide_0 = hlo_divide(reduce_sum_15, 768.0f);
+      const float div_3_divide_0 = hlo_divide_shared(reduce_sum_15, 768.0f);
       const float add_7_add_0 = hlo_add(div_3_divide_0, 1e-06f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_7_add_0);
       {

@@ -9,11 +9,16 @@
 //   jit(layer_norm)/rsqrt
 //   jit(layer_norm)/mul
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -33,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 128 % 1;
     const int to = thread / 128;
     const int first = blockIdx.x;
-    bf16 x_1_kept_0[8];
+    words_of<Vec<bf16, 8>>::type x_1_kept_0[1];
     if (first < 32) {
       const int task = first;
       const int outer = task * 2 + to;
@@ -48,10 +53,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 768) {
             const int at_0 = outer * 768 + col;
             const Vec<bf16, 8> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_x_1 + (at_0));
+            x_1_kept_0[k + l] = to_words(x_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(x_1);
               const float convert_element_type_2 = hlo_convert<float, bf16>(x_1);
               reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{convert_element_type_2});
             }
@@ -65,20 +70,21 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_15_state_0[i] = Reduce0::identity();
       const float reduce_sum_14 = reduce_sum_14_state_0[0].f0;
-      const float div_2_divide_0 = hlo_divide(reduce_sum_14, 768.0f);
+      const float div_2_divide_0 = hlo_divide_shared(reduce_sum_14, 768.0f);
       {
         const int k = 0;
         {
           const int l = 0;
           const int col = l * 1024 + tx * 8;
           if (col < 768) {
+            const Vec<bf16, 8> x_1_v_0__1 = from_words<Vec<bf16, 8>>(x_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float convert_element_type_2__1 = hlo_convert<float, bf16>(x_1__1);
               const float sub_15 = hlo_subtract(convert_element_type_2__1, div_2_divide_0);
               const float square_1 = hlo_multiply(sub_15, sub_15);
-              reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{square_1});
+              reduce_sum_15_state_0[0].f0 = hlo_multiply_add(sub_15, sub_15, reduce_sum_15_state_0[0].f0);
             }
           }
         }
@@ -87,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       __syncthreads();
       combine_warps<Reduce0, 128, false>(reduce_sum_15_state_0, exchange_0_1);
       const float reduce_sum_15 = reduce_sum_15_state_0[0].f0;
-      const float div_3_divide_0 = hlo_divide(reduce_sum_15, 768.0f);
+      const float div_3_divide_0 = hlo_divide_shared(reduce_sum_15, 768.0f);
       const float add_7_add_0 = hlo_add(div_3_divide_0, 1e-06f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_7_add_0);
       {
@@ -96,13 +102,14 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 8;
           if (col < 768) {
+            const Vec<bf16, 8> x_1_v_0__2 = from_words<Vec<bf16, 8>>(x_1_kept_0[k + l]);
             const Vec<bf16, 8> gamma_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_gamma_1 + (col));
             const Vec<bf16, 8> beta_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_beta_1 + (col));
             const int at_0__1 = outer * 768 + col;
             Vec<bf16, 8> add_11_w_0;
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float x_1__2 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
+              const float x_1__2 = load_as<float>(x_1_v_0__2.v[lane]);
               const float convert_element_type_2__2 = hlo_convert<float, bf16>(x_1__2);
               const float sub_15__1 = hlo_subtract(convert_element_type_2__2, div_2_divide_0);
               const float mul_11 = hlo_multiply(sub_15__1, rsqrt_1_rsqrt_0);

@@ -10,22 +10,32 @@
 //   mul
 //   and 1 more
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -45,9 +55,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float x_1_kept_0[4];
+    words_of<Vec<float, 4>>::type x_1_kept_0[1];
     float exp_1_kept_0[4];
-    float dy_1_kept_0[4];
+    words_of<Vec<float, 4>>::type dy_1_kept_0[1];
     if (first < 64) {
       const int task = first;
       const int outer = task;
@@ -65,14 +75,14 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 700) {
             const int at_0 = outer * 700 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            x_1_kept_0[k + l] = to_words(x_1_v_0);
             const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
+            dy_1_kept_0[k + l] = to_words(dy_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
               reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
               const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
-              dy_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(dy_1);
               const float neg_1 = hlo_negate(dy_1);
               reduce_sum_22_state_0[0] = Reduce1::combine(reduce_sum_22_state_0[0], Reduce1::State{neg_1});
             }
@@ -94,9 +104,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 700) {
+            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float sub_11 = hlo_subtract(x_1__1, reduce_max_7);
               const float exp_1 = hlo_exp(sub_11);
               exp_1_kept_0[k * 4 + l * 4 + lane] = exp_1;
@@ -118,11 +129,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 700) {
+            const Vec<float, 4> dy_1_v_0__1 = from_words<Vec<float, 4>>(dy_1_kept_0[k + l]);
             const int at_0__1 = outer * 700 + col;
             Vec<float, 4> add_any_1_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float dy_1__1 = load_as<float>(dy_1_kept_0[k * 4 + l * 4 + lane]);
+              const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
               const float exp_1__1 = exp_1_kept_0[k * 4 + l * 4 + lane];
               const float mul_1 = hlo_multiply(reduce_sum_23, exp_1__1);
               const float add_any_1 = hlo_add(dy_1__1, mul_1);

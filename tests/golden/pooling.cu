@@ -9,11 +9,16 @@
 //   jit(pooling)/div
 //   jit(pooling)/reduce_window
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -385,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 reduce_window_sum_29_pad_0__7 = 0.0f;
               }
               const float reduce_window_sum_29_add_9 = hlo_add(reduce_window_sum_29_add_8, reduce_window_sum_29_pad_0__7);
-              const float div_2 = hlo_divide(reduce_window_sum_29_add_9, reduce_window_sum_28_add_9);
+              const float div_2 = hlo_divide_shared(reduce_window_sum_29_add_9, reduce_window_sum_28_add_9);
               div_2_w_0.v[lane] = store_as<float>(div_2);
             }
             *reinterpret_cast<Vec<float, 4>*>(p_div_2 + (col)) = div_2_w_0;
@@ -497,7 +502,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 128, 2, 256, 4>(reduce_window_sum_30_reduce_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 128, 2, 256, 4, false>(reduce_window_sum_30_reduce_state_0, exchange_0_0);
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 128 + ty;
@@ -510,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float reduce_window_sum_30_reduce_0 = reduce_window_sum_30_reduce_state_0[l * 4 + lane].f0;
-              const float div_3_divide_0 = hlo_divide(reduce_window_sum_30_reduce_0, 143.0f);
+              const float div_3_divide_0 = hlo_divide_shared(reduce_window_sum_30_reduce_0, 143.0f);
               div_3_divide_w_0.v[lane] = store_as<float>(div_3_divide_0);
             }
             if (row < 1) {

@@ -5,22 +5,32 @@
 //   jit(reduces_of_reduces)/reduce_max
 //   jit(reduces_of_reduces)/sqrt
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -110,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
       reduce_lanes<Reduce1, 8, 1>(reduce_max_14_state_0);
-      reduce_strided<Reduce0, 64, 8, 512, 4>(reduce_sum_23_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 64, 8, 512, 4, false>(reduce_sum_23_state_0, exchange_0_0);
       const float reduce_max_14 = reduce_max_14_state_0[0].f0;
       if (outer_raw < 24 && tx < 1) {
         p_reduce_max_14[outer] = store_as<float>(reduce_max_14);

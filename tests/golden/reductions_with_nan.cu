@@ -9,17 +9,24 @@
 //   jit(reductions_with_nan)/is_finite
 //   jit(reductions_with_nan)/reduce_and
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0x7f800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_minimum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; int f1; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0x7f800000u), 0}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
@@ -34,44 +41,64 @@ struct Reduce1 {
     const int v12 = (v11 ? a.f1 : b.f1);
     return State{v7, v12};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
   }
 };
 struct Reduce2 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { bool f0; };
   static __device__ __forceinline__ State identity() { return State{true}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const bool v2 = hlo_and(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce3 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce4 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce5 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; int f1; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u), 0}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
@@ -86,38 +113,56 @@ struct Reduce5 {
     const int v12 = (v11 ? a.f1 : b.f1);
     return State{v7, v12};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
   }
 };
 struct Reduce6 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { bool f0; };
   static __device__ __forceinline__ State identity() { return State{false}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const bool v2 = hlo_or(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce7 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce8 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0x7f800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_minimum(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -237,9 +282,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_or_7[outer] = store_as<bool>(reduce_or_7);
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4>(reduce_min_14_state_0, exchange_0_1);
-    reduce_strided<Reduce1, 8, 64, 512, 4>(reduce_25_state_0, exchange_1_0);
-    reduce_strided<Reduce2, 8, 64, 512, 4>(reduce_and_7_state_0, exchange_2_1);
+    reduce_strided<Reduce0, 8, 64, 512, 4, false>(reduce_min_14_state_0, exchange_0_1);
+    reduce_strided<Reduce1, 8, 64, 512, 4, true>(reduce_25_state_0, exchange_1_0);
+    reduce_strided<Reduce2, 8, 64, 512, 4, false>(reduce_and_7_state_0, exchange_2_1);
     if (first < 2) {
       {
         const int l = 0;
@@ -325,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_min_15[outer] = store_as<f16>(reduce_min_15);
       }
     }
-    reduce_strided<Reduce7, 8, 64, 512, 4>(reduce_max_15_state_0, exchange_7_1);
+    reduce_strided<Reduce7, 8, 64, 512, 4, false>(reduce_max_15_state_0, exchange_7_1);
     if (first < 2) {
       {
         const int l = 0;
@@ -371,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 2, 32, 512, 4>(reduce_min_14_state_0__1, exchange_0_0);
+      reduce_strided<Reduce0, 2, 32, 512, 4, false>(reduce_min_14_state_0__1, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -419,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce1, 2, 32, 512, 4>(reduce_25_state_0__1, exchange_1_0__1);
+      reduce_strided<Reduce1, 2, 32, 512, 4, false>(reduce_25_state_0__1, exchange_1_0__1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -467,7 +512,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce7, 2, 32, 512, 4>(reduce_max_15_state_0__1, exchange_7_0);
+      reduce_strided<Reduce7, 2, 32, 512, 4, false>(reduce_max_15_state_0__1, exchange_7_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -515,7 +560,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 2, 32, 512, 4>(reduce_and_7_state_0__1, exchange_2_0);
+      reduce_strided<Reduce2, 2, 32, 512, 4, false>(reduce_and_7_state_0__1, exchange_2_0);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;

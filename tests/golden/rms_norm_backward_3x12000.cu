@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 94 x 512 threads, 8192 B shared
+// stitch_0: grid 90 x 512 threads, 8192 B shared
 //   jit(rms_norm_backward)/transpose(jvp())/mul
 //   jit(rms_norm_backward)/jvp()/square
 //   jit(rms_norm_backward)/jvp()/reduce_sum
@@ -10,11 +10,16 @@
 //   jit(rms_norm_backward)/jvp()/mul
 //   and 3 more
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -31,15 +36,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_36_partial0_0,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 64, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 2048);
-  {  // loop 0: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 1 x 4; 18 tasks; row-reduce, 3 rows < 264 blocks a wave: each row split over 6 blocks
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 32);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  {  // loop 0: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 1 x 4; 18 tasks; row-reduce, 3 rows < 264 blocks a wave: each row split over 6 blocks t...
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
+    words_of<Vec<float, 4>>::type dy_1_kept_0[1];
+    words_of<Vec<float, 4>>::type x_1_kept_0[1];
+    float mul_30_kept_0[4];
     if (first < 18) {
       const int task = first;
       const int outer = ((task) / 6);
@@ -58,72 +65,69 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 12000) {
             const int at_0 = outer * 12000 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            x_1_kept_0[k + l] = to_words(x_1_v_0);
             const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
+            dy_1_kept_0[k + l] = to_words(dy_1_v_0);
             const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               const float square_1 = hlo_multiply(x_1, x_1);
-              reduce_sum_35_state_0[0] = Reduce0::combine(reduce_sum_35_state_0[0], Reduce0::State{square_1});
+              reduce_sum_35_state_0[0].f0 = hlo_multiply_add(x_1, x_1, reduce_sum_35_state_0[0].f0);
               const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
               const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
               const float mul_30 = hlo_multiply(dy_1, gamma_1);
+              mul_30_kept_0[k * 4 + l * 4 + lane] = mul_30;
               const float mul_31 = hlo_multiply(x_1, mul_30);
-              reduce_sum_38_state_0[0] = Reduce0::combine(reduce_sum_38_state_0[0], Reduce0::State{mul_31});
+              reduce_sum_38_state_0[0].f0 = hlo_multiply_add(x_1, mul_30, reduce_sum_38_state_0[0].f0);
             }
           }
         }
       }
-      reduce_warps<Reduce0>(reduce_sum_35_state_0, exchange_0_0);
-      reduce_warps<Reduce0>(reduce_sum_38_state_0, exchange_0_0__1);
+      reduce_warps_together<Reduce0>(exchange_0_0, reduce_sum_35_state_0, reduce_sum_38_state_0);
       __syncthreads();
-      combine_warps<Reduce0, 512, true>(reduce_sum_35_state_0, exchange_0_0);
-      combine_warps<Reduce0, 512, true>(reduce_sum_38_state_0, exchange_0_0__1);
+      combine_warps_together<Reduce0, 512>(exchange_0_0, reduce_sum_35_state_0, reduce_sum_38_state_0);
       if (tx < 1) {
         p_reduce_sum_35_partial0_0[col_tile * 3 + outer] = store_as<float>(reduce_sum_35_state_0[0].f0);
       }
       if (tx < 1) {
         p_reduce_sum_38_partial0_0[col_tile * 3 + outer] = store_as<float>(reduce_sum_38_state_0[0].f0);
       }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.35, %reduce_sum.38 before level 1
-  {  // loop 1: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 1 x 4; 18 tasks; row-reduce, 3 rows < 264 blocks a wave: each row split over 6 blocks
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    if (first < 18) {
-      const int task = first;
-      const int outer = ((task) / 6);
-      const int col_tile = ((task) % 6);
+      astitch_team_barrier(barrier, 6);  // %reduce_sum.35, %reduce_sum.38: 6 blocks have a part each
+      Reduce0::State reduce_sum_35_state_0__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_35_state_0__1[i] = Reduce0::identity();
+      {
+        const int turn_0 = 0;
+        const int part_0 = turn_0 * 32 + ((thread) % 32);
+        if (part_0 < 6) {
+          reduce_sum_35_state_0__1[0] = Reduce0::combine(reduce_sum_35_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_35_partial0_0[part_0 * 3 + outer])});
+        }
+      }
+      reduce_lanes<Reduce0, 32, 1>(reduce_sum_35_state_0__1);
+      Reduce0::State reduce_sum_38_state_0__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_38_state_0__1[i] = Reduce0::identity();
+      {
+        const int turn_0__1 = 0;
+        const int part_0__1 = turn_0__1 * 32 + ((thread) % 32);
+        if (part_0__1 < 6) {
+          reduce_sum_38_state_0__1[0] = Reduce0::combine(reduce_sum_38_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_38_partial0_0[part_0__1 * 3 + outer])});
+        }
+      }
+      reduce_lanes<Reduce0, 32, 1>(reduce_sum_38_state_0__1);
       Reduce0::State reduce_sum_36_state_0[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_sum_36_state_0[i] = Reduce0::identity();
-      Reduce0::State reduce_sum_35_sum_0[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_35_sum_0[i] = Reduce0::identity();
-      #pragma unroll
-      for (int part = 0; part < 6; ++part) {
-        reduce_sum_35_sum_0[0] = Reduce0::combine(reduce_sum_35_sum_0[0], Reduce0::State{load_as<float>(p_reduce_sum_35_partial0_0[part * 3 + outer])});
-      }
-      const float reduce_sum_35 = reduce_sum_35_sum_0[0].f0;
-      const float div_3_divide_0 = hlo_divide(reduce_sum_35, 12000.0f);
+      const float reduce_sum_35 = reduce_sum_35_state_0__1[0].f0;
+      const float div_3_divide_0 = hlo_divide_shared(reduce_sum_35, 12000.0f);
       const float add_1_add_0 = hlo_add(div_3_divide_0, 1e-06f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_1_add_0);
-      Reduce0::State reduce_sum_38_sum_0[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_38_sum_0[i] = Reduce0::identity();
-      #pragma unroll
-      for (int part = 0; part < 6; ++part) {
-        reduce_sum_38_sum_0[0] = Reduce0::combine(reduce_sum_38_sum_0[0], Reduce0::State{load_as<float>(p_reduce_sum_38_partial0_0[part * 3 + outer])});
-      }
-      const float reduce_sum_38 = reduce_sum_38_sum_0[0].f0;
+      const float reduce_sum_38 = reduce_sum_38_state_0__1[0].f0;
       const float div_4_divide_0 = hlo_divide(rsqrt_1_rsqrt_0, add_1_add_0);
       const float mul_21_multiply_0 = hlo_multiply(div_4_divide_0, -0.5f);
       const float mul_36_multiply_0 = hlo_multiply(reduce_sum_38, mul_21_multiply_0);
-      const float div_5_divide_0 = hlo_divide(mul_36_multiply_0, 12000.0f);
+      const float div_5_divide_0 = hlo_divide_shared(mul_36_multiply_0, 12000.0f);
       const float reduce_sum_39 = hlo_add(0.0f, div_5_divide_0);
       {
         const int k = 0;
@@ -131,16 +135,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 12000) {
+            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
             const int at_0__1 = outer * 12000 + col;
-            const Vec<float, 4> dy_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0__1));
-            const Vec<float, 4> gamma_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-            const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__1));
             Vec<float, 4> add_any_1_w_0;
+            const Vec<float, 4> dy_1_v_0__1 = from_words<Vec<float, 4>>(dy_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
-              const float gamma_1__1 = load_as<float>(gamma_1_v_0__1.v[lane]);
-              const float mul_30__1 = hlo_multiply(dy_1__1, gamma_1__1);
+              const float mul_30__1 = mul_30_kept_0[k * 4 + l * 4 + lane];
               const float mul_35 = hlo_multiply(mul_30__1, rsqrt_1_rsqrt_0);
               const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float mul_20 = hlo_multiply(x_1__1, 2.0f);
@@ -148,8 +149,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_any_1 = hlo_add(mul_35, mul_37);
               add_any_1_w_0.v[lane] = store_as<float>(add_any_1);
               const float mul_25 = hlo_multiply(x_1__1, rsqrt_1_rsqrt_0);
+              const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
               const float mul_26 = hlo_multiply(mul_25, dy_1__1);
-              reduce_sum_36_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_36_state_0[l * 4 + lane], Reduce0::State{mul_26});
+              reduce_sum_36_state_0[l * 4 + lane].f0 = hlo_multiply_add(mul_25, dy_1__1, reduce_sum_36_state_0[l * 4 + lane].f0);
             }
             *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at_0__1)) = add_any_1_w_0;
           }
@@ -167,15 +169,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.35, %reduce_sum.38, %reduce_sum.36 before level 2
-  {  // loop 2: outer 1 / 4 threads, row 3 / 4 threads x 1, col 12000 / 32 threads x 1 x 4; 94 tasks; column-reduce: 4 rows x 32 threads a block
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.35, %reduce_sum.38, %reduce_sum.36 before level 1
+  {  // loop 1: outer 1 / 4 threads, row 3 / 4 threads x 1, col 12000 / 32 threads x 1 x 4; 94 tasks; column-reduce: 4 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 4;
     const int to = thread / 128;
     const int first = blockIdx.x;
-    if (first < 94) {
-      const int task = first;
+    for (int task = first; task < 94; task += gridDim.x) {
       const int col_tile = task;
       Reduce0::State reduce_sum_36_state_0__1[4];
       #pragma unroll
@@ -199,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 4, 32, 512, 4>(reduce_sum_36_state_0__1, exchange_0_0__2);
+      reduce_strided<Reduce0, 4, 32, 512, 4, false>(reduce_sum_36_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
@@ -215,6 +216,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
+      __syncthreads();  // the next task writes the shared memory that this one still reads
     }
   }
 }

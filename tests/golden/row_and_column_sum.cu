@@ -3,11 +3,16 @@
 //   jit(row_and_column_sum)/exp
 //   jit(row_and_column_sum)/reduce_sum
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -64,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_sum_14[outer] = store_as<float>(reduce_sum_14);
       }
     }
-    reduce_strided<Reduce0, 4, 128, 512, 4>(reduce_sum_15_state_0, exchange_0_1);
+    reduce_strided<Reduce0, 4, 128, 512, 4, false>(reduce_sum_15_state_0, exchange_0_1);
     if (first < 24) {
       {
         const int l = 0;
@@ -110,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4>(reduce_sum_15_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4, false>(reduce_sum_15_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;

@@ -7,22 +7,32 @@
 //   jit(softmax)/reduce_sum
 //   jit(softmax)/div
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -40,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
     const int first = blockIdx.x;
-    bf16 x_1_kept_0[8];
+    words_of<Vec<bf16, 8>>::type x_1_kept_0[1];
     bf16 exp_1_kept_0[8];
     if (first < 16) {
       const int task = first;
@@ -55,10 +65,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col = l * 512 + tx * 8;
           const int at_0 = outer * 512 + col;
           const Vec<bf16, 8> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_x_1 + (at_0));
+          x_1_kept_0[k + l] = to_words(x_1_v_0);
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
             const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-            x_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(x_1);
             reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
           }
         }
@@ -75,9 +85,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         {
           const int l = 0;
           const int col = l * 512 + tx * 8;
+          const Vec<bf16, 8> x_1_v_0__1 = from_words<Vec<bf16, 8>>(x_1_kept_0[k + l]);
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
-            const float x_1__1 = load_as<float>(x_1_kept_0[k * 8 + l * 8 + lane]);
+            const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
             const float sub_7 = round_to<bf16>(hlo_subtract(x_1__1, reduce_max_7));
             const float exp_1 = round_to<bf16>(narrow_exp<bf16>(sub_7));
             exp_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(exp_1);

@@ -6,22 +6,32 @@
 //   jit(softmax)/reduce_sum
 //   jit(softmax)/div
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { double f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<double>(0xfff0000000000000ull)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const double v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { double f0; };
   static __device__ __forceinline__ State identity() { return State{0.0}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const double v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -39,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 128 % 1;
     const int to = thread / 128;
     const int first = blockIdx.x;
-    double x_1_kept_0[2];
+    words_of<Vec<double, 2>>::type x_1_kept_0[1];
     double exp_1_kept_0[2];
     if (first < 12) {
       const int task = first;
@@ -55,10 +65,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 130) {
             const int at_0 = outer * 130 + col;
             const Vec<double, 2> x_1_v_0 = *reinterpret_cast<const Vec<double, 2>*>(p_x_1 + (at_0));
+            x_1_kept_0[k + l] = to_words(x_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               const double x_1 = load_as<double>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 2 + l * 2 + lane] = store_as<double>(x_1);
               reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
             }
           }
@@ -77,9 +87,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 256 + tx * 2;
           if (col < 130) {
+            const Vec<double, 2> x_1_v_0__1 = from_words<Vec<double, 2>>(x_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
-              const double x_1__1 = load_as<double>(x_1_kept_0[k * 2 + l * 2 + lane]);
+              const double x_1__1 = load_as<double>(x_1_v_0__1.v[lane]);
               const double sub_7 = hlo_subtract(x_1__1, reduce_max_7);
               const double exp_1 = hlo_exp(sub_7);
               exp_1_kept_0[k * 2 + l * 2 + lane] = exp_1;

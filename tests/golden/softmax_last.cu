@@ -6,22 +6,32 @@
 //   jit(softmax)/reduce_sum
 //   jit(softmax)/div
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
   }
 };
 struct Reduce1 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -36,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 32 % 1;
     const int to = thread / 32;
     const int first = blockIdx.x;
-    float x_1_kept_0[4];
+    words_of<Vec<float, 4>>::type x_1_kept_0[1];
     float exp_1_kept_0[4];
     if (first < 48) {
       const int task = first;
@@ -52,10 +62,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 96) {
             const int at_0 = outer * 96 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            x_1_kept_0[k + l] = to_words(x_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
               reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
             }
           }
@@ -72,9 +82,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 128 + tx * 4;
           if (col < 96) {
+            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float sub_7 = hlo_subtract(x_1__1, reduce_max_7);
               const float exp_1 = hlo_exp(sub_7);
               exp_1_kept_0[k * 4 + l * 4 + lane] = exp_1;
@@ -96,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float exp_1__1 = exp_1_kept_0[k * 4 + l * 4 + lane];
-              const float div_7 = hlo_divide(exp_1__1, reduce_sum_7);
+              const float div_7 = hlo_divide_shared(exp_1__1, reduce_sum_7);
               div_7_w_0.v[lane] = store_as<float>(div_7);
             }
             *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at_0__1)) = div_7_w_0;

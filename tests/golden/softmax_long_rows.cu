@@ -6,22 +6,15 @@
 //   jit(softmax)/exp
 //   jit(softmax)/div
 struct Reduce0 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_EXPONENTIALS;
   struct State { float f0; float f1; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u), 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v4 = hlo_maximum(a.f0, b.f0);
-    const bool v6 = hlo_compare_eq(a.f0, v4);
-    const float v7 = hlo_subtract(a.f0, v4);
-    const float v8 = hlo_exp(v7);
-    const float v9 = (v6 ? 1.0f : v8);
-    const float v10 = hlo_multiply(a.f1, v9);
-    const bool v11 = hlo_compare_eq(b.f0, v4);
-    const float v12 = hlo_subtract(b.f0, v4);
-    const float v13 = hlo_exp(v12);
-    const float v14 = (v11 ? 1.0f : v13);
-    const float v15 = hlo_multiply(b.f1, v14);
-    const float v16 = hlo_add(v10, v15);
-    return State{v4, v16};
+    return join_exponentials(a, b);
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
@@ -35,12 +28,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(128);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
-  {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 50000 / 512 threads x 1 x 4; 100 tasks; row-reduce, 4 rows < 264 blocks a wave: each row split over 25 blocks
+  {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 50000 / 512 threads x 1 x 4; 100 tasks; row-reduce, 4 rows < 264 blocks a wave: each row split over 25 blocks...
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
+    words_of<Vec<float, 4>>::type x_1_kept_0[1];
     if (first < 100) {
       const int task = first;
       const int outer = ((task) / 25);
@@ -56,50 +50,38 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 50000) {
             const int at_0 = outer * 50000 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            x_1_kept_0[k + l] = to_words(x_1_v_0);
+            float reduce_max_7_exponentials_state_0_batch_0[4];
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              reduce_max_7_exponentials_state_0[0] = Reduce0::combine(reduce_max_7_exponentials_state_0[0], Reduce0::State{x_1, 1.0f});
+              reduce_max_7_exponentials_state_0_batch_0[lane] = x_1;
             }
+            reduce_max_7_exponentials_state_0[0] = Reduce0::combine(reduce_max_7_exponentials_state_0[0], exponentials_of<Reduce0>(reduce_max_7_exponentials_state_0_batch_0));
           }
         }
       }
       reduce_warps<Reduce0>(reduce_max_7_exponentials_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 512, false>(reduce_max_7_exponentials_state_0, exchange_0_0);
+      combine_warps<Reduce0, 512, true>(reduce_max_7_exponentials_state_0, exchange_0_0);
       if (tx < 1) {
         p_reduce_max_7_exponentials_partial0_0[col_tile * 4 + outer] = store_as<float>(reduce_max_7_exponentials_state_0[0].f0);
         p_reduce_max_7_exponentials_partial1_0[col_tile * 4 + outer] = store_as<float>(reduce_max_7_exponentials_state_0[0].f1);
       }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7.exponentials before level 1
-  {  // loop 1: outer 4 / 1 threads, row 1 / 1 threads x 1, col 50000 / 512 threads x 1 x 4; 100 tasks; row-reduce, 4 rows < 264 blocks a wave: each row split over 25 blocks
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    if (first < 100) {
-      const int task = first;
-      const int outer = ((task) / 25);
-      const int col_tile = ((task) % 25);
-      Reduce0::State reduce_max_7_exponentials_sum_0[1];
+      astitch_team_barrier(barrier, 25);  // %reduce_max.7.exponentials: 25 blocks have a part each
+      Reduce0::State reduce_max_7_exponentials_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_sum_0[i] = Reduce0::identity();
-      #pragma unroll 8
-      for (int part = 0; part < 25; ++part) {
-        reduce_max_7_exponentials_sum_0[0] = Reduce0::combine(reduce_max_7_exponentials_sum_0[0], Reduce0::State{load_as<float>(p_reduce_max_7_exponentials_partial0_0[part * 4 + outer]), load_as<float>(p_reduce_max_7_exponentials_partial1_0[part * 4 + outer])});
+      for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_state_0__1[i] = Reduce0::identity();
+      {
+        const int turn_0 = 0;
+        const int part_0 = turn_0 * 32 + ((thread) % 32);
+        if (part_0 < 25) {
+          reduce_max_7_exponentials_state_0__1[0] = Reduce0::combine(reduce_max_7_exponentials_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_exponentials_partial0_0[part_0 * 4 + outer]), load_as<float>(p_reduce_max_7_exponentials_partial1_0[part_0 * 4 + outer])});
+        }
       }
-      const float reduce_max_7_get_tuple_element_0 = reduce_max_7_exponentials_sum_0[0].f0;
-      Reduce0::State reduce_max_7_exponentials_sum_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_sum_0__1[i] = Reduce0::identity();
-      #pragma unroll 8
-      for (int part = 0; part < 25; ++part) {
-        reduce_max_7_exponentials_sum_0__1[0] = Reduce0::combine(reduce_max_7_exponentials_sum_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_exponentials_partial0_0[part * 4 + outer]), load_as<float>(p_reduce_max_7_exponentials_partial1_0[part * 4 + outer])});
-      }
-      const float reduce_sum_7_get_tuple_element_0 = reduce_max_7_exponentials_sum_0__1[0].f1;
+      reduce_lanes<Reduce0, 32, 1>(reduce_max_7_exponentials_state_0__1);
+      const float reduce_max_7_get_tuple_element_0 = reduce_max_7_exponentials_state_0__1[0].f0;
+      const float reduce_sum_7_get_tuple_element_0 = reduce_max_7_exponentials_state_0__1[0].f1;
       const float reduce_sum_7_subtract_0 = hlo_subtract(reduce_max_7_get_tuple_element_0, reduce_max_7_get_tuple_element_0);
       const float reduce_sum_7_exponential_0 = hlo_exp(reduce_sum_7_subtract_0);
       const float reduce_sum_7_multiply_0 = hlo_multiply(reduce_sum_7_get_tuple_element_0, reduce_sum_7_exponential_0);
@@ -109,15 +91,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4 + col_tile * 2048;
           if (col < 50000) {
+            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
             const int at_0__1 = outer * 50000 + col;
-            const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__1));
             Vec<float, 4> div_7_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float sub_7 = hlo_subtract(x_1__1, reduce_max_7_get_tuple_element_0);
               const float exp_1 = hlo_exp(sub_7);
-              const float div_7 = hlo_divide(exp_1, reduce_sum_7_multiply_0);
+              const float div_7 = hlo_divide_shared(exp_1, reduce_sum_7_multiply_0);
               div_7_w_0.v[lane] = store_as<float>(div_7);
             }
             *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at_0__1)) = div_7_w_0;

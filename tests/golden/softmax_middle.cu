@@ -6,22 +6,15 @@
 //   jit(softmax)/exp
 //   jit(softmax)/div
 struct Reduce0 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_EXPONENTIALS;
   struct State { float f0; float f1; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u), 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v4 = hlo_maximum(a.f0, b.f0);
-    const bool v6 = hlo_compare_eq(a.f0, v4);
-    const float v7 = hlo_subtract(a.f0, v4);
-    const float v8 = hlo_exp(v7);
-    const float v9 = (v6 ? 1.0f : v8);
-    const float v10 = hlo_multiply(a.f1, v9);
-    const bool v11 = hlo_compare_eq(b.f0, v4);
-    const float v12 = hlo_subtract(b.f0, v4);
-    const float v13 = hlo_exp(v12);
-    const float v14 = (v11 ? 1.0f : v13);
-    const float v15 = hlo_multiply(b.f1, v14);
-    const float v16 = hlo_add(v10, v15);
-    return State{v4, v16};
+    return join_exponentials(a, b);
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
@@ -38,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int ty = thread / 32 % 8;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    float x_1_kept_0[24];
+    words_of<Vec<float, 4>>::type x_1_kept_0[6];
     if (first < 8) {
       const int task = first;
       const int outer = task;
@@ -54,16 +47,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 96) {
             const int at_0 = outer * 4608 + row * 96 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            x_1_kept_0[k + l] = to_words(x_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 4 + l * 4 + lane] = store_as<float>(x_1);
-              reduce_max_7_exponentials_state_0[l * 4 + lane] = Reduce0::combine(reduce_max_7_exponentials_state_0[l * 4 + lane], Reduce0::State{x_1, 1.0f});
+              add_to_exponentials(reduce_max_7_exponentials_state_0[l * 4 + lane], x_1);
             }
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4>(reduce_max_7_exponentials_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 8, 32, 256, 4, true>(reduce_max_7_exponentials_state_0, exchange_0_0);
       #pragma unroll
       for (int k = 0; k < 6; ++k) {
         const int row = k * 8 + ty;
@@ -71,11 +64,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 128 + tx * 4;
           if (col < 96) {
+            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
             const int at_0__1 = outer * 4608 + row * 96 + col;
             Vec<float, 4> div_7_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_kept_0[k * 4 + l * 4 + lane]);
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float reduce_max_7_get_tuple_element_0 = reduce_max_7_exponentials_state_0[l * 4 + lane].f0;
               const float sub_7 = hlo_subtract(x_1__1, reduce_max_7_get_tuple_element_0);
               const float exp_1 = hlo_exp(sub_7);

@@ -6,22 +6,15 @@
 //   jit(softmax)/exp
 //   jit(softmax)/div
 struct Reduce0 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_EXPONENTIALS;
   struct State { float f0; float f1; };
   static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u), 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v4 = hlo_maximum(a.f0, b.f0);
-    const bool v6 = hlo_compare_eq(a.f0, v4);
-    const float v7 = hlo_subtract(a.f0, v4);
-    const float v8 = hlo_exp(v7);
-    const float v9 = (v6 ? 1.0f : v8);
-    const float v10 = hlo_multiply(a.f1, v9);
-    const bool v11 = hlo_compare_eq(b.f0, v4);
-    const float v12 = hlo_subtract(b.f0, v4);
-    const float v13 = hlo_exp(v12);
-    const float v14 = (v11 ? 1.0f : v13);
-    const float v15 = hlo_multiply(b.f1, v14);
-    const float v16 = hlo_add(v10, v15);
-    return State{v4, v16};
+    return join_exponentials(a, b);
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
@@ -57,14 +50,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int col = l * 512 + tx + col_tile * 1024;
           if (col < 200001) {
             const float x_1 = load_as<float>(p_x_1[col]);
-            reduce_max_7_exponentials_state_0[0] = Reduce0::combine(reduce_max_7_exponentials_state_0[0], Reduce0::State{x_1, 1.0f});
+            add_to_exponentials(reduce_max_7_exponentials_state_0[0], x_1);
           }
         }
       }
     }
     reduce_warps<Reduce0>(reduce_max_7_exponentials_state_0, exchange_0_0);
     __syncthreads();
-    combine_warps<Reduce0, 512, false>(reduce_max_7_exponentials_state_0, exchange_0_0);
+    combine_warps<Reduce0, 512, true>(reduce_max_7_exponentials_state_0, exchange_0_0);
     if (first < 196) {
       if (tx < 1) {
         p_reduce_max_7_exponentials_partial0_0[first] = store_as<float>(reduce_max_7_exponentials_state_0[0].f0);
@@ -136,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const float x_1__1 = load_as<float>(p_x_1[col]);
             const float sub_7 = hlo_subtract(x_1__1, reduce_max_7_get_tuple_element_0);
             const float exp_1 = hlo_exp(sub_7);
-            const float div_7 = hlo_divide(exp_1, reduce_sum_7_multiply_0);
+            const float div_7 = hlo_divide_shared(exp_1, reduce_sum_7_multiply_0);
             p_div_7[col] = store_as<float>(div_7);
           }
         }

@@ -3,11 +3,16 @@
 //   jit(transformer_reduce)/mul
 //   jit(transformer_reduce)/reduce_sum
 struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
   static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
     return State{shuffle_value(s.f0, mask)};
@@ -21,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
-  {  // loop 0: outer 8 / 1 threads, row 1 / 1 threads x 1, col 15000 / 512 threads x 1 x 4; 64 tasks; row-reduce, 8 rows < 264 blocks a wave: each row split over 8 blocks
+  {  // loop 0: outer 8 / 1 threads, row 1 / 1 threads x 1, col 15000 / 512 threads x 1 x 4; 64 tasks; row-reduce, 8 rows < 264 blocks a wave: each row split over 8 blocks t...
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
@@ -48,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               const float y_1 = load_as<float>(y_1_v_0.v[lane]);
               const float mul_7 = hlo_multiply(x_1, y_1);
-              reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{mul_7});
+              reduce_sum_7_state_0[0].f0 = hlo_multiply_add(x_1, y_1, reduce_sum_7_state_0[0].f0);
             }
           }
         }
@@ -59,48 +64,21 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (tx < 1) {
         p_reduce_sum_7_partial0_0[col_tile * 8 + outer] = store_as<float>(reduce_sum_7_state_0[0].f0);
       }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
-  {  // loop 1: outer 1 / 32 threads, row 8 / 8 threads x 1, col 8 / 2 threads x 1 x 4; 1 tasks; column-reduce: 8 rows x 2 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 2;
-    const int ty = thread / 2 % 8;
-    const int to = thread / 16;
-    const int first = blockIdx.x;
-    if (first < 1) {
-      const int task = first;
-      Reduce0::State reduce_sum_7_state_0__1[4];
+      astitch_team_barrier(barrier, 8);  // %reduce_sum.7: 8 blocks have a part each
+      Reduce0::State reduce_sum_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
       {
-        const int k = 0;
-        const int row = k * 8 + ty;
-        {
-          const int l = 0;
-          const int col = l * 8 + tx * 4;
-          const int at_0__1 = row * 8 + col;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            if (to < 1) {
-              reduce_sum_7_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1 + lane])});
-            }
-          }
+        const int turn_0 = 0;
+        const int part_0 = turn_0 * 32 + ((thread) % 32);
+        if (part_0 < 8) {
+          reduce_sum_7_state_0__1[0] = Reduce0::combine(reduce_sum_7_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[part_0 * 8 + outer])});
         }
       }
-      reduce_lanes<Reduce0, 8, 2>(reduce_sum_7_state_0__1);
-      {
-        const int l = 0;
-        const int col = l * 8 + tx * 4;
-        Vec<float, 4> reduce_sum_7_w_0;
-        #pragma unroll
-        for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_7 = reduce_sum_7_state_0__1[l * 4 + lane].f0;
-          reduce_sum_7_w_0.v[lane] = store_as<float>(reduce_sum_7);
-        }
-        if (to < 1 && ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_7 + (col)) = reduce_sum_7_w_0;
-        }
+      reduce_lanes<Reduce0, 32, 1>(reduce_sum_7_state_0__1);
+      const float reduce_sum_7 = reduce_sum_7_state_0__1[0].f0;
+      if (tx < 1 && col_tile < 1) {
+        p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
       }
     }
   }
