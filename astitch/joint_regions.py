@@ -65,7 +65,7 @@ def moments_region(dtype: DType) -> Graph:
     gap = r.put("subtract", mean2, mean1)
     step = r.put("multiply", gap, share)
     mean = r.put("add", mean1, step)
-    spread = r.put("multiply", r.put("multiply", step, gap), n1)
+    spread = r.put("multiply", r.put("multiply", step, n1), gap)
     return r.graph(n, mean, r.put("add", r.put("add", m1, m2), spread))
 
 

@@ -14,7 +14,7 @@ from astitch.ir import DType, Graph
 CARRIERS = frozenset({"multiply", "divide", "add", "subtract", "negate", "select", "maximum", "minimum"})
 """What a value may go through on its way to the conversion."""
 
-FUNCTIONS = frozenset({"exponential", "tanh", "logistic", "divide"})
+FUNCTIONS = frozenset({"exponential", "tanh", "logistic"})
 
 
 def find_narrow_ends(graph: Graph, members: Sequence[str]) -> frozenset[str]:

@@ -18,24 +18,24 @@ from astitch.gpu import Gpu
 from astitch.nvrtc import Resources
 from astitch.workload import BASE_REGISTERS, Access, LoopWork, Unit, Workload, count_workload
 
-PERSISTENT_SHARE = 0.95
+PERSISTENT_SHARE = 0.93
 """Of the bandwidth that blocks with fixed tasks in a loop reach: SMs are not equally fast (H100: 94 to 96 %)."""
 
-BLOCK_START_CYCLES = 600.0
+BLOCK_START_CYCLES = 880.0
 """From the end of a block to the first load of its successor, overlapped by the other blocks of the SM."""
 
 L1_BYTES = 64 * 1024
 """Of an array that all blocks read, so much stays in an SM's L1 beside what streams through."""
 
-SHARPNESS = 3.0
+SHARPNESS = 4.2
 """Memory, SM and latency add up as a norm of this order: near equal, none hides the others wholly."""
 
-SHARP_ONE, SHARP_BLOCK = 2.0, 0.7
+SHARP_ONE, SHARP_BLOCK = 1.85, 0.45
 
 SPILL_CYCLES = 12.0
 """What a spilled word adds to a thread's chain, beside its load and store."""
 
-KEPT_BY_L2 = 0.4
+KEPT_BY_L2 = 0.46
 """Of the L2, what other data may pass through it before it loses what it held."""
 
 
@@ -304,7 +304,7 @@ class _Projector:
         chain = loop.chain_cycles + ISSUE_SHARE * issued + self.spill_bytes / 4 * SPILL_CYCLES
         # Blocks of a team wait for the slowest of them, with nothing else to do.
         chain_us = chain / clock
-        chain_us += loop.meetings * (gpu.barrier_us + MEETING_BLOCK_US * loop.team)
+        chain_us += loop.meetings * (gpu.barrier_us + BARRIER_SKEW_US + MEETING_BLOCK_US * loop.team)
         task_us = max(memory_us, chain_us) if loop.prefetched else memory_us + chain_us
         return task_us, loop.once_cycles / clock + loop.once_batches * first_ns / 1e3
 
@@ -316,7 +316,8 @@ class _Projector:
         for number, loop in enumerate(work.loops):
             by_level.setdefault(loop.level, []).append(number)
         levels = tuple(self.project_level(sections, seen) for sections in by_level.values())
-        barriers_us = kernel.global_barriers * gpu.barrier_cost_us(kernel.grid)
+        barrier_us = gpu.barrier_cost_us(kernel.grid) + BARRIER_SKEW_US
+        barriers_us = kernel.global_barriers * barrier_us
         start_us = gpu.launch_us + BLOCK_START_CYCLES / gpu.clock_ghz / 1e3
         inflight = max((loop.load_bytes for loop in work.loops), default=0.0)
         needed = gpu.bandwidth_gbs * gpu.dram_latency_ns / gpu.sms
@@ -336,12 +337,15 @@ class _Projector:
         )
 
 
-ISSUE_SHARE = 1.0
+ISSUE_SHARE = 0.9
 
-NEAR_CYCLES = 40.0
+BARRIER_SKEW_US = 1.1
+"""What waiting blocks lose beside the barrier itself, because they do not arrive at once."""
+
+NEAR_CYCLES = 200.0
 """Until a load from the L1 has come."""
 
-MEETING_BLOCK_US = 0.017
+MEETING_BLOCK_US = 0.058
 """What each block of a team adds to a meeting: all of them read the parts of all, from one line."""
 
 LEAST_FREE_REGISTERS = 8

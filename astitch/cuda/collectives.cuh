@@ -22,7 +22,7 @@ template <class State> __device__ __forceinline__ State join_moments(const State
     const auto count = a.f0 + b.f0;
     const auto gap = b.f1 - a.f1;
     const auto step = gap * (b.f0 * reciprocal(count < 1 ? 1 : count));
-    return State{count, a.f1 + step, a.f2 + b.f2 + step * gap * a.f0};
+    return State{count, a.f1 + step, a.f2 + b.f2 + step * a.f0 * gap};
 }
 
 // (max, sum of exp(x - max)) of two sets.  An infinite max is not subtracted: infinite and empty sums stay what they are.

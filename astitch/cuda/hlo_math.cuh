@@ -336,8 +336,8 @@ template <class T> __device__ __forceinline__ float narrow_tanh(float x)
     if constexpr (is_same<T, bf16>) return approximate_tanh(x);
 #endif
     const float tail = 1.0f - 2.0f * approximate_reciprocal(approximate_exp2(x * 2.88539008f) + 1.0f);
-    const float cube = x * x * x * (1.0f / 3.0f);  // the next term is below 2^-20 of x where this is taken
-    return x < 0.03125f && x > -0.03125f ? x - cube : tail;
+    const float small = x * (1.0f - x * x * (1.0f / 3.0f));  // the next term is below 2^-20 of x where this is taken
+    return x < 0.03125f && x > -0.03125f ? small : tail;
 }
 
 // a * b + c, rounded once.
