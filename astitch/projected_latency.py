@@ -32,6 +32,9 @@ SHARPNESS = 4.2
 
 SHARP_ONE, SHARP_BLOCK = 1.85, 0.45
 
+SPILLS_OF_A_WORD = 4
+"""Stores and loads of a word of a thread that has no register: once written, read by several phases."""
+
 SPILL_CYCLES = 12.0
 """What a spilled word adds to a thread's chain, beside its load and store."""
 
@@ -160,7 +163,7 @@ class _Projector:
         # Without launch bounds the compiler still lets one block fit.
         most = self.gpu.max_registers(kernel.block, max(kernel.blocks_per_sm, 1))
         missing = max(work.needed_registers - most, 0)
-        return min(work.registers, most), missing * 8, missing * 4
+        return min(work.registers, most), missing * SPILLS_OF_A_WORD * 4, missing * 4
 
     @staticmethod
     def unique_by_array(accesses: tuple[Access, ...] | list[Access]) -> dict[str, float]:

@@ -484,7 +484,8 @@ class _Arranger:
             draft.inline = True
             return
         part = Symbol(f"{draft.root.name}#part", draft.partials)
-        space = Space((part, *kept), frozenset({part}), draft.root.space.element_bytes)
+        # As if its elements were wide: one column a thread spreads the few columns over more blocks.
+        space = Space((part, *kept), frozenset({part}), 16)
         index = (ix.of_symbol(part), *draft.root.result_index)
         root = Root(draft.root.name, RootKind.COMBINE, space, index, draft.root.result_index)
         whole = replace(self.schedule, split=1)  # never split again

@@ -211,6 +211,9 @@ UNROLLED_BY = 8
 BASE_REGISTERS = 16
 """Addresses, indices and temporaries of a thread."""
 
+HELD_SHARE = 0.25
+"""What values that are held need beside themselves: copies in other types, addresses, partial results."""
+
 LOADED_WORDS, LEAST_LOADED_WORDS = 32, 8
 """Words of vectors that the compiler keeps in flight where registers suffice, and where they do not."""
 
@@ -618,10 +621,13 @@ class _Counter:
     def load(self, words: float) -> None:
         self.loaded[self.turn] = self.loaded.get(self.turn, 0.0) + words
 
-    def held_words(self, turn: int) -> float:
-        """Words of a thread that live from before a wait until after it."""
+    def held_words(self, turn: int, *, last: bool = False) -> float:
+        """Words of a thread that live from before a wait until after it.  last: of those that are not needed later."""
         return sum(
-            w for n, w in self.words.items() if self.born.get(n, 0) < turn <= self.dies.get(n, 0)
+            words
+            for name, words in self.words.items()
+            if self.born.get(name, 0) < turn <= (dies := self.dies.get(name, 0))
+            and (dies == turn or not last)
         )
 
     def peak_words(self, loads: float) -> float:
@@ -631,9 +637,11 @@ class _Counter:
         """
         peak = 0.0
         for turn in range(self.turn + 1):
-            old = self.held_words(turn)
+            dying = self.held_words(turn, last=True)
             new = sum(w for n, w in self.words.items() if self.born.get(n, 0) == turn)
-            peak = max(peak, old + max(new, min(self.loaded.get(turn, 0.0), loads)))
+            # New values take the places of those that they are computed from.
+            changing = max(dying, new, min(self.loaded.get(turn, 0.0), loads))
+            peak = max(peak, self.held_words(turn) - dying + changing)
         return peak
 
     def sync(self, frame: _Frame, barriers: float) -> None:
@@ -749,7 +757,11 @@ class _Counter:
             tuple(self.loops),
             tuple(self.accesses),
             int(BASE_REGISTERS + self.peak_words(LOADED_WORDS)),
-            int(BASE_REGISTERS + self.peak_words(LEAST_LOADED_WORDS)),
+            int(
+                BASE_REGISTERS
+                + self.peak_words(LEAST_LOADED_WORDS)
+                + HELD_SHARE * max((loop.kept_words for loop in self.loops), default=0.0)
+            ),
             int(self.static),
         )
 
