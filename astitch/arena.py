@@ -13,6 +13,7 @@ from types import MappingProxyType
 from astitch.errors import IllegalProduct
 from astitch.program import ALIGNMENT_BYTES
 
+
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """A buffer of `bytes` that is in use from step `first_step` to step `last_step`, both included."""
@@ -32,7 +33,8 @@ def plan_arena(
     """Offsets in bytes by name, each a multiple of ALIGNMENT_BYTES, and the size of the arena in bytes.
 
     Two buffers in use at the same step share no byte.  barriers: name -> bytes of barrier words; they come
-    first, in their order, and nothing else ever uses their bytes.  A buffer of no bytes gets an offset inside the arena or at its end.
+    first, in their order, and nothing else ever uses their bytes.  A buffer of no bytes gets an offset inside
+    the arena or at its end.
     Raises IllegalProduct for a name given twice, a negative size, or a lifetime that ends before it starts.
     """
     _check_lifetimes(lifetimes, barriers)

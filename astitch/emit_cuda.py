@@ -452,7 +452,9 @@ class _Printer:
                 second.append(f"combine_warps<{reducer}, {way}>({states}, {slot});")
             else:
                 yield f"reduce_warps_together<{reducer}>({slot}, {states});"
-                second.append(f"combine_warps_together<{reducer}, {step.threads}>({slot}, {states});")
+                second.append(
+                    f"combine_warps_together<{reducer}, {step.threads}>({slot}, {states});"
+                )
         yield "__syncthreads();"
         yield from second
 

@@ -4,7 +4,8 @@
     Statement = Section | TaskLoop | Current | Previous | Loop | If | Choose | Barrier
               | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store
               | Ahead | KeepVector | Advance | Prefetch | Fetch | CopyWait | TakeVector | Keep | KeepSet | States
-              | Accumulate | AccumulateProduct | AccumulateElement | Batch | BatchSet | AccumulateBatch | AccumulateState | ReduceAcross | Finish
+              | Accumulate | AccumulateProduct | AccumulateElement | Batch | BatchSet | AccumulateBatch
+              | AccumulateState | ReduceAcross | Finish
     Expr      = Name | Number | Call | Position | Lane | Element | Field
 
 Integers that address memory are index.Linear forms whose symbols are names of the emitted program; `lane` is
@@ -45,9 +46,11 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An element-wise HLO op: result dtype, operands with their dtypes.  shared_divisor: a quotient whose divisor is the
-    same for many elements, so that its reciprocal is computed once.  ends_narrow: 22 bits of an f32 function are enough
-    (see precision.py)."""
+    """An element-wise HLO op: result dtype, operands with their dtypes.
+
+    shared_divisor: a quotient whose divisor is the same for many elements, so that its reciprocal is computed once.
+    ends_narrow: 22 bits of an f32 function are enough (see precision.py).
+    """
 
     op: str
     dtype: DType
@@ -390,8 +393,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """for (int variable = 0; variable < count; ++variable).  unroll: fully, or in part.  bound: ends the loop earlier, so
-    that its body needs no guard."""
+    """for (int variable = 0; variable < count; ++variable).  unroll: fully, or in part.  bound: ends the loop
+    earlier, so that its body needs no guard."""
 
     variable: str
     count: int

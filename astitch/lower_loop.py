@@ -36,9 +36,8 @@ from astitch.thread_mapping import ceil_div
 from astitch.values import MAX_RING, Frame, Kept, Stage, Staged, Values, VectorLoad
 from astitch.zones import LANE, Key, Zone
 
-
 MAX_OWN_STATES = 16
-"""States of other warps that each thread combines by itself; one that is not a simple sum or extreme counts for four."""
+"""States of other warps that each thread combines by itself; one that is no simple sum or extreme counts for four."""
 
 
 MAX_TOGETHER = 4
@@ -48,7 +47,9 @@ MAX_TOGETHER = 4
 def steps_inside(size: int, minus_tile: Linear, thread: str, threads: int) -> Linear:
     """How many of the positions tile + step * threads + thread are below `size`, by step."""
     left = ix.add(
-        ix.constant(size + threads - 1), minus_tile, ix.scale(ix.of_symbol(Symbol(thread, threads)), -1)
+        ix.constant(size + threads - 1),
+        minus_tile,
+        ix.scale(ix.of_symbol(Symbol(thread, threads)), -1),
     )
     return ix.of_symbol(Quotient(left, threads)) if threads > 1 else left
 
@@ -161,7 +162,13 @@ class LoopLowering(Values):
             staged = Staged(load, self.fresh(f"{load.key[0]}_now"), stage)
             self.staged[load.source, load.form] = staged
             if stage in (Stage.RING, Stage.STILL_SHARED):
-                count = (self.ring if stage is Stage.RING else 1) * m.row_steps * m.col_steps * m.block * m.vector
+                count = (
+                    (self.ring if stage is Stage.RING else 1)
+                    * m.row_steps
+                    * m.col_steps
+                    * m.block
+                    * m.vector
+                )
                 span = ((self.loop.number, 0), (self.loop.number, phases))
                 self.declarations.add_slot(
                     staged.name, load.dtype, None, count, load.dtype.bytes, *span
@@ -421,7 +428,9 @@ class LoopLowering(Values):
         full = self.unrolled
         inner: list[k.Statement] = [*frames[Zone.ROW].statements]
         if column:
-            inner.append(self.loop_over("l", m.col_steps, self.col_bound, full, self.enter_column, column))
+            inner.append(
+                self.loop_over("l", m.col_steps, self.col_bound, full, self.enter_column, column)
+            )
         if not inner:
             return []
         if not row:
@@ -468,9 +477,7 @@ class LoopLowering(Values):
         m = self.mapping
         if m.col_tiles * m.col_steps * m.col_threads * m.vector <= m.col_size:
             return None
-        tile = ix.scale(
-            ix.of_symbol(Symbol("col_tile", m.col_tiles)), -(m.col_tile // m.vector)
-        )
+        tile = ix.scale(ix.of_symbol(Symbol("col_tile", m.col_tiles)), -(m.col_tile // m.vector))
         vectors = ceil_div(m.col_size, m.vector)
         return steps_inside(vectors, tile if m.col_tiles > 1 else ix.ZERO, "tx", m.col_threads)
 
@@ -799,7 +806,9 @@ class LoopLowering(Values):
             self.exchanges += 1
             self.declarations.block_barriers += any(p.scheme is Scheme.REGIONAL for p in places)
         reducers = [self.declarations.reducer(p.root.name) for p in places]
-        work = sum(p.count * (1 if r.commutative else 4) for p, r in zip(parts, reducers, strict=True))
+        work = sum(
+            p.count * (1 if r.commutative else 4) for p, r in zip(parts, reducers, strict=True)
+        )
         if stride == 1:
             butterfly = work * (threads // 32) > MAX_OWN_STATES
         else:

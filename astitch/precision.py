@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 from astitch.ir import DType, Graph
 
-CARRIERS = frozenset({"multiply", "divide", "add", "subtract", "negate", "select", "maximum", "minimum"})
+CARRIERS = frozenset(
+    {"multiply", "divide", "add", "subtract", "negate", "select", "maximum", "minimum"}
+)
 """What a value may go through on its way to the conversion."""
 
 FUNCTIONS = frozenset({"exponential", "tanh", "logistic"})

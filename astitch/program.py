@@ -58,8 +58,8 @@ class CudaKernel:
     Parameters are pointers only, in the order of KernelStep.arguments; with `pointer_table` the kernel takes one
     parameter, the device address of an array of those pointers.
     grid, block: number of blocks and threads (one-dimensional).  shared_bytes: dynamic shared memory per block.
-    global_barriers: grid-wide barriers inside.  barrier_words: 32-bit words of the last argument, zero at first, at which
-    blocks meet.  Where one of them is not 0 all `grid` blocks must be resident together.
+    global_barriers: grid-wide barriers inside.  barrier_words: 32-bit words of the last argument, zero at first,
+    at which blocks meet.  Where one of them is not 0 all `grid` blocks must be resident together.
     blocks_per_sm: what the plan assumed for residency.  reads_bytes/writes_bytes: least possible traffic.
     """
 

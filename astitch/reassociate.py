@@ -21,9 +21,7 @@ import numpy as np
 
 from astitch.ir import (
     ArrayType,
-    Attrs,
     BroadcastAttrs,
-    CompareAttrs,
     ConstantAttrs,
     DimensionsAttrs,
     DType,
@@ -31,7 +29,6 @@ from astitch.ir import (
     Graph,
     Literal,
     Node,
-    ParameterAttrs,
     TupleType,
 )
 from astitch.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
@@ -79,7 +76,9 @@ def _stays_on_chip(graph: Graph, name: str, reduced: tuple[int, ...]) -> bool:
     """Do the reduced elements lie side by side, few enough for one block?"""
     array = graph[name].array
     node = graph[name]
-    element_bytes = graph[node.operands[0]].dtype.bytes if node.op == "convert" else array.dtype.bytes
+    element_bytes = (
+        graph[node.operands[0]].dtype.bytes if node.op == "convert" else array.dtype.bytes
+    )
     rank = len(array.shape)
     rows = tuple(range(rank - len(reduced), rank)) == tuple(sorted(reduced))
     return rows and math.prod(array.shape[d] for d in reduced) * element_bytes <= ON_CHIP_BYTES
@@ -398,6 +397,4 @@ def _keep_dimensions(draft: Draft, node: Node, factor: str, reduced: tuple[int, 
     assert isinstance(spread.attrs, BroadcastAttrs)
     kept = [d for d in range(len(spread.shape)) if d not in reduced]
     dimensions = tuple(kept.index(d) for d in spread.attrs.dimensions)
-    return draft.add(
-        node, "broadcast", node.array, spread.operands, BroadcastAttrs(dimensions)
-    )
+    return draft.add(node, "broadcast", node.array, spread.operands, BroadcastAttrs(dimensions))

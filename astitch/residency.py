@@ -15,7 +15,7 @@ from astitch.dimensions import array_of, is_embedded
 from astitch.ir import DType, Graph
 from astitch.ops import OPS, Kind
 from astitch.propagation import Index, Read, access
-from astitch.stitch_scheme import Arrangement, RootKind, Span, TaskLoop, reduce_behind, root_starts
+from astitch.stitch_scheme import Arrangement, RootKind, TaskLoop, reduce_behind, root_starts
 from astitch.zones import Key, Zone, zone_of_index
 
 MAX_UNROLLED_STEPS = 16
@@ -229,6 +229,10 @@ def choose_residency(
 
 def _hold(analysis: _Analysis, cut: _Cut, *, raw: bool) -> tuple[Held, ...]:
     return tuple(
-        Held(key, raw or span.leaf or analysis.is_narrow(key), zone_of_index(analysis.mapping, key[1]))
+        Held(
+            key,
+            raw or span.leaf or analysis.is_narrow(key),
+            zone_of_index(analysis.mapping, key[1]),
+        )
         for key, span in cut.items()
     )

@@ -396,7 +396,11 @@ def drop_zero_beside_sum(node: Node, draft: Draft) -> Node | str | None:
         if total.op != "reduce" or len(total.operands) != 2:
             continue
         start = read_splat(draft, total.operands[1])
-        if _combiner_op(total.regions[0]) == "add" and start is not None and _same_bits(start, value):
+        if (
+            _combiner_op(total.regions[0]) == "add"
+            and start is not None
+            and _same_bits(start, value)
+        ):
             return kept
     return None
 

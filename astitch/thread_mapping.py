@@ -35,8 +35,8 @@ H100's warps without registers (softmax and LayerNorm of bf16)."""
 
 MAX_TEAM_ELEMENTS = 24
 """The same where a block of a team has many tasks: the elements of two tasks lie in shared memory, so that two blocks
-of 512 threads fit an SM.  (A third task, so that no block waits for its team, was slower: it leaves 16 elements, and what
-a task costs whatever its size weighs more.)"""
+of 512 threads fit an SM.  (A third task, so that no block waits for its team, was slower: it leaves 16 elements, and
+what a task costs whatever its size weighs more.)"""
 
 COALESCED_LANES = 8
 """Neighbouring threads that read one row at least, where it is long enough: 8 accesses of 16 bytes fill a line."""
@@ -323,13 +323,24 @@ def _map_columns(
             most = MAX_TEAM_ELEMENTS
         held = max(most // (vector * steps), 1) * row_threads
         parts = ceil_div(rows, held)
-        if 1 < parts and parts * 2 <= wave:
+        if parts > 1 and parts * 2 <= wave:
             reason = (
                 f"mixed reduce: {row_threads} rows x {outer_threads} neighbours x {col_threads} threads a block, "
                 f"rows split over {parts} blocks that keep their parts and meet"
             )
             return Mapping(
-                outer, row, col, outer_threads, row_threads, col_threads, vector, held, col_tile, reason, True, True
+                outer,
+                row,
+                col,
+                outer_threads,
+                row_threads,
+                col_threads,
+                vector,
+                held,
+                col_tile,
+                reason,
+                True,
+                True,
             )
     wanted = schedule.split
     if wanted is None:

@@ -22,7 +22,6 @@ from astitch.propagation import Choice, Dynamic, Guard, Index, access
 from astitch.stitch_scheme import (
     Placement,
     RootKind,
-    Span,
     TaskLoop,
     reduce_behind,
     shared_elements,
@@ -276,9 +275,7 @@ class Values:
                 vector = self.fresh(f"{key[0]}_v")
                 width = self.mapping.vector
                 at = self.own_vector() if kept.shared else self.own_step()
-                self.emit(
-                    Zone.COLUMN, k.TakeVector(vector, kept.dtype, kept.name, at, width)
-                )
+                self.emit(Zone.COLUMN, k.TakeVector(vector, kept.dtype, kept.name, at, width))
                 return self.define(key, kept.dtype, k.Lane(vector, kept.dtype), Zone.LANE)
             element = k.Element(kept.name, self.kept_position(kept), kept.dtype, kept.raw)
             return self.define(key, kept.dtype, element, kept.zone)
@@ -540,9 +537,7 @@ class Values:
     def own_vector(self) -> Linear:
         """The number of the vector at which the nest stands, in a shared slot where each thread has its own."""
         m = self.mapping
-        return ix.add(
-            ix.scale(self.own_step(), m.block), ix.of_symbol(Symbol("thread", m.block))
-        )
+        return ix.add(ix.scale(self.own_step(), m.block), ix.of_symbol(Symbol("thread", m.block)))
 
     def own_step(self) -> Linear:
         """The number of the step at which the nest stands."""
