@@ -61,7 +61,9 @@ class Planned:
     def notes(self) -> str:
         return "; ".join(note for plan in self.plans for note in plan.notes)
 
-    def engine(self, *, check: bool = False, order: Order = Order.FORWARD, seed: int = 0) -> HostEngine:
+    def engine(
+        self, *, check: bool = False, order: Order = Order.FORWARD, seed: int = 0
+    ) -> HostEngine:
         """check: see HostEngine.  order, seed: in which order ready threads run."""
         engine = HostEngine(self.program, check=check)
         if order is not Order.FORWARD:
@@ -113,7 +115,9 @@ def by_jax(fn: Callable[..., Any], *arguments: Any) -> list[np.ndarray]:
 
 
 def assert_close(
-    got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: float | Mapping[Any, float] = 1e-5
+    got: Sequence[np.ndarray],
+    want: Sequence[np.ndarray],
+    tolerance: float | Mapping[Any, float] = 1e-5,
 ) -> None:
     """Equal NaNs and infinities; elsewhere the error is below `tolerance` of the element, or of the mean size of its
     array where that is larger."""

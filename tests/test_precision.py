@@ -104,7 +104,13 @@ def test_narrow_ends_are_f32_functions_inside(graph: Graph) -> None:
 
 def activations(x: jax.Array, gate: jax.Array) -> tuple[jax.Array, ...]:
     y, z = x.astype(jnp.float32), gate.astype(jnp.float32)
-    values = jax.nn.silu(y) * z, jax.nn.gelu(y) + z, jnp.tanh(y) - z, jnp.exp(y) / (1 + jnp.exp(z)), y / z
+    values = (
+        jax.nn.silu(y) * z,
+        jax.nn.gelu(y) + z,
+        jnp.tanh(y) - z,
+        jnp.exp(y) / (1 + jnp.exp(z)),
+        y / z,
+    )
     return tuple(v.astype(x.dtype) for v in values)
 
 

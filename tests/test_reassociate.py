@@ -41,7 +41,9 @@ def depth(graph: Graph) -> int:
     """Reduces that lie one behind the other."""
     levels: dict[str, int] = {}
     for node in graph:
-        levels[node.name] = max((levels[o] for o in node.operands), default=0) + (node.op == "reduce")
+        levels[node.name] = max((levels[o] for o in node.operands), default=0) + (
+            node.op == "reduce"
+        )
     return max(levels[o] for o in graph.outputs)
 
 
@@ -63,7 +65,9 @@ def assert_same_function(graph: Graph, arguments: list[np.ndarray], tolerance: f
 # ---- mean and variance
 
 
-def variance(shape: tuple[int, ...], dims: tuple[int, ...], *, dtype: str = "f32", count: float = 0) -> Graph:
+def variance(
+    shape: tuple[int, ...], dims: tuple[int, ...], *, dtype: str = "f32", count: float = 0
+) -> Graph:
     """(mean, sum of squared deviations)"""
     g = GraphBuilder()
     name = f"{dtype}[{','.join(map(str, shape))}]"
@@ -342,9 +346,13 @@ def waiting_reductions(draw: st.DrawFn) -> Graph:
                 x = g.same("divide", e, wide(total))
             case "scaled":
                 r = g.reduce(x, dims, "add")
-                outputs.append(g.reduce(g.same("multiply", g.same("negate", x), wide(r)), dims, "add"))
+                outputs.append(
+                    g.reduce(g.same("multiply", g.same("negate", x), wide(r)), dims, "add")
+                )
             case _:
-                r = g.same("add", g.reduce(g.same("multiply", x, x), dims, "add"), g.splat(1.0, small))
+                r = g.same(
+                    "add", g.reduce(g.same("multiply", x, x), dims, "add"), g.splat(1.0, small)
+                )
                 outputs.append(g.reduce(g.same("divide", x, wide(r)), dims, "add"))
                 x = g.same("multiply", x, wide(outputs[-1]))
     return g.build(x, *outputs)
