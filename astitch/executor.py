@@ -10,6 +10,7 @@ import ctypes
 import functools
 import statistics
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -347,6 +348,8 @@ class GpuExecutor:
         # What is known of the few shardings and layouts that JAX's arrays have.
         self._is_here: dict[Any, bool] = {}
         self._is_row_major: dict[Any, bool] = {}
+        # The JAX array that came last as each argument, and where it lies.
+        self._recalled: dict[int, tuple[weakref.ref[Any], DeviceArray]] = {}
         with self.device:
             self._arena = self._allocate(program.arena_bytes, "the arena")
             self.cupy.cuda.runtime.memset(self._arena.ptr, 0, program.arena_bytes)
@@ -465,7 +468,10 @@ class GpuExecutor:
             runtime.memcpyAsync(to, source, count, runtime.memcpyDeviceToDevice, stream)
 
     def _place_buffers(self, arguments: Sequence[Any], stream: int) -> _Call:
-        placed = [self._place_argument(number, a) for number, a in enumerate(arguments)]
+        placed = [
+            self._recall_argument(number, a) or self._place_argument(number, a)
+            for number, a in enumerate(arguments)
+        ]
         self.program.check_arguments([array.type for array in placed])
         outputs = {b.name: self._allocate(b.type.bytes, b.name) for b in self._outputs}
         addresses = dict(self._fixed)
@@ -486,6 +492,18 @@ class GpuExecutor:
         if key not in self._types:
             self._types[key] = ArrayType(DType.of(dtype), shape)
         return self._types[key]
+
+    def _recall_argument(self, number: int, argument: Any) -> DeviceArray | None:
+        """Where a JAX array lies that came in the same place before: weights come call after call.
+
+        It was ready then, and JAX's arrays do not move or change, but they may be deleted.
+        """
+        known = self._recalled.get(number)
+        if known is None:
+            return None
+        array, placed = known[0](), known[1]
+        same = array is not None and array is argument and not array.is_deleted()
+        return placed if same else None
 
     def _place_argument(self, number: int, argument: Any) -> DeviceArray:
         """The argument on this device: where it lies if it is there, row-major and aligned, else a copy."""
@@ -533,7 +551,9 @@ class GpuExecutor:
             return self._place_host(np.asarray(array), number)
         # JAX computes on streams of its own: the array must be finished before ours may read it.
         array.block_until_ready()
-        return DeviceArray(int(array.unsafe_buffer_pointer()), type_, array)
+        pointer = int(array.unsafe_buffer_pointer())
+        self._recalled[number] = weakref.ref(array), DeviceArray(pointer, type_, None)
+        return DeviceArray(pointer, type_, array)
 
     def _has_rows(self, array: Any, rank: int) -> bool:
         """Is a JAX array row-major?  Its own layout object, where JAX shows it, saves making one for each question."""

@@ -36,7 +36,7 @@ LONG_ROW = 2048
 SEARCH_FROM_US = 25.0
 """Kernels that are projected to take less are left to the rules: launches and barriers are most of their time."""
 
-SEARCH_MARGIN = 0.1
+SEARCH_MARGIN = 0.05
 """A schedule is chosen over the rules' only if it is projected to take less by this share: projections err."""
 
 CANDIDATES = 480

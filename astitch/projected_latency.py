@@ -18,19 +18,22 @@ from astitch.gpu import Gpu
 from astitch.nvrtc import Resources
 from astitch.workload import BASE_REGISTERS, Access, LoopWork, Unit, Workload, count_workload
 
-PERSISTENT_SHARE = 0.93
+PERSISTENT_SHARE = 0.935
 """Of the bandwidth that blocks with fixed tasks in a loop reach: SMs are not equally fast (H100: 94 to 96 %)."""
 
-BLOCK_START_CYCLES = 880.0
+BLOCK_START_CYCLES = 1000.0
 """From the end of a block to the first load of its successor, overlapped by the other blocks of the SM."""
+
+COLD_CODE_US = 0.5
+"""What a kernel takes beyond an empty one before its first load: its code comes from memory."""
 
 L1_BYTES = 64 * 1024
 """Of an array that all blocks read, so much stays in an SM's L1 beside what streams through."""
 
-SHARPNESS = 4.2
+SHARPNESS = 5.0
 """Memory, SM and latency add up as a norm of this order: near equal, none hides the others wholly."""
 
-SHARP_ONE, SHARP_BLOCK = 1.85, 0.45
+SHARP_ONE, SHARP_BLOCK = 1.95, 0.44
 
 SPILLS_OF_A_WORD = 4
 """Stores and loads of a word of a thread that has no register: once written, read by several phases."""
@@ -38,7 +41,7 @@ SPILLS_OF_A_WORD = 4
 SPILL_CYCLES = 12.0
 """What a spilled word adds to a thread's chain, beside its load and store."""
 
-KEPT_BY_L2 = 0.46
+KEPT_BY_L2 = 0.52
 """Of the L2, what other data may pass through it before it loses what it held."""
 
 
@@ -321,7 +324,7 @@ class _Projector:
         levels = tuple(self.project_level(sections, seen) for sections in by_level.values())
         barrier_us = gpu.barrier_cost_us(kernel.grid) + BARRIER_SKEW_US
         barriers_us = kernel.global_barriers * barrier_us
-        start_us = gpu.launch_us + BLOCK_START_CYCLES / gpu.clock_ghz / 1e3
+        start_us = gpu.launch_us + COLD_CODE_US + BLOCK_START_CYCLES / gpu.clock_ghz / 1e3
         inflight = max((loop.load_bytes for loop in work.loops), default=0.0)
         needed = gpu.bandwidth_gbs * gpu.dram_latency_ns / gpu.sms
         return Projection(
@@ -340,15 +343,15 @@ class _Projector:
         )
 
 
-ISSUE_SHARE = 0.9
+ISSUE_SHARE = 0.6
 
-BARRIER_SKEW_US = 1.1
+BARRIER_SKEW_US = 1.3
 """What waiting blocks lose beside the barrier itself, because they do not arrive at once."""
 
-NEAR_CYCLES = 200.0
+NEAR_CYCLES = 270.0
 """Until a load from the L1 has come."""
 
-MEETING_BLOCK_US = 0.058
+MEETING_BLOCK_US = 0.055
 """What each block of a team adds to a meeting: all of them read the parts of all, from one line."""
 
 LEAST_FREE_REGISTERS = 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import numpy as np
@@ -769,37 +769,40 @@ class _Counter:
 @dataclass(frozen=True, slots=True)
 class _Frame:
     """Where the walk stands within a task.  trips: executions by a warp of the block, on average; threads: by a thread.
-    copies: in the code.  batches: how many waits a load here means.  together: loads of a thread before it waits."""
+    copies: in the code.  batches: how many waits a load here means.  together: loads of a thread before it waits.
+    turns: of the loops that are not unrolled."""
 
     trips: float = 1.0
     threads: float = 1.0
     copies: float = 1.0
     batches: float = 1.0
     together: float = 1.0
+    turns: float = 1.0
     in_lanes: bool = False
 
     def scaled(self, threads: float, warps: float) -> _Frame:
-        return _Frame(
-            self.trips * warps,
-            self.threads * threads,
-            self.copies,
-            self.batches,
-            self.together,
-            self.in_lanes,
+        """Behind a condition: loads of one turn of a loop do not run ahead of the next turn's condition."""
+        return replace(
+            self,
+            trips=self.trips * warps,
+            threads=self.threads * threads,
+            batches=self.turns,
+            together=self.together * self.batches / self.turns,
         )
 
     def repeated(self, count: int, copies: int) -> _Frame:
-        return _Frame(
-            self.trips * count,
-            self.threads * count,
-            self.copies * copies,
-            self.batches * math.ceil(count / copies),
-            self.together * copies,
-            self.in_lanes,
+        return replace(
+            self,
+            trips=self.trips * count,
+            threads=self.threads * count,
+            copies=self.copies * copies,
+            batches=self.batches * math.ceil(count / copies),
+            together=self.together * copies,
+            turns=self.turns * (count if copies < count else 1),
         )
 
     def with_lanes(self) -> _Frame:
-        return _Frame(self.trips, self.threads, self.copies, self.batches, self.together, True)
+        return replace(self, in_lanes=True)
 
 
 def count_workload(kernel: k.Kernel) -> Workload:

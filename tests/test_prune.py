@@ -85,9 +85,9 @@ def test_no_plan_is_projected_to_beat_its_bound(name):
 def test_a_column_sum_of_few_blocks_leaves_the_memory_idle():
     whole = bound(column_sum, ((65536, 1024), F32), schedule=Schedule(split=1))
     parts = bound(column_sum, ((65536, 1024), F32))
-    assert whole.gm_ratio < 0.5
+    assert whole.gm_ratio < 0.7
     assert parts.gm_ratio == 1
-    assert whole.least_us > 2 * parts.least_us
+    assert whole.least_us > 1.4 * parts.least_us
 
 
 def test_reading_again_shows_where_the_l2_is_the_limit():

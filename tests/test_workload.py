@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+import typing
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -9,6 +14,9 @@ import numpy as np
 import pytest
 from hlo_runner import lower
 
+from astitch import kernel_ir as k
+from astitch import workload
+from astitch.emit_cuda import PARTLY
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import DType
@@ -16,7 +24,14 @@ from astitch.plan import Plan, plan_scope
 from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.simplify import simplify
 from astitch.stitch_scope import find_scopes
-from astitch.workload import Access, Unit, Workload, count_workload, price_op
+from astitch.workload import (
+    UNROLLED_BY,
+    Access,
+    Unit,
+    Workload,
+    count_workload,
+    price_op,
+)
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16
 
@@ -89,11 +104,32 @@ def test_shared_memory_is_counted_where_the_row_stays_there():
     assert shared(Keep.SHARED) > shared(Keep.REGISTERS) + 8
 
 
-def test_loops_without_unrolling_wait_once_for_four_steps():
+def test_loops_without_unrolling_wait_once_for_eight_steps():
     work = count(lambda x: x.sum(0), ((1 << 16, 1024), F32), schedule=Schedule(split=32))
     steps = (1 << 16) / 32 / (512 / 32)
-    assert work.loops[0].batches == steps / 4
-    assert work.loops[0].load_bytes == 4 * 16
+    assert UNROLLED_BY == PARTLY
+    assert work.loops[0].batches == steps / UNROLLED_BY
+    assert work.loops[0].load_bytes == UNROLLED_BY * 16
+
+
+def test_guarded_loads_wait_for_each_turn_of_a_loop():
+    inside = count(lambda x: x.sum(0), ((1 << 16, 32), F32), schedule=Schedule(split=16)).loops[0]
+    guarded = count(lambda x: x.sum(0), ((1 << 16, 24), F32), schedule=Schedule(split=16)).loops[0]
+    assert guarded.batches == UNROLLED_BY * inside.batches
+    assert guarded.load_bytes == inside.load_bytes / UNROLLED_BY
+
+
+def test_statements_without_a_price_are_refused():
+    kernel = plan(softmax, ((1024, 1024), F32), schedule=DEFAULT).kernel
+    with pytest.raises(AssertionError, match="Kernel"):
+        count_workload(dataclasses.replace(kernel, body=(*kernel.body, kernel)))
+
+
+def test_every_statement_has_a_price():
+    """Each kind of statement stands in one of the arms of the counter."""
+    source = inspect.getsource(workload._Counter.statement)
+    for kind in typing.get_args(k.Statement):
+        assert re.search(rf"\bk\.{kind.__name__}\(", source), kind
 
 
 def test_block_barriers_are_those_of_the_reductions():
