@@ -32,7 +32,7 @@ TOP = 3
 """Patterns kept of each producer (k of the paper)."""
 
 WIDTH = 3
-"""Partitions kept by the beam, and ranked by the latency in the end."""
+"""Partitions kept by the beam, and ranked by the latency in the end, unless the caller asks for fewer."""
 
 FIRST_STATEMENTS, GROWTH = 64, 4
 """Patterns of the first round are at most this long, and of each round after it this many times longer: what belongs
@@ -99,10 +99,15 @@ class Search:
     """One round: candidates of every vertex, then the beam."""
 
     def __init__(
-        self, fusion: FusionGraph, gpu: Gpu, penalty: Penalty, max_statements: float = math.inf
+        self,
+        fusion: FusionGraph,
+        gpu: Gpu,
+        penalty: Penalty,
+        max_statements: float = math.inf,
+        width: int = WIDTH,
     ) -> None:
         self.fusion, self.gpu, self.penalty = fusion, gpu, penalty
-        self.max_statements = max_statements
+        self.max_statements, self.width = max_statements, width
         self.joins = 0
         self.alone = [make_pattern(fusion, v) for v in range(len(fusion))]
         self.alone_us = [penalty(p) for p in self.alone]
@@ -170,7 +175,7 @@ class Search:
     # ---- the beam
 
     def pick_disjoint(self, remote: bool) -> list[tuple[float, tuple[Pattern, ...]]]:
-        """The WIDTH best sets of disjoint patterns that do not depend on each other in a circle."""
+        """The `width` best sets of disjoint patterns that do not depend on each other in a circle."""
         self.visit_producers()
         beam: list[tuple[float, int, tuple[Pattern, ...]]] = [(0.0, 0, ())]
         remotes = self.visit_everything(0, len(self.fusion)) if remote and self.alone else ()
@@ -184,7 +189,8 @@ class Search:
             ]
             if more:
                 different = {tuple(sorted(p.vertices for p in s[2])): s for s in (*beam, *more)}
-                beam = sorted(different.values(), key=lambda s: (-s[0], len(s[2]), s[1]))[:WIDTH]
+                beam = sorted(different.values(), key=lambda s: (-s[0], len(s[2]), s[1]))
+                beam = beam[: self.width]
         return [(gain, chosen) for gain, _, chosen in beam]
 
 
@@ -203,25 +209,27 @@ def _closes_circle(pattern: Pattern, chosen: Sequence[Pattern]) -> bool:
         waiting = [p for p in waiting if not p.vertices & reached]
 
 
-def explore(fusion: FusionGraph, gpu: Gpu, penalty: Penalty) -> Exploration:
-    """The best partitions of a graph of vertices, found from single ones and from whole levels."""
+def explore(
+    fusion: FusionGraph, gpu: Gpu, penalty: Penalty, width: int = WIDTH
+) -> Exploration:
+    """The `width` best partitions of a graph of vertices, found from single ones and from whole levels."""
 
     def stay_in_level(pattern: Pattern) -> float:
         return penalty(pattern) if pattern.levels.bit_count() == 1 else math.inf
 
     single = Partition(0.0, fusion)
-    (levels, *_), joins = _join_in_rounds(single, gpu, stay_in_level)
+    (levels, *_), joins = _join_in_rounds(single, gpu, stay_in_level, width)
     found: dict[_Key, Partition] = {}
     for start in (single, levels):
-        frontier, effort = _join_in_rounds(start, gpu, penalty)
+        frontier, effort = _join_in_rounds(start, gpu, penalty, width)
         joins += effort
         for partition in frontier:
             found.setdefault(_key_of(partition), partition)
-    return Exploration(_best_partitions(found), joins)
+    return Exploration(_best_partitions(found, width), joins)
 
 
 def _join_in_rounds(
-    start: Partition, gpu: Gpu, penalty: Penalty
+    start: Partition, gpu: Gpu, penalty: Penalty, width: int
 ) -> tuple[tuple[Partition, ...], int]:
     """The best partitions whose kernels are unions of those of `start`, and the joins tried.
 
@@ -242,13 +250,13 @@ def _join_in_rounds(
                     continue
                 if math.isinf(max_statements):
                     settled.add(key)
-                search = Search(before.fusion, gpu, penalty, max_statements)
+                search = Search(before.fusion, gpu, penalty, max_statements, width)
                 for gain, chosen in search.pick_disjoint(remote):
                     if chosen:
                         after = Partition(before.gain_us + gain, contract(before.fusion, chosen))
                         found.setdefault(_key_of(after), after)
                 joins += search.joins
-            frontier = _best_partitions(found)
+            frontier = _best_partitions(found, width)
     return frontier, joins
 
 
@@ -262,9 +270,9 @@ def _growing_limits(total: int) -> Iterator[float]:
         yield math.inf
 
 
-def _best_partitions(found: Mapping[_Key, Partition]) -> tuple[Partition, ...]:
+def _best_partitions(found: Mapping[_Key, Partition], width: int) -> tuple[Partition, ...]:
     ranked = sorted(found.values(), key=lambda p: (-p.gain_us, len(p.fusion), p.fusion.members))
-    return tuple(ranked[:WIDTH])
+    return tuple(ranked[:width])
 
 
 def _key_of(partition: Partition) -> _Key:
@@ -281,11 +289,13 @@ def explore_scope(
     *,
     penalty: Penalty | None = None,
     latency: Latency | None = None,
+    width: int = WIDTH,
 ) -> Scopes:
     """The scope as one or more stitch ops, in an order in which they can run.
 
     penalty: what a kernel costs beyond traffic and launch; default: estimate_penalty.  latency: ranks the last
-    partitions, each as Scopes with the parts alone; default: the one with the largest gain.
+    partitions, each as Scopes with the parts alone; default: the one with the largest gain.  width: of the beam; the
+    time of a search grows with it.
     The graph of the result has a copy of a broadcast or view for every part beyond the first that reads it.
     Its refusals say of every two neighbouring parts why they are two.
     """
@@ -294,7 +304,7 @@ def explore_scope(
     if len(fusion) < 2:
         return Scopes(graph, (scope,), (), ())
     shortest = join_single_readers(fusion, FIRST_STATEMENTS // 2)
-    partitions = explore(shortest, gpu, penalty).partitions
+    partitions = explore(shortest, gpu, penalty, width).partitions
     choices = [(p, make_parts(graph, scope, p.fusion)) for p in partitions]
     times = [latency(scopes) if latency else -p.gain_us for p, scopes in choices]
     best, scopes = choices[times.index(min(times))]

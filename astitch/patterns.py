@@ -267,6 +267,11 @@ class _Draft:
     read_bytes: int = 0
 
 
+def estimate_statements(graph: Graph, scope: Scope) -> int:
+    """Length of the code of one kernel for the scope, without what it reads and writes."""
+    return sum(_count_statements(graph[name]) for name in scope.members)
+
+
 def _meets_globally(node: Node, graph: Graph, gpu: Gpu) -> bool:
     """A reduce whose readers in the same kernel wait for other blocks: over columns, or over few long rows."""
     if node.op != "reduce" or not isinstance(node.attrs, DimensionsAttrs):

@@ -17,7 +17,7 @@ from astitch.fusion_explorer import MAX_STATEMENTS, estimate_penalty, explore_sc
 from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.nvrtc import Resources
-from astitch.patterns import make_fusion_graph
+from astitch.patterns import estimate_statements, make_fusion_graph
 from astitch.plan import Plan
 from astitch.projected_latency import Projection
 from astitch.speed_of_light import Work, measure_work
@@ -25,6 +25,13 @@ from astitch.stitch_scope import Scope, Scopes
 
 LONG_CODE = 2400
 """Statements of one kernel: beyond it the CUDA compiler takes 10 s and more."""
+
+SURELY_LONG = 2 * LONG_CODE
+"""Statements by estimate, beyond which a scope is split before it is planned: a plan of thousands of ops takes many
+times as long as plans of its parts, and is longer than estimated."""
+
+UNSEEN_STATEMENTS = 1300
+"""Statements by estimate of the parts of such a scope: kernels of reductions over many blocks are 1.8 times as long."""
 
 MANY_BARRIERS, BARRIER_SHARE = 5, 1 / 3
 """Global barriers from which a kernel is looked at, if they take this share of its time."""
@@ -39,7 +46,8 @@ FAR_FACTOR, FAR_US = 4.0, 20.0
 """A kernel is far from the speed of light if it takes more than this many times as long, and so much longer."""
 
 OBSERVED_STATEMENTS = 300
-"""Kernels from this length on are compiled before it is decided: shorter ones stay within their registers."""
+"""Kernels from this length on (see count_at_once) are compiled before it is decided: shorter ones stay within their
+registers."""
 
 WORTH, SPILL_WORTH, CODE_SIZE_WORTH = 0.95, 0.6, 1.02
 """A split must project to less than this share of the whole's time.  Of a spilling kernel: projections were 1.3 to 2.1
@@ -131,6 +139,16 @@ def count_statements(body: Sequence[k.Statement]) -> int:
     return count
 
 
+def count_at_once(kernel: k.Kernel) -> int:
+    """Statements that may take registers from each other: all of a kernel whose registers are bounded so that its
+    blocks fit an SM together, the longest section of another."""
+    statements = count_statements(kernel.body)
+    if kernel.blocks_per_sm:
+        return statements
+    sections = [count_statements((s,)) for s in kernel.body if isinstance(s, k.Section)]
+    return statements - sum(sections) + max(sections, default=0)
+
+
 def work_of(plan: Plan) -> Work:
     """What the plan's kernel cannot do without."""
     return measure_work(plan.arrangement.graph, plan.scope.members)
@@ -186,14 +204,17 @@ class _Splitter:
         self.plans: list[Plan] = []
         self.splits: list[Split] = []
         self.known: dict[tuple[int, Scope], tuple[Graph, Plan | None]] = {}
+        self.judged: dict[int, tuple[Plan, Projection]] = {}
 
     def judge(self, plan: Plan) -> Projection:
         """The projection, with the compiler's registers where they may be too many."""
-        projection = self.project(plan, None)
-        statements = count_statements(plan.kernel.body)
-        in_doubt = projection.spill_bytes or statements >= OBSERVED_STATEMENTS
-        resources = self.observe(plan) if in_doubt and statements <= LONG_CODE else None
-        return self.project(plan, resources) if resources else projection
+        if id(plan) not in self.judged:
+            projection = self.project(plan, None)
+            in_doubt = projection.spill_bytes or count_at_once(plan.kernel) >= OBSERVED_STATEMENTS
+            observed = in_doubt and count_statements(plan.kernel.body) <= LONG_CODE
+            resources = self.observe(plan) if observed else None
+            self.judged[id(plan)] = plan, self.project(plan, resources) if resources else projection
+        return self.judged[id(plan)][1]
 
     def make_plan(self, graph: Graph, scope: Scope) -> Plan | None:
         """The plan, made once for each scope of each graph.  Raises IllegalProduct."""
@@ -212,6 +233,8 @@ class _Splitter:
 
     def add(self, scope: Scope, rounds: int) -> None:
         """The plan of a scope, or those of its parts; a part may be split `rounds` more times."""
+        if rounds and self.split_unplanned(scope, rounds):
+            return
         try:
             plan = self.make_plan(self.scopes.graph, scope)
         except IllegalProduct as error:
@@ -228,6 +251,20 @@ class _Splitter:
                 return
         self.plans.append(plan)
 
+    def split_unplanned(self, scope: Scope, rounds: int) -> bool:
+        """Replaces a scope by its parts of the largest gain, if it is surely too long for one kernel."""
+        graph, gpu = self.scopes.graph, self.gpu
+        statements = estimate_statements(graph, scope)
+        if statements <= SURELY_LONG:
+            return False
+        penalty = estimate_penalty(gpu, max_statements=UNSEEN_STATEMENTS)
+        parts = explore_scope(graph, scope, gpu, penalty=penalty, width=1)
+        if len(parts.scopes) < 2:
+            return False
+        detail = f"about {statements} statements, at most {LONG_CODE} compile fast"
+        self.take(scope, Reason(Symptom.CODE_SIZE, detail), math.inf, parts, rounds)
+        return True
+
     def split(self, scope: Scope, reason: Reason, whole_us: float, rounds: int) -> bool:
         """Replaces a scope by its parts, if they are faster."""
         graph, gpu = self.scopes.graph, self.gpu
@@ -239,14 +276,21 @@ class _Splitter:
         penalty = estimate_penalty(gpu, max_statements=limit)
         parts = explore_scope(graph, scope, gpu, penalty=penalty, latency=self.rate_draft)
         parts_us = self.rate_parts(parts)
-        taken = parts_us < _bound_us(reason.symptom, whole_us)
-        names = tuple(part.name for part in parts.scopes) if taken else ()
-        self.splits.append(Split(scope.name, reason, whole_us, names, parts_us))
-        if taken:
-            self.scopes = replace_scope(self.scopes, scope.name, parts)
-            for part in parts.scopes:
-                self.add(part, rounds - 1)
-        return taken
+        if parts_us < _bound_us(reason.symptom, whole_us):
+            self.take(scope, reason, whole_us, parts, rounds)
+            return True
+        self.splits.append(Split(scope.name, reason, whole_us, (), parts_us))
+        return False
+
+    def take(
+        self, scope: Scope, reason: Reason, whole_us: float, parts: Scopes, rounds: int
+    ) -> None:
+        """Puts the parts in the place of the scope."""
+        names = tuple(part.name for part in parts.scopes)
+        self.splits.append(Split(scope.name, reason, whole_us, names, self.rate_parts(parts)))
+        self.scopes = replace_scope(self.scopes, scope.name, parts)
+        for part in parts.scopes:
+            self.add(part, rounds - 1)
 
 
 def _bound_us(symptom: Symptom, whole_us: float) -> float:
