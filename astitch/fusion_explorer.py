@@ -209,9 +209,7 @@ def _closes_circle(pattern: Pattern, chosen: Sequence[Pattern]) -> bool:
         waiting = [p for p in waiting if not p.vertices & reached]
 
 
-def explore(
-    fusion: FusionGraph, gpu: Gpu, penalty: Penalty, width: int = WIDTH
-) -> Exploration:
+def explore(fusion: FusionGraph, gpu: Gpu, penalty: Penalty, width: int = WIDTH) -> Exploration:
     """The `width` best partitions of a graph of vertices, found from single ones and from whole levels."""
 
     def stay_in_level(pattern: Pattern) -> float:

@@ -27,6 +27,7 @@ from astitch.host_engine import HostEngine
 from astitch.index import ZERO
 from astitch.ir import Graph
 from astitch.nvrtc import Resources
+from astitch.patterns import estimate_statements
 from astitch.plan import Plan, plan_scope
 from astitch.projected_latency import Projection, project
 from astitch.reference import run_graph
@@ -38,6 +39,7 @@ from astitch.split_scopes import (
     Reason,
     Split,
     Symptom,
+    count_at_once,
     count_statements,
     split_scopes,
     why_split,
@@ -155,6 +157,14 @@ def test_statements_inside_of_others_count() -> None:
     assert count_statements((choose,)) == 2
 
 
+def test_sections_share_registers_only_where_these_are_bounded() -> None:
+    index = k.Index("i", ZERO)
+    sections = tuple(k.Section(n, "", 0, 1, 1, 32, (index,) * n) for n in (3, 7))
+    kernel = replace(healthy()[0].kernel, body=(index, *sections), blocks_per_sm=0)
+    assert count_at_once(kernel) == 1 + 8  # what stands outside, and the longer section
+    assert count_at_once(replace(kernel, blocks_per_sm=2)) == 1 + 4 + 8
+
+
 # ---- decisions
 
 
@@ -219,6 +229,61 @@ def test_what_has_no_plan_as_a_whole_is_split() -> None:
     assert len(planned.plans) > 1
     assert planned.splits[0].whole_us == math.inf
     assert str(planned).startswith("stitch_0: no kernel: stitch_0: nothing to demote: split into")
+
+
+@pytest.fixture
+def surely_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SURELY_LONG", 40)
+    monkeypatch.setattr(module, "UNSEEN_STATEMENTS", 40)
+
+
+@pytest.mark.usefixtures("surely_long")
+def test_what_is_surely_too_long_is_split_before_it_is_planned() -> None:
+    planned_ops: list[int] = []
+
+    def plan(graph: Graph, scope: Scope) -> Plan | None:
+        planned_ops.append(len(scope.members))
+        return plan_on_h100(graph, scope)
+
+    graph = statistics(5)
+    (whole,) = scopes_of(graph).scopes
+    planned = split(graph, plan=plan)
+    assert max(planned_ops) < len(whole.members)
+    assert len(planned_ops) == len(planned.plans) > 1  # no part is planned twice either
+    decision = planned.splits[0]
+    assert decision.reason.symptom is Symptom.CODE_SIZE and decision.whole_us == math.inf
+    assert decision.parts == tuple(scope.name for scope in planned.scopes.scopes)
+    detail = f"code size: about {estimate_statements(graph, whole)} statements, at most 2400"
+    assert str(decision).startswith(f"stitch_0: {detail} compile fast: split into stitch_0_0")
+
+
+def test_what_is_not_surely_too_long_is_planned_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = statistics(5)
+    (whole,) = scopes_of(graph).scopes
+    monkeypatch.setattr(module, "SURELY_LONG", estimate_statements(graph, whole))
+    planned = split(graph)
+    assert planned.splits == () and planned.scopes.scopes == (whole,)
+
+
+@pytest.mark.usefixtures("surely_long")
+def test_what_cannot_be_divided_is_planned_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNSEEN_STATEMENTS", 10_000)
+    g = GraphBuilder()
+    x = g.parameter("f32[64,24]")
+    for _ in range(50):
+        x = g.same("tanh", x)
+    planned = split(g.build(x))
+    assert planned.splits == () and len(planned.plans) == 1
+
+
+@pytest.mark.usefixtures("surely_long")
+def test_a_program_split_before_it_was_planned_computes_the_same() -> None:
+    graph = statistics(5)
+    parts = compile_graph(graph, HOST)
+    assert len(parts.program.kernels) > 1 and parts.splits[0].whole_us == math.inf
+    assert_same(parts, graph)
 
 
 def test_what_has_no_plan_at_all_is_an_error() -> None:
