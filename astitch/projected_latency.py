@@ -259,7 +259,8 @@ class _Projector:
             read += more_read + spilled_bytes / 2 * self.spill_to_dram
             written += more_written + spilled_bytes / 2 * self.spill_to_dram
             l2 += more_l2 + spilled_bytes
-            wavefronts = sum(a.wavefronts for a in mine) / max(loop.tasks, 1)
+            wavefronts = sum(a.wavefronts for a in mine if a.in_task) / max(loop.tasks, 1)
+            once = sum(a.wavefronts for a in mine if not a.in_task) / kernel.grid
             by_unit = {
                 unit: loop.mix.get(unit, 0.0) * kernel.block * tasks
                 + loop.once_mix.get(unit, 0.0) * kernel.block * blocks_by_sm
@@ -268,7 +269,7 @@ class _Projector:
             used["issue"] += sum(by_unit.values()) + spilled * tasks
             used["fp32"] += by_unit[Unit.FP32]
             words = by_unit[Unit.SHARED] + spilled * tasks
-            used["load/store"] += wavefronts * tasks + words / gpu.load_lanes
+            used["load/store"] += wavefronts * tasks + once * blocks_by_sm + words / gpu.load_lanes
             for unit in (Unit.FP64, Unit.SPECIAL, Unit.CONVERSION, Unit.SHUFFLE):
                 used[unit.value] += by_unit[unit]
             task_us, once_us = self.task_time(loop, section, mine)

@@ -122,7 +122,8 @@ class Access:
     level: number of global barriers before it.  bytes: asked for by threads.  sector_bytes: 32 for each sector that a
     warp touches.  wavefronts: cycles of the load/store unit.  range_bytes: extent of the addresses, so that no more
     than that is different memory.  task_bytes: different memory in one task of one block.
-    backward: by a loop that runs from the end of the array.
+    backward: by a loop that runs from the end of the array.  in_task: not outside of the task loop, where every block
+    executes it once.
     """
 
     array: str
@@ -136,6 +137,7 @@ class Access:
     task_bytes: float
     vector_bytes: int
     backward: bool = False
+    in_task: bool = True
 
     @property
     def unique_bytes(self) -> float:
@@ -441,6 +443,7 @@ class _Counter:
                 in_task,
                 size * width,
                 self.falls(position),
+                self.in_task,
             )
         )
         if not write and not self.prefetching:

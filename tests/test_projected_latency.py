@@ -19,10 +19,12 @@ from astitch.hlo_import import import_hlo
 from astitch.nvrtc import Resources
 from astitch.plan import Plan, plan_scope
 from astitch.projected_latency import Projection, miss_share, project
+from astitch.remote_stitch import stitch_remotely
 from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.simplify import simplify
 from astitch.speed_of_light import measure_work
 from astitch.stitch_scope import find_scopes
+from astitch.workload import count_workload
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16
 H100 = preset("h100")
@@ -191,3 +193,21 @@ def test_a_projection_says_what_it_is_made_of():
         assert word in text
     assert found.levels[0].busiest[0] == "DRAM"
     assert found.inflight_bytes > found.needed_bytes
+
+
+def test_what_every_block_loads_once_is_not_a_part_of_a_few_tasks():
+    """A loop of one task beside one of 16384: the scalar that both read costs each block the same."""
+
+    def project_scaled(*arrays) -> tuple[Plan, Projection]:
+        scaled = lambda *values: tuple(value * values[-1] for value in values[:-1])  # noqa: E731
+        specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (*arrays, ((), F32))]
+        scopes = stitch_remotely(find_scopes(simplify(import_hlo(lower(scaled, *specs)))))
+        found = plan_scope(scopes.graph, scopes.scopes[0], H100, DEFAULT)
+        assert found is not None
+        return found, project(found.kernel, H100)
+
+    large = ((1 << 24,), F32)
+    plan_of_both, both = project_scaled(large, ((8,), F32))
+    assert len(plan_of_both.arrangement.loops) == 2
+    assert any(not a.in_task for a in count_workload(plan_of_both.kernel).accesses)
+    assert both.time_us < 1.2 * project_scaled(large)[1].time_us
