@@ -73,8 +73,8 @@ class Gpu:
         return self.barrier_us + self.barrier_block_us * max(blocks - self.sms, 0)
 
     def stream_us(self, read_bytes: float, written_bytes: float) -> float:
-        """The least time of traffic with DRAM: what is written runs with as much of the reads at the speed of a copy, the
-        rest of the reads at the data sheet's, since the memory need not turn round."""
+        """The least time of traffic with DRAM: what is written runs with as much of the reads at the speed of a copy,
+        the rest of the reads at the data sheet's, since the memory need not turn round."""
         rest = abs(read_bytes - written_bytes)
         paired = read_bytes + written_bytes - rest
         return (paired + rest * COPY_SHARE_OF_PEAK) / self.bandwidth_gbs / 1e3

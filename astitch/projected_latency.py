@@ -1,8 +1,8 @@
 """Kernel -> Projection: how long a kernel will take on a device, without running it (PAI V2's second cost model).
 
-cost = workload model / device model.  Each level of a kernel has three forms of time: of the memory (DRAM or L2), of the
-busiest SM (issue slots and units), and latency (the longest chain of a block's tasks, which is Little's law when loads
-are what it waits for).  None hides the others wholly: a norm adds them up.
+cost = workload model / device model.  Each level of a kernel has three forms of time: of the memory (DRAM or L2), of
+the busiest SM (issue slots and units), and latency (the longest chain of a block's tasks, which is Little's law when
+loads are what it waits for).  None hides the others wholly: a norm adds them up.
 """
 
 from __future__ import annotations
@@ -31,9 +31,26 @@ L1_BYTES = 64 * 1024
 """Of an array that all blocks read, so much stays in an SM's L1 beside what streams through."""
 
 SHARPNESS = 5.0
-"""Memory, SM and latency add up as a norm of this order: near equal, none hides the others wholly."""
+"""Latency and throughput, DRAM and L2 add up as a norm of this order: near equal, neither hides the other wholly."""
 
-SHARP_ONE, SHARP_BLOCK = 1.95, 0.44
+OVERLAP_OF_ONE, OVERLAP_OF_MORE = 1.95, 0.44
+"""The same for the memory and the units of an SM with one block, and for each block more: while one loads, another
+works."""
+
+ISSUE_SHARE = 0.6
+"""Of a block's instructions, those whose issue adds to its chain: the others fill its waits."""
+
+BARRIER_SKEW_US = 1.3
+"""What waiting blocks lose beside the barrier itself, because they do not arrive at once."""
+
+NEAR_CYCLES = 270.0
+"""Until a load from the L1 has come."""
+
+MEETING_BLOCK_US = 0.055
+"""What each block of a team adds to a meeting: all of them read the parts of all, from one line."""
+
+LEAST_FREE_REGISTERS = 8
+"""Registers for loads in flight, however few there are."""
 
 SPILLS_OF_A_WORD = 4
 """Stores and loads of a word of a thread that has no register: once written, read by several phases."""
@@ -50,7 +67,7 @@ class LevelTime:
     """The task loops between two barriers of the grid, in us.
 
     memory: DRAM and L2.  units: of the busiest SM.  latency_us: the longest of a block's chains of tasks, task_us one
-    of them, of which it has `rounds`.
+    of them, of which it has `rounds`.  sharpness: how well the blocks of an SM overlap memory and units.
     """
 
     memory: tuple[tuple[str, float], ...]
@@ -71,7 +88,8 @@ class LevelTime:
 
     @property
     def time_us(self) -> float:
-        busy = (max(us for _, us in self.memory), max(us for _, us in self.units))
+        memory = _blend([us for _, us in self.memory], SHARPNESS)
+        busy = (memory, max(us for _, us in self.units))
         return _blend((_blend(busy, self.sharpness), self.latency_us), SHARPNESS)
 
 
@@ -79,7 +97,7 @@ class LevelTime:
 class Projection:
     """What a kernel is projected to take.
 
-    time_us: all of it.  levels: between barriers of the grid.  barriers_us, launch_us: at the grid and around the kernel.
+    time_us: all of it.  levels: between barriers of the grid.  barriers_us, launch_us: at the grid and around it all.
     registers: of a thread, by the compiler or estimated.  blocks_per_sm: resident.  dram_bytes, l2_bytes: moved.
     inflight_bytes: asked for by the threads of an SM at once; needed_bytes: Little's law for the full bandwidth.
     """
@@ -292,7 +310,7 @@ class _Projector:
             float(chains.max()) + latency_us,
             longest_us,
             most_rounds,
-            SHARP_ONE + SHARP_BLOCK * (self.blocks_per_sm - 1),
+            OVERLAP_OF_ONE + OVERLAP_OF_MORE * (self.blocks_per_sm - 1),
         )
 
     def task_time(self, loop: LoopWork, section: int, mine: list[Access]) -> tuple[float, float]:
@@ -311,7 +329,9 @@ class _Projector:
         chain = loop.chain_cycles + ISSUE_SHARE * issued + self.spill_bytes / 4 * SPILL_CYCLES
         # Blocks of a team wait for the slowest of them, with nothing else to do.
         chain_us = chain / clock
-        chain_us += loop.meetings * (gpu.barrier_us + BARRIER_SKEW_US + MEETING_BLOCK_US * loop.team)
+        chain_us += loop.meetings * (
+            gpu.barrier_us + BARRIER_SKEW_US + MEETING_BLOCK_US * loop.team
+        )
         task_us = max(memory_us, chain_us) if loop.prefetched else memory_us + chain_us
         return task_us, loop.once_cycles / clock + loop.once_batches * first_ns / 1e3
 
@@ -342,21 +362,6 @@ class _Projector:
             needed,
             self.compiled is not None,
         )
-
-
-ISSUE_SHARE = 0.6
-
-BARRIER_SKEW_US = 1.3
-"""What waiting blocks lose beside the barrier itself, because they do not arrive at once."""
-
-NEAR_CYCLES = 270.0
-"""Until a load from the L1 has come."""
-
-MEETING_BLOCK_US = 0.055
-"""What each block of a team adds to a meeting: all of them read the parts of all, from one line."""
-
-LEAST_FREE_REGISTERS = 8
-"""Registers for loads in flight, however few there are."""
 
 
 def project(
