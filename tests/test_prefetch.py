@@ -1,0 +1,325 @@
+"""Persistent task loops on few SMs: what is loaded before a task's turn and where it lies, and where loops end.
+
+The race checker watches every kernel here: a ring that is one place short, or a vector that is taken before its copy
+has come, is a fault or a wrong result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astitch import kernel_ir as k
+from astitch.emulate import Order
+from astitch.schedule import DEFAULT, Keep, Schedule
+from tests.small_gpu import Planned, assert_close, by_jax, few_sms, plan_for
+
+F32, BF16, F16 = np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.float16)
+TOLERANCE = {F32: 1e-4, BF16: 3e-2, F16: 4e-3}
+PERSISTENT = Schedule(persistent=True)
+
+
+def softmax(x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(x.astype(jnp.float32), -1).astype(x.dtype)
+
+
+def layer_norm(x: jax.Array, gamma: jax.Array, beta: jax.Array) -> jax.Array:
+    y = x.astype(jnp.float32)
+    gap = y - y.mean(-1, keepdims=True)
+    variance = jnp.square(gap).mean(-1, keepdims=True)
+    return (gap * jax.lax.rsqrt(variance + 1e-5) * gamma + beta).astype(x.dtype)
+
+
+def layer_norm_backward(x: jax.Array, gamma: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
+    """Gradients of x, gamma and beta; beta itself is not needed."""
+    return jax.vjp(layer_norm, x, gamma, jnp.zeros_like(gamma))[1](dy)
+
+
+def rms_norm(x: jax.Array, gamma: jax.Array) -> jax.Array:
+    y = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-5)
+    return (y * scale * gamma).astype(x.dtype)
+
+
+def rms_norm_backward(x: jax.Array, gamma: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
+    return jax.vjp(rms_norm, x, gamma)[1](dy)
+
+
+def softmax_of_centered_columns(x: jax.Array) -> jax.Array:
+    """Reads x once for the means, after a global barrier, again for the softmax."""
+    y = x.astype(jnp.float32)
+    return jax.nn.softmax(y - y.mean(0), -1).astype(x.dtype)
+
+
+def normal(*shape: int, dtype: np.dtype = F32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def norm_arguments(rows: int, cols: int, dtype: np.dtype = F32) -> tuple[np.ndarray, ...]:
+    x, dy = (normal(rows, cols, dtype=dtype, seed=s) for s in (1, 2))
+    return x, normal(cols, seed=3), dy
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """stages: what the notes say of the places where vectors wait for their task."""
+
+    fn: Callable[..., Any]
+    arguments: tuple[np.ndarray, ...]
+    stages: frozenset[str]
+    schedule: Schedule = DEFAULT
+    sms: int = 2
+
+
+STILL, STILL_SHARED, AHEAD, RING = (
+    "loaded once",
+    "copied to shared memory once",
+    "loaded ahead",
+    "in a ring",
+)
+
+
+def case(
+    fn: Callable[..., Any], arguments: tuple[np.ndarray, ...], *stages: str, **options: Any
+) -> Case:
+    return Case(fn, arguments, frozenset(stages), **options)
+
+
+CASES = {
+    "softmax": case(softmax, (normal(50, 512),), schedule=PERSISTENT),
+    "softmax of long rows": case(softmax, (normal(20, 9000),), RING, schedule=PERSISTENT),
+    "layer norm": case(layer_norm, (normal(60, 512), normal(512), normal(512)), STILL, schedule=PERSISTENT),
+    "layer norm of odd rows": case(layer_norm, (normal(61, 500), normal(500), normal(500)), STILL, schedule=PERSISTENT),
+    "layer norm backward": case(layer_norm_backward, norm_arguments(70, 512), STILL, AHEAD),
+    "layer norm backward of bf16": case(layer_norm_backward, norm_arguments(100, 768, BF16), STILL_SHARED, AHEAD),
+    "layer norm backward of f16": case(layer_norm_backward, norm_arguments(67, 1016, F16), AHEAD),
+    "layer norm backward of long rows": case(layer_norm_backward, norm_arguments(17, 4096), STILL, RING),
+    "rms norm backward": case(rms_norm_backward, norm_arguments(50, 1024), STILL, AHEAD),
+    "rms norm backward of long rows": case(rms_norm_backward, norm_arguments(17, 8192, BF16), STILL, RING),
+    "centered columns": case(softmax_of_centered_columns, (normal(60, 1024),), AHEAD),
+}  # fmt: skip
+
+
+@functools.cache
+def planned(name: str) -> Planned:
+    what = CASES[name]
+    return plan_for(few_sms(what.sms), what.fn, *what.arguments, schedule=what.schedule)
+
+
+def task_loops(found: Planned) -> list[k.TaskLoop]:
+    sections = [s for plan in found.plans for s in plan.kernel.body if isinstance(s, k.Section)]
+    return [s for section in sections for s in section.body if isinstance(s, k.TaskLoop)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_vectors_wait_where_the_plan_says(name: str) -> None:
+    what, found = CASES[name], planned(name)
+    stages = {s for s in (STILL, STILL_SHARED, AHEAD, RING) if s in found.notes}
+    assert what.stages <= stages
+    text = found.text
+    assert ("copy_async(" in text) == bool(stages & {RING, STILL_SHARED})
+    assert ("next_turn" in text) == (RING in stages)
+    assert any(not loop.once and loop.tasks > 1 for loop in task_loops(found))
+    assert_close(
+        found.run(*what.arguments, check=True), by_jax(what.fn, *what.arguments), TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_order_of_threads_changes_no_bit(name: str) -> None:
+    arguments, found = CASES[name].arguments, planned(name)
+    wanted = [a.tobytes() for a in found.run(*arguments)]
+    for order, seed in ((Order.REVERSE, 0), (Order.RANDOM, 3)):
+        engine = found.engine(order=order, seed=seed)
+        for _ in range(2):
+            assert [a.tobytes() for a in engine.run(arguments)] == wanted
+
+
+@pytest.mark.parametrize(
+    "name", ["softmax", "layer norm backward", "rms norm backward of long rows"]
+)
+def test_prefetching_changes_no_bit(name: str) -> None:
+    what = CASES[name]
+    without = dataclasses.replace(what.schedule, prefetch=False)
+    plain = plan_for(few_sms(what.sms), what.fn, *what.arguments, schedule=without)
+    assert not any(s in plain.notes for s in (STILL, STILL_SHARED, AHEAD, RING))
+    for got, wanted in zip(
+        plain.run(*what.arguments), planned(name).run(*what.arguments), strict=True
+    ):
+        assert got.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 8, 9, 13])
+def test_rings_end_with_the_tasks(rows: int) -> None:
+    """Blocks without a task, with one, with two, with as many as places, and where the last round is not full."""
+    x = normal(rows, 9000)
+    found = plan_for(few_sms(2), softmax, x, schedule=Schedule(persistent=True, split=1))
+    assert_close(found.run(x, check=True), by_jax(softmax, x), 2e-5)
+    (loop,) = task_loops(found)
+    assert (loop.tasks, loop.once) == (rows, rows <= found.plan.kernel.grid)
+    assert (RING in found.notes) == (loop.ring > 0)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_rows_and_columns(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 70), "rows")
+    cols = data.draw(
+        st.one_of(st.integers(1, 600), st.sampled_from((509, 1000, 1021, 1500, 2049, 4099, 5000))),
+        "cols",
+    )
+    dtype = data.draw(st.sampled_from((F32, BF16, F16)), "dtype")
+    keep = data.draw(st.sampled_from((Keep.REGISTERS, Keep.SHARED, Keep.NOTHING)), "keep")
+    block = data.draw(st.sampled_from((None, 32, 128)), "block")
+    schedule = Schedule(block=block, keep=keep, prefetch=True, persistent=True)
+    fn, arguments = data.draw(
+        st.sampled_from(
+            (
+                (softmax, lambda: (normal(rows, cols, dtype=dtype),)),
+                (layer_norm_backward, lambda: norm_arguments(rows, cols, dtype)),
+                (rms_norm_backward, lambda: norm_arguments(rows, cols, dtype)),
+            )
+        ),
+        "fn",
+    )
+    values = arguments()
+    found = plan_for(few_sms(1), fn, *values, schedule=schedule)
+    if cols > 1:  # of one column nothing is left but roundings
+        assert_close(found.run(*values, check=True), by_jax(fn, *values), TOLERANCE)
+
+
+def test_nans_stay_in_their_rows() -> None:
+    """A vector of the next task that is taken too early would move them."""
+    x = normal(50, 512)
+    x[3, 7], x[11], x[12, 500], x[40, 0] = np.nan, -np.inf, np.inf, -np.inf
+    found = planned("softmax")
+    assert_close(found.run(x), by_jax(softmax, x), 2e-5)
+
+
+# ---- a second reading
+
+
+LONG = Schedule(block=256, blocks_per_sm=2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "schedule", "ring"),
+    [
+        ((40, 8706), F32, LONG, True),
+        ((24, 17_410), BF16, DEFAULT, True),
+        ((9, 40_000), F32, Schedule(keep=Keep.NOTHING, prefetch=False), False),
+        ((9, 39_998), F32, Schedule(keep=Keep.SHARED, prefetch=False), False),
+        ((40, 8707), F32, Schedule(block=128, keep=Keep.NOTHING), False),
+    ],
+)
+def test_a_second_reading_runs_backward(
+    shape: tuple[int, int], dtype: np.dtype, schedule: Schedule, ring: bool
+) -> None:
+    """The end of what was read last is still in the L2.  A ring holds the steps in the order in which they are taken."""
+    x = normal(*shape, dtype=dtype)
+    found = plan_for(few_sms(2), softmax_of_centered_columns, x, schedule=schedule)
+    assert (RING in found.notes) == ring
+    loops = [loop.mapping for loop in found.plan.arrangement.loops]
+    assert max(m.row_steps * m.col_steps for m in loops) > 16, "such loops are not unrolled"
+    assert re.search(r"\(l \* -1 \+|-1 \* l|l_end - 1|l \* -\d+", found.text), (
+        "no loop runs backward"
+    )
+    assert_close(found.run(x, check=True), by_jax(softmax_of_centered_columns, x), TOLERANCE)
+
+
+# ---- where loops end
+
+
+def bounds(found: Planned) -> list[k.Loop]:
+    def walk(body: tuple[k.Statement, ...]) -> list[k.Loop]:
+        inner = [
+            s
+            for s in body
+            if isinstance(s, k.Section | k.TaskLoop | k.Loop | k.If | k.Current | k.Previous)
+        ]
+        loops = [s for s in inner if isinstance(s, k.Loop)]
+        return loops + [loop for s in inner for loop in walk(s.body)]
+
+    return [
+        loop for plan in found.plans for loop in walk(plan.kernel.body) if loop.bound is not None
+    ]
+
+
+@pytest.mark.parametrize("rows", [4097, 5000, 4999])
+@pytest.mark.parametrize("cols", [3, 33, 64])
+def test_long_loops_over_rows_end_early(rows: int, cols: int) -> None:
+    """The body has no guard, so that its loads run ahead."""
+    x = normal(rows, cols)
+    found = plan_for(few_sms(1), lambda v: v.sum(0), x, schedule=DEFAULT)
+    assert found.plan.kernel.grid < 16
+    for loop in bounds(found):
+        assert not any(isinstance(s, k.If) for s in loop.body)
+        assert f"{loop.variable}_end = " in found.text
+    assert bounds(found)
+    assert_close(found.run(x, check=True), [x.astype(np.float64).sum(0).astype(np.float32)], 2e-5)
+
+
+def test_exact_loops_have_no_bound_and_unrolled_ones_a_guard() -> None:
+    exact = plan_for(few_sms(1), lambda v: v.sum(0), normal(8192, 64), schedule=DEFAULT)
+    assert not bounds(exact) and "_end" not in exact.text
+    short = plan_for(few_sms(1), softmax, normal(50, 500), schedule=DEFAULT)
+    assert not bounds(short) and "if (col < 500)" in short.text
+
+
+@pytest.mark.parametrize("shape", [(3, 50_001), (2, 70_003), (1, 131_071)])
+def test_long_rows_end_early_in_each_part(shape: tuple[int, int]) -> None:
+    """Split rows: the last part of a row is shorter, by whole steps and by some threads."""
+    x = normal(*shape)
+    for schedule in (Schedule(split=3, block=64), Schedule(split=1, keep=Keep.NOTHING)):
+        found = plan_for(few_sms(2), lambda v: (v.sum(-1), v.max(-1)), x, schedule=schedule)
+        assert bounds(found)
+        wanted = [x.astype(np.float64).sum(-1).astype(np.float32), x.max(-1)]
+        assert_close(found.run(x, check=True), wanted, 5e-4)
+
+
+# ---- reductions side by side
+
+
+def test_independent_reductions_of_a_row_share_a_block_barrier() -> None:
+    def several(x: jax.Array) -> tuple[jax.Array, ...]:
+        return x.sum(-1), jnp.abs(x).max(-1), jnp.square(x).sum(-1), x.min(-1)
+
+    x = normal(40, 3000)
+    found = plan_for(few_sms(2), several, x, schedule=PERSISTENT)
+    steps = [s for loop in task_loops(found) for s in loop.body if isinstance(s, k.ReduceAcross)]
+    (step,) = [s for s in steps if s.threads > 32]
+    assert len(step.parts) == 4 and all(p.slot for p in step.parts)
+    (exchange,) = re.findall(r"reduce_warps.*?combine_warps", found.text, re.DOTALL)
+    assert exchange.count("__syncthreads()") == 1
+    assert_close(found.run(x, check=True), by_jax(several, x), 2e-5)
+
+
+def test_reductions_that_wait_do_not_share() -> None:
+    found = planned("softmax of long rows")
+    steps = [s for loop in task_loops(found) for s in loop.body if isinstance(s, k.ReduceAcross)]
+    assert [len(s.parts) for s in steps if s.threads > 32] == [1, 1]
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_staged_vectors_on_a_gpu(name: str) -> None:
+    import astitch
+
+    what = CASES[name]
+    compiled = astitch.jit(what.fn)
+    for _ in range(2):
+        got = [np.asarray(leaf) for leaf in jax.tree.leaves(compiled(*what.arguments))]
+        assert_close(got, by_jax(what.fn, *what.arguments), TOLERANCE)
