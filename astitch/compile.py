@@ -111,7 +111,9 @@ def plan_scopes(scopes: Scopes, gpu: Gpu, *, tune: bool = False) -> PlannedScope
     planned = split_scopes(
         scopes,
         gpu,
-        plan=lambda graph, scope: plan_scope(graph, scope, gpu),
+        plan=lambda graph, scope: plan_scope(
+            graph, scope, gpu, observe=lambda plan: observe_plan(plan, gpu)
+        ),
         draft=lambda graph, scope: plan_scope(graph, scope, gpu, DEFAULT),
         project=lambda plan, resources: project(plan.kernel, gpu, resources),
         observe=lambda plan: observe_plan(plan, gpu),

@@ -6,7 +6,7 @@ must meet; then less is kept in shared memory, and Regional buffers are demoted,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from astitch import kernel_ir as k
@@ -16,6 +16,7 @@ from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
 from astitch.lower import REGISTERS_FOR_CODE, lower
+from astitch.nvrtc import Resources
 from astitch.projected_latency import Projection, project
 from astitch.prune import bound_plan
 from astitch.schedule import DEFAULT, Keep, Schedule
@@ -24,6 +25,7 @@ from astitch.speed_of_light import measure_work
 from astitch.stitch_scheme import Arrangement, RootKind, choose_schemes, shared_elements
 from astitch.stitch_scope import Scope
 from astitch.thread_mapping import Mapping
+from astitch.workload import count_workload
 
 SMALL_BLOCK, LARGE_BLOCK = 256, 512
 """Threads in a block: large where rows are long or blocks must meet at a global barrier (fewer blocks, cheaper
@@ -38,6 +40,12 @@ SEARCH_FROM_US = 25.0
 
 SEARCH_MARGIN = 0.05
 """A schedule is chosen over the rules' only if it is projected to take less by this share: projections err."""
+
+DOUBTFUL_REGISTERS = 16
+"""A kernel whose estimated registers come this near to its bound may spill: the compiler is asked."""
+
+MOST_OBSERVED = 6
+"""Kernels of one scope that are compiled until one is found that does not spill."""
 
 CANDIDATES = 480
 """Ops times candidates that are lowered for a scope: 8 candidates for 60 ops, none beyond 240."""
@@ -246,12 +254,22 @@ def _legal(schedules: Iterable[Schedule], gpu: Gpu) -> tuple[Schedule, ...]:
     return tuple(dict.fromkeys(s for s in schedules if fits(s)))
 
 
+Observe = Callable[[Plan], Resources | None]
+"""What the CUDA compiler says of a plan's kernel; None where there is none."""
+
+
 def plan_scope(
-    graph: Graph, scope: Scope, gpu: Gpu, schedule: Schedule | None = None
+    graph: Graph,
+    scope: Scope,
+    gpu: Gpu,
+    schedule: Schedule | None = None,
+    *,
+    observe: Observe | None = None,
 ) -> Plan | None:
     """The plan of a scope; None when it holds only aliases (reshapes), which need no kernel.
 
-    schedule: the open choices; None takes the rules', or another where that is projected to be clearly faster.
+    schedule: the open choices; None takes the rules', or another where that is projected to be clearly faster, or where
+    the compiler, asked through `observe`, says that the kernel before it in rank spills.
     Raises IllegalProduct where no kernel fits the GPU.
     """
     groups = choose_dominants(graph, scope)
@@ -260,16 +278,42 @@ def plan_scope(
     if schedule is not None:
         return plan_groups(graph, scope, groups, gpu, schedule)
     default = plan_groups(graph, scope, groups, gpu, DEFAULT)
-    if not _budget(scope) or project(default.kernel, gpu).time_us < SEARCH_FROM_US:
+    budget = _budget(scope)
+    if not budget:
         return default
-    best, *_ = rank_plans(graph, scope, gpu, budget=_budget(scope), groups=groups, default=default)
-    search = best[0].search
-    worth = search.projected_us < search.default_us * (1 - SEARCH_MARGIN)
-    return (
-        best[0]
-        if worth
-        else replace(default, search=replace(search, projected_us=search.default_us))
-    )
+    if project(default.kernel, gpu).time_us < SEARCH_FROM_US and not _spills(default, gpu, observe):
+        return default
+    ranked = rank_plans(graph, scope, gpu, budget=budget, groups=groups, default=default)
+    wanted = _in_order(ranked, default)
+    for plan in wanted[:MOST_OBSERVED]:
+        if not _spills(plan, gpu, observe):
+            return plan
+    return wanted[0]
+
+
+def _in_order(ranked: Ranked, default: Plan) -> tuple[Plan, ...]:
+    """Plans as they are wanted: those that are clearly faster than the rules', the rules', the others."""
+    default_us = next(p.time_us for plan, p in ranked if plan.kernel == default.kernel)
+
+    def preference(item: tuple[Plan, Projection]) -> int:
+        plan, projection = item
+        if projection.time_us < default_us * (1 - SEARCH_MARGIN):
+            return 0
+        return 1 if plan.kernel == default.kernel else 2
+
+    return tuple(plan for plan, _ in sorted(ranked, key=preference))
+
+
+def _spills(plan: Plan, gpu: Gpu, observe: Observe | None) -> bool:
+    """Does the compiler say so?  It is asked only where the estimate is near the bound."""
+    if observe is None:
+        return False
+    kernel, work = plan.kernel, count_workload(plan.kernel)
+    bound = gpu.max_registers(kernel.block, max(kernel.blocks_per_sm, 1))
+    if max(work.registers, work.needed_registers) + DOUBTFUL_REGISTERS < bound:
+        return False
+    used = observe(plan)
+    return used is not None and used.spill_store_bytes + used.spill_load_bytes > 0
 
 
 def _budget(scope: Scope) -> int:

@@ -146,8 +146,8 @@ class Access:
 
 @dataclass
 class LoopWork:
-    """One task loop.  tasks: of all blocks, the first of them with block number `offset`.  mix: of a thread for one task (the average of the block's threads).
-    once_mix: before and after the loop, for each block.
+    """One task loop.  tasks: of all blocks, the first of them with block number `offset`.  mix: of a thread for one
+    task (the average of the block's threads).  once_mix: before and after the loop, for each block.
 
     chain_cycles: of a warp through one task, were it alone and memory at no distance.  batches: how often it then waits
     for memory that it touches for the first time; rereads: for memory that this section touched before; near: for small

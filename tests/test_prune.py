@@ -17,6 +17,7 @@ from astitch.check_plan import check_plan
 from astitch.dominant import choose_dominants
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
+from astitch.nvrtc import Resources
 from astitch.plan import enumerate_schedules, plan_scope, rank_plans
 from astitch.projected_latency import project
 from astitch.prune import Bound, bound_plan
@@ -176,6 +177,53 @@ def test_another_schedule_must_be_clearly_faster(monkeypatch):
     assert other.schedule != DEFAULT
     assert (other.search.default_us, other.search.projected_us) == (100, 80)
     assert "80.0 us, 100.0 us by the rules" in str(other)
+
+
+def spilling(*schedules: Schedule):
+    """A compiler that says that the kernels of these schedules spill, and what it was asked."""
+    asked = []
+
+    def observe(plan):
+        asked.append(plan.schedule)
+        spilled = 8 if plan.schedule in schedules else 0
+        return Resources(64, spilled, spilled, spilled, 0)
+
+    return observe, asked
+
+
+def test_a_kernel_that_spills_gives_way_to_the_next_in_rank(monkeypatch):
+    monkeypatch.setattr(planning, "DOUBTFUL_REGISTERS", 256)
+    graph, scope = scope_of(*SCOPES["column_sum"])
+    first = plan_scope(graph, scope, H100)
+    observe, asked = spilling(first.schedule)
+    second = plan_scope(graph, scope, H100, observe=observe)
+    assert second.kernel != first.kernel
+    assert first.schedule in asked
+    assert asked[-1] == second.schedule
+    observe, asked = spilling(first.schedule, second.schedule)
+    third = plan_scope(graph, scope, H100, observe=observe)
+    assert third.kernel not in (first.kernel, second.kernel)
+
+
+def test_where_all_spill_the_first_choice_stays(monkeypatch):
+    monkeypatch.setattr(planning, "DOUBTFUL_REGISTERS", 256)
+    graph, scope = scope_of(*SCOPES["softmax"])
+    asked = []
+
+    def observe(plan):
+        asked.append(plan)
+        return Resources(64, 8, 8, 8, 0)
+
+    assert plan_scope(graph, scope, H100, observe=observe) == plan_scope(graph, scope, H100)
+    assert len(asked) <= planning.MOST_OBSERVED + 1
+
+
+def test_the_compiler_is_asked_only_where_registers_are_near_their_bound(monkeypatch):
+    monkeypatch.setattr(planning, "DOUBTFUL_REGISTERS", -256)
+    graph, scope = scope_of(*SCOPES["softmax"])
+    observe, asked = spilling(DEFAULT)
+    plan_scope(graph, scope, H100, observe=observe)
+    assert not asked
 
 
 def test_planning_is_repeatable():
