@@ -37,6 +37,9 @@ OVERLAP_OF_ONE, OVERLAP_OF_MORE = 1.95, 0.44
 """The same for the memory and the units of an SM with one block, and for each block more: while one loads, another
 works."""
 
+HIDING_OF_ONE, HIDING_OF_MORE = 2.0, 0.6
+"""The same for latency and throughput."""
+
 ISSUE_SHARE = 0.6
 """Of a block's instructions, those whose issue adds to its chain: the others fill its waits."""
 
@@ -76,6 +79,7 @@ class LevelTime:
     task_us: float
     rounds: float
     sharpness: float
+    hiding: float
 
     @property
     def throughput(self) -> tuple[tuple[str, float], ...]:
@@ -90,7 +94,7 @@ class LevelTime:
     def time_us(self) -> float:
         memory = _blend([us for _, us in self.memory], SHARPNESS)
         busy = (memory, max(us for _, us in self.units))
-        return _blend((_blend(busy, self.sharpness), self.latency_us), SHARPNESS)
+        return _blend((_blend(busy, self.sharpness), self.latency_us), self.hiding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +315,7 @@ class _Projector:
             longest_us,
             most_rounds,
             OVERLAP_OF_ONE + OVERLAP_OF_MORE * (self.blocks_per_sm - 1),
+            HIDING_OF_ONE + HIDING_OF_MORE * (self.blocks_per_sm - 1),
         )
 
     def task_time(self, loop: LoopWork, section: int, mine: list[Access]) -> tuple[float, float]:

@@ -22,9 +22,14 @@ from astitch.gpu import Gpu
 from astitch.index import Symbol
 from astitch.schedule import DEFAULT, Schedule
 
-SPLIT_MIN_COLUMNS = 4096
-"""Shorter rows are never split over blocks: one block reads them in less time than a global barrier takes.
-(The paper's bound is 1024 on a V100; a row of 4096 floats takes an H100 block about 1 us.)"""
+SPLIT_MIN_BYTES = 64 * 1024
+"""Shorter rows are never split over blocks: one block reads them in less time than meeting at a barrier takes.
+(The paper's bound is 1024 columns on a V100; an SM of an H100 reads some 50 bytes a nanosecond.)"""
+
+WARP = 32
+
+INSTRUCTIONS_PER_BYTE = 10
+"""Instructions of one lane that an H100 issues while its memory moves one byte."""
 
 MAX_HELD_WORDS = 32
 """32-bit registers of a thread for the elements of a row that it holds from phase to phase, and for its column sums."""
@@ -257,7 +262,7 @@ def _map_rows(
     resident = ceil_div(vectors, block * max(MAX_ROW_ELEMENTS // vector, 1))
     if rows * resident > wave:
         resident = ceil_div(vectors, block * max(MAX_TEAM_ELEMENTS // vector, 1))
-    few = rows * 2 <= wave and cols > SPLIT_MIN_COLUMNS
+    few = rows * 2 <= wave and cols * space.element_bytes > SPLIT_MIN_BYTES
     if wanted is None:
         wanted = max(wave // rows, resident if resident * 2 <= wave else 1) if few else 1
     if wanted > 1:
@@ -276,6 +281,9 @@ def _map_rows(
         power_of_two_at_least(ceil_div(vectors, schedule.max_steps)), min(COALESCED_LANES, most)
     )
     busy = gpu.sms * gpu.max_threads_per_sm // 2
+    if vectors <= WARP and vector * space.element_bytes <= 8 and rows * COALESCED_LANES >= busy:
+        threads = _threads_of_short_row(vectors, vector, space.element_bytes, schedule.max_steps)
+        most = threads
     while threads < most and (
         rows * threads < busy
         or ceil_div(vectors, threads) * threads > vectors * 5 // 4
@@ -292,6 +300,23 @@ def _map_rows(
         else "row-reduce: a block a row"
     )
     return Mapping(outer, (), col, packed, 1, threads, vector, 1, steps * threads * vector, reason)
+
+
+def _threads_of_short_row(vectors: int, vector: int, element_bytes: int, max_steps: int) -> int:
+    """Threads of a row that is shorter than a warp's access and has no wide ones, where rows are many.
+
+    Idle lanes and shuffles cost issue slots, many steps cost lookups of cache lines.  As many threads as the memory's
+    time for the row hides, else those that cost least.  Costs in instructions of one lane of an H100's SM.
+    """
+    hidden = vectors * vector * element_bytes * 2 * INSTRUCTIONS_PER_BYTE / 2
+    costs: dict[int, float] = {}
+    for log in range(power_of_two_at_least(vectors).bit_length()):
+        threads, steps = 1 << log, ceil_div(vectors, 1 << log)
+        if steps <= max_steps:
+            work = steps * threads * vector * 20 + threads * log * 6
+            costs[threads] = max(work, steps * 128)
+    fitting = [threads for threads, cost in costs.items() if cost <= hidden]
+    return max(fitting, default=min(costs, key=lambda threads: costs[threads]))
 
 
 def _map_columns(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from astitch.gpu import PRESETS, preset
 from astitch.index import Symbol
 from astitch.thread_mapping import (
-    SPLIT_MIN_COLUMNS,
+    SPLIT_MIN_BYTES,
     Mapping,
     Space,
     ceil_div,
@@ -176,10 +176,10 @@ def test_few_long_rows_are_split() -> None:
 
 def test_short_rows_are_never_split() -> None:
     gpu = preset("h100")
-    whole = map_space(space((2, SPLIT_MIN_COLUMNS), (1,)), gpu, 512, 264)
+    whole = map_space(space((2, SPLIT_MIN_BYTES // 4), (1,)), gpu, 512, 264)
     assert whole.col_tiles == 1
     assert whole.reason == "row-reduce: a block a row"
-    assert map_space(space((2, SPLIT_MIN_COLUMNS * 8), (1,)), gpu, 512, 264).col_tiles > 1
+    assert map_space(space((2, SPLIT_MIN_BYTES * 2), (1,)), gpu, 512, 264).col_tiles > 1
 
 
 def test_enough_rows_are_never_split() -> None:
