@@ -231,6 +231,15 @@ def test_everything_is_one_kernel_where_that_is_free() -> None:
     assert best.gain_us == pytest.approx(28000 / H100.bandwidth_gbs / 1e3 + 3 * H100.launch_us)
 
 
+def test_a_narrow_beam_finds_one_partition_with_fewer_joins() -> None:
+    fusion = fusion_of(statistics(100_000))
+    penalty = estimate_penalty(H100, max_statements=40)
+    wide, narrow = (explore(fusion, H100, penalty, width) for width in (3, 1))
+    assert len(wide.partitions) == 3 and len(narrow.partitions) == 1
+    assert narrow.joins < wide.joins
+    assert all(s <= 40 for s in narrow.partitions[0].fusion.statements)
+
+
 def test_remote_patterns_join_what_has_no_edge() -> None:
     g = GraphBuilder()
     outputs = [g.same("tanh", g.parameter(f"f32[{100 + i}]")) for i in range(20)]
