@@ -173,14 +173,14 @@ PRESETS: dict[str, Gpu] = {
             registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
             shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=50 * _MB,
             bandwidth_gbs=3015, launch_us=0.8, barrier_us=1.2, clock_ghz=1.98, fp32_lanes_per_sm=128,
-            l2_gbs=6000, dram_latency_ns=400, l2_latency_ns=150, fp64_lanes=64,
+            l2_gbs=6000, dram_latency_ns=450, l2_latency_ns=150, fp64_lanes=64,
         ),
         Gpu(  # H200 SXM5 141 GB HBM3e; bandwidth: copy, measured; L2: as the driver reports it
             name="h200", arch="sm_90", sms=132, max_threads_per_sm=2048, max_blocks_per_sm=32,
             registers_per_sm=65536, shared_per_sm_bytes=228 * _KB, shared_per_block_bytes=227 * _KB,
             shared_reserved_bytes=_KB, shared_unit_bytes=128, l2_bytes=60 * _MB,
             bandwidth_gbs=4300, launch_us=0.8, barrier_us=1.2, clock_ghz=1.98, fp32_lanes_per_sm=128,
-            l2_gbs=6000, dram_latency_ns=400, l2_latency_ns=150, fp64_lanes=64,
+            l2_gbs=6000, dram_latency_ns=450, l2_latency_ns=150, fp64_lanes=64,
         ),
         Gpu(  # B200 SXM 180 GB HBM3e, peak 8,000 GB/s
             name="b200", arch="sm_100", sms=148, max_threads_per_sm=2048, max_blocks_per_sm=32,

@@ -18,38 +18,38 @@ from astitch.gpu import Gpu
 from astitch.nvrtc import Resources
 from astitch.workload import BASE_REGISTERS, Access, LoopWork, Unit, Workload, count_workload
 
-PERSISTENT_SHARE = 0.935
-"""Of the bandwidth that blocks with fixed tasks in a loop reach: SMs are not equally fast (H100: 94 to 96 %)."""
+PERSISTENT_SHARE = 0.92
+"""Of the bandwidth that blocks with fixed tasks in a loop reach: SMs are not equally fast (H100: 91 to 96 %)."""
 
-BLOCK_START_CYCLES = 1000.0
+BLOCK_START_CYCLES = 1050.0
 """From the end of a block to the first load of its successor, overlapped by the other blocks of the SM."""
 
-COLD_CODE_US = 0.5
+COLD_CODE_US = 0.6
 """What a kernel takes beyond an empty one before its first load: its code comes from memory."""
 
 L1_BYTES = 64 * 1024
 """Of an array that all blocks read, so much stays in an SM's L1 beside what streams through."""
 
-SHARPNESS = 5.0
-"""Latency and throughput, DRAM and L2 add up as a norm of this order: near equal, neither hides the other wholly."""
+SHARPNESS = 10.0
+"""DRAM and L2 add up as a norm of this order: near equal, neither hides the other wholly."""
 
-OVERLAP_OF_ONE, OVERLAP_OF_MORE = 1.95, 0.44
+OVERLAP_OF_ONE, OVERLAP_OF_MORE = 3.5, 0.32
 """The same for the memory and the units of an SM with one block, and for each block more: while one loads, another
 works."""
 
-HIDING_OF_ONE, HIDING_OF_MORE = 2.0, 0.6
+HIDING_OF_ONE, HIDING_OF_MORE = 2.0, 0.85
 """The same for latency and throughput."""
 
-ISSUE_SHARE = 0.6
+ISSUE_SHARE = 0.3
 """Of a block's instructions, those whose issue adds to its chain: the others fill its waits."""
 
-BARRIER_SKEW_US = 1.3
+BARRIER_SKEW_US = 1.45
 """What waiting blocks lose beside the barrier itself, because they do not arrive at once."""
 
-NEAR_CYCLES = 270.0
-"""Until a load from the L1 has come."""
+NEAR_CYCLES = 300.0
+"""Until a load of what all tasks read has come: from the L2, since what streams through takes the L1."""
 
-MEETING_BLOCK_US = 0.055
+MEETING_BLOCK_US = 0.052
 """What each block of a team adds to a meeting: all of them read the parts of all, from one line."""
 
 LEAST_FREE_REGISTERS = 8
@@ -61,7 +61,7 @@ SPILLS_OF_A_WORD = 4
 SPILL_CYCLES = 12.0
 """What a spilled word adds to a thread's chain, beside its load and store."""
 
-KEPT_BY_L2 = 0.52
+KEPT_BY_L2 = 0.43
 """Of the L2, what other data may pass through it before it loses what it held."""
 
 
@@ -70,7 +70,8 @@ class LevelTime:
     """The task loops between two barriers of the grid, in us.
 
     memory: DRAM and L2.  units: of the busiest SM.  latency_us: the longest of a block's chains of tasks, task_us one
-    of them, of which it has `rounds`.  sharpness: how well the blocks of an SM overlap memory and units.
+    of them, of which it has `rounds`.  sharpness, hiding: how well the blocks of an SM overlap
+    memory and units, throughput and latency.
     """
 
     memory: tuple[tuple[str, float], ...]

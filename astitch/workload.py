@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
@@ -226,6 +227,80 @@ NEAR_BYTES = 64 * 1024
 """Arrays of no more than this that all tasks read stay in the L1."""
 
 ALWAYS = 1 << 30
+
+
+class _Exchanges:
+    """What one reduction across threads executes.  mix: of a thread, filled by of_part."""
+
+    def __init__(self, reducer: k.Reducer, combine: Mix) -> None:
+        self.joint = bool(reducer.joint)
+        self.combine = combine
+        self.fields = math.ceil(reducer.state_bytes / 4)
+        self.mix: Mix = {}
+
+    def add(self, unit: Unit, count: float) -> None:
+        self.mix[unit] = self.mix.get(unit, 0.0) + count
+
+    def add_combinations(self, count: float) -> None:
+        for unit, instructions in self.combine.items():
+            self.add(unit, instructions * count)
+
+    @property
+    def latency(self) -> float:
+        """Cycles from one combination to the next."""
+        found = CHAINED_SHARE * sum(_LATENCY[unit] * n for unit, n in self.combine.items())
+        return max(found, _LATENCY[_F])
+
+    def butterfly(self, rounds: float, count: float) -> float:
+        """Cycles of `rounds` exchanges of `count` states each.  Joint states take two passes of plain sums or extremes,
+        and one combination between them."""
+        self.add(Unit.SHUFFLE, self.fields * rounds * count)
+        self.add(_I, 2 * rounds * count)
+        if not self.joint:
+            self.add_combinations(rounds * count)
+            return rounds * (SHUFFLE_CYCLES + self.latency)
+        self.add(_F, self.fields * rounds * count)
+        self.add_combinations(count)
+        return 2 * rounds * (SHUFFLE_CYCLES + _LATENCY[_F]) + self.latency
+
+    def of_part(self, step: k.ReduceAcross, count: int, together: int) -> tuple[float, float]:
+        """(cycles, block barriers) of `count` states.  together: parts that share a slot halve the exchanges."""
+        rounds = max(step.threads - 1, 0).bit_length()
+        if step.stride != 1:
+            return self.of_strided(step, count, rounds)
+        if step.threads <= WARP:
+            return self.butterfly(rounds, count), 0
+        warps = step.threads // WARP
+        inner = 5.0
+        if together > 1:
+            inner = (together - 1 + math.log2(WARP / together)) / together
+        chain = self.butterfly(inner, count) * together + 2 * SHARED_CYCLES
+        if together > 1:
+            turns = math.ceil(together * warps / WARP)
+            chain += self.butterfly(rounds - 5, turns / together) * turns + SHUFFLE_CYCLES
+            self.add(Unit.SHUFFLE, self.fields)
+            self.add(Unit.SHARED, 1.0 + turns / together)
+        elif step.butterfly:
+            chain += self.butterfly(rounds - 5, count)
+            self.add(Unit.SHARED, 2.0 * count)
+        else:
+            self.add(Unit.SHARED, (1.0 + warps) * count)
+            self.add_combinations((warps - 1) * count)
+            chain += warps * self.latency
+        return chain, 1
+
+    def of_strided(self, step: k.ReduceAcross, count: int, rounds: int) -> tuple[float, float]:
+        """Threads that own the same columns: through shared memory unless they are of one warp."""
+        if step.threads * step.stride <= WARP:
+            return self.butterfly(rounds, count), 0
+        turns = math.ceil(count / k.STRIDED_CHUNK)
+        if step.butterfly:
+            chain = self.butterfly(rounds, count)
+            self.add(Unit.SHARED, (3.0 + 1.0 / step.threads) * count)
+            return turns * (4 * SHARED_CYCLES + chain), 4 * turns - 1
+        self.add(Unit.SHARED, (1.0 + step.threads) * count)
+        self.add_combinations((step.threads - 1) * count)
+        return turns * (2 * SHARED_CYCLES + step.threads * (self.latency + 2)), 2 * turns - 1
 
 
 class _Counter:
@@ -656,53 +731,15 @@ class _Counter:
 
     def reduce(self, step: k.ReduceAcross, frame: _Frame) -> None:
         """Butterflies within a warp, then an exchange through shared memory."""
-        shared = any(part.slot for part in step.parts)
-        warps = step.threads // WARP
         barriers = 0.0
         longest = 0.0
+        by_slot = Counter(part.slot for part in step.parts if part.slot)
         for part in step.parts:
-            combine = self.combine(part.reducer)
-            reducer = self.reducers[part.reducer]
-            shuffles = math.ceil(reducer.state_bytes / 4)
-            latency = CHAINED_SHARE * sum(_LATENCY[unit] * n for unit, n in combine.items())
-            exchange = SHUFFLE_CYCLES + max(latency, _LATENCY[_F])
-            mix: Mix = {}
-
-            def butterfly(
-                rounds: int, n: int, combine: Mix = combine, mix: Mix = mix, s: int = shuffles
-            ) -> None:
-                for unit, count in combine.items():
-                    mix[unit] = mix.get(unit, 0.0) + count * rounds * n
-                mix[Unit.SHUFFLE] = mix.get(Unit.SHUFFLE, 0.0) + s * rounds * n
-                mix[_I] = mix.get(_I, 0.0) + 2 * rounds * n
-
-            if not shared:
-                rounds = max(step.threads - 1, 0).bit_length()
-                butterfly(rounds, part.count)
-                chain = rounds * exchange
-            elif step.stride == 1:
-                butterfly(5, part.count)
-                chain = 5 * exchange + 2 * SHARED_CYCLES
-                if step.butterfly:
-                    rounds = max(warps - 1, 0).bit_length()
-                    butterfly(rounds, part.count)
-                    chain += rounds * exchange
-                    mix[Unit.SHARED] = 2.0 * part.count
-                else:
-                    mix[Unit.SHARED] = (1.0 + warps) * part.count
-                    for unit, count in combine.items():
-                        mix[unit] = mix.get(unit, 0.0) + count * (warps - 1) * part.count
-                    chain += warps * 4
-                barriers = 1
-            else:
-                turns = math.ceil(part.count / k.STRIDED_CHUNK)
-                mix[Unit.SHARED] = (1.0 + step.threads) * part.count
-                for unit, count in combine.items():
-                    mix[unit] = mix.get(unit, 0.0) + count * (step.threads - 1) * part.count
-                chain = turns * (2 * SHARED_CYCLES + step.threads * 6)
-                barriers += 2 * turns - 1
+            exchanges = _Exchanges(self.reducers[part.reducer], self.combine(part.reducer))
+            chain, waits = exchanges.of_part(step, part.count, by_slot.get(part.slot, 1))
+            barriers = max(barriers, waits)
             longest = max(longest, chain)
-            self.add_quietly(mix, frame)
+            self.add_quietly(exchanges.mix, frame)
         self.sync(frame, barriers)
         self.delay(longest * (1 + 0.2 * (len(step.parts) - 1)) * frame.trips)
 
