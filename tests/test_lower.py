@@ -24,13 +24,14 @@ from astitch.plan import Plan, plan_scope
 from astitch.reducers import make_reducer
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
+from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scope import find_scopes
 from astitch.storage import storage_name
 
 
-def plan(graph: Graph, gpu: str = "h100") -> Plan:
+def plan(graph: Graph, gpu: str = "h100", schedule: Schedule | None = None) -> Plan:
     (scope,) = stitch_remotely(find_scopes(graph)).scopes
-    found = plan_scope(graph, scope, preset(gpu))
+    found = plan_scope(graph, scope, preset(gpu), schedule)
     assert found is not None
     return check_plan(found)
 
@@ -140,11 +141,20 @@ def test_a_narrow_row_is_kept_in_its_own_type() -> None:
 
 
 def test_a_row_that_fits_nowhere_is_read_again() -> None:
-    found = plan(softmax(300, 100_000))
+    found = plan(softmax(300, 100_000), schedule=Schedule(split=1))
     assert loads_of(found.kernel, "x") == 3
     assert all(s.reducer is not None for s in found.kernel.slots)
     (note,) = found.notes
     assert note.endswith("do not fit on chip: read again")
+
+
+def test_a_row_that_fits_no_block_stays_with_a_team() -> None:
+    found = plan(softmax(60, 100_000), schedule=DEFAULT)
+    (loop,) = found.arrangement.loops
+    assert loop.mapping.team
+    assert loads_of(found.kernel, "x") <= 1  # none but through a ring
+    assert found.kernel.teams * loop.mapping.parts == found.kernel.grid
+    assert found.kernel.global_barriers == 0
 
 
 @pytest.mark.parametrize(

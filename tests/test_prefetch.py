@@ -225,7 +225,7 @@ LONG = Schedule(block=256, blocks_per_sm=2)
 def test_a_second_reading_runs_backward(
     shape: tuple[int, int], dtype: np.dtype, schedule: Schedule, ring: bool
 ) -> None:
-    """The end of what was read last is still in the L2.  A ring holds the steps in the order in which they are taken."""
+    """The end of what was read last is still in the L2.  A ring holds steps in the order in which they are taken."""
     x = normal(*shape, dtype=dtype)
     found = plan_for(few_sms(2), softmax_of_centered_columns, x, schedule=schedule)
     assert (RING in found.notes) == ring

@@ -86,6 +86,68 @@ def merge_equal_regions(g: GraphBuilder) -> str | tuple[str, ...]:
 
 
 @case("""
+%p0 = f32[4,8] parameter() (index=0)
+%constant.1 = f32[] constant() 0.0
+%reduce.2 = f32[4] reduce(%p0, %constant.1) (dimensions=(1,)) region=add_f32
+%reshape.3 = f32[2,2] reshape(%reduce.2)
+%broadcast.4 = f32[2,2,3] broadcast(%reshape.3) (dimensions=(0, 1))
+return %reduce.2, %broadcast.4
+| graph add_f32 (parameters: %a, %b)
+|   %a = f32[] parameter() (index=0)
+|   %b = f32[] parameter() (index=1)
+|   %add = f32[] add(%a, %b)
+|   return %add
+""")
+def drop_zero_beside_sum(g: GraphBuilder) -> str | tuple[str, ...]:
+    total = g.reduce(g.parameter("f32[4,8]"), (1,), "add")
+    spread = g.broadcast(g.reshape(total, (2, 2)), (2, 2, 3), (0, 1))
+    return (
+        g.same("add", g.splat(0.0, "f32[4]"), total),
+        g.same("add", spread, g.splat(0.0, "f32[2,2,3]")),
+    )
+
+
+@case("""
+%p0 = f32[4,8] parameter() (index=0)
+%constant.1 = f32[] constant() 0.0
+%broadcast.2 = f32[4] broadcast(%constant.1) (dimensions=())
+%constant.3 = f32[] constant() -0.0
+%reduce.4 = f32[4] reduce(%p0, %constant.3) (dimensions=(1,)) region=add_f32
+%add.5 = f32[4] add(%reduce.4, %broadcast.2)
+%constant.6 = f32[] constant() -inf
+%reduce.7 = f32[4] reduce(%p0, %constant.6) (dimensions=(1,)) region=maximum_f32
+%add.8 = f32[4] add(%reduce.7, %broadcast.2)
+%constant.9 = f32[] constant() 1.0
+%reduce.10 = f32[4] reduce(%p0, %constant.9) (dimensions=(1,)) region=multiply_f32
+%add.11 = f32[4] add(%reduce.10, %broadcast.2)
+return %add.5, %add.8, %add.11
+| graph add_f32 (parameters: %a, %b)
+|   %a = f32[] parameter() (index=0)
+|   %b = f32[] parameter() (index=1)
+|   %add = f32[] add(%a, %b)
+|   return %add
+| graph maximum_f32 (parameters: %a, %b)
+|   %a = f32[] parameter() (index=0)
+|   %b = f32[] parameter() (index=1)
+|   %maximum = f32[] maximum(%a, %b)
+|   return %maximum
+| graph multiply_f32 (parameters: %a, %b)
+|   %a = f32[] parameter() (index=0)
+|   %b = f32[] parameter() (index=1)
+|   %multiply = f32[] multiply(%a, %b)
+|   return %multiply
+""")
+def keep_zero_beside_what_may_be_negative_zero(g: GraphBuilder) -> str | tuple[str, ...]:
+    """-0.0 + 0.0 is 0.0: the zero changes products, maxima and sums that start at -0.0."""
+    x, zero = g.parameter("f32[4,8]"), g.splat(0.0, "f32[4]")
+    return (
+        g.same("add", g.reduce(x, (1,), "add", g.constant(-0.0, "f32")), zero),
+        g.same("add", g.reduce(x, (1,), "maximum"), zero),
+        g.same("add", g.reduce(x, (1,), "multiply"), zero),
+    )
+
+
+@case("""
 %constant.0 = f32[] constant() 0.0
 %constant.1 = f32[] constant() -0.0
 return %constant.0, %constant.1, %constant.0

@@ -14,6 +14,7 @@ from astitch.index import Symbol
 from astitch.ir import Graph
 from astitch.propagation import Index
 from astitch.remote_stitch import stitch_remotely
+from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import (
     MAX_INLINE_PARTIALS,
     Arrangement,
@@ -38,10 +39,11 @@ def arrange(
     block: int = 512,
     wave: int = 264,
     demoted: frozenset[str] = frozenset(),
+    schedule: Schedule = DEFAULT,
 ) -> Arrangement:
     (scope,) = stitch_remotely(find_scopes(graph)).scopes
     groups = choose_dominants(graph, scope)
-    return choose_schemes(graph, groups, preset(gpu), block, wave, demoted)
+    return choose_schemes(graph, groups, preset(gpu), block, wave, demoted, schedule)
 
 
 def schemes(arrangement: Arrangement) -> dict[str, str]:
@@ -79,7 +81,7 @@ def test_softmax_is_one_loop_of_three_phases() -> None:
 
 
 def test_softmax_of_few_long_rows_meets_at_global_barriers() -> None:
-    arrangement = arrange(softmax(2, 1 << 20))
+    arrangement = arrange(softmax(2, 1 << 23))
     places = arrangement.placements
     for name in ("largest", "total"):
         assert places[name].span is not Span.TASK
@@ -87,6 +89,35 @@ def test_softmax_of_few_long_rows_meets_at_global_barriers() -> None:
         assert "partials in scratch" in places[name].reason
     assert arrangement.levels > 2
     assert places["y"].scheme is Scheme.INDEPENDENT
+
+
+def test_softmax_of_rows_that_fit_a_team_is_one_loop() -> None:
+    """Its blocks meet in each task, twice; no barrier joins the grid."""
+    arrangement = arrange(softmax(60, 100_000))
+    assert where(arrangement) == {"largest": (0, 0, 0), "total": (0, 0, 1), "y": (0, 0, 2)}
+    assert (arrangement.levels, arrangement.cooperative) == (1, True)
+    parts = arrangement.loops[0].mapping.parts
+    assert arrangement.team_parts == parts > 1
+    for name in ("largest", "total"):
+        place = arrangement.placements[name]
+        assert (place.span, place.partials, place.in_task) == (Span.TEAM, parts, True)
+        assert (place.scheme, place.stored, place.inline) == (Scheme.GLOBAL, False, False)
+        assert place.reason == (
+            f"split over the {parts} blocks of a team: partials in scratch, the team meets"
+        )
+
+
+def test_a_kernel_has_teams_of_one_size() -> None:
+    g = GraphBuilder()
+    outputs = []
+    for number, (rows, cols) in enumerate(((4, 60_000), (16, 60_000), (4, 150_000))):
+        x = g.parameter(f"f32[{rows},{cols}]")
+        total = g.reduce(x, (1,), "add", name=f"total{number}")
+        outputs.append(g.same("subtract", x, g.broadcast(total, (rows, cols), (0,))))
+    arrangement = arrange(g.build(*outputs))
+    sizes = {loop.mapping.parts for loop in arrangement.loops if loop.mapping.team}
+    assert len(sizes) == 1
+    assert arrangement.team_parts == sizes.pop()
 
 
 def test_an_element_wise_group_joins_the_loop_of_its_producer() -> None:
@@ -186,7 +217,7 @@ def few_long_rows(rows: int, cols: int) -> Graph:
 
 
 def test_few_partials_are_added_by_their_readers() -> None:
-    arrangement = arrange(few_long_rows(64, 30_000))
+    arrangement = arrange(few_long_rows(64, 30_000), schedule=Schedule(split=2))
     place = arrangement.placements["total"]
     assert place.span is Span.TILE
     assert 1 < place.partials <= MAX_INLINE_PARTIALS
@@ -196,7 +227,7 @@ def test_few_partials_are_added_by_their_readers() -> None:
 
 
 def test_many_partials_get_a_loop_of_their_own() -> None:
-    arrangement = arrange(few_long_rows(2, 1 << 20))
+    arrangement = arrange(few_long_rows(2, 1 << 23))
     place = arrangement.placements["total"]
     assert place.partials > MAX_INLINE_PARTIALS
     assert not place.inline
@@ -210,7 +241,7 @@ def test_many_partials_get_a_loop_of_their_own() -> None:
 def test_a_split_output_is_combined_once() -> None:
     g = GraphBuilder()
     graph = g.build(g.reduce(g.parameter("f32[64,30000]"), (1,), "add", name="total"))
-    arrangement = arrange(graph)
+    arrangement = arrange(graph, schedule=Schedule(split=2))
     assert not arrangement.placements["total"].inline
     assert arrangement.placements[combine_name("total")].stored
     assert arrangement.levels == 2
@@ -245,6 +276,9 @@ A, B = Symbol("a", 8), Symbol("b", 16)
 A_INDEX, B_INDEX = ix.of_symbol(A), ix.of_symbol(B)
 WHOLE = Mapping((A,), (), (B,), 1, 1, 16, 1, 1, 16)
 TILED = Mapping((A,), (), (B,), 1, 1, 8, 1, 1, 8)
+C = Symbol("c", 4)
+ROW_TEAM = Mapping((A,), (), (B,), 1, 1, 8, 1, 1, 8, team=True)
+GROUP_TEAM = Mapping((A,), (B,), (C,), 2, 4, 4, 1, 4, 4, packed_inside=True, team=True)
 KEPT = Root(
     "kept",
     RootKind.POINTWISE,
@@ -277,6 +311,11 @@ def reduce_root(*reduced: Symbol) -> Root:
     return Root("r", RootKind.REDUCE, Space((A, B), frozenset(reduced), 4), (A_INDEX, B_INDEX), ())
 
 
+def group_root(*reduced: Symbol) -> Root:
+    index = (A_INDEX, B_INDEX, ix.of_symbol(C))
+    return Root("r", RootKind.REDUCE, Space((A, B, C), frozenset(reduced), 4), index, ())
+
+
 @pytest.mark.parametrize(
     ("mapping", "root", "span"),
     [
@@ -289,6 +328,12 @@ def reduce_root(*reduced: Symbol) -> Root:
         (Mapping((), (A,), (B,), 1, 2, 16, 1, 2, 16), reduce_root(A), (Span.LOOP, None)),
         (Mapping((), (A,), (B,), 1, 2, 8, 1, 2, 8), reduce_root(A), (Span.TILE, 4)),
         (WHOLE, KEPT, (Span.TASK, 1)),
+        (ROW_TEAM, reduce_root(B), (Span.TEAM, 2)),
+        (ROW_TEAM, reduce_root(A), (Span.TILE, 8)),
+        (ROW_TEAM, KEPT, (Span.TASK, 1)),
+        (GROUP_TEAM, group_root(B, C), (Span.TEAM, 4)),
+        (GROUP_TEAM, group_root(B), (Span.TILE, 4)),  # every column has a sum of its own
+        (GROUP_TEAM, group_root(C), (Span.TASK, 1)),
     ],
 )  # fmt: skip
 def test_where_a_reduce_is_complete(

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from astitch.gpu import PRESETS, preset
 from astitch.index import Symbol
+from astitch.schedule import Schedule
 from astitch.thread_mapping import (
+    MAX_TEAM_ELEMENTS,
     SPLIT_MIN_BYTES,
     Mapping,
     Space,
@@ -139,10 +141,52 @@ def test_the_law_needs_nothing_but_the_numbers(data: st.DataObject) -> None:
         vector,
         row_threads * data.draw(st.integers(1, 4)),
         vector * data.draw(st.integers(1, 20)),
+        packed_inside=data.draw(st.booleans()),
     )
     seen = covered_elements(mapping)
     assert len(seen) == math.prod(shape)
     assert set(seen.values()) == {1}
+
+
+GROUPS = [
+    (space((3, 50, 5, 4), (1, 3)), 32),
+    (space((2, 61, 3, 2), (1, 3), 2), 64),
+    (space((4, 40, 8), (1,)), 64),
+    (space((2, 30, 7, 3), (1, 3)), 128),
+    (space((90, 6, 8), (0, 2)), 32),
+    (space((2, 17_000), (1,)), 512),
+    (space((3, 8209), (1,), 8), 256),
+]
+
+
+@pytest.mark.parametrize("wave", [4, 16, 40, 264])
+@pytest.mark.parametrize(("space", "block"), GROUPS)
+def test_the_law_holds_for_groups_and_teams(space: Space, block: int, wave: int) -> None:
+    mapping = map_space(space, preset("h100"), block, wave)
+    check_law(space, mapping, block)
+    assert mapping.tasks == mapping.outer_tiles * mapping.parts
+    if mapping.team:
+        assert 1 < mapping.parts <= wave // 2
+        assert mapping.elements_per_thread <= max(MAX_TEAM_ELEMENTS, mapping.vector)
+    if mapping.packed_inside:
+        assert mapping.outer_threads > 1 and set(mapping.row) <= space.reduced
+
+
+def test_groups_and_teams_are_among_them() -> None:
+    found = [map_space(s, preset("h100"), b, w) for s, b in GROUPS for w in (16, 264)]
+    assert any(m.team and m.packed_inside for m in found)
+    assert any(m.team and not m.packed_inside for m in found)
+    assert any(m.packed_inside and not m.team for m in found)
+
+
+def test_packed_inside_orders_the_threads() -> None:
+    """Neighbouring threads stand at neighbouring elements of memory: (row, outer, col) instead of (outer, row, col)."""
+    axes = tuple((Symbol(name, n),) for name, n in (("o", 4), ("r", 2), ("c", 2)))
+    around = Mapping(*axes, 4, 2, 2, 1, 2, 2)
+    inside = Mapping(*axes, 4, 2, 2, 1, 2, 2, packed_inside=True)
+    of_thread = {m: [next(iter(m.elements(0, t))) for t in range(16)] for m in (around, inside)}
+    assert of_thread[around] == [(o, r, c) for o in range(4) for r in range(2) for c in range(2)]
+    assert of_thread[inside] == [(o, r, c) for r in range(2) for o in range(4) for c in range(2)]
 
 
 # ---- the paper's cases
@@ -167,11 +211,39 @@ def test_few_long_rows_are_split() -> None:
     mapping = map_space(space((64, 30_000), (1,)), preset("v100"), 1024, 160)
     assert mapping.col_tiles == 2
     assert mapping.tasks == 128
-    assert mapping.reason == (
+    assert mapping.reason.startswith(
         "row-reduce, 64 rows < 160 blocks a wave: each row split over 2 blocks"
     )
     assert mapping.outer_threads == 1
     assert mapping.vector == 4
+
+
+def test_parts_that_stay_on_chip_meet() -> None:
+    """A team: every block holds a part of the row until all of them are summed."""
+    mapping = map_space(space((60, 100_000), (1,)), preset("h100"), 512, 264)
+    assert mapping.team
+    assert mapping.parts == mapping.col_tiles > 1
+    assert mapping.elements_per_thread <= MAX_TEAM_ELEMENTS
+    assert mapping.parts * 2 <= 264, "several teams side by side"
+    assert mapping.reason.endswith(
+        f"split over {mapping.parts} blocks that keep their parts and meet"
+    )
+    too_long = map_space(space((2, 1 << 24), (1,)), preset("h100"), 512, 264)
+    assert not too_long.team and too_long.col_tiles > 1
+    as_asked = map_space(space((60, 100_000), (1,)), preset("h100"), 512, 264, Schedule(split=2))
+    assert not as_asked.team and as_asked.col_tiles == 2, "two parts are too long to stay"
+
+
+def test_groups_whose_neighbours_are_neighbours_in_memory_are_packed_inside() -> None:
+    """Group norm of NHWC: the channels of a group are few, those of the next group follow them."""
+    x = space((16, 4096, 32, 10), (1, 3))
+    mapping = map_space(x, preset("h100"), 512, 264)
+    assert mapping.packed_inside and mapping.team
+    assert (mapping.outer_size, mapping.row_size, mapping.col_size) == (16 * 32, 4096, 10)
+    assert mapping.outer_threads * mapping.col_threads == 32, "a warp reads one run of memory"
+    assert mapping.parts == mapping.row_tiles > 1
+    apart = map_space(space((16, 32, 4096, 10), (2, 3)), preset("h100"), 512, 264)
+    assert not apart.packed_inside, "its groups lie far from each other"
 
 
 def test_short_rows_are_never_split() -> None:
@@ -277,5 +349,5 @@ def test_who_may_use_a_mapping(mapping: Mapping, root: Space, reason: str | None
 def test_a_mapping_prints_its_numbers() -> None:
     assert str(map_space(space((64, 30_000), (1,)), preset("v100"), 1024, 160)) == (
         "outer 64 / 1 threads, row 1 / 1 threads x 1, col 30000 / 1024 threads x 4 x 4; 128 tasks; "
-        "row-reduce, 64 rows < 160 blocks a wave: each row split over 2 blocks"
+        "row-reduce, 64 rows < 160 blocks a wave: each row split over 2 blocks that keep their parts and meet"
     )
