@@ -24,6 +24,7 @@ import pytest
 from astitch.ir import ArrayType, Attrs, CompareAttrs, DType, NoAttrs, Node, ReducePrecisionAttrs
 from astitch.nvrtc import Request, compile_cuda, compile_many_cuda
 from astitch.ops import OPS, Kind
+from astitch.precision import FUNCTIONS
 from astitch.reference import eval_node
 
 CPP = {
@@ -94,6 +95,7 @@ class Case:
     result: DType
     expression: str
     attrs: Attrs = NoAttrs()
+    variant: str = ""
 
     @property
     def name(self) -> str:
@@ -102,6 +104,8 @@ class Case:
             details += [self.attrs.direction + ("_total" if self.attrs.total_order else "")]
         if isinstance(self.attrs, ReducePrecisionAttrs):
             details += [f"e{self.attrs.exponent_bits}m{self.attrs.mantissa_bits}"]
+        if self.variant:
+            details += [self.variant]
         return "_".join([self.op.replace("-", "_"), *details, "to", self.result.value])
 
     @property
@@ -164,13 +168,50 @@ def _typed_cases() -> Iterator[Case]:
 CASES = {case.name: case for case in (*_table_cases(), *_typed_cases())}
 
 
+def _narrow_cases() -> Iterator[Case]:
+    """What is spelled otherwise where the result is rounded to 16 bits."""
+    for op, row in OPS.items():
+        if row.narrow_cuda:
+            for dtype in (DType.F16, DType.BF16):
+                operands = (dtype,) * (1 + ("{1}" in row.narrow_cuda))
+                spelled = row.narrow_cuda.replace("{T}", CPP[dtype])
+                yield Case(op, operands, dtype, spelled, variant="narrow")
+    # An f32 function that only a conversion to 16 bits reads.
+    for op in sorted(FUNCTIONS):
+        spelled = OPS[op].narrow_cuda.replace("{T}", CPP[DType.F16])
+        for dtype in (DType.F16, DType.BF16):
+            yield Case(op, (DType.F32,), dtype, f"round_to<{CPP[dtype]}>({spelled})", variant="end")
+
+
+NARROW = {case.name: case for case in _narrow_cases()}
+
+F32_PAIR = (DType.F32, DType.F32)
+SHARED = Case("divide", F32_PAIR, DType.F32, "hlo_divide_shared({0}, {1})", variant="shared")
+ROUNDED = {
+    case.name: case
+    for d in FLOATS
+    if d is not DType.F64
+    for case in (
+        Case("convert", (DType.F32,), d, f"round_to<{CPP[d]}>({{0}})", variant="rounded"),
+        Case(
+            "convert",
+            (DType.F32,),
+            d,
+            f"load_as<compute_of<{CPP[d]}>>(store_exact<{CPP[d]}>(round_to<{CPP[d]}>({{0}})))",
+            variant="exact",
+        ),
+    )
+}
+OTHERS = {**NARROW, **ROUNDED, SHARED.name: SHARED}
+
+
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """All cases in one shared library, in as many translation units as there are processors to compile them."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     folder = tmp_path_factory.mktemp("hlo_math")
-    loops = [case.loop for case in CASES.values()]
+    loops = [case.loop for case in (*CASES.values(), *OTHERS.values())]
     flags = "-std=c++17 -O1 -fPIC -ffp-contract=off -Wall -Wextra -Werror -Wno-bool-compare".split()
     include = f"-I{Path(__file__).parent.parent / 'astitch' / 'cuda'}"
     parts = 2
@@ -438,6 +479,95 @@ def test_f8_rounds_to_even_at_every_boundary(
             _assert_agree(case, [operand], operand.astype(to.numpy), wanted)
 
 
+# ---- other spellings of an op -------------------------------------------------------------------------
+
+
+def _assert_narrow(
+    case: Case, got: np.ndarray, operands: list[np.ndarray], near_ties: float
+) -> None:
+    """At most the neighbouring value, and that for a small share.  Subnormals of bf16 may be 0; quotients by them may
+    be anything, since their reciprocal is no float."""
+    wide = [x.astype(np.float64) for x in operands]
+    node = Node("r", case.op, ArrayType(DType.F64, wide[0].shape), tuple("ab"[: len(wide)]))
+    tiny = float(np.finfo(np.float32).tiny)
+    with np.errstate(all="ignore"):
+        exact = np.asarray(eval_node(node, wide)[0])
+        distance = _ulps(got, exact.astype(case.result.numpy))
+        distance[(np.abs(exact) < tiny) & (got == 0)] = 0
+        if case.op == "divide":
+            distance[np.abs(wide[1]) < tiny] = 0
+            distance[np.abs(wide[1]) > 1 / tiny] = 0
+    where = np.flatnonzero(distance > 1)
+    shown = [f"{[x[k] for x in operands]}: {got[k]}, expected {exact[k]}" for k in where[:5]]
+    assert not where.size, f"{case.name}: {where.size} wrong\n" + "\n".join(shown)
+    assert np.mean(distance == 1) <= near_ties, case.name
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_functions_round_to_the_value_or_its_neighbour(
+    library: ctypes.CDLL, name: str
+) -> None:
+    """Unary ones on all 65536 values of a 16-bit type."""
+    case = NARROW[name]
+    operands = _operands(case)
+    _assert_narrow(case, _run(library, case, operands), operands, 0.01)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_narrow_functions_keep_signs_of_zero_and_limits(library: ctypes.CDLL, dtype: str) -> None:
+    def call(op: str, values: list[float]) -> list[float]:
+        case = NARROW[f"{op}_{dtype}_narrow_to_{dtype}"]
+        got = _run(library, case, [np.array(values, case.operands[0].numpy)])
+        return [float(v) for v in got]
+
+    def same(a: list[float], b: list[float]) -> bool:
+        return np.array(a).tobytes() == np.array(b).tobytes()
+
+    limits = [-np.inf, -0.0, 0.0, np.inf]
+    assert same(call("tanh", limits), [-1, -0.0, 0, 1])
+    assert same(call("exponential", limits), [0, 1, 1, np.inf])
+    assert same(call("logistic", limits), [0, 0.5, 0.5, 1])
+    assert same(call("log", [0.0, 1.0, np.inf]), [-np.inf, 0, np.inf])
+    for op in ("tanh", "exponential", "logistic", "log"):
+        assert np.isnan(call(op, [np.nan])[0])
+
+
+def _f32_quotients() -> list[np.ndarray]:
+    edges = _edges(DType.F32)
+    largest = np.float32([3.4e38, -3.4e38, 2.0**126, 2.0**127, 1e-38, 1e-44, -1e-45])
+    grid = np.meshgrid(np.concatenate([edges, largest]), np.concatenate([edges, largest]))
+    random = [_values(DType.F32, seed, 20_000) for seed in (1, 2)]
+    size = min(len(r) for r in random)
+    return [np.concatenate([g.ravel(), r[:size]]) for g, r in zip(grid, random, strict=True)]
+
+
+def _assert_quotients(got: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    with np.errstate(all="ignore"):
+        want = a / b
+    wrong = _ulps(got, want) > 2
+    shown = [f"{a[k]} / {b[k]} = {got[k]}, not {want[k]}" for k in np.flatnonzero(wrong)[:8]]
+    assert not wrong.any(), "\n".join(shown)
+    assert np.array_equal(np.signbit(got[want == 0]), np.signbit(want[want == 0]))
+
+
+def test_a_shared_divisor_is_within_two_units_over_the_whole_range(library: ctypes.CDLL) -> None:
+    """Subnormal and huge divisors, zeros and infinities too."""
+    a, b = _f32_quotients()
+    _assert_quotients(_run(library, SHARED, [a, b]), a, b)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounding_is_the_conversion(library: ctypes.CDLL, name: str) -> None:
+    """round_to gives what the type holds; store_exact loses nothing of it, NaN stays NaN."""
+    case = ROUNDED[name]
+    x = _values(DType.F32, 5, 30_000)
+    with np.errstate(all="ignore"):
+        ties = (np.arange(1 << 16, dtype=np.uint32) << 16 | 0x8000).view(np.float32)
+        x = np.concatenate([x, ties])
+    plain = CASES[f"convert_f32_to_{case.result.value}"]
+    _assert_agree(case, [x], _run(library, case, [x]), _run(library, plain, [x]))
+
+
 # ---- on the device -----------------------------------------------------------------------------------
 
 
@@ -456,6 +586,8 @@ def kernels() -> dict[str, Any]:
     arch = f"sm_{cupy.cuda.Device(0).compute_capability}"
     by_op = [[case for case in CASES.values() if case.op == op] for op in OPCODES]
     parts = [cases[i : i + 20] for cases in by_op for i in range(0, len(cases), 20)]
+    others = list(OTHERS.values())
+    parts += [others[i : i + 20] for i in range(0, len(others), 20)]
     compiled = compile_many_cuda(
         Request(DEVICE + "".join(c.loop for c in part), arch) for part in parts
     )
@@ -467,11 +599,37 @@ def kernels() -> dict[str, Any]:
     return functions
 
 
+def _run_on_device(kernels: dict[str, Any], case: Case, operands: list[np.ndarray]) -> np.ndarray:
+    import cupy
+
+    inputs = [cupy.asarray(np.ascontiguousarray(x).view(np.uint8)) for x in operands]
+    size = operands[0].size
+    output = cupy.empty(size * case.result.bytes, np.uint8)
+    table = cupy.asarray(np.array([x.data.ptr for x in inputs], np.uint64))
+    kernels[case.name]((64,), (256,), (table, output, np.int64(size)))
+    result: np.ndarray = output.get().view(case.result.numpy)
+    return result
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_functions_on_the_device(kernels: dict[str, Any], name: str) -> None:
+    """The special function unit: tanh has 11 bits, the others 22."""
+    case = NARROW[name]
+    operands = _operands(case)
+    near_ties = 0.3 if case.op == "tanh" else 0.02
+    _assert_narrow(case, _run_on_device(kernels, case, operands), operands, near_ties)
+
+
+@pytest.mark.gpu
+def test_a_shared_divisor_on_the_device(kernels: dict[str, Any]) -> None:
+    a, b = _f32_quotients()
+    _assert_quotients(_run_on_device(kernels, SHARED, [a, b]), a, b)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", OPCODES)
 def test_op_on_the_device_agrees_with_its_meaning(kernels: dict[str, Any], op: str) -> None:
-    import cupy
-
     for case in (case for case in CASES.values() if case.op == op):
         operands = _operands(case)
         if op == "bitcast-convert" or (op == "compare" and case.operands[0] is DType.F16):
@@ -479,10 +637,5 @@ def test_op_on_the_device_agrees_with_its_meaning(kernels: dict[str, Any], op: s
             operands = [np.where(x != x, np.ones_like(x), x) for x in operands]
         if op == "bitcast-convert" and case.result.is_float:
             continue
-        inputs = [cupy.asarray(np.ascontiguousarray(x).view(np.uint8)) for x in operands]
-        size = operands[0].size
-        output = cupy.empty(size * case.result.bytes, np.uint8)
-        table = cupy.asarray(np.array([x.data.ptr for x in inputs], np.uint64))
-        kernels[case.name]((64,), (256,), (table, output, np.int64(size)))
-        got = output.get().view(case.result.numpy)
+        got = _run_on_device(kernels, case, operands)
         _assert_agree(case, operands, got, _meaning(case, operands), exact=op != "divide")
