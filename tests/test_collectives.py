@@ -1,4 +1,4 @@
-"""cuda/collectives.cuh in the checked emulation: every way to reduce over threads gives every thread its set's total."""
+"""cuda/collectives.cuh in the checked emulation: each way to reduce over threads gives every thread its set's total."""
 
 from __future__ import annotations
 
