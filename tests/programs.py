@@ -286,6 +286,12 @@ program(normal(257, 33), name="softmax_columns_257x33")(softmax_over(0))
 program(normal(24, 130, dtype=F64), name="softmax_f64", x64=True)(softmax_over(1))
 
 
+@program(normal(6, 40_004, dtype=BF16, scale=3))
+def softmax_long_rows_bf16(x: jax.Array) -> jax.Array:
+    """Rows for teams of blocks; on few SMs each block works on several."""
+    return jax.nn.softmax(x.astype(jnp.float32), axis=1).astype(x.dtype)
+
+
 @program(normal(64, 700, scale=4))
 def log_softmax(x: jax.Array) -> jax.Array:
     return jax.nn.log_softmax(x, axis=-1)
@@ -458,6 +464,16 @@ def group_norm_nhwc(x: jax.Array, gamma: jax.Array, beta: jax.Array) -> jax.Arra
     mean = grouped.mean(axis=(1, 2, 4), keepdims=True)
     variance = grouped.var(axis=(1, 2, 4), keepdims=True)
     return ((grouped - mean) * lax.rsqrt(variance + 1e-5)).reshape(x.shape) * gamma + beta
+
+
+@program(normal(6, 32, 40, 64, dtype=BF16, shift=2))
+def group_norm_many_pixels(x: jax.Array) -> jax.Array:
+    """8 groups of 8 neighbouring channels, each of more elements than a block holds."""
+    grouped = x.astype(jnp.float32).reshape(6, 32, 40, 8, 8)
+    mean = grouped.mean(axis=(1, 2, 4), keepdims=True)
+    variance = jnp.square(grouped - mean).mean(axis=(1, 2, 4), keepdims=True)
+    scaled = (grouped - mean) * lax.rsqrt(variance + 1e-5)
+    return scaled.reshape(x.shape).astype(x.dtype)
 
 
 @program(normal(4, 16, 20, 20))

@@ -21,12 +21,14 @@ import pytest
 
 from astitch.compile import Compilation, compile_hlo
 from astitch.errors import KernelCompileError
+from astitch.gpu import Gpu
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.nvrtc import CompiledKernel, Request, choose_nvrtc, compile_many_cuda
 from astitch.program import CudaKernel, KernelStep, LibraryStep
 from astitch.reference import run_graph
 from tests.programs import BF16, CORPUS, E4M3, E5M2, F16, F32, F64, PROGRAMS, load
+from tests.small_gpu import few_sms
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -78,10 +80,20 @@ GOLDENS = """
 
 LARGE_GRIDS = """
     softmax_long_rows softmax_one_row layer_norm_backward layer_norm_4x20000 rms_norm_backward_3x12000
-    cross_entropy_bf16 cross_entropy_gather row_and_column_sum full_sum mean_square_and_largest
-    adam_with_clip astitch_golden transformer_reduce
+    cross_entropy_gather row_and_column_sum full_sum mean_square_and_largest
+    adam_with_clip astitch_golden softmax_long_rows_bf16 group_norm_many_pixels
 """.split()
 """Programs whose plan for 132 SMs is another than for the host's few."""
+
+FEW_SMS = {
+    "layer_norm_backward": 2,  # the next task's vectors in registers
+    "layer_norm_backward_mixed": 2,  # and gamma in shared memory
+    "softmax_long_rows": 8,  # a team; a ring of two tasks
+    "softmax_long_rows_bf16": 8,  # blocks wait for their team a task later; a ring of three
+    "group_norm_many_pixels": 16,  # the same for groups, neighbours packed inside
+    "layer_norm_4x20000": 8,  # a team that meets once, one task a block
+}
+"""Programs that an H100 of so few SMs runs with many tasks a block, or with blocks that meet as teams."""
 
 LIMIT = {F64: 1e-13, F32: 1e-5, F16: 2 * 2.0**-10, BF16: 2 * 2.0**-7, E4M3: 2.0**-3, E5M2: 2.0**-2}
 """Largest error of an element relative to its size, or to the mean size of its array."""
@@ -91,7 +103,7 @@ LOOSER: dict[str, float] = {}
 
 
 @functools.cache
-def compile_program(name: str, gpu: str = "host") -> Compilation:
+def compile_program(name: str, gpu: str | Gpu = "host") -> Compilation:
     return compile_hlo(load(name), gpu=gpu)
 
 
@@ -133,7 +145,7 @@ def assert_agrees(name: str, got: list[np.ndarray], want: tuple[np.ndarray, ...]
     return largest
 
 
-def run_emulated(name: str, gpu: str, *, check: bool) -> list[np.ndarray]:
+def run_emulated(name: str, gpu: str | Gpu, *, check: bool) -> list[np.ndarray]:
     engine = HostEngine(compile_program(name, gpu).program, check=check)
     with np.errstate(all="ignore"):
         return engine.run(PROGRAMS[name].make_inputs(0))
@@ -160,6 +172,12 @@ def test_plans_for_many_sms(name: str) -> None:
     host, h100 = compile_program(name), compile_program(name, "h100")
     assert max(k.grid for k in h100.program.kernels) > max(k.grid for k in host.program.kernels)
     assert_agrees(name, run_emulated(name, "h100", check=False), reference_of(name))
+
+
+@pytest.mark.parametrize("name", FEW_SMS)
+def test_many_tasks_a_block(name: str) -> None:
+    got = run_emulated(name, few_sms(FEW_SMS[name]), check=True)
+    assert_agrees(name, got, reference_of(name))
 
 
 def test_a_program_runs_again_with_other_arguments() -> None:
@@ -209,7 +227,17 @@ def text_of(compiled: Compilation) -> str:
 @pytest.mark.parametrize("name", GOLDENS)
 def test_golden_text(name: str, update_golden: bool) -> None:
     """pytest tests/test_corpus.py -k golden --update-golden writes them again."""
-    text = text_of(compile_program(name, "h100"))
+    assert_golden(compile_program(name, "h100"), name, update_golden)
+
+
+@pytest.mark.parametrize("name", FEW_SMS)
+def test_golden_text_for_few_sms(name: str, update_golden: bool) -> None:
+    compiled = compile_program(name, few_sms(FEW_SMS[name]))
+    assert_golden(compiled, f"{name}_on_few_sms", update_golden)
+
+
+def assert_golden(compiled: Compilation, name: str, update_golden: bool) -> None:
+    text = text_of(compiled)
     path = GOLDEN / f"{name}.cu"
     if update_golden:
         path.write_text(text)
@@ -228,7 +256,8 @@ def test_golden_text(name: str, update_golden: bool) -> None:
 
 
 def test_goldens_are_those_listed_and_small() -> None:
-    assert {path.name for path in GOLDEN.iterdir()} == {f"{name}.cu" for name in GOLDENS}
+    names = {*GOLDENS, *(f"{name}_on_few_sms" for name in FEW_SMS)}
+    assert {path.name for path in GOLDEN.iterdir()} == {f"{name}.cu" for name in names}
     assert sum(path.stat().st_size for path in GOLDEN.iterdir()) < 1_500_000
 
 

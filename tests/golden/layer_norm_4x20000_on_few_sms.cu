@@ -1,0 +1,123 @@
+#include "astitch.cuh"
+// stitch_0: grid 16 x 512 threads, 192 B shared
+//   jit(layer_norm)/reduce_sum
+//   jit(layer_norm)/div
+//   jit(layer_norm)/sub
+//   jit(layer_norm)/add
+//   jit(layer_norm)/rsqrt
+//   jit(layer_norm)/mul
+struct Reduce0 {
+  static constexpr bool commutative = false;
+  static constexpr Joint joint = JOINT_MOMENTS;
+  struct State { float f0; float f1; float f2; };
+  static __device__ __forceinline__ State identity() { return State{0.0f, 0.0f, 0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    return join_moments(a, b);
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane), value_of_lane(s.f2, lane)};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask), shuffle_value(s.f2, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+    const float* __restrict__ p_x_1,
+    const float* __restrict__ p_gamma_1,
+    const float* __restrict__ p_beta_1,
+    float* __restrict__ p_add_9,
+    float* p_reduce_sum_14_moments_partial0_0,
+    float* p_reduce_sum_14_moments_partial1_0,
+    float* p_reduce_sum_14_moments_partial2_0,
+    unsigned int* barrier) {
+  ASTITCH_SHARED_ARENA(192);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 20000 / 512 threads x 3 x 4; 16 tasks; row-reduce, 4 rows < 16 blocks a wave: each row split over 4 blocks th...
+    const int thread = threadIdx.x;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
+    const int to = thread / 512;
+    const int first = blockIdx.x;
+    words_of<Vec<float, 4>>::type x_1_kept_0[3];
+    if (first < 16) {
+      const int task = first;
+      const int outer = ((task) / 4);
+      const int col_tile = ((task) % 4);
+      Reduce0::State reduce_sum_14_moments_state_0[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        #pragma unroll
+        for (int l = 0; l < 3; ++l) {
+          const int col = l * 2048 + tx * 4 + col_tile * 6144;
+          if (col < 20000) {
+            const int at_0 = outer * 20000 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            x_1_kept_0[k * 3 + l] = to_words(x_1_v_0);
+            float reduce_sum_14_moments_state_0_batch_0[4];
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              reduce_sum_14_moments_state_0_batch_0[lane] = x_1;
+            }
+            reduce_sum_14_moments_state_0[0] = Reduce0::combine(reduce_sum_14_moments_state_0[0], moments_of<Reduce0>(reduce_sum_14_moments_state_0_batch_0));
+          }
+        }
+      }
+      reduce_warps<Reduce0>(reduce_sum_14_moments_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 512, true>(reduce_sum_14_moments_state_0, exchange_0_0);
+      if (tx < 1) {
+        p_reduce_sum_14_moments_partial0_0[col_tile * 4 + outer] = store_as<float>(reduce_sum_14_moments_state_0[0].f0);
+        p_reduce_sum_14_moments_partial1_0[col_tile * 4 + outer] = store_as<float>(reduce_sum_14_moments_state_0[0].f1);
+        p_reduce_sum_14_moments_partial2_0[col_tile * 4 + outer] = store_as<float>(reduce_sum_14_moments_state_0[0].f2);
+      }
+      astitch_team_barrier(barrier, 4);  // %reduce_sum.14.moments: 4 blocks have a part each
+      Reduce0::State reduce_sum_14_moments_state_0__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0__1[i] = Reduce0::identity();
+      {
+        const int turn_0 = 0;
+        const int part_0 = turn_0 * 32 + ((thread) % 32);
+        if (part_0 < 4) {
+          reduce_sum_14_moments_state_0__1[0] = Reduce0::combine(reduce_sum_14_moments_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_14_moments_partial0_0[part_0 * 4 + outer]), load_as<float>(p_reduce_sum_14_moments_partial1_0[part_0 * 4 + outer]), load_as<float>(p_reduce_sum_14_moments_partial2_0[part_0 * 4 + outer])});
+        }
+      }
+      reduce_lanes<Reduce0, 32, 1>(reduce_sum_14_moments_state_0__1);
+      const float reduce_sum_14_get_tuple_element_0 = reduce_sum_14_moments_state_0__1[0].f1;
+      const float reduce_sum_14_multiply_0 = hlo_multiply(reduce_sum_14_get_tuple_element_0, 20000.0f);
+      const float div_2_divide_0 = hlo_divide_shared(reduce_sum_14_multiply_0, 20000.0f);
+      const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_state_0__1[0].f2;
+      const float div_3_divide_0 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 20000.0f);
+      const float add_5_add_0 = hlo_add(div_3_divide_0, 1e-06f);
+      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_5_add_0);
+      {
+        const int k = 0;
+        #pragma unroll
+        for (int l = 0; l < 3; ++l) {
+          const int col = l * 2048 + tx * 4 + col_tile * 6144;
+          if (col < 20000) {
+            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k * 3 + l]);
+            const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+            const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
+            const int at_0__1 = outer * 20000 + col;
+            Vec<float, 4> add_9_w_0;
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+              const float sub_15 = hlo_subtract(x_1__1, div_2_divide_0);
+              const float mul_11 = hlo_multiply(sub_15, rsqrt_1_rsqrt_0);
+              const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
+              const float mul_15 = hlo_multiply(mul_11, gamma_1);
+              const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);
+              const float add_9 = hlo_add(mul_15, beta_1);
+              add_9_w_0.v[lane] = store_as<float>(add_9);
+            }
+            *reinterpret_cast<Vec<float, 4>*>(p_add_9 + (at_0__1)) = add_9_w_0;
+          }
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,345 @@
+#include "astitch.cuh"
+// stitch_0: grid 4 x 512 threads, 32768 B shared
+//   jit(layer_norm_backward_mixed)/transpose(jvp())/convert_element_type
+//   jit(layer_norm_backward_mixed)/transpose(jvp())/mul
+//   jit(layer_norm_backward_mixed)/jvp()/convert_element_type
+//   jit(layer_norm_backward_mixed)/jvp()/reduce_sum
+//   jit(layer_norm_backward_mixed)/jvp()/div
+//   jit(layer_norm_backward_mixed)/jvp()/sub
+//   jit(layer_norm_backward_mixed)/jvp()/square
+//   jit(layer_norm_backward_mixed)/jvp()/add
+//   and 6 more
+struct Reduce0 {
+  static constexpr bool commutative = true;
+  static constexpr Joint joint = JOINT_NONE;
+  struct State { float f0; };
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State combine(const State a, const State b) {
+    const float v2 = hlo_add(a.f0, b.f0);
+    return State{v2};
+  }
+  static __device__ __forceinline__ State take(const State s, int lane) {
+    return State{value_of_lane(s.f0, lane)};
+  }
+  static __device__ __forceinline__ State shuffle(const State s, int mask) {
+    return State{shuffle_value(s.f0, mask)};
+  }
+};
+extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+    const float* __restrict__ p_gamma_1,
+    const bf16* __restrict__ p_x_1,
+    const bf16* __restrict__ p_dy_1,
+    bf16* __restrict__ p_convert_element_type_5,
+    float* __restrict__ p_reduce_sum_81,
+    float* __restrict__ p_reduce_sum_79,
+    float* p_reduce_sum_81_partial0_0,
+    float* p_reduce_sum_79_partial0_0,
+    unsigned int* barrier) {
+  ASTITCH_SHARED_ARENA(32768);
+  ASTITCH_SHARED(float, gamma_1_now_0, 0, 4096);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 16384, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 24576, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 512);
+  {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 128 threads a row
+    const int thread = threadIdx.x;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 1;
+    const int to = thread / 128;
+    const int first = blockIdx.x;
+    Reduce0::State reduce_sum_81_state_0[8];
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) reduce_sum_81_state_0[i] = Reduce0::identity();
+    Reduce0::State reduce_sum_79_state_0[8];
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) reduce_sum_79_state_0[i] = Reduce0::identity();
+    words_of<Vec<bf16, 8>>::type x_1_now_0[1];
+    words_of<Vec<bf16, 8>>::type x_1_ahead_0[1];
+    words_of<Vec<bf16, 8>>::type dy_1_now_0[1];
+    words_of<Vec<bf16, 8>>::type dy_1_ahead_0[1];
+    {
+      const int k = 0;
+      {
+        const int l = 0;
+        const int col = l * 1024 + tx * 8;
+        if (col < 768) {
+          copy_async(&shared_vec<float, 8>(gamma_1_now_0, (k * 512 + l * 512 + thread) * 8), p_gamma_1 + (col));
+        }
+      }
+    }
+    copy_commit();
+    copy_wait<0>();
+    if (first < 16) {
+      const int task = first;
+      const int outer = task * 4 + to;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 1024 + tx * 8;
+          if (col < 768) {
+            const int at_0 = outer * 768 + col;
+            x_1_ahead_0[k + l] = *reinterpret_cast<const words_of<Vec<bf16, 8>>::type*>(p_x_1 + (at_0));
+            dy_1_ahead_0[k + l] = *reinterpret_cast<const words_of<Vec<bf16, 8>>::type*>(p_dy_1 + (at_0));
+          }
+        }
+      }
+    }
+    for (int task = first; task < 16; task += gridDim.x) {
+      const int outer = task * 4 + to;
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) x_1_now_0[i] = x_1_ahead_0[i];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) dy_1_now_0[i] = dy_1_ahead_0[i];
+      if (const int next = task + gridDim.x; next < 16) {
+        const int task = next;
+        const int outer = task * 4 + to;
+        {
+          const int k = 0;
+          {
+            const int l = 0;
+            const int col = l * 1024 + tx * 8;
+            if (col < 768) {
+              const int at_0 = outer * 768 + col;
+              x_1_ahead_0[k + l] = *reinterpret_cast<const words_of<Vec<bf16, 8>>::type*>(p_x_1 + (at_0));
+              dy_1_ahead_0[k + l] = *reinterpret_cast<const words_of<Vec<bf16, 8>>::type*>(p_dy_1 + (at_0));
+            }
+          }
+        }
+      }
+      Reduce0::State reduce_sum_77_state_0[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_77_state_0[i] = Reduce0::identity();
+      Reduce0::State reduce_sum_84_plain_state_0[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_84_plain_state_0[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 1024 + tx * 8;
+          if (col < 768) {
+            const int at_0__1 = outer * 768 + col;
+            const Vec<bf16, 8> x_1_v_0 = from_words<Vec<bf16, 8>>(x_1_now_0[k + l]);
+            const Vec<bf16, 8> dy_1_v_0 = from_words<Vec<bf16, 8>>(dy_1_now_0[k + l]);
+            const Vec<float, 8> gamma_1_v_0 = shared_vec<float, 8>(gamma_1_now_0, (k * 512 + l * 512 + thread) * 8);
+            #pragma unroll
+            for (int lane = 0; lane < 8; ++lane) {
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              const float convert_element_type_3 = hlo_convert<float, bf16>(x_1);
+              reduce_sum_77_state_0[0] = Reduce0::combine(reduce_sum_77_state_0[0], Reduce0::State{convert_element_type_3});
+              const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
+              const float convert_element_type_4 = hlo_convert<float, bf16>(dy_1);
+              const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
+              const float mul_32 = hlo_multiply(convert_element_type_4, gamma_1);
+              reduce_sum_84_plain_state_0[0].f0 = hlo_multiply_add(convert_element_type_4, gamma_1, reduce_sum_84_plain_state_0[0].f0);
+              reduce_sum_79_state_0[l * 8 + lane] = Reduce0::combine(reduce_sum_79_state_0[l * 8 + lane], Reduce0::State{convert_element_type_4});
+            }
+          }
+        }
+      }
+      reduce_warps_together<Reduce0>(exchange_0_0, reduce_sum_77_state_0, reduce_sum_84_plain_state_0);
+      __syncthreads();
+      combine_warps_together<Reduce0, 128>(exchange_0_0, reduce_sum_77_state_0, reduce_sum_84_plain_state_0);
+      Reduce0::State reduce_sum_78_state_0[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_78_state_0[i] = Reduce0::identity();
+      Reduce0::State reduce_sum_83_state_0[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_83_state_0[i] = Reduce0::identity();
+      Reduce0::State reduce_sum_86_plain_state_0[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_86_plain_state_0[i] = Reduce0::identity();
+      const float reduce_sum_77 = reduce_sum_77_state_0[0].f0;
+      const float div_5_divide_0 = hlo_divide_shared(reduce_sum_77, 768.0f);
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 1024 + tx * 8;
+          if (col < 768) {
+            const int at_0__2 = outer * 768 + col;
+            const Vec<bf16, 8> x_1_v_0__1 = from_words<Vec<bf16, 8>>(x_1_now_0[k + l]);
+            const Vec<bf16, 8> dy_1_v_0__1 = from_words<Vec<bf16, 8>>(dy_1_now_0[k + l]);
+            const Vec<float, 8> gamma_1_v_0__1 = shared_vec<float, 8>(gamma_1_now_0, (k * 512 + l * 512 + thread) * 8);
+            #pragma unroll
+            for (int lane = 0; lane < 8; ++lane) {
+              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+              const float convert_element_type_3__1 = hlo_convert<float, bf16>(x_1__1);
+              const float sub_11 = hlo_subtract(convert_element_type_3__1, div_5_divide_0);
+              const float square_1 = hlo_multiply(sub_11, sub_11);
+              reduce_sum_78_state_0[0].f0 = hlo_multiply_add(sub_11, sub_11, reduce_sum_78_state_0[0].f0);
+              const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
+              const float convert_element_type_4__1 = hlo_convert<float, bf16>(dy_1__1);
+              const float gamma_1__1 = load_as<float>(gamma_1_v_0__1.v[lane]);
+              const float mul_32__1 = hlo_multiply(convert_element_type_4__1, gamma_1__1);
+              const float mul_33 = hlo_multiply(sub_11, mul_32__1);
+              reduce_sum_83_state_0[0].f0 = hlo_multiply_add(sub_11, mul_32__1, reduce_sum_83_state_0[0].f0);
+              const float mul_22 = hlo_multiply(sub_11, 2.0f);
+              reduce_sum_86_plain_state_0[0].f0 = hlo_multiply_add(sub_11, 2.0f, reduce_sum_86_plain_state_0[0].f0);
+            }
+          }
+        }
+      }
+      reduce_warps_together<Reduce0>(exchange_0_1, reduce_sum_78_state_0, reduce_sum_83_state_0, reduce_sum_86_plain_state_0);
+      __syncthreads();
+      combine_warps_together<Reduce0, 128>(exchange_0_1, reduce_sum_78_state_0, reduce_sum_83_state_0, reduce_sum_86_plain_state_0);
+      const float reduce_sum_78 = reduce_sum_78_state_0[0].f0;
+      const float div_6_divide_0 = hlo_divide_shared(reduce_sum_78, 768.0f);
+      const float add_3_add_0 = hlo_add(div_6_divide_0, 1e-06f);
+      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_3_add_0);
+      const float reduce_sum_83 = reduce_sum_83_state_0[0].f0;
+      const float div_7_divide_0 = hlo_divide(rsqrt_1_rsqrt_0, add_3_add_0);
+      const float mul_23_multiply_0 = hlo_multiply(div_7_divide_0, -0.5f);
+      const float mul_38_multiply_0 = hlo_multiply(reduce_sum_83, mul_23_multiply_0);
+      const float div_8_divide_0 = hlo_divide_shared(mul_38_multiply_0, 768.0f);
+      const float reduce_sum_85 = hlo_add(0.0f, div_8_divide_0);
+      const float reduce_sum_84_plain_0 = reduce_sum_84_plain_state_0[0].f0;
+      const float reduce_sum_84_multiply_0 = hlo_multiply(reduce_sum_84_plain_0, rsqrt_1_rsqrt_0);
+      const float reduce_sum_84_negate_0 = hlo_negate(reduce_sum_84_multiply_0);
+      const float reduce_sum_86_plain_0 = reduce_sum_86_plain_state_0[0].f0;
+      const float reduce_sum_86_multiply_0 = hlo_multiply(reduce_sum_86_plain_0, reduce_sum_85);
+      const float reduce_sum_86_negate_0 = hlo_negate(reduce_sum_86_multiply_0);
+      const float add_any_4_add_0 = hlo_add(reduce_sum_84_negate_0, reduce_sum_86_negate_0);
+      const float div_9_divide_0 = hlo_divide_shared(add_any_4_add_0, 768.0f);
+      const float reduce_sum_87 = hlo_add(0.0f, div_9_divide_0);
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 1024 + tx * 8;
+          if (col < 768) {
+            const int at_0__3 = outer * 768 + col;
+            const Vec<bf16, 8> dy_1_v_0__2 = from_words<Vec<bf16, 8>>(dy_1_now_0[k + l]);
+            const Vec<float, 8> gamma_1_v_0__2 = shared_vec<float, 8>(gamma_1_now_0, (k * 512 + l * 512 + thread) * 8);
+            const Vec<bf16, 8> x_1_v_0__2 = from_words<Vec<bf16, 8>>(x_1_now_0[k + l]);
+            Vec<bf16, 8> convert_element_type_5_w_0;
+            #pragma unroll
+            for (int lane = 0; lane < 8; ++lane) {
+              const float dy_1__2 = load_as<float>(dy_1_v_0__2.v[lane]);
+              const float convert_element_type_4__2 = hlo_convert<float, bf16>(dy_1__2);
+              const float gamma_1__2 = load_as<float>(gamma_1_v_0__2.v[lane]);
+              const float mul_32__2 = hlo_multiply(convert_element_type_4__2, gamma_1__2);
+              const float mul_37 = hlo_multiply(mul_32__2, rsqrt_1_rsqrt_0);
+              const float x_1__2 = load_as<float>(x_1_v_0__2.v[lane]);
+              const float convert_element_type_3__2 = hlo_convert<float, bf16>(x_1__2);
+              const float sub_11__1 = hlo_subtract(convert_element_type_3__2, div_5_divide_0);
+              const float mul_22__1 = hlo_multiply(sub_11__1, 2.0f);
+              const float mul_39 = hlo_multiply(reduce_sum_85, mul_22__1);
+              const float add_any_3 = hlo_add(mul_37, mul_39);
+              const float add_any_5 = hlo_add(add_any_3, reduce_sum_87);
+              const float convert_element_type_5 = hlo_convert<bf16, float>(add_any_5);
+              convert_element_type_5_w_0.v[lane] = store_exact<bf16>(convert_element_type_5);
+              const float mul_27 = hlo_multiply(sub_11__1, rsqrt_1_rsqrt_0);
+              const float mul_28 = hlo_multiply(mul_27, convert_element_type_4__2);
+              reduce_sum_81_state_0[l * 8 + lane].f0 = hlo_multiply_add(mul_27, convert_element_type_4__2, reduce_sum_81_state_0[l * 8 + lane].f0);
+            }
+            *reinterpret_cast<Vec<bf16, 8>*>(p_convert_element_type_5 + (at_0__3)) = convert_element_type_5_w_0;
+          }
+        }
+      }
+    }
+    reduce_strided<Reduce0, 4, 128, 512, 4, false>(reduce_sum_81_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 4, 128, 512, 4, false>(reduce_sum_79_state_0, exchange_0_1);
+    if (first < 4) {
+      {
+        const int l = 0;
+        const int col = l * 1024 + tx * 8;
+        if (col < 768) {
+          #pragma unroll
+          for (int lane = 0; lane < 8; ++lane) {
+            if (to < 1) {
+              p_reduce_sum_81_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_81_state_0[l * 8 + lane].f0);
+            }
+          }
+        }
+      }
+    }
+    if (first < 4) {
+      {
+        const int l = 0;
+        const int col = l * 1024 + tx * 8;
+        if (col < 768) {
+          #pragma unroll
+          for (int lane = 0; lane < 8; ++lane) {
+            if (to < 1) {
+              p_reduce_sum_79_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_79_state_0[l * 8 + lane].f0);
+            }
+          }
+        }
+      }
+    }
+  }
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.81, %reduce_sum.79 before level 1
+  {  // loop 1: outer 1 / 4 threads, row 4 / 4 threads x 1, col 768 / 32 threads x 1 x 1; 24 tasks; column-reduce: 4 rows x 32 threads a block
+    const int thread = threadIdx.x;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 4;
+    const int to = thread / 128;
+    const int first = blockIdx.x;
+    for (int task = first; task < 24; task += gridDim.x) {
+      const int col_tile = task;
+      Reduce0::State reduce_sum_81_state_0__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_81_state_0__1[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        const int row = k * 4 + ty;
+        {
+          const int l = 0;
+          const int col = l * 32 + tx + col_tile * 32;
+          const int at_0__4 = row * 768 + col;
+          if (to < 1) {
+            reduce_sum_81_state_0__1[l] = Reduce0::combine(reduce_sum_81_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_81_partial0_0[at_0__4])});
+          }
+        }
+      }
+      reduce_strided<Reduce0, 4, 32, 512, 4, false>(reduce_sum_81_state_0__1, exchange_0_0__1);
+      {
+        const int l = 0;
+        const int col = l * 32 + tx + col_tile * 32;
+        const float reduce_sum_81 = reduce_sum_81_state_0__1[l].f0;
+        if (to < 1 && ty < 1) {
+          p_reduce_sum_81[col] = store_as<float>(reduce_sum_81);
+        }
+      }
+      __syncthreads();  // the next task writes the shared memory that this one still reads
+    }
+  }
+  __syncthreads();  // the next task loop takes over the shared memory
+  {  // loop 2: outer 1 / 4 threads, row 4 / 4 threads x 1, col 768 / 32 threads x 1 x 1; 24 tasks; column-reduce: 4 rows x 32 threads a block
+    const int thread = threadIdx.x;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 4;
+    const int to = thread / 128;
+    const int first = blockIdx.x;
+    for (int task = first; task < 24; task += gridDim.x) {
+      const int col_tile = task;
+      Reduce0::State reduce_sum_79_state_0__1[1];
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) reduce_sum_79_state_0__1[i] = Reduce0::identity();
+      {
+        const int k = 0;
+        const int row = k * 4 + ty;
+        {
+          const int l = 0;
+          const int col = l * 32 + tx + col_tile * 32;
+          const int at_0__5 = row * 768 + col;
+          if (to < 1) {
+            reduce_sum_79_state_0__1[l] = Reduce0::combine(reduce_sum_79_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_79_partial0_0[at_0__5])});
+          }
+        }
+      }
+      reduce_strided<Reduce0, 4, 32, 512, 4, false>(reduce_sum_79_state_0__1, exchange_0_0__2);
+      {
+        const int l = 0;
+        const int col = l * 32 + tx + col_tile * 32;
+        const float reduce_sum_79 = reduce_sum_79_state_0__1[l].f0;
+        if (to < 1 && ty < 1) {
+          p_reduce_sum_79[col] = store_as<float>(reduce_sum_79);
+        }
+      }
+      __syncthreads();  // the next task writes the shared memory that this one still reads
+    }
+  }
+}
