@@ -418,7 +418,8 @@ class _Printer:
             yield f"{inner}const int ty = thread / {cols} % {rows};"
             yield f"{inner}const int to = thread / {rows * cols};"
         if section.offset:
-            yield f"{inner}const int first = (blockIdx.x + gridDim.x - {section.offset}) % gridDim.x;"
+            later = f"blockIdx.x < {section.offset} ? gridDim.x : 0"
+            yield f"{inner}const int first = blockIdx.x - {section.offset} + ({later});"
         else:
             yield f"{inner}const int first = blockIdx.x;"
         yield from self.block(section.body, depth + 1)

@@ -138,10 +138,10 @@ def _find_pairs(graph: Graph) -> list[_Pair]:
     for node in graph:
         if not _is_reduce(node, "add") or not _is_zero(graph, node.operands[1]):
             continue
-        if _stays_on_chip(graph, node.operands[0], _reduced(node)):
-            continue
         pair = _moments(graph, node) or _exponentials(graph, node)
-        if pair and pair.first not in taken:
+        if pair is None or _stays_on_chip(graph, pair.source, _reduced(node)):
+            continue
+        if pair.first not in taken:
             taken |= {pair.first, pair.second}
             pairs.append(pair)
     return pairs

@@ -244,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 128;
     const int ty = thread / 128 % 1;
     const int to = thread / 128;
-    const int first = (blockIdx.x + gridDim.x - 1) % gridDim.x;
+    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_135_state_0[1];
@@ -278,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 16;
     const int ty = thread / 16 % 1;
     const int to = thread / 16;
-    const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
+    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_136_state_0[1];
@@ -313,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 3) % gridDim.x;
+    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_137_state_0[1];
@@ -349,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 16;
     const int ty = thread / 16 % 1;
     const int to = thread / 16;
-    const int first = (blockIdx.x + gridDim.x - 4) % gridDim.x;
+    const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_138_state_0[1];
@@ -386,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 5) % gridDim.x;
+    const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_139_state_0[1];
@@ -424,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 4;
     const int ty = thread / 4 % 1;
     const int to = thread / 4;
-    const int first = (blockIdx.x + gridDim.x - 6) % gridDim.x;
+    const int first = blockIdx.x - 6 + (blockIdx.x < 6 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_140_state_0[1];
@@ -459,7 +459,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 7) % gridDim.x;
+    const int first = blockIdx.x - 7 + (blockIdx.x < 7 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_142_state_0[1];
@@ -492,7 +492,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
-    const int first = (blockIdx.x + gridDim.x - 8) % gridDim.x;
+    const int first = blockIdx.x - 8 + (blockIdx.x < 8 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_143_state_0[1];
@@ -527,7 +527,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
-    const int first = (blockIdx.x + gridDim.x - 9) % gridDim.x;
+    const int first = blockIdx.x - 9 + (blockIdx.x < 9 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_144_state_0[1];
@@ -565,7 +565,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 2;
     const int ty = thread / 2 % 1;
     const int to = thread / 2;
-    const int first = (blockIdx.x + gridDim.x - 10) % gridDim.x;
+    const int first = blockIdx.x - 10 + (blockIdx.x < 10 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_145_state_0[1];
@@ -600,7 +600,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 11) % gridDim.x;
+    const int first = blockIdx.x - 11 + (blockIdx.x < 11 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_146_state_0[1];
@@ -636,7 +636,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 8;
     const int ty = thread / 8 % 1;
     const int to = thread / 8;
-    const int first = (blockIdx.x + gridDim.x - 12) % gridDim.x;
+    const int first = blockIdx.x - 12 + (blockIdx.x < 12 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_147_state_0[1];
@@ -672,7 +672,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 16;
     const int ty = thread / 16 % 1;
     const int to = thread / 16;
-    const int first = (blockIdx.x + gridDim.x - 13) % gridDim.x;
+    const int first = blockIdx.x - 13 + (blockIdx.x < 13 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_148_state_0[1];
@@ -706,7 +706,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 32;
     const int ty = thread / 32 % 1;
     const int to = thread / 32;
-    const int first = (blockIdx.x + gridDim.x - 14) % gridDim.x;
+    const int first = blockIdx.x - 14 + (blockIdx.x < 14 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_149_state_0[1];
@@ -741,7 +741,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 15) % gridDim.x;
+    const int first = blockIdx.x - 15 + (blockIdx.x < 15 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_150_state_0[1];
@@ -774,7 +774,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 16) % gridDim.x;
+    const int first = blockIdx.x - 16 + (blockIdx.x < 16 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_151_state_0[1];
@@ -996,7 +996,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 1) % gridDim.x;
+    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
     const float flat_20__1__1 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__1 = hlo_multiply(flat_20__1__1, flat_20__1__1);
     const float reduce_sum_133_reshape_2__1 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1094,7 +1094,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
+    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
     const float flat_20__1__2 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__2 = hlo_multiply(flat_20__1__2, flat_20__1__2);
     const float reduce_sum_133_reshape_2__2 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1192,7 +1192,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 3) % gridDim.x;
+    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
     const float flat_20__1__3 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__3 = hlo_multiply(flat_20__1__3, flat_20__1__3);
     const float reduce_sum_133_reshape_2__3 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1303,7 +1303,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 4) % gridDim.x;
+    const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
     const float flat_20__1__4 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__4 = hlo_multiply(flat_20__1__4, flat_20__1__4);
     const float reduce_sum_133_reshape_2__4 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1415,7 +1415,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 6) % gridDim.x;
+    const int first = blockIdx.x - 6 + (blockIdx.x < 6 ? gridDim.x : 0);
     const float flat_20__1__5 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__5 = hlo_multiply(flat_20__1__5, flat_20__1__5);
     const float reduce_sum_133_reshape_2__5 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1526,7 +1526,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 7) % gridDim.x;
+    const int first = blockIdx.x - 7 + (blockIdx.x < 7 ? gridDim.x : 0);
     const float flat_20__1__6 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__6 = hlo_multiply(flat_20__1__6, flat_20__1__6);
     const float reduce_sum_133_reshape_2__6 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1637,7 +1637,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 8) % gridDim.x;
+    const int first = blockIdx.x - 8 + (blockIdx.x < 8 ? gridDim.x : 0);
     const float flat_20__1__7 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__7 = hlo_multiply(flat_20__1__7, flat_20__1__7);
     const float reduce_sum_133_reshape_2__7 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1748,7 +1748,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 9) % gridDim.x;
+    const int first = blockIdx.x - 9 + (blockIdx.x < 9 ? gridDim.x : 0);
     const float flat_20__1__8 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__8 = hlo_multiply(flat_20__1__8, flat_20__1__8);
     const float reduce_sum_133_reshape_2__8 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1846,7 +1846,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 10) % gridDim.x;
+    const int first = blockIdx.x - 10 + (blockIdx.x < 10 ? gridDim.x : 0);
     const float flat_20__1__9 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__9 = hlo_multiply(flat_20__1__9, flat_20__1__9);
     const float reduce_sum_133_reshape_2__9 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1957,7 +1957,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 11) % gridDim.x;
+    const int first = blockIdx.x - 11 + (blockIdx.x < 11 ? gridDim.x : 0);
     const float flat_20__1__10 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__10 = hlo_multiply(flat_20__1__10, flat_20__1__10);
     const float reduce_sum_133_reshape_2__10 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2068,7 +2068,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 12) % gridDim.x;
+    const int first = blockIdx.x - 12 + (blockIdx.x < 12 ? gridDim.x : 0);
     const float flat_20__1__11 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__11 = hlo_multiply(flat_20__1__11, flat_20__1__11);
     const float reduce_sum_133_reshape_2__11 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2179,7 +2179,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 13) % gridDim.x;
+    const int first = blockIdx.x - 13 + (blockIdx.x < 13 ? gridDim.x : 0);
     const float flat_20__1__12 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__12 = hlo_multiply(flat_20__1__12, flat_20__1__12);
     const float reduce_sum_133_reshape_2__12 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2290,7 +2290,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 14) % gridDim.x;
+    const int first = blockIdx.x - 14 + (blockIdx.x < 14 ? gridDim.x : 0);
     const float flat_20__1__13 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__13 = hlo_multiply(flat_20__1__13, flat_20__1__13);
     const float reduce_sum_133_reshape_2__13 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2401,7 +2401,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 15) % gridDim.x;
+    const int first = blockIdx.x - 15 + (blockIdx.x < 15 ? gridDim.x : 0);
     const float flat_20__1__14 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__14 = hlo_multiply(flat_20__1__14, flat_20__1__14);
     const float reduce_sum_133_reshape_2__14 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2512,7 +2512,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 16) % gridDim.x;
+    const int first = blockIdx.x - 16 + (blockIdx.x < 16 ? gridDim.x : 0);
     const float flat_20__1__15 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__15 = hlo_multiply(flat_20__1__15, flat_20__1__15);
     const float reduce_sum_133_reshape_2__15 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2611,7 +2611,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 18) % gridDim.x;
+    const int first = blockIdx.x - 18 + (blockIdx.x < 18 ? gridDim.x : 0);
     const float flat_20__1__16 = load_as<float>(p_flat_20__1[0]);
     const float mul_257__16 = hlo_multiply(flat_20__1__16, flat_20__1__16);
     const float reduce_sum_133_reshape_2__16 = load_as<float>(p_reduce_sum_133_reshape_2[0]);

@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 32;
     const int ty = thread / 32 % 8;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 24) % gridDim.x;
+    const int first = blockIdx.x - 24 + (blockIdx.x < 24 ? gridDim.x : 0);
     if (first < 24) {
       const int task = first;
       const int outer = task;
@@ -297,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 32;
     const int ty = thread / 32 % 8;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 48) % gridDim.x;
+    const int first = blockIdx.x - 48 + (blockIdx.x < 48 ? gridDim.x : 0);
     if (first < 24) {
       const int task = first;
       const int col_tile = task;
@@ -366,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 32;
     const int ty = thread / 32 % 8;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 72) % gridDim.x;
+    const int first = blockIdx.x - 72 + (blockIdx.x < 72 ? gridDim.x : 0);
     if (first < 24) {
       const int task = first;
       const int outer = task;

@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(24576);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
   {  // loop 0: outer 1 / 1 threads, row 8x10x10 / 32 threads x 4, col 48 / 16 threads x 1 x 4; 7 tasks; column-reduce: 32 rows x 16 threads a block, 1 tiles < 264 blocks a ...
     const int thread = threadIdx.x;
     const int tx = thread % 16;
@@ -93,55 +93,46 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.14.moments before level 1
-  {  // loop 1: outer 1 / 4 threads, row 7 / 8 threads x 1, col 48 / 16 threads x 1 x 4; 1 tasks; column-reduce: 8 rows x 16 threads a block
+  {  // loop 1: outer 1 / 2 threads, row 7 / 8 threads x 1, col 48 / 32 threads x 1 x 1; 2 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 16;
-    const int ty = thread / 16 % 8;
-    const int to = thread / 128;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 8;
+    const int to = thread / 256;
     const int first = blockIdx.x;
-    if (first < 1) {
+    if (first < 2) {
       const int task = first;
-      Reduce0::State reduce_sum_14_moments_state_0__1[4];
+      const int col_tile = task;
+      Reduce0::State reduce_sum_14_moments_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_14_moments_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 8 + ty;
         if (row < 7) {
           {
             const int l = 0;
-            const int col = l * 64 + tx * 4;
+            const int col = l * 32 + tx + col_tile * 32;
             if (col < 48) {
               const int at_0__1 = row * 48 + col;
-              #pragma unroll
-              for (int lane = 0; lane < 4; ++lane) {
-                if (to < 1) {
-                  reduce_sum_14_moments_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_14_moments_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_14_moments_partial0_0[at_0__1 + lane]), load_as<float>(p_reduce_sum_14_moments_partial1_0[at_0__1 + lane]), load_as<float>(p_reduce_sum_14_moments_partial2_0[at_0__1 + lane])});
-                }
+              if (to < 1) {
+                reduce_sum_14_moments_state_0__1[l] = Reduce0::combine(reduce_sum_14_moments_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_14_moments_partial0_0[at_0__1]), load_as<float>(p_reduce_sum_14_moments_partial1_0[at_0__1]), load_as<float>(p_reduce_sum_14_moments_partial2_0[at_0__1])});
               }
             }
           }
         }
       }
-      reduce_strided<Reduce0, 8, 16, 512, 4, true>(reduce_sum_14_moments_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 8, 32, 512, 4, true>(reduce_sum_14_moments_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 64 + tx * 4;
+        const int col = l * 32 + tx + col_tile * 32;
         if (col < 48) {
-          Vec<float, 4> reduce_sum_14_moments_1_w_0;
-          Vec<float, 4> reduce_sum_14_moments_2_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_14_moments_0 = reduce_sum_14_moments_state_0__1[l * 4 + lane].f1;
-            reduce_sum_14_moments_1_w_0.v[lane] = store_as<float>(reduce_sum_14_moments_0);
-            const float reduce_sum_14_moments_0__1 = reduce_sum_14_moments_state_0__1[l * 4 + lane].f2;
-            reduce_sum_14_moments_2_w_0.v[lane] = store_as<float>(reduce_sum_14_moments_0__1);
-          }
+          const float reduce_sum_14_moments_0 = reduce_sum_14_moments_state_0__1[l].f1;
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_14_moments_1 + (col)) = reduce_sum_14_moments_1_w_0;
+            p_reduce_sum_14_moments_1[col] = store_as<float>(reduce_sum_14_moments_0);
           }
+          const float reduce_sum_14_moments_0__1 = reduce_sum_14_moments_state_0__1[l].f2;
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_14_moments_2 + (col)) = reduce_sum_14_moments_2_w_0;
+            p_reduce_sum_14_moments_2[col] = store_as<float>(reduce_sum_14_moments_0__1);
           }
         }
       }

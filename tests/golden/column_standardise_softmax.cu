@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(24576);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 16);
   ASTITCH_SHARED(Reduce2::State, exchange_2_1, 64, 16);
   {  // loop 0: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
@@ -115,51 +115,41 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21.moments before level 1
-  {  // loop 1: outer 1 / 1 threads, row 12 / 16 threads x 1, col 256 / 32 threads x 1 x 4; 2 tasks; column-reduce: 16 rows x 32 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 12 / 16 threads x 1, col 256 / 32 threads x 1 x 1; 8 tasks; column-reduce: 16 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 16;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 2) {
+    if (first < 8) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_21_moments_state_0__1[4];
+      Reduce0::State reduce_sum_21_moments_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_21_moments_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_21_moments_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 16 + ty;
         if (row < 12) {
           {
             const int l = 0;
-            const int col = l * 128 + tx * 4 + col_tile * 128;
+            const int col = l * 32 + tx + col_tile * 32;
             const int at_0__1 = row * 256 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              reduce_sum_21_moments_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_21_moments_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_21_moments_partial0_0[at_0__1 + lane]), load_as<float>(p_reduce_sum_21_moments_partial1_0[at_0__1 + lane]), load_as<float>(p_reduce_sum_21_moments_partial2_0[at_0__1 + lane])});
-            }
+            reduce_sum_21_moments_state_0__1[l] = Reduce0::combine(reduce_sum_21_moments_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_21_moments_partial0_0[at_0__1]), load_as<float>(p_reduce_sum_21_moments_partial1_0[at_0__1]), load_as<float>(p_reduce_sum_21_moments_partial2_0[at_0__1])});
           }
         }
       }
       reduce_strided<Reduce0, 16, 32, 512, 4, true>(reduce_sum_21_moments_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 4 + col_tile * 128;
-        Vec<float, 4> reduce_sum_21_moments_1_w_0;
-        Vec<float, 4> reduce_sum_21_moments_2_w_0;
-        #pragma unroll
-        for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_21_moments_0 = reduce_sum_21_moments_state_0__1[l * 4 + lane].f1;
-          reduce_sum_21_moments_1_w_0.v[lane] = store_as<float>(reduce_sum_21_moments_0);
-          const float reduce_sum_21_moments_0__1 = reduce_sum_21_moments_state_0__1[l * 4 + lane].f2;
-          reduce_sum_21_moments_2_w_0.v[lane] = store_as<float>(reduce_sum_21_moments_0__1);
-        }
+        const int col = l * 32 + tx + col_tile * 32;
+        const float reduce_sum_21_moments_0 = reduce_sum_21_moments_state_0__1[l].f1;
         if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21_moments_1 + (col)) = reduce_sum_21_moments_1_w_0;
+          p_reduce_sum_21_moments_1[col] = store_as<float>(reduce_sum_21_moments_0);
         }
+        const float reduce_sum_21_moments_0__1 = reduce_sum_21_moments_state_0__1[l].f2;
         if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21_moments_2 + (col)) = reduce_sum_21_moments_2_w_0;
+          p_reduce_sum_21_moments_2[col] = store_as<float>(reduce_sum_21_moments_0__1);
         }
       }
     }

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
   {  // loop 0: outer 1 / 1 threads, row 512 / 16 threads x 4, col 192 / 32 threads x 1 x 4; 16 tasks; column-reduce: 16 rows x 32 threads a block, 2 tiles < 264 blocks a wa...
     const int thread = threadIdx.x;
     const int tx = thread % 32;
@@ -71,49 +71,37 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
-  {  // loop 1: outer 1 / 2 threads, row 8 / 8 threads x 1, col 192 / 32 threads x 1 x 4; 2 tasks; column-reduce: 8 rows x 32 threads a block
+  {  // loop 1: outer 1 / 2 threads, row 8 / 8 threads x 1, col 192 / 32 threads x 1 x 1; 6 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 8;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    if (first < 2) {
+    if (first < 6) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_7_state_0__1[4];
+      Reduce0::State reduce_sum_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 8 + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx * 4 + col_tile * 128;
-          if (col < 192) {
-            const int at_0__1 = row * 192 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              if (to < 1) {
-                reduce_sum_7_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1 + lane])});
-              }
-            }
+          const int col = l * 32 + tx + col_tile * 32;
+          const int at_0__1 = row * 192 + col;
+          if (to < 1) {
+            reduce_sum_7_state_0__1[l] = Reduce0::combine(reduce_sum_7_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1])});
           }
         }
       }
       reduce_strided<Reduce0, 8, 32, 512, 4, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 4 + col_tile * 128;
-        if (col < 192) {
-          Vec<float, 4> reduce_sum_7_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_7 = reduce_sum_7_state_0__1[l * 4 + lane].f0;
-            reduce_sum_7_w_0.v[lane] = store_as<float>(reduce_sum_7);
-          }
-          if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_7 + (col)) = reduce_sum_7_w_0;
-          }
+        const int col = l * 32 + tx + col_tile * 32;
+        const float reduce_sum_7 = reduce_sum_7_state_0__1[l].f0;
+        if (to < 1 && ty < 1) {
+          p_reduce_sum_7[col] = store_as<float>(reduce_sum_7);
         }
       }
     }

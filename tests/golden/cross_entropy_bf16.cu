@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 512 threads, 256 B shared
+// stitch_0: grid 16 x 512 threads, 256 B shared
 //   jit(cross_entropy_bf16)/jvp()/convert_element_type
 //   jit(cross_entropy_bf16)/jvp()/reduce_max
 //   jit(cross_entropy_bf16)/jvp()/is_finite
@@ -46,9 +46,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int* __restrict__ p_labels_1,
     bf16* __restrict__ p_convert_element_type_3,
     float* __restrict__ p_div_2,
-    float* p_reduce_max_7_partial0_0,
-    float* p_reduce_sum_21_partial0_0,
-    float* p_reduce_sum_22_partial0_0,
     float* p_reduce_sum_23_partial0_0,
     float* p_reduce_sum_23,
     unsigned int* barrier) {
@@ -57,20 +54,19 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 128, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 64, 16);
-  {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 1 x 8; 32 tasks; row-reduce, 16 rows < 264 blocks a wave: each row split over 2 blocks ...
+  {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 2 x 8; 16 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    words_of<Vec<bf16, 8>>::type logits_1_kept_0[1];
+    words_of<Vec<bf16, 8>>::type logits_1_kept_0[2];
     Reduce0::State reduce_sum_23_state_0[1];
     #pragma unroll
     for (int i = 0; i < 1; ++i) reduce_sum_23_state_0[i] = Reduce0::identity();
-    if (first < 32) {
+    if (first < 16) {
       const int task = first;
-      const int outer = ((task) / 2);
-      const int col_tile = ((task) % 2);
+      const int outer = task;
       Reduce1::State reduce_max_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce1::identity();
@@ -80,13 +76,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int labels_1 = load_as<int>(p_labels_1[outer]);
       {
         const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 4096 + tx * 8 + col_tile * 4096;
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 4096 + tx * 8;
           if (col < 5000) {
             const int at_0 = outer * 5000 + col;
             const Vec<bf16, 8> logits_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_logits_1 + (at_0));
-            logits_1_kept_0[k + l] = to_words(logits_1_v_0);
+            logits_1_kept_0[k * 2 + l] = to_words(logits_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
               const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
@@ -105,48 +101,19 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       __syncthreads();
       combine_warps<Reduce1, 512, true>(reduce_max_7_state_0, exchange_1_0);
       combine_warps<Reduce0, 512, true>(reduce_sum_21_state_0, exchange_0_0);
-      if (tx < 1) {
-        p_reduce_max_7_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_max_7_state_0[0].f0);
-      }
-      if (tx < 1) {
-        p_reduce_sum_21_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_sum_21_state_0[0].f0);
-      }
-      astitch_team_barrier(barrier, 2);  // %reduce_max.7, %reduce_sum.21: 2 blocks have a part each
-      Reduce1::State reduce_max_7_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state_0__1[i] = Reduce1::identity();
-      {
-        const int turn_0 = 0;
-        const int part_0 = turn_0 * 32 + ((thread) % 32);
-        if (part_0 < 2) {
-          reduce_max_7_state_0__1[0] = Reduce1::combine(reduce_max_7_state_0__1[0], Reduce1::State{load_as<float>(p_reduce_max_7_partial0_0[part_0 * 16 + outer])});
-        }
-      }
-      reduce_lanes<Reduce1, 32, 1>(reduce_max_7_state_0__1);
-      Reduce0::State reduce_sum_21_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_21_state_0__1[i] = Reduce0::identity();
-      {
-        const int turn_0__1 = 0;
-        const int part_0__1 = turn_0__1 * 32 + ((thread) % 32);
-        if (part_0__1 < 2) {
-          reduce_sum_21_state_0__1[0] = Reduce0::combine(reduce_sum_21_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_21_partial0_0[part_0__1 * 16 + outer])});
-        }
-      }
-      reduce_lanes<Reduce0, 32, 1>(reduce_sum_21_state_0__1);
       Reduce0::State reduce_sum_22_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_22_state_0[i] = Reduce0::identity();
-      const float reduce_max_7 = reduce_max_7_state_0__1[0].f0;
+      const float reduce_max_7 = reduce_max_7_state_0[0].f0;
       const bool is_finite_1 = hlo_is_finite(reduce_max_7);
       const float select_n_7 = (is_finite_1 ? reduce_max_7 : 0.0f);
       {
         const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 4096 + tx * 8 + col_tile * 4096;
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 4096 + tx * 8;
           if (col < 5000) {
-            const Vec<bf16, 8> logits_1_v_0__1 = from_words<Vec<bf16, 8>>(logits_1_kept_0[k + l]);
+            const Vec<bf16, 8> logits_1_v_0__1 = from_words<Vec<bf16, 8>>(logits_1_kept_0[k * 2 + l]);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
               const float logits_1__1 = load_as<float>(logits_1_v_0__1.v[lane]);
@@ -161,43 +128,28 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_warps<Reduce0>(reduce_sum_22_state_0, exchange_0_1);
       __syncthreads();
       combine_warps<Reduce0, 512, false>(reduce_sum_22_state_0, exchange_0_1);
-      if (tx < 1) {
-        p_reduce_sum_22_partial0_0[col_tile * 16 + outer] = store_as<float>(reduce_sum_22_state_0[0].f0);
-      }
-      astitch_team_barrier(barrier, 2);  // %reduce_sum.22: 2 blocks have a part each
-      Reduce0::State reduce_sum_22_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0__1[i] = Reduce0::identity();
-      {
-        const int turn_0__2 = 0;
-        const int part_0__2 = turn_0__2 * 32 + ((thread) % 32);
-        if (part_0__2 < 2) {
-          reduce_sum_22_state_0__1[0] = Reduce0::combine(reduce_sum_22_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_22_partial0_0[part_0__2 * 16 + outer])});
-        }
-      }
-      reduce_lanes<Reduce0, 32, 1>(reduce_sum_22_state_0__1);
-      const float reduce_sum_22 = reduce_sum_22_state_0__1[0].f0;
+      const float reduce_sum_22 = reduce_sum_22_state_0[0].f0;
       const float abs_1 = hlo_abs(reduce_sum_22);
       const float log_1 = hlo_log(abs_1);
       const float add_1 = hlo_add(log_1, select_n_7);
-      const float reduce_sum_21 = reduce_sum_21_state_0__1[0].f0;
+      const float reduce_sum_21 = reduce_sum_21_state_0[0].f0;
       const float sub_9 = hlo_subtract(add_1, reduce_sum_21);
-      if (tx < 1 && col_tile < 1) {
+      if (tx < 1) {
         reduce_sum_23_state_0[0] = Reduce0::combine(reduce_sum_23_state_0[0], Reduce0::State{sub_9});
       }
       const bool ge_1 = hlo_compare_ge(reduce_sum_22, 0.0f);
-      const float div_3 = narrow_divide<f16>(0.0625f, abs_1);
+      const float div_3 = hlo_divide(0.0625f, abs_1);
       const float select_n_9 = (ge_1 ? div_3 : 0.0f);
       const float select_n_8 = (ge_1 ? 0.0f : div_3);
       const float neg_1 = hlo_negate(select_n_8);
       const float add_any_2 = hlo_add(select_n_9, neg_1);
       {
         const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 4096 + tx * 8 + col_tile * 4096;
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 4096 + tx * 8;
           if (col < 5000) {
-            const Vec<bf16, 8> logits_1_v_0__2 = from_words<Vec<bf16, 8>>(logits_1_kept_0[k + l]);
+            const Vec<bf16, 8> logits_1_v_0__2 = from_words<Vec<bf16, 8>>(logits_1_kept_0[k * 2 + l]);
             const int at_0__1 = outer * 5000 + col;
             Vec<bf16, 8> convert_element_type_3_w_0;
             #pragma unroll
@@ -222,18 +174,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     reduce_warps<Reduce0>(reduce_sum_23_state_0, exchange_0_0__1);
     __syncthreads();
     combine_warps<Reduce0, 512, false>(reduce_sum_23_state_0, exchange_0_0__1);
-    if (first < 32) {
+    if (first < 16) {
       if (tx < 1) {
         p_reduce_sum_23_partial0_0[first] = store_as<float>(reduce_sum_23_state_0[0].f0);
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.22, %reduce_sum.21, %reduce_sum.23 before level 1
-  {  // loop 1: outer 1 / 64 threads, row 1 / 1 threads x 1, col 32 / 8 threads x 1 x 4; 1 tasks; row-reduce: 64 rows a block, 8 threads a row
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.23 before level 1
+  {  // loop 1: outer 1 / 32 threads, row 1 / 1 threads x 1, col 16 / 16 threads x 1 x 1; 1 tasks; row-reduce: 32 rows a block, 16 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 1;
-    const int to = thread / 8;
+    const int tx = thread % 16;
+    const int ty = thread / 16 % 1;
+    const int to = thread / 16;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
@@ -244,23 +196,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 32 + tx * 4;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            if (to < 1) {
-              reduce_sum_23_state_0__1[0] = Reduce0::combine(reduce_sum_23_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_23_partial0_0[col + lane])});
-            }
+          const int col = l * 16 + tx;
+          if (to < 1) {
+            reduce_sum_23_state_0__1[0] = Reduce0::combine(reduce_sum_23_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_23_partial0_0[col])});
           }
         }
       }
-      reduce_lanes<Reduce0, 8, 1>(reduce_sum_23_state_0__1);
+      reduce_lanes<Reduce0, 16, 1>(reduce_sum_23_state_0__1);
       const float reduce_sum_23 = reduce_sum_23_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_23[0] = store_as<float>(reduce_sum_23);
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21, %reduce_sum.23, %reduce_sum.23 before level 2
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.23, %reduce_sum.23 before level 2
   {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = thread % 512;

@@ -181,11 +181,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.31 before level 1
-  {  // loop 1: outer 1 / 64 threads, row 1 / 1 threads x 1, col 32 / 8 threads x 1 x 4; 1 tasks; row-reduce: 64 rows a block, 8 threads a row
+  {  // loop 1: outer 1 / 16 threads, row 1 / 1 threads x 1, col 32 / 32 threads x 1 x 1; 1 tasks; row-reduce: 16 rows a block, 32 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 1;
-    const int to = thread / 8;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 1;
+    const int to = thread / 32;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
@@ -196,16 +196,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 32 + tx * 4;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            if (to < 1) {
-              reduce_sum_31_state_0__1[0] = Reduce0::combine(reduce_sum_31_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_31_partial0_0[col + lane])});
-            }
+          const int col = l * 32 + tx;
+          if (to < 1) {
+            reduce_sum_31_state_0__1[0] = Reduce0::combine(reduce_sum_31_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_31_partial0_0[col])});
           }
         }
       }
-      reduce_lanes<Reduce0, 8, 1>(reduce_sum_31_state_0__1);
+      reduce_lanes<Reduce0, 32, 1>(reduce_sum_31_state_0__1);
       const float reduce_sum_31 = reduce_sum_31_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_31[0] = store_as<float>(reduce_sum_31);

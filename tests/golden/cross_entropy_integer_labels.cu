@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         reduce_sum_15_state_0[0] = Reduce0::combine(reduce_sum_15_state_0[0], Reduce0::State{sub_9});
       }
       const bool ge_5 = hlo_compare_ge(reduce_sum_14, 0.0f);
-      const float div_3 = narrow_divide<f16>(0.020833334f, abs_1);
+      const float div_3 = hlo_divide(0.020833334f, abs_1);
       const float select_n_9 = (ge_5 ? div_3 : 0.0f);
       const float select_n_8 = (ge_5 ? 0.0f : div_3);
       const float neg_1 = hlo_negate(select_n_8);
@@ -181,11 +181,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.15 before level 1
-  {  // loop 1: outer 1 / 64 threads, row 1 / 1 threads x 1, col 24 / 8 threads x 1 x 4; 1 tasks; row-reduce: 64 rows a block, 8 threads a row
+  {  // loop 1: outer 1 / 16 threads, row 1 / 1 threads x 1, col 24 / 32 threads x 1 x 1; 1 tasks; row-reduce: 16 rows a block, 32 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 1;
-    const int to = thread / 8;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 1;
+    const int to = thread / 32;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
@@ -196,18 +196,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 32 + tx * 4;
+          const int col = l * 32 + tx;
           if (col < 24) {
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              if (to < 1) {
-                reduce_sum_15_state_0__1[0] = Reduce0::combine(reduce_sum_15_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_15_partial0_0[col + lane])});
-              }
+            if (to < 1) {
+              reduce_sum_15_state_0__1[0] = Reduce0::combine(reduce_sum_15_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_15_partial0_0[col])});
             }
           }
         }
       }
-      reduce_lanes<Reduce0, 8, 1>(reduce_sum_15_state_0__1);
+      reduce_lanes<Reduce0, 32, 1>(reduce_sum_15_state_0__1);
       const float reduce_sum_15 = reduce_sum_15_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_15[0] = store_as<float>(reduce_sum_15);

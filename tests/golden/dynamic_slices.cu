@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 1) % gridDim.x;
+    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
     const int row_1__1 = load_as<int>(p_row_1[0]);
     const bool lt_5__1 = hlo_compare_lt(row_1__1, 0);
     const int add_8__1 = hlo_add(row_1__1, 20);
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 16;
     const int ty = thread / 16 % 1;
     const int to = thread / 16;
-    const int first = (blockIdx.x + gridDim.x - 3) % gridDim.x;
+    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
     const int row_1__2 = load_as<int>(p_row_1[0]);
     const bool lt_5__2 = hlo_compare_lt(row_1__2, 0);
     const int add_8__2 = hlo_add(row_1__2, 20);

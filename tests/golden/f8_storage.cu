@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 32;
     const int ty = thread / 32 % 2;
     const int to = thread / 64;
-    const int first = (blockIdx.x + gridDim.x - 16) % gridDim.x;
+    const int first = blockIdx.x - 16 + (blockIdx.x < 16 ? gridDim.x : 0);
     if (first < 10) {
       const int task = first;
       const int outer = ((task) / 2) * 4 + to;

@@ -59,11 +59,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
-  {  // loop 1: outer 1 / 8 threads, row 1 / 1 threads x 1, col 152 / 64 threads x 1 x 4; 1 tasks; row-reduce: 8 rows a block, 64 threads a row
+  {  // loop 1: outer 1 / 2 threads, row 1 / 1 threads x 1, col 152 / 256 threads x 1 x 1; 1 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = thread % 256;
+    const int ty = thread / 256 % 1;
+    const int to = thread / 256;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
@@ -74,20 +74,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 256 + tx * 4;
+          const int col = l * 256 + tx;
           if (col < 152) {
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              if (to < 1) {
-                reduce_sum_7_state_0__1[0] = Reduce0::combine(reduce_sum_7_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[col + lane])});
-              }
+            if (to < 1) {
+              reduce_sum_7_state_0__1[0] = Reduce0::combine(reduce_sum_7_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[col])});
             }
           }
         }
       }
       reduce_warps<Reduce0>(reduce_sum_7_state_0__1, exchange_0_0__1);
       __syncthreads();
-      combine_warps<Reduce0, 64, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
+      combine_warps<Reduce0, 256, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
       const float reduce_sum_7 = reduce_sum_7_state_0__1[0].f0;
       if (to < 1 && tx < 1) {
         p_reduce_sum_7[0] = store_as<float>(reduce_sum_7);

@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 8;
     const int ty = thread / 8 % 1;
     const int to = thread / 8;
-    const int first = (blockIdx.x + gridDim.x - 1) % gridDim.x;
+    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_sum_7_state_0[1];

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 12 x 512 threads, 8512 B shared
+// stitch_0: grid 14 x 512 threads, 8512 B shared
 //   jit(integer_reductions)/reduce_sum
 //   jit(integer_reductions)/reduce_prod
 //   jit(integer_reductions)/reduce_max
@@ -220,10 +220,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce10::State, exchange_10_0, 1088, 16);
   ASTITCH_SHARED(Reduce4::State, exchange_4_0__1, 1024, 16);
   ASTITCH_SHARED(Reduce9::State, exchange_9_1, 0, 1024);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_0__1, 0, 1024);
-  ASTITCH_SHARED(Reduce7::State, exchange_7_0, 0, 1024);
-  ASTITCH_SHARED(Reduce9::State, exchange_9_0, 0, 1024);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 512);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_0__1, 0, 512);
+  ASTITCH_SHARED(Reduce7::State, exchange_7_0, 0, 512);
+  ASTITCH_SHARED(Reduce9::State, exchange_9_0, 0, 512);
   {  // loop 0: outer 30 / 8 threads, row 1 / 1 threads x 1, col 70 / 64 threads x 1 x 2; 4 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
-    const int first = (blockIdx.x + gridDim.x - 4) % gridDim.x;
+    const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
     Reduce7::State reduce_sum_22_state_0[2];
     #pragma unroll
     for (int i = 0; i < 2; ++i) reduce_sum_22_state_0[i] = Reduce7::identity();
@@ -417,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
-    const int first = (blockIdx.x + gridDim.x - 8) % gridDim.x;
+    const int first = blockIdx.x - 8 + (blockIdx.x < 8 ? gridDim.x : 0);
     Reduce9::State reduce_or_15_state_0[2];
     #pragma unroll
     for (int i = 0; i < 2; ++i) reduce_or_15_state_0[i] = Reduce9::identity();
@@ -483,31 +483,28 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_xor.7, %reduce_sum.22, %reduce_or.15 before level 1
-  {  // loop 3: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 2; 2 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 3: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 1; 3 tasks; column-reduce: 4 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 4;
     const int to = thread / 128;
     const int first = blockIdx.x;
-    if (first < 2) {
+    if (first < 3) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_prod_7_state_0__1[2];
+      Reduce0::State reduce_prod_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_prod_7_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_prod_7_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 64 + tx * 2 + col_tile * 64;
+          const int col = l * 32 + tx + col_tile * 32;
           if (col < 70) {
             const int at_0__3 = row * 70 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              if (to < 1) {
-                reduce_prod_7_state_0__1[l * 2 + lane] = Reduce0::combine(reduce_prod_7_state_0__1[l * 2 + lane], Reduce0::State{load_as<int>(p_reduce_prod_7_partial0_0[at_0__3 + lane])});
-              }
+            if (to < 1) {
+              reduce_prod_7_state_0__1[l] = Reduce0::combine(reduce_prod_7_state_0__1[l], Reduce0::State{load_as<int>(p_reduce_prod_7_partial0_0[at_0__3])});
             }
           }
         }
@@ -515,27 +512,22 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_strided<Reduce0, 4, 32, 512, 4, false>(reduce_prod_7_state_0__1, exchange_0_0);
       {
         const int l = 0;
-        const int col = l * 64 + tx * 2 + col_tile * 64;
+        const int col = l * 32 + tx + col_tile * 32;
         if (col < 70) {
-          Vec<int, 2> reduce_prod_7_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_prod_7 = reduce_prod_7_state_0__1[l * 2 + lane].f0;
-            reduce_prod_7_w_0.v[lane] = store_as<int>(reduce_prod_7);
-          }
+          const int reduce_prod_7 = reduce_prod_7_state_0__1[l].f0;
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_prod_7 + (col)) = reduce_prod_7_w_0;
+            p_reduce_prod_7[col] = store_as<int>(reduce_prod_7);
           }
         }
       }
     }
   }
-  {  // loop 4: outer 1 / 512 threads, row 1 / 1 threads x 1, col 4 / 1 threads x 1 x 4; 1 tasks; row-reduce: 512 rows a block, 1 threads a row
+  {  // loop 4: outer 1 / 128 threads, row 1 / 1 threads x 1, col 4 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 1;
-    const int ty = thread / 1 % 1;
-    const int to = thread / 1;
-    const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
+    const int tx = thread % 4;
+    const int ty = thread / 4 % 1;
+    const int to = thread / 4;
+    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce1::State reduce_max_14_state_0__1[1];
@@ -545,47 +537,42 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 4 + tx * 4;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            if (to < 1) {
-              reduce_max_14_state_0__1[0] = Reduce1::combine(reduce_max_14_state_0__1[0], Reduce1::State{load_as<int>(p_reduce_max_14_partial0_0[col + lane])});
-            }
+          const int col = l * 4 + tx;
+          if (to < 1) {
+            reduce_max_14_state_0__1[0] = Reduce1::combine(reduce_max_14_state_0__1[0], Reduce1::State{load_as<int>(p_reduce_max_14_partial0_0[col])});
           }
         }
       }
+      reduce_lanes<Reduce1, 4, 1>(reduce_max_14_state_0__1);
       const int reduce_max_14 = reduce_max_14_state_0__1[0].f0;
-      if (to < 1) {
+      if (to < 1 && tx < 1) {
         p_reduce_max_14[0] = store_as<int>(reduce_max_14);
       }
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 5: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 2; 2 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 5: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 1; 3 tasks; column-reduce: 4 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 4;
     const int to = thread / 128;
-    const int first = (blockIdx.x + gridDim.x - 3) % gridDim.x;
-    if (first < 2) {
+    const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
+    if (first < 3) {
       const int task = first;
       const int col_tile = task;
-      Reduce2::State reduce_and_14_state_0__1[2];
+      Reduce2::State reduce_and_14_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_and_14_state_0__1[i] = Reduce2::identity();
+      for (int i = 0; i < 1; ++i) reduce_and_14_state_0__1[i] = Reduce2::identity();
       {
         const int k = 0;
         const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 64 + tx * 2 + col_tile * 64;
+          const int col = l * 32 + tx + col_tile * 32;
           if (col < 70) {
             const int at_0__4 = row * 70 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              if (to < 1) {
-                reduce_and_14_state_0__1[l * 2 + lane] = Reduce2::combine(reduce_and_14_state_0__1[l * 2 + lane], Reduce2::State{load_as<int>(p_reduce_and_14_partial0_0[at_0__4 + lane])});
-              }
+            if (to < 1) {
+              reduce_and_14_state_0__1[l] = Reduce2::combine(reduce_and_14_state_0__1[l], Reduce2::State{load_as<int>(p_reduce_and_14_partial0_0[at_0__4])});
             }
           }
         }
@@ -593,27 +580,22 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_strided<Reduce2, 4, 32, 512, 4, false>(reduce_and_14_state_0__1, exchange_2_0__1);
       {
         const int l = 0;
-        const int col = l * 64 + tx * 2 + col_tile * 64;
+        const int col = l * 32 + tx + col_tile * 32;
         if (col < 70) {
-          Vec<int, 2> reduce_and_14_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_and_14 = reduce_and_14_state_0__1[l * 2 + lane].f0;
-            reduce_and_14_w_0.v[lane] = store_as<int>(reduce_and_14);
-          }
+          const int reduce_and_14 = reduce_and_14_state_0__1[l].f0;
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_and_14 + (col)) = reduce_and_14_w_0;
+            p_reduce_and_14[col] = store_as<int>(reduce_and_14);
           }
         }
       }
     }
   }
-  {  // loop 6: outer 1 / 512 threads, row 1 / 1 threads x 1, col 4 / 1 threads x 1 x 4; 1 tasks; row-reduce: 512 rows a block, 1 threads a row
+  {  // loop 6: outer 1 / 128 threads, row 1 / 1 threads x 1, col 4 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 1;
-    const int ty = thread / 1 % 1;
-    const int to = thread / 1;
-    const int first = (blockIdx.x + gridDim.x - 5) % gridDim.x;
+    const int tx = thread % 4;
+    const int ty = thread / 4 % 1;
+    const int to = thread / 4;
+    const int first = blockIdx.x - 7 + (blockIdx.x < 7 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce3::State reduce_xor_7_state_0__1[1];
@@ -623,47 +605,42 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 4 + tx * 4;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            if (to < 1) {
-              reduce_xor_7_state_0__1[0] = Reduce3::combine(reduce_xor_7_state_0__1[0], Reduce3::State{load_as<int>(p_reduce_xor_7_partial0_0[col + lane])});
-            }
+          const int col = l * 4 + tx;
+          if (to < 1) {
+            reduce_xor_7_state_0__1[0] = Reduce3::combine(reduce_xor_7_state_0__1[0], Reduce3::State{load_as<int>(p_reduce_xor_7_partial0_0[col])});
           }
         }
       }
+      reduce_lanes<Reduce3, 4, 1>(reduce_xor_7_state_0__1);
       const int reduce_xor_7 = reduce_xor_7_state_0__1[0].f0;
-      if (to < 1) {
+      if (to < 1 && tx < 1) {
         p_reduce_xor_7[0] = store_as<int>(reduce_xor_7);
       }
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 7: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 2; 2 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 7: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 1; 3 tasks; column-reduce: 4 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 4;
     const int to = thread / 128;
-    const int first = (blockIdx.x + gridDim.x - 6) % gridDim.x;
-    if (first < 2) {
+    const int first = blockIdx.x - 8 + (blockIdx.x < 8 ? gridDim.x : 0);
+    if (first < 3) {
       const int task = first;
       const int col_tile = task;
-      Reduce7::State reduce_sum_22_state_0__1[2];
+      Reduce7::State reduce_sum_22_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_sum_22_state_0__1[i] = Reduce7::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0__1[i] = Reduce7::identity();
       {
         const int k = 0;
         const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 64 + tx * 2 + col_tile * 64;
+          const int col = l * 32 + tx + col_tile * 32;
           if (col < 70) {
             const int at_0__5 = row * 70 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              if (to < 1) {
-                reduce_sum_22_state_0__1[l * 2 + lane] = Reduce7::combine(reduce_sum_22_state_0__1[l * 2 + lane], Reduce7::State{load_as<unsigned char>(p_reduce_sum_22_partial0_0[at_0__5 + lane])});
-              }
+            if (to < 1) {
+              reduce_sum_22_state_0__1[l] = Reduce7::combine(reduce_sum_22_state_0__1[l], Reduce7::State{load_as<unsigned char>(p_reduce_sum_22_partial0_0[at_0__5])});
             }
           }
         }
@@ -671,47 +648,39 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_strided<Reduce7, 4, 32, 512, 4, false>(reduce_sum_22_state_0__1, exchange_7_0);
       {
         const int l = 0;
-        const int col = l * 64 + tx * 2 + col_tile * 64;
+        const int col = l * 32 + tx + col_tile * 32;
         if (col < 70) {
-          Vec<unsigned char, 2> reduce_sum_22_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 2; ++lane) {
-            const unsigned char reduce_sum_22 = reduce_sum_22_state_0__1[l * 2 + lane].f0;
-            reduce_sum_22_w_0.v[lane] = store_as<unsigned char>(reduce_sum_22);
-          }
+          const unsigned char reduce_sum_22 = reduce_sum_22_state_0__1[l].f0;
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<unsigned char, 2>*>(p_reduce_sum_22 + (col)) = reduce_sum_22_w_0;
+            p_reduce_sum_22[col] = store_as<unsigned char>(reduce_sum_22);
           }
         }
       }
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 8: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 2; 2 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 8: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 1; 3 tasks; column-reduce: 4 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 4;
     const int to = thread / 128;
-    const int first = (blockIdx.x + gridDim.x - 8) % gridDim.x;
-    if (first < 2) {
+    const int first = blockIdx.x - 11 + (blockIdx.x < 11 ? gridDim.x : 0);
+    if (first < 3) {
       const int task = first;
       const int col_tile = task;
-      Reduce9::State reduce_or_15_state_0__1[2];
+      Reduce9::State reduce_or_15_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_or_15_state_0__1[i] = Reduce9::identity();
+      for (int i = 0; i < 1; ++i) reduce_or_15_state_0__1[i] = Reduce9::identity();
       {
         const int k = 0;
         const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 64 + tx * 2 + col_tile * 64;
+          const int col = l * 32 + tx + col_tile * 32;
           if (col < 70) {
             const int at_0__6 = row * 70 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              if (to < 1) {
-                reduce_or_15_state_0__1[l * 2 + lane] = Reduce9::combine(reduce_or_15_state_0__1[l * 2 + lane], Reduce9::State{load_as<bool>(p_reduce_or_15_partial0_0[at_0__6 + lane])});
-              }
+            if (to < 1) {
+              reduce_or_15_state_0__1[l] = Reduce9::combine(reduce_or_15_state_0__1[l], Reduce9::State{load_as<bool>(p_reduce_or_15_partial0_0[at_0__6])});
             }
           }
         }
@@ -719,16 +688,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_strided<Reduce9, 4, 32, 512, 4, false>(reduce_or_15_state_0__1, exchange_9_0);
       {
         const int l = 0;
-        const int col = l * 64 + tx * 2 + col_tile * 64;
+        const int col = l * 32 + tx + col_tile * 32;
         if (col < 70) {
-          Vec<bool, 2> reduce_or_15_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 2; ++lane) {
-            const bool reduce_or_15 = reduce_or_15_state_0__1[l * 2 + lane].f0;
-            reduce_or_15_w_0.v[lane] = store_as<bool>(reduce_or_15);
-          }
+          const bool reduce_or_15 = reduce_or_15_state_0__1[l].f0;
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<bool, 2>*>(p_reduce_or_15 + (col)) = reduce_or_15_w_0;
+            p_reduce_or_15[col] = store_as<bool>(reduce_or_15);
           }
         }
       }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 16 x 512 threads, 16384 B shared
+// stitch_0: grid 48 x 512 threads, 16384 B shared
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/convert_element_type
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/mul
 //   jit(layer_norm_backward_mixed)/jvp()/convert_element_type
@@ -38,8 +38,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED_ARENA(16384);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 512);
   {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 128 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 128;
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const float add_3_add_0 = hlo_add(div_6_divide_0, 1e-06f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_3_add_0);
       const float reduce_sum_83 = reduce_sum_83_state_0[0].f0;
-      const float div_7_divide_0 = narrow_divide<f16>(rsqrt_1_rsqrt_0, add_3_add_0);
+      const float div_7_divide_0 = hlo_divide(rsqrt_1_rsqrt_0, add_3_add_0);
       const float mul_23_multiply_0 = hlo_multiply(div_7_divide_0, -0.5f);
       const float mul_38_multiply_0 = hlo_multiply(reduce_sum_83, mul_23_multiply_0);
       const float div_8_divide_0 = hlo_divide_shared(mul_38_multiply_0, 768.0f);
@@ -224,85 +224,69 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.81, %reduce_sum.79 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 16 / 16 threads x 1, col 768 / 32 threads x 1 x 4; 6 tasks; column-reduce: 16 rows x 32 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 16 / 16 threads x 1, col 768 / 32 threads x 1 x 1; 24 tasks; column-reduce: 16 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 16;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 6) {
+    if (first < 24) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_81_state_0__1[4];
+      Reduce0::State reduce_sum_81_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_81_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_81_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 16 + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx * 4 + col_tile * 128;
+          const int col = l * 32 + tx + col_tile * 32;
           const int at_0__2 = row * 768 + col;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            reduce_sum_81_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_81_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_81_partial0_0[at_0__2 + lane])});
-          }
+          reduce_sum_81_state_0__1[l] = Reduce0::combine(reduce_sum_81_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_81_partial0_0[at_0__2])});
         }
       }
       reduce_strided<Reduce0, 16, 32, 512, 4, false>(reduce_sum_81_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 4 + col_tile * 128;
-        Vec<float, 4> reduce_sum_81_w_0;
-        #pragma unroll
-        for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_81 = reduce_sum_81_state_0__1[l * 4 + lane].f0;
-          reduce_sum_81_w_0.v[lane] = store_as<float>(reduce_sum_81);
-        }
+        const int col = l * 32 + tx + col_tile * 32;
+        const float reduce_sum_81 = reduce_sum_81_state_0__1[l].f0;
         if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_81 + (col)) = reduce_sum_81_w_0;
+          p_reduce_sum_81[col] = store_as<float>(reduce_sum_81);
         }
       }
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 2: outer 1 / 1 threads, row 16 / 16 threads x 1, col 768 / 32 threads x 1 x 4; 6 tasks; column-reduce: 16 rows x 32 threads a block
+  {  // loop 2: outer 1 / 1 threads, row 16 / 16 threads x 1, col 768 / 32 threads x 1 x 1; 24 tasks; column-reduce: 16 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 16;
     const int to = thread / 512;
-    const int first = (blockIdx.x + gridDim.x - 6) % gridDim.x;
-    if (first < 6) {
+    const int first = blockIdx.x - 24 + (blockIdx.x < 24 ? gridDim.x : 0);
+    if (first < 24) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_79_state_0__1[4];
+      Reduce0::State reduce_sum_79_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_79_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_79_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 16 + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx * 4 + col_tile * 128;
+          const int col = l * 32 + tx + col_tile * 32;
           const int at_0__3 = row * 768 + col;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            reduce_sum_79_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_79_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_79_partial0_0[at_0__3 + lane])});
-          }
+          reduce_sum_79_state_0__1[l] = Reduce0::combine(reduce_sum_79_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_79_partial0_0[at_0__3])});
         }
       }
       reduce_strided<Reduce0, 16, 32, 512, 4, false>(reduce_sum_79_state_0__1, exchange_0_0__2);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 4 + col_tile * 128;
-        Vec<float, 4> reduce_sum_79_w_0;
-        #pragma unroll
-        for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_79 = reduce_sum_79_state_0__1[l * 4 + lane].f0;
-          reduce_sum_79_w_0.v[lane] = store_as<float>(reduce_sum_79);
-        }
+        const int col = l * 32 + tx + col_tile * 32;
+        const float reduce_sum_79 = reduce_sum_79_state_0__1[l].f0;
         if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_79 + (col)) = reduce_sum_79_w_0;
+          p_reduce_sum_79[col] = store_as<float>(reduce_sum_79);
         }
       }
     }

@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 1) % gridDim.x;
+    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       {
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
+    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
     if (first < 3) {
       const int task = first;
       const int col_tile = task;
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 5) % gridDim.x;
+    const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       {

@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 1) % gridDim.x;
+    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       {
@@ -404,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
+    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       {
@@ -478,7 +478,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 2;
     const int ty = thread / 2 % 128;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 3) % gridDim.x;
+    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
     if (first < 2) {
       const int task = first;
       const int outer = task;
@@ -531,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 5) % gridDim.x;
+    const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
     const float reduce_window_sum_31_add_0 = hlo_add(0.0f, 0.0f);
     const float reduce_window_sum_31_add_2 = hlo_add(reduce_window_sum_31_add_0, 0.0f);
     const float reduce_window_sum_31_add_3 = hlo_add(reduce_window_sum_31_add_2, 0.0f);

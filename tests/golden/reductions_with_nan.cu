@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 8 x 512 threads, 13584 B shared
+// stitch_0: grid 12 x 512 threads, 13584 B shared
 //   jit(reductions_with_nan)/reduce_sum
 //   jit(reductions_with_nan)/reduce_max
 //   jit(reductions_with_nan)/reduce_min
@@ -196,10 +196,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce2::State, exchange_2_1, 12288, 1024);
   ASTITCH_SHARED(Reduce8::State, exchange_8_0, 4096, 16);
   ASTITCH_SHARED(Reduce7::State, exchange_7_1, 0, 1024);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0__1, 0, 1024);
-  ASTITCH_SHARED(Reduce7::State, exchange_7_0, 0, 1024);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 1024);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 512);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0__1, 0, 512);
+  ASTITCH_SHARED(Reduce7::State, exchange_7_0, 0, 512);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 512);
   {  // loop 0: outer 16 / 8 threads, row 1 / 1 threads x 1, col 90 / 64 threads x 1 x 2; 2 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -335,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;
     const int to = thread / 64;
-    const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
+    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
     Reduce7::State reduce_max_15_state_0[2];
     #pragma unroll
     for (int i = 0; i < 2; ++i) reduce_max_15_state_0[i] = Reduce7::identity();
@@ -387,31 +387,28 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce.25, %reduce_and.7, %reduce_max.15 before level 1
-  {  // loop 2: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 2; 2 tasks; column-reduce: 2 rows x 32 threads a block
+  {  // loop 2: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 1; 3 tasks; column-reduce: 2 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 2;
     const int to = thread / 64;
     const int first = blockIdx.x;
-    if (first < 2) {
+    if (first < 3) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_min_14_state_0__1[2];
+      Reduce0::State reduce_min_14_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_min_14_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_min_14_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col = l * 64 + tx * 2 + col_tile * 64;
+          const int col = l * 32 + tx + col_tile * 32;
           if (col < 90) {
             const int at_0__2 = row * 90 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              if (to < 1) {
-                reduce_min_14_state_0__1[l * 2 + lane] = Reduce0::combine(reduce_min_14_state_0__1[l * 2 + lane], Reduce0::State{load_as<float>(p_reduce_min_14_partial0_0[at_0__2 + lane])});
-              }
+            if (to < 1) {
+              reduce_min_14_state_0__1[l] = Reduce0::combine(reduce_min_14_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_min_14_partial0_0[at_0__2])});
             }
           }
         }
@@ -419,47 +416,39 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_strided<Reduce0, 2, 32, 512, 4, false>(reduce_min_14_state_0__1, exchange_0_0);
       {
         const int l = 0;
-        const int col = l * 64 + tx * 2 + col_tile * 64;
+        const int col = l * 32 + tx + col_tile * 32;
         if (col < 90) {
-          Vec<float, 2> reduce_min_14_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 2; ++lane) {
-            const float reduce_min_14 = reduce_min_14_state_0__1[l * 2 + lane].f0;
-            reduce_min_14_w_0.v[lane] = store_as<float>(reduce_min_14);
-          }
+          const float reduce_min_14 = reduce_min_14_state_0__1[l].f0;
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<float, 2>*>(p_reduce_min_14 + (col)) = reduce_min_14_w_0;
+            p_reduce_min_14[col] = store_as<float>(reduce_min_14);
           }
         }
       }
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 3: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 2; 2 tasks; column-reduce: 2 rows x 32 threads a block
+  {  // loop 3: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 1; 3 tasks; column-reduce: 2 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 2;
     const int to = thread / 64;
-    const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
-    if (first < 2) {
+    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
+    if (first < 3) {
       const int task = first;
       const int col_tile = task;
-      Reduce1::State reduce_25_state_0__1[2];
+      Reduce1::State reduce_25_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_25_state_0__1[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_25_state_0__1[i] = Reduce1::identity();
       {
         const int k = 0;
         const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col = l * 64 + tx * 2 + col_tile * 64;
+          const int col = l * 32 + tx + col_tile * 32;
           if (col < 90) {
             const int at_0__3 = row * 90 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              if (to < 1) {
-                reduce_25_state_0__1[l * 2 + lane] = Reduce1::combine(reduce_25_state_0__1[l * 2 + lane], Reduce1::State{load_as<float>(p_reduce_25_partial0_0[at_0__3 + lane]), load_as<int>(p_reduce_25_partial1_0[at_0__3 + lane])});
-              }
+            if (to < 1) {
+              reduce_25_state_0__1[l] = Reduce1::combine(reduce_25_state_0__1[l], Reduce1::State{load_as<float>(p_reduce_25_partial0_0[at_0__3]), load_as<int>(p_reduce_25_partial1_0[at_0__3])});
             }
           }
         }
@@ -467,47 +456,39 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_strided<Reduce1, 2, 32, 512, 4, false>(reduce_25_state_0__1, exchange_1_0__1);
       {
         const int l = 0;
-        const int col = l * 64 + tx * 2 + col_tile * 64;
+        const int col = l * 32 + tx + col_tile * 32;
         if (col < 90) {
-          Vec<int, 2> reduce_25_1_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 2; ++lane) {
-            const int reduce_25 = reduce_25_state_0__1[l * 2 + lane].f1;
-            reduce_25_1_w_0.v[lane] = store_as<int>(reduce_25);
-          }
+          const int reduce_25 = reduce_25_state_0__1[l].f1;
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<int, 2>*>(p_reduce_25_1 + (col)) = reduce_25_1_w_0;
+            p_reduce_25_1[col] = store_as<int>(reduce_25);
           }
         }
       }
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 4: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 2; 2 tasks; column-reduce: 2 rows x 32 threads a block
+  {  // loop 4: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 1; 3 tasks; column-reduce: 2 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 2;
     const int to = thread / 64;
-    const int first = (blockIdx.x + gridDim.x - 4) % gridDim.x;
-    if (first < 2) {
+    const int first = blockIdx.x - 6 + (blockIdx.x < 6 ? gridDim.x : 0);
+    if (first < 3) {
       const int task = first;
       const int col_tile = task;
-      Reduce7::State reduce_max_15_state_0__1[2];
+      Reduce7::State reduce_max_15_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_max_15_state_0__1[i] = Reduce7::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_15_state_0__1[i] = Reduce7::identity();
       {
         const int k = 0;
         const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col = l * 64 + tx * 2 + col_tile * 64;
+          const int col = l * 32 + tx + col_tile * 32;
           if (col < 90) {
             const int at_0__4 = row * 90 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              if (to < 1) {
-                reduce_max_15_state_0__1[l * 2 + lane] = Reduce7::combine(reduce_max_15_state_0__1[l * 2 + lane], Reduce7::State{load_as<float>(p_reduce_max_15_partial0_0[at_0__4 + lane])});
-              }
+            if (to < 1) {
+              reduce_max_15_state_0__1[l] = Reduce7::combine(reduce_max_15_state_0__1[l], Reduce7::State{load_as<float>(p_reduce_max_15_partial0_0[at_0__4])});
             }
           }
         }
@@ -515,47 +496,39 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_strided<Reduce7, 2, 32, 512, 4, false>(reduce_max_15_state_0__1, exchange_7_0);
       {
         const int l = 0;
-        const int col = l * 64 + tx * 2 + col_tile * 64;
+        const int col = l * 32 + tx + col_tile * 32;
         if (col < 90) {
-          Vec<f16, 2> reduce_max_15_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 2; ++lane) {
-            const float reduce_max_15 = round_to<f16>(reduce_max_15_state_0__1[l * 2 + lane].f0);
-            reduce_max_15_w_0.v[lane] = store_as<f16>(reduce_max_15);
-          }
+          const float reduce_max_15 = round_to<f16>(reduce_max_15_state_0__1[l].f0);
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<f16, 2>*>(p_reduce_max_15 + (col)) = reduce_max_15_w_0;
+            p_reduce_max_15[col] = store_as<f16>(reduce_max_15);
           }
         }
       }
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 5: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 2; 2 tasks; column-reduce: 2 rows x 32 threads a block
+  {  // loop 5: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 1; 3 tasks; column-reduce: 2 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 2;
     const int to = thread / 64;
-    const int first = (blockIdx.x + gridDim.x - 6) % gridDim.x;
-    if (first < 2) {
+    const int first = blockIdx.x - 9 + (blockIdx.x < 9 ? gridDim.x : 0);
+    if (first < 3) {
       const int task = first;
       const int col_tile = task;
-      Reduce2::State reduce_and_7_state_0__1[2];
+      Reduce2::State reduce_and_7_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 2; ++i) reduce_and_7_state_0__1[i] = Reduce2::identity();
+      for (int i = 0; i < 1; ++i) reduce_and_7_state_0__1[i] = Reduce2::identity();
       {
         const int k = 0;
         const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col = l * 64 + tx * 2 + col_tile * 64;
+          const int col = l * 32 + tx + col_tile * 32;
           if (col < 90) {
             const int at_0__5 = row * 90 + col;
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              if (to < 1) {
-                reduce_and_7_state_0__1[l * 2 + lane] = Reduce2::combine(reduce_and_7_state_0__1[l * 2 + lane], Reduce2::State{load_as<bool>(p_reduce_and_7_partial0_0[at_0__5 + lane])});
-              }
+            if (to < 1) {
+              reduce_and_7_state_0__1[l] = Reduce2::combine(reduce_and_7_state_0__1[l], Reduce2::State{load_as<bool>(p_reduce_and_7_partial0_0[at_0__5])});
             }
           }
         }
@@ -563,16 +536,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_strided<Reduce2, 2, 32, 512, 4, false>(reduce_and_7_state_0__1, exchange_2_0);
       {
         const int l = 0;
-        const int col = l * 64 + tx * 2 + col_tile * 64;
+        const int col = l * 32 + tx + col_tile * 32;
         if (col < 90) {
-          Vec<bool, 2> reduce_and_7_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 2; ++lane) {
-            const bool reduce_and_7 = reduce_and_7_state_0__1[l * 2 + lane].f0;
-            reduce_and_7_w_0.v[lane] = store_as<bool>(reduce_and_7);
-          }
+          const bool reduce_and_7 = reduce_and_7_state_0__1[l].f0;
           if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<bool, 2>*>(p_reduce_and_7 + (col)) = reduce_and_7_w_0;
+            p_reduce_and_7[col] = store_as<bool>(reduce_and_7);
           }
         }
       }

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED_ARENA(8320);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8192, 32);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -144,43 +144,35 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.36 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 32 / 16 threads x 2, col 768 / 32 threads x 1 x 4; 6 tasks; column-reduce: 16 rows x 32 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 32 / 16 threads x 2, col 768 / 32 threads x 1 x 1; 24 tasks; column-reduce: 16 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 16;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 6) {
+    if (first < 24) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_36_state_0__1[4];
+      Reduce0::State reduce_sum_36_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_36_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_36_state_0__1[i] = Reduce0::identity();
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 16 + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx * 4 + col_tile * 128;
+          const int col = l * 32 + tx + col_tile * 32;
           const int at_0__2 = row * 768 + col;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            reduce_sum_36_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_36_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2 + lane])});
-          }
+          reduce_sum_36_state_0__1[l] = Reduce0::combine(reduce_sum_36_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2])});
         }
       }
       reduce_strided<Reduce0, 16, 32, 512, 4, false>(reduce_sum_36_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 4 + col_tile * 128;
-        Vec<float, 4> reduce_sum_36_w_0;
-        #pragma unroll
-        for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_36 = reduce_sum_36_state_0__1[l * 4 + lane].f0;
-          reduce_sum_36_w_0.v[lane] = store_as<float>(reduce_sum_36);
-        }
+        const int col = l * 32 + tx + col_tile * 32;
+        const float reduce_sum_36 = reduce_sum_36_state_0__1[l].f0;
         if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_36 + (col)) = reduce_sum_36_w_0;
+          p_reduce_sum_36[col] = store_as<float>(reduce_sum_36);
         }
       }
     }

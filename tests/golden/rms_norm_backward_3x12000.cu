@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 90 x 512 threads, 8192 B shared
+// stitch_0: grid 264 x 512 threads, 98432 B shared
 //   jit(rms_norm_backward)/transpose(jvp())/mul
 //   jit(rms_norm_backward)/jvp()/square
 //   jit(rms_norm_backward)/jvp()/reduce_sum
@@ -31,26 +31,25 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_gamma_1,
     float* __restrict__ p_add_any_1,
     float* __restrict__ p_reduce_sum_36,
-    float* p_reduce_sum_35_partial0_0,
-    float* p_reduce_sum_38_partial0_0,
     float* p_reduce_sum_36_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 32);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 2048);
-  {  // loop 0: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 1 x 4; 18 tasks; row-reduce, 3 rows < 264 blocks a wave: each row split over 6 blocks t...
+  ASTITCH_SHARED_ARENA(98432);
+  ASTITCH_SHARED(float, dy_1_kept_0, 0, 12288);
+  ASTITCH_SHARED(float, x_1_kept_0, 49152, 12288);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 98304, 32);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
+  {  // loop 0: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 6 x 4; 3 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    words_of<Vec<float, 4>>::type dy_1_kept_0[1];
-    words_of<Vec<float, 4>>::type x_1_kept_0[1];
-    float mul_30_kept_0[4];
-    if (first < 18) {
+    Reduce0::State reduce_sum_36_state_0[24];
+    #pragma unroll
+    for (int i = 0; i < 24; ++i) reduce_sum_36_state_0[i] = Reduce0::identity();
+    if (first < 3) {
       const int task = first;
-      const int outer = ((task) / 6);
-      const int col_tile = ((task) % 6);
+      const int outer = task;
       Reduce0::State reduce_sum_35_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_35_state_0[i] = Reduce0::identity();
@@ -59,25 +58,24 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       for (int i = 0; i < 1; ++i) reduce_sum_38_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 2048 + tx * 4 + col_tile * 2048;
+        #pragma unroll
+        for (int l = 0; l < 6; ++l) {
+          const int col = l * 2048 + tx * 4;
           if (col < 12000) {
             const int at_0 = outer * 12000 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
-            x_1_kept_0[k + l] = to_words(x_1_v_0);
             const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
-            dy_1_kept_0[k + l] = to_words(dy_1_v_0);
             const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              x_1_kept_0[k * 12288 + l * 2048 + thread * 4 + lane] = store_as<float>(x_1);
               const float square_1 = hlo_multiply(x_1, x_1);
               reduce_sum_35_state_0[0].f0 = hlo_multiply_add(x_1, x_1, reduce_sum_35_state_0[0].f0);
               const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
+              dy_1_kept_0[k * 12288 + l * 2048 + thread * 4 + lane] = store_as<float>(dy_1);
               const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
               const float mul_30 = hlo_multiply(dy_1, gamma_1);
-              mul_30_kept_0[k * 4 + l * 4 + lane] = mul_30;
               const float mul_31 = hlo_multiply(x_1, mul_30);
               reduce_sum_38_state_0[0].f0 = hlo_multiply_add(x_1, mul_30, reduce_sum_38_state_0[0].f0);
             }
@@ -87,43 +85,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_warps_together<Reduce0>(exchange_0_0, reduce_sum_35_state_0, reduce_sum_38_state_0);
       __syncthreads();
       combine_warps_together<Reduce0, 512>(exchange_0_0, reduce_sum_35_state_0, reduce_sum_38_state_0);
-      if (tx < 1) {
-        p_reduce_sum_35_partial0_0[col_tile * 3 + outer] = store_as<float>(reduce_sum_35_state_0[0].f0);
-      }
-      if (tx < 1) {
-        p_reduce_sum_38_partial0_0[col_tile * 3 + outer] = store_as<float>(reduce_sum_38_state_0[0].f0);
-      }
-      astitch_team_barrier(barrier, 6);  // %reduce_sum.35, %reduce_sum.38: 6 blocks have a part each
-      Reduce0::State reduce_sum_35_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_35_state_0__1[i] = Reduce0::identity();
-      {
-        const int turn_0 = 0;
-        const int part_0 = turn_0 * 32 + ((thread) % 32);
-        if (part_0 < 6) {
-          reduce_sum_35_state_0__1[0] = Reduce0::combine(reduce_sum_35_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_35_partial0_0[part_0 * 3 + outer])});
-        }
-      }
-      reduce_lanes<Reduce0, 32, 1>(reduce_sum_35_state_0__1);
-      Reduce0::State reduce_sum_38_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_38_state_0__1[i] = Reduce0::identity();
-      {
-        const int turn_0__1 = 0;
-        const int part_0__1 = turn_0__1 * 32 + ((thread) % 32);
-        if (part_0__1 < 6) {
-          reduce_sum_38_state_0__1[0] = Reduce0::combine(reduce_sum_38_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_38_partial0_0[part_0__1 * 3 + outer])});
-        }
-      }
-      reduce_lanes<Reduce0, 32, 1>(reduce_sum_38_state_0__1);
-      Reduce0::State reduce_sum_36_state_0[4];
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_36_state_0[i] = Reduce0::identity();
-      const float reduce_sum_35 = reduce_sum_35_state_0__1[0].f0;
+      const float reduce_sum_35 = reduce_sum_35_state_0[0].f0;
       const float div_3_divide_0 = hlo_divide_shared(reduce_sum_35, 12000.0f);
       const float add_1_add_0 = hlo_add(div_3_divide_0, 1e-06f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_1_add_0);
-      const float reduce_sum_38 = reduce_sum_38_state_0__1[0].f0;
+      const float reduce_sum_38 = reduce_sum_38_state_0[0].f0;
       const float div_4_divide_0 = hlo_divide(rsqrt_1_rsqrt_0, add_1_add_0);
       const float mul_21_multiply_0 = hlo_multiply(div_4_divide_0, -0.5f);
       const float mul_36_multiply_0 = hlo_multiply(reduce_sum_38, mul_21_multiply_0);
@@ -131,17 +97,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const float reduce_sum_39 = hlo_add(0.0f, div_5_divide_0);
       {
         const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 2048 + tx * 4 + col_tile * 2048;
+        #pragma unroll
+        for (int l = 0; l < 6; ++l) {
+          const int col = l * 2048 + tx * 4;
           if (col < 12000) {
-            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
+            const Vec<float, 4> dy_1_v_0__1 = shared_vec<float, 4>(dy_1_kept_0, (k * 3072 + l * 512 + thread) * 4);
+            const Vec<float, 4> gamma_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
+            const Vec<float, 4> x_1_v_0__1 = shared_vec<float, 4>(x_1_kept_0, (k * 3072 + l * 512 + thread) * 4);
             const int at_0__1 = outer * 12000 + col;
             Vec<float, 4> add_any_1_w_0;
-            const Vec<float, 4> dy_1_v_0__1 = from_words<Vec<float, 4>>(dy_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float mul_30__1 = mul_30_kept_0[k * 4 + l * 4 + lane];
+              const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
+              const float gamma_1__1 = load_as<float>(gamma_1_v_0__1.v[lane]);
+              const float mul_30__1 = hlo_multiply(dy_1__1, gamma_1__1);
               const float mul_35 = hlo_multiply(mul_30__1, rsqrt_1_rsqrt_0);
               const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float mul_20 = hlo_multiply(x_1__1, 2.0f);
@@ -149,7 +118,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_any_1 = hlo_add(mul_35, mul_37);
               add_any_1_w_0.v[lane] = store_as<float>(add_any_1);
               const float mul_25 = hlo_multiply(x_1__1, rsqrt_1_rsqrt_0);
-              const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
               const float mul_26 = hlo_multiply(mul_25, dy_1__1);
               reduce_sum_36_state_0[l * 4 + lane].f0 = hlo_multiply_add(mul_25, dy_1__1, reduce_sum_36_state_0[l * 4 + lane].f0);
             }
@@ -157,45 +125,42 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      {
-        const int l = 0;
-        const int col = l * 2048 + tx * 4 + col_tile * 2048;
+    }
+    if (first < 3) {
+      #pragma unroll
+      for (int l = 0; l < 6; ++l) {
+        const int col = l * 2048 + tx * 4;
         if (col < 12000) {
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            p_reduce_sum_36_partial0_0[((task) / 6) * 12000 + col + lane] = store_as<float>(reduce_sum_36_state_0[l * 4 + lane].f0);
+            p_reduce_sum_36_partial0_0[first * 12000 + col + lane] = store_as<float>(reduce_sum_36_state_0[l * 4 + lane].f0);
           }
         }
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.35, %reduce_sum.38, %reduce_sum.36 before level 1
-  {  // loop 1: outer 1 / 4 threads, row 3 / 4 threads x 1, col 12000 / 32 threads x 1 x 4; 94 tasks; column-reduce: 4 rows x 32 threads a block
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.36 before level 1
+  {  // loop 1: outer 1 / 4 threads, row 3 / 4 threads x 1, col 12000 / 32 threads x 1 x 1; 375 tasks; column-reduce: 4 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 4;
     const int to = thread / 128;
     const int first = blockIdx.x;
-    for (int task = first; task < 94; task += gridDim.x) {
+    for (int task = first; task < 375; task += gridDim.x) {
       const int col_tile = task;
-      Reduce0::State reduce_sum_36_state_0__1[4];
+      Reduce0::State reduce_sum_36_state_0__1[1];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_sum_36_state_0__1[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_36_state_0__1[i] = Reduce0::identity();
       {
         const int k = 0;
         const int row = k * 4 + ty;
         if (row < 3) {
           {
             const int l = 0;
-            const int col = l * 128 + tx * 4 + col_tile * 128;
-            if (col < 12000) {
-              const int at_0__2 = row * 12000 + col;
-              #pragma unroll
-              for (int lane = 0; lane < 4; ++lane) {
-                if (to < 1) {
-                  reduce_sum_36_state_0__1[l * 4 + lane] = Reduce0::combine(reduce_sum_36_state_0__1[l * 4 + lane], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2 + lane])});
-                }
-              }
+            const int col = l * 32 + tx + col_tile * 32;
+            const int at_0__2 = row * 12000 + col;
+            if (to < 1) {
+              reduce_sum_36_state_0__1[l] = Reduce0::combine(reduce_sum_36_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2])});
             }
           }
         }
@@ -203,17 +168,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_strided<Reduce0, 4, 32, 512, 4, false>(reduce_sum_36_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 4 + col_tile * 128;
-        if (col < 12000) {
-          Vec<float, 4> reduce_sum_36_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            const float reduce_sum_36 = reduce_sum_36_state_0__1[l * 4 + lane].f0;
-            reduce_sum_36_w_0.v[lane] = store_as<float>(reduce_sum_36);
-          }
-          if (to < 1 && ty < 1) {
-            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_36 + (col)) = reduce_sum_36_w_0;
-          }
+        const int col = l * 32 + tx + col_tile * 32;
+        const float reduce_sum_36 = reduce_sum_36_state_0__1[l].f0;
+        if (to < 1 && ty < 1) {
+          p_reduce_sum_36[col] = store_as<float>(reduce_sum_36);
         }
       }
       __syncthreads();  // the next task writes the shared memory that this one still reads

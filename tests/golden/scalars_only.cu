@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 1) % gridDim.x;
+    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
     const int n_1__1 = load_as<int>(p_n_1[0]);
     const bool gt_1 = hlo_compare_gt(n_1__1, 0);
     const float x_1__1 = load_as<float>(p_x_1[0]);
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 2) % gridDim.x;
+    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
     const int n_1__2 = load_as<int>(p_n_1[0]);
     const int mul_3 = hlo_multiply(n_1__2, n_1__2);
     const int sub_1 = hlo_subtract(mul_3, 3);

@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 3) % gridDim.x;
+    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       {
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 4) % gridDim.x;
+    const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
     if (first < 2) {
       const int task = first;
       const int col_tile = task;
@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 6) % gridDim.x;
+    const int first = blockIdx.x - 6 + (blockIdx.x < 6 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       {
@@ -184,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 7) % gridDim.x;
+    const int first = blockIdx.x - 7 + (blockIdx.x < 7 ? gridDim.x : 0);
     const float flat_14__1 = load_as<float>(p_flat_14__1[0]);
     const float mul_47 = hlo_multiply(flat_14__1, 0.9f);
     const float flat_9__1 = load_as<float>(p_flat_9__1[0]);

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 64 x 512 threads, 64 B shared
+// stitch_0: grid 8 x 512 threads, 64 B shared
 //   jit(transformer_reduce)/mul
 //   jit(transformer_reduce)/reduce_sum
 struct Reduce0 {
@@ -18,32 +18,29 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+extern "C" __global__ void __launch_bounds__(512) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_y_1,
-    float* __restrict__ p_reduce_sum_7,
-    float* p_reduce_sum_7_partial0_0,
-    unsigned int* barrier) {
+    float* __restrict__ p_reduce_sum_7) {
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
-  {  // loop 0: outer 8 / 1 threads, row 1 / 1 threads x 1, col 15000 / 512 threads x 1 x 4; 64 tasks; row-reduce, 8 rows < 264 blocks a wave: each row split over 8 blocks t...
+  {  // loop 0: outer 8 / 1 threads, row 1 / 1 threads x 1, col 15000 / 512 threads x 8 x 4; 8 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 64) {
+    if (first < 8) {
       const int task = first;
-      const int outer = ((task) / 8);
-      const int col_tile = ((task) % 8);
+      const int outer = task;
       Reduce0::State reduce_sum_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 2048 + tx * 4 + col_tile * 2048;
+        #pragma unroll
+        for (int l = 0; l < 8; ++l) {
+          const int col = l * 2048 + tx * 4;
           if (col < 15000) {
             const int at_0 = outer * 15000 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
@@ -61,23 +58,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       reduce_warps<Reduce0>(reduce_sum_7_state_0, exchange_0_0);
       __syncthreads();
       combine_warps<Reduce0, 512, false>(reduce_sum_7_state_0, exchange_0_0);
+      const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       if (tx < 1) {
-        p_reduce_sum_7_partial0_0[col_tile * 8 + outer] = store_as<float>(reduce_sum_7_state_0[0].f0);
-      }
-      astitch_team_barrier(barrier, 8);  // %reduce_sum.7: 8 blocks have a part each
-      Reduce0::State reduce_sum_7_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
-      {
-        const int turn_0 = 0;
-        const int part_0 = turn_0 * 32 + ((thread) % 32);
-        if (part_0 < 8) {
-          reduce_sum_7_state_0__1[0] = Reduce0::combine(reduce_sum_7_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[part_0 * 8 + outer])});
-        }
-      }
-      reduce_lanes<Reduce0, 32, 1>(reduce_sum_7_state_0__1);
-      const float reduce_sum_7 = reduce_sum_7_state_0__1[0].f0;
-      if (tx < 1 && col_tile < 1) {
         p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
       }
     }

@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = (blockIdx.x + gridDim.x - 13) % gridDim.x;
+    const int first = blockIdx.x - 13 + (blockIdx.x < 13 ? gridDim.x : 0);
     if (first < 20) {
       const int task = first;
       const int outer = task;
