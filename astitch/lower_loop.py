@@ -255,8 +255,8 @@ class LoopLowering(Values):
             self.declarations.arrangement, self.loop, self.keep_registers, self.keep_shared_bytes
         )
         staged = {s.load.key for s in self.staged.values()}  # these are on chip anyway
-        held = [h.key for h in residency.values]
-        if residency.reason and not (held and staged.issuperset(held)):
+        keys = [h.key for h in residency.values]
+        if residency.reason and not (keys and staged.issuperset(keys)):
             self.declarations.notes.append(f"loop {self.loop.number}: {residency.reason}")
         shared = residency.place is Place.SHARED
         for held in residency.values:
