@@ -296,8 +296,8 @@ def test_compiling_again_gives_the_same_bytes() -> None:
 
 # ---- NVRTC ---------------------------------------------------------------------------------------
 
-SPILLS = frozenset({"batch_norm_backward_nhwc"})
-"""Programs that may spill registers on an H100."""
+SPILLS = frozenset({"batch_norm_backward_nhwc", "double_statistics", "adam_with_clip"})
+"""Programs that may spill registers on an H100: by 4 to 36 bytes a thread, in f64 around a call of the math library."""
 
 REGISTERS_PER_SM = 65536
 
