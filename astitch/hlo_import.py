@@ -400,7 +400,7 @@ class _Reader:
             return self._operand(frame, instruction, 0)  # a remark to the partitioner
         if opcode == "set-dimension-size" or opcode == "dynamic-reshape":
             raise DynamicShape(f"{where}: {opcode} makes a dynamic shape; pad to a fixed shape")
-        if opcode not in OPS and opcode not in ("bitcast", "get-dimension-size"):
+        if opcode not in OPS and opcode not in ("bitcast", "get-dimension-size", "scan"):
             raise UnsupportedOp(
                 f"{where}: no entry for '{opcode}' in astitch/ops.py\n  rewrite the program "
                 "without it, or run it through XLA"
@@ -452,6 +452,8 @@ class _Reader:
             leaves = _leaf_types(type_)
             names = [add(opcode, t, (o,)) for t, o in zip(leaves, operands, strict=True)]
             return _unflatten(type_, iter(names))
+        if opcode == "scan":
+            return self._read_scan(instruction, operands, type_, name, where, op_name, source)
         attrs = self._read_attrs(frame, instruction, opcode, where)
         called = list(instruction.called_computation_ids)
         if opcode == "while":
@@ -463,6 +465,73 @@ class _Reader:
         if isinstance(result, ArrayType):
             return _unflatten(type_, iter([node]))
         return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))
+
+    def _read_scan(
+        self,
+        instruction: Any,
+        operands: Sequence[str],
+        type_: _TypeTree,
+        name: str,
+        where: str,
+        op_name: str,
+        source: str,
+    ) -> _Value:
+        """A running sum (or product, extreme ...) as the reduce-window over all that came before: what JAX lowers
+        jnp.cumsum to.  Of the general scan only that form: one input, one carry, which is also the result."""
+        leaves = _leaf_types(type_)
+        found = [self._import_region(id_, where) for id_ in instruction.called_computation_ids]
+        refused = UnsupportedOp(
+            f"{where}: of scan only running sums, products and extremes are supported\n"
+            "  rewrite it with jax.lax.scan, or run it through XLA"
+        )
+        if len(found) != 1 or len(operands) != 2 or len(leaves) != 2 or instruction.is_reverse:
+            raise refused
+        step, init = found[0], self.nodes[operands[1]]
+        combined = {
+            step[o].op for o in step.outputs if set(step[o].operands) == set(step.parameters)
+        }
+        if len(step.parameters) != 2 or len(step.outputs) != 2 or len(combined) != 1:
+            raise refused
+        if any(step[o].op not in combined for o in step.outputs) or (
+            init.array.rank and not isinstance(init.attrs, BroadcastAttrs)
+        ):
+            raise refused
+        start = init.operands[0] if init.array.rank else init.name
+        array, dimension = leaves[0], int(instruction.dimensions[0])
+        if self.nodes[start].array.rank:
+            raise refused
+        scalar = ArrayType(array.dtype, ())
+        names = tuple(
+            Node(f"{name}.{side}", "parameter", scalar, attrs=ParameterAttrs(i))
+            for i, side in enumerate("ab")
+        )
+        join = Node(f"{name}.join", combined.pop(), scalar, tuple(n.name for n in names))
+        nodes = {n.name: n for n in (*names, join)}
+        region = Graph(f"{name}.region", nodes, tuple(n.name for n in names), (join.name,))
+        extent = array.shape[dimension]
+        window = tuple(
+            WindowDimension(extent, padding_low=extent - 1)
+            if d == dimension
+            else WindowDimension(1)
+            for d in range(array.rank)
+        )
+        rest = (op_name, source)
+        running = self._add(
+            name,
+            "reduce-window",
+            array,
+            (operands[0], start),
+            WindowAttrs(window),
+            (region,),
+            *rest,
+        )
+        starts = tuple(n - 1 if d == dimension else 0 for d, n in enumerate(array.shape))
+        cut = SliceAttrs(starts, array.shape, (1,) * array.rank)
+        last_shape = tuple(1 if d == dimension else n for d, n in enumerate(array.shape))
+        last_type = ArrayType(array.dtype, last_shape)
+        last = self._add(f"{name}.last", "slice", last_type, (running,), cut, (), *rest)
+        carry = self._add(f"{name}.carry", "reshape", leaves[1], (last,), NoAttrs(), (), *rest)
+        return _unflatten(type_, iter([running, carry]))
 
     def _import_region(self, id_: int, where: str) -> Graph:
         try:

@@ -71,7 +71,7 @@ _MESSAGES = {
         batch_group_count int64 58, triangular_solve_options TriangularSolveOptions 59,
         is_stable bool 60, cholesky_options CholeskyOptions 62, comparison_direction bytes 63,
         indices_are_sorted bool 67, unique_indices bool 69, rng_algorithm int32 70,
-        comparison_type bytes 72, k int64 81, largest bool 85""",
+        comparison_type bytes 72, k int64 81, largest bool 85, is_reverse bool 94""",
     "HloComputationProto": """
         name bytes 1, instructions HloInstructionProto* 2, id int64 5, root_id int64 6""",
     "AliasEntryProto": """

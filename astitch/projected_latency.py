@@ -314,7 +314,9 @@ class _Projector:
         self.l2_bytes += l2
         dram_us = gpu.stream_us(read, written) / (PERSISTENT_SHARE if self.fixed else 1.0)
         loops = [self.work.loops[number] for number in sections]
-        if any(loop.meetings and not loop.prefetched and loop.tasks > kernel.grid for loop in loops):
+        if any(
+            loop.meetings and not loop.prefetched and loop.tasks > kernel.grid for loop in loops
+        ):
             dram_us /= WAITING_TEAM_SHARE
         return LevelTime(
             (("DRAM", dram_us), ("L2", l2 / (gpu.l2_gbs * 1e3))),

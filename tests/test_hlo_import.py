@@ -634,3 +634,21 @@ def test_missing_attribute_is_malformed():
     assert message.startswith(
         "HLO computation e, instruction %x: iota lacks an attribute, or has an unknown value"
     )
+
+
+def test_a_scan_that_is_a_running_sum_is_a_window_over_all_before():
+    """What JAX 0.11 makes of jnp.cumsum(f32[4,16], 1) for CUDA; the XLA of older ones cannot parse it."""
+    graph = check_graph(import_hlo((MODULES.parent / "cumsum_scan.hlo.pb").read_bytes()))
+    assert [node.op for node in graph if node.op in ("scan", "reduce-window")] == ["reduce-window"]
+    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    (result,) = run_graph(graph, [x])
+    np.testing.assert_allclose(result, np.cumsum(x, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_a_scan_backward_is_refused():
+    module = hlo_schema.HloModuleProto()
+    module.ParseFromString((MODULES.parent / "cumsum_scan.hlo.pb").read_bytes())
+    (scan,) = [i for c in module.computations for i in c.instructions if i.opcode == b"scan"]
+    scan.is_reverse = True
+    with pytest.raises(UnsupportedOp, match="only running sums"):
+        import_hlo(module.SerializeToString())

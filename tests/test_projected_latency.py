@@ -189,7 +189,15 @@ def test_a_projection_says_what_it_is_made_of():
     found: Projection = project(plan(softmax, ((8192, 8192), F32)).kernel, H100)
     text = str(found)
     assert text.startswith(f"projected {found.time_us:.1f} us: launch")
-    for word in ("registers (estimated)", "DRAM", "L2", "in flight", "level 0", "latency", "rounds"):
+    for word in (
+        "registers (estimated)",
+        "DRAM",
+        "L2",
+        "in flight",
+        "level 0",
+        "latency",
+        "rounds",
+    ):
         assert word in text
     assert found.levels[0].busiest[0] == "DRAM"
     assert found.inflight_bytes > found.needed_bytes
