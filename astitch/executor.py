@@ -341,6 +341,7 @@ class GpuExecutor:
         self._lock = threading.Lock()
         self._types = {(v.type.dtype.numpy, v.type.shape): v.type for v in program.parameters}
         self._last: Any = None  # the stream of the latest call
+        self._end: Any = None  # its end, as an event
         # Arrays of JAX that a call reads, with the event of its end: JAX knows nothing of our streams,
         # and would give their memory to others.
         self._borrowed: list[tuple[Any, list[Any]]] = []
@@ -351,6 +352,7 @@ class GpuExecutor:
         # The JAX array that came last as each argument, and where it lies.
         self._recalled: dict[int, tuple[weakref.ref[Any], DeviceArray]] = {}
         with self.device:
+            self._end = self.cupy.cuda.Event(disable_timing=True)
             self._arena = self._allocate(program.arena_bytes, "the arena")
             self.cupy.cuda.runtime.memset(self._arena.ptr, 0, program.arena_bytes)
             self._constants = [
@@ -414,15 +416,14 @@ class GpuExecutor:
     def _wait_for_last_call(self, stream: Any) -> None:
         """There is one arena: a call on another stream starts when the latest call has ended."""
         if self._last is not None and self._last.ptr != stream.ptr:
-            event = self._take_event()
-            event.record(self._last)
-            stream.wait_event(event)
-            self._free_events.append(event)
+            stream.wait_event(self._end)
         while self._borrowed and self._borrowed[0][0].done:
             self._free_events.append(self._borrowed.pop(0)[0])
 
     def _finish_call(self, stream: Any, arguments: Sequence[Any]) -> None:
+        # Recorded now: by the next call the stream may be gone.
         self._last = stream
+        self._end.record(stream)
         borrowed = [a for a in arguments if _is_jax(a)]
         if borrowed:
             event = self._take_event()

@@ -476,36 +476,39 @@ class _Reader:
         op_name: str,
         source: str,
     ) -> _Value:
-        """A running sum (or product, extreme ...) as the reduce-window over all that came before: what JAX lowers
-        jnp.cumsum to.  Of the general scan only that form: one input, one carry, which is also the result."""
+        """A running sum or product as the reduce-window over all that came before: what JAX lowers jnp.cumsum to.
+        Of the general scan only that form: one input, one carry, which is also the result and starts neutral."""
         leaves = _leaf_types(type_)
         found = [self._import_region(id_, where) for id_ in instruction.called_computation_ids]
         refused = UnsupportedOp(
-            f"{where}: of scan only running sums, products and extremes are supported\n"
+            f"{where}: of scan only running sums and products are supported\n"
             "  rewrite it with jax.lax.scan, or run it through XLA"
         )
         if len(found) != 1 or len(operands) != 2 or len(leaves) != 2 or instruction.is_reverse:
             raise refused
         step, init = found[0], self.nodes[operands[1]]
-        combined = {
-            step[o].op for o in step.outputs if set(step[o].operands) == set(step.parameters)
-        }
-        if len(step.parameters) != 2 or len(step.outputs) != 2 or len(combined) != 1:
+        joined = {step[o].op for o in step.outputs if set(step[o].operands) == set(step.parameters)}
+        if len(step.parameters) != 2 or len(step.outputs) != 2 or len(joined) != 1:
             raise refused
-        if any(step[o].op not in combined for o in step.outputs) or (
-            init.array.rank and not isinstance(init.attrs, BroadcastAttrs)
+        op = joined.pop()
+        start = self.nodes[init.operands[0]] if isinstance(init.attrs, BroadcastAttrs) else init
+        # The window is padded with the init value, which must therefore change nothing.
+        neutral = {"add": 0, "multiply": 1}.get(op)
+        if (
+            any(step[o].op != op for o in step.outputs)
+            or not isinstance(start.attrs, ConstantAttrs)
+            or start.array.rank
+            or neutral is None
+            or start.attrs.value.numpy() != neutral
         ):
             raise refused
-        start = init.operands[0] if init.array.rank else init.name
         array, dimension = leaves[0], int(instruction.dimensions[0])
-        if self.nodes[start].array.rank:
-            raise refused
         scalar = ArrayType(array.dtype, ())
         names = tuple(
             Node(f"{name}.{side}", "parameter", scalar, attrs=ParameterAttrs(i))
             for i, side in enumerate("ab")
         )
-        join = Node(f"{name}.join", combined.pop(), scalar, tuple(n.name for n in names))
+        join = Node(f"{name}.join", op, scalar, tuple(n.name for n in names))
         nodes = {n.name: n for n in (*names, join)}
         region = Graph(f"{name}.region", nodes, tuple(n.name for n in names), (join.name,))
         extent = array.shape[dimension]
@@ -520,7 +523,7 @@ class _Reader:
             name,
             "reduce-window",
             array,
-            (operands[0], start),
+            (operands[0], start.name),
             WindowAttrs(window),
             (region,),
             *rest,

@@ -2,7 +2,8 @@
 
 A function of f32 whose result only goes through light arithmetic into a conversion to f16 or bf16 is computed by the
 special function unit's approximations: their error of about 2^-22 disappears in the rounding to 2^-11 or 2^-8, unless
-almost all of the value cancels in a sum, where the function's own rounding would be visible too.
+almost all of the value cancels in a sum, where the function's own rounding would be visible too.  An exponential below
+2^-126 is 0 even if a factor above 1 would bring it back into the range of the narrow type.
 """
 
 from __future__ import annotations

@@ -38,6 +38,9 @@ from astitch.simplify import Draft, Log, keep_live_nodes
 SUMMED = frozenset({DType.F32, DType.F64})
 """Types whose sums are rounded so finely that their order is free; narrower ones are summed as one of these."""
 
+MAX_FACTORS = 8
+"""Factors that leave one sum: powers of a factor would leave as many times as they are multiplied."""
+
 ON_CHIP_BYTES = 64 * 1024
 """A row of at most this size is taken to stay in one block's registers or shared memory."""
 
@@ -343,7 +346,7 @@ class _Product:
 def _hoist(node: Node, draft: Draft, levels: dict[str, int]) -> str | None:
     """sum(r * a) -> r * sum(a), where a waits for fewer reduces than r."""
     reduced = _reduced(node)
-    product = _split(draft, node, node.operands[0], reduced, levels)
+    product = _split(draft, node, node.operands[0], reduced, levels, {})
     if product.rest is None or not product.factors:
         return None
     if _level(draft, product.rest, levels) >= _level(draft, node.operands[0], levels):
@@ -360,28 +363,46 @@ def _hoist(node: Node, draft: Draft, levels: dict[str, int]) -> str | None:
 
 
 def _split(
-    draft: Draft, origin: Node, name: str, reduced: tuple[int, ...], levels: dict[str, int]
+    draft: Draft,
+    origin: Node,
+    name: str,
+    reduced: tuple[int, ...],
+    levels: dict[str, int],
+    known: dict[str, _Product],
 ) -> _Product:
-    """A product as what varies along the sum and what does not."""
+    """A product as what varies along the sum and what does not.  known: what was split already."""
+    if name not in known:
+        known[name] = _split_once(draft, origin, name, reduced, levels, known)
+    return known[name]
+
+
+def _split_once(
+    draft: Draft,
+    origin: Node,
+    name: str,
+    reduced: tuple[int, ...],
+    levels: dict[str, int],
+    known: dict[str, _Product],
+) -> _Product:
     node = draft[name]
     if _is_constant_along(draft, name, reduced) and _level(draft, name, levels):
         return _Product(None, (("multiply", name),))
     if node.op == "negate":
-        inner = _split(draft, origin, node.operands[0], reduced, levels)
+        inner = _split(draft, origin, node.operands[0], reduced, levels, known)
         return replace(inner, negative=not inner.negative) if inner.factors else _Product(name)
     if node.op == "multiply":
-        sides = [_split(draft, origin, o, reduced, levels) for o in node.operands]
-        if not any(s.factors for s in sides):
+        sides = [_split(draft, origin, o, reduced, levels, known) for o in node.operands]
+        factors = (*sides[0].factors, *sides[1].factors)
+        if not 0 < len(factors) <= MAX_FACTORS:
             return _Product(name)
         left, right = (s.rest for s in sides)
         rest = left or right
         if left and right:
             rest = draft.add(origin, "multiply", node.array, (left, right))
-        negative = sides[0].negative != sides[1].negative
-        return _Product(rest, (*sides[0].factors, *sides[1].factors), negative)
+        return _Product(rest, factors, sides[0].negative != sides[1].negative)
     if node.op == "divide" and _is_constant_along(draft, node.operands[1], reduced):
-        inner = _split(draft, origin, node.operands[0], reduced, levels)
-        if _level(draft, node.operands[1], levels):
+        inner = _split(draft, origin, node.operands[0], reduced, levels, known)
+        if _level(draft, node.operands[1], levels) and len(inner.factors) < MAX_FACTORS:
             return replace(inner, factors=(*inner.factors, ("divide", node.operands[1])))
     return _Product(name)
 

@@ -132,7 +132,15 @@ def count_statements(body: Sequence[k.Statement]) -> int:
     for statement in body:
         count += 1
         match statement:
-            case k.Section() | k.TaskLoop() | k.Loop() | k.If():
+            case (
+                k.Section()
+                | k.TaskLoop()
+                | k.Current()
+                | k.Previous()
+                | k.Prefetch()
+                | k.Loop()
+                | k.If()
+            ):
                 count += count_statements(statement.body)
             case k.Choose():
                 count += sum(count_statements(branch.body) for branch in statement.branches)

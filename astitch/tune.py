@@ -24,6 +24,7 @@ from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.kernel_cache import ByteCache
 from astitch.measure import compile_plans, import_cupy, measure_plans
+from astitch.nvrtc import read_headers
 from astitch.plan import Plan, plan_scope, rank_plans
 from astitch.schedule import DEFAULT, Schedule, schedule_from_json, schedule_to_json
 from astitch.stitch_scope import Scope
@@ -78,6 +79,7 @@ def key_of_plan(graph: Graph, plan: Plan, gpu: Gpu) -> str:
         *(str(graph[member]) for member in plan.scope.members),
         *plan.scope.outputs,
         make_cuda_kernel(plan.kernel).source,
+        *(f"{name}\n{text}" for name, text in sorted(read_headers().items())),
         json.dumps(dataclasses.asdict(gpu), sort_keys=True),
     ]
     digest = hashlib.sha256()

@@ -652,3 +652,16 @@ def test_a_scan_backward_is_refused():
     scan.is_reverse = True
     with pytest.raises(UnsupportedOp, match="only running sums"):
         import_hlo(module.SerializeToString())
+
+
+@pytest.mark.parametrize(("opcode", "start"), [(b"subtract", 0), (b"maximum", 0), (b"add", 1)])
+def test_a_scan_that_is_no_plain_running_sum_is_refused(opcode, start):
+    module = hlo_schema.HloModuleProto()
+    module.ParseFromString((MODULES.parent / "cumsum_scan.hlo.pb").read_bytes())
+    for instruction in (i for c in module.computations for i in c.instructions):
+        if instruction.opcode == b"add":
+            instruction.opcode = opcode
+        if instruction.opcode == b"constant":
+            instruction.literal.f32s[:] = [start]
+    with pytest.raises(UnsupportedOp, match="only running sums"):
+        import_hlo(module.SerializeToString())

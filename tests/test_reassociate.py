@@ -381,3 +381,15 @@ def test_random_graphs_keep_their_types_and_names_of_parameters(graph: Graph, se
     arguments = random_arguments(graph, seed)
     with np.errstate(all="ignore"):
         assert len(run_graph(after, arguments)) == len(run_graph(simple, arguments))
+
+
+def test_a_tower_of_squares_is_walked_once() -> None:
+    """x^(2^20): as a tree it would have a million leaves."""
+    g = GraphBuilder()
+    x = g.parameter("f32[8,16]", "x")
+    largest = g.reduce(x, (1,), "maximum", name="largest")
+    value = g.same("multiply", x, g.broadcast(largest, (8, 16), (0,)))
+    for _ in range(20):
+        value = g.same("multiply", value, value)
+    graph = g.build(g.reduce(value, (1,), "add", name="total"))
+    assert len(reassociate(simplify(graph))) < 2 * len(graph)
