@@ -39,9 +39,11 @@ from astitch.zones import LANE, Key, Zone
 MAX_OWN_STATES = 16
 """States of other warps that each thread combines by itself; one that is no simple sum or extreme counts for four."""
 
-
 MAX_TOGETHER = 4
 """Reductions of a row that share one butterfly."""
+
+MAX_AHEAD_BYTES = 32
+"""What a thread loads of the next task into registers; more lies in shared memory."""
 
 
 def steps_inside(size: int, minus_tile: Linear, thread: str, threads: int) -> Linear:
@@ -52,10 +54,6 @@ def steps_inside(size: int, minus_tile: Linear, thread: str, threads: int) -> Li
         ix.scale(ix.of_symbol(Symbol(thread, threads)), -1),
     )
     return ix.of_symbol(Quotient(left, threads)) if threads > 1 else left
-
-
-MAX_AHEAD_BYTES = 32
-"""What a thread loads of the next task into registers; more lies in shared memory."""
 
 
 class LoopLowering(Values):

@@ -18,7 +18,7 @@ from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.nvrtc import Resources
 from astitch.patterns import estimate_statements, make_fusion_graph
-from astitch.plan import Plan
+from astitch.plan import Observe, Plan
 from astitch.projected_latency import Projection
 from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_scope import Scope, Scopes
@@ -63,9 +63,6 @@ ROUNDS = 3
 Planner = Callable[[Graph, Scope], Plan | None]
 Projector = Callable[[Plan, Resources | None], Projection]
 """The projection of a plan's kernel, with what the CUDA compiler says of it where it was asked."""
-
-Observe = Callable[[Plan], Resources | None]
-"""What the CUDA compiler says of a plan's kernel; None where there is none."""
 
 
 class Symptom(enum.Enum):
