@@ -69,7 +69,8 @@ template <class To, class From> __device__ __forceinline__ To same_bits(From x)
 __device__ __forceinline__ unsigned int bits_of(float x) { return same_bits<unsigned int>(x); }
 __device__ __forceinline__ unsigned long long bits_of(double x) { return same_bits<unsigned long long>(x); }
 
-// Code of the float with bits `u` in a format of `exponent` and `mantissa` bits, rounded to nearest even.
+// Code of the float with bits `u` in a format of `exponent` and `mantissa` bits, rounded to nearest even.  Without
+// branches: in a loop over a vector they would keep the loads of its next turns from starting early.
 template <int exponent, int mantissa, bool has_infinity>
 __device__ __forceinline__ unsigned int encode_float(unsigned int u)
 {
@@ -77,22 +78,20 @@ __device__ __forceinline__ unsigned int encode_float(unsigned int u)
     constexpr unsigned int infinity = all - ((1u << mantissa) - 1);
     constexpr unsigned int bias = (1u << (exponent - 1)) - 1;
     constexpr unsigned int overflow = has_infinity ? infinity : all;
+    constexpr unsigned int shift = 23 - mantissa;
     const unsigned int sign = (u >> 31) << (exponent + mantissa);
     const unsigned int a = u & 0x7fffffffu;
-    unsigned int code;
-    if (a > 0x7f800000u) {  // NaN: the upper bits of the payload are kept, quiet if none is set
-        const unsigned int payload = (a >> (23 - mantissa)) & (all - infinity);
-        return sign | (has_infinity ? infinity | (payload ? payload : 1u << (mantissa - 1)) : all);
-    }
-    if (a >= ((128 - bias) << 23)) {  // normal in the narrow format
-        constexpr int shift = 23 - mantissa;
-        code = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) - ((127 - bias) << mantissa);
-        if (code > overflow) code = overflow;
-    } else {
-        const unsigned int e = a >> 23;
-        const unsigned int m = (a & 0x7fffffu) | (e ? 0x800000u : 0u);
-        const unsigned int shift = 151 - bias - mantissa - (e ? e : 1);
-        code = shift > 25 ? 0u : (m + ((1u << (shift - 1)) - 1) + ((m >> shift) & 1)) >> shift;
+    const unsigned int rounded = (a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift;
+    const unsigned int normal = rounded - ((127 - bias) << mantissa);
+    // The last bit of `unit` is worth the smallest subnormal, so the addition rounds to a multiple of it.
+    constexpr unsigned int unit = (151 - bias - mantissa) << 23;
+    const unsigned int subnormal = bits_of(same_bits<float>(a) + same_bits<float>(unit)) - unit;
+    unsigned int code = a >= ((128 - bias) << 23) ? normal : subnormal;
+    code = code < overflow ? code : overflow;
+    if constexpr (has_infinity) {  // NaN: the upper bits of the payload are kept, quiet if none is set
+        const unsigned int payload = (a >> shift) & (all - infinity);
+        const unsigned int nan = infinity | (payload ? payload : 1u << (mantissa - 1));
+        code = a > 0x7f800000u ? nan : code;
     }
     return sign | code;
 }
@@ -100,24 +99,59 @@ __device__ __forceinline__ unsigned int encode_float(unsigned int u)
 // 2 to the power n, a normal float.
 __device__ __forceinline__ float power_of_two(int n) { return same_bits<float>((unsigned int)(n + 127) << 23); }
 
-// The float that a code of the format stands for (exact).
+// The float that a code of the format stands for (exact): its bits where a float has its own are that float over a
+// power of two, also where both are subnormal.
 template <int exponent, int mantissa, bool has_infinity>
 __device__ __forceinline__ float decode_float(unsigned int code)
 {
     constexpr unsigned int all = (1u << (exponent + mantissa)) - 1;
     constexpr unsigned int infinity = all - ((1u << mantissa) - 1);
-    constexpr unsigned int bias = (1u << (exponent - 1)) - 1;
-    const unsigned int sign = (code >> (exponent + mantissa)) << 31;
+    constexpr int bias = (1 << (exponent - 1)) - 1;
     const unsigned int a = code & all;
-    unsigned int u;
-    if (has_infinity ? a >= infinity : a == all) {
-        u = 0x7f800000u | (has_infinity ? (a & (all - infinity)) << (23 - mantissa) : 0x400000u);
-    } else if (a >> mantissa) {
-        u = (a << (23 - mantissa)) + ((127 - bias) << 23);
+    const unsigned int u = (code >> (exponent + mantissa)) << 31 | a << (23 - mantissa);
+    const unsigned int finite = bits_of(same_bits<float>(u) * power_of_two(127 - bias));
+    if constexpr (has_infinity) {
+        return same_bits<float>(a >= infinity ? u | 0x7f800000u : finite);
     } else {
-        u = bits_of(float(a) * power_of_two(1 - int(bias) - mantissa));
+        return same_bits<float>(a == all ? (u & 0x80000000u) | 0x7fc00000u : finite);
     }
-    return same_bits<float>(sign | u);
+}
+
+// ---- pairs of f8 ------------------------------------------------------------------------------------
+
+#if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 890
+// The code of x, given what the conversion instruction made of it: it saturates, and knows one NaN.
+template <class T> __device__ __forceinline__ unsigned int correct_code(unsigned int code, float x)
+{
+    const unsigned int u = bits_of(x), a = u & 0x7fffffffu;
+    if constexpr (is_same<T, f8e4m3fn>) {
+        return same_bits<float>(a) <= 464.0f ? code : u >> 24 | 0x7fu;
+    } else {  // infinity from 61440 on; of a NaN the upper bits of the payload, quiet if none is set
+        const unsigned int special = ((a > 0x7f800000u ? a : 0x7f800000u) >> 21) & 0x7fu;
+        const unsigned int quiet = a - 0x7f800001u < 0x1fffffu ? 2u : 0u;
+        return a < 0x47700000u ? code : (u >> 24 & 0x80u) | special | quiet;
+    }
+}
+#endif
+
+// The codes of two floats as f8, that of `low` in the lower byte; one instruction converts both where there is one.
+template <class T> __device__ __forceinline__ unsigned int encode_pair(float low, float high)
+{
+    constexpr bool e4m3 = is_same<T, f8e4m3fn>;
+    static_assert(e4m3 || is_same<T, f8e5m2>, "encode_pair: not an f8 type");
+#if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 890
+    unsigned short codes;
+    if constexpr (e4m3) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+    }
+    return correct_code<T>(codes & 0xffu, low) | correct_code<T>(codes >> 8, high) << 8;
+#else
+    constexpr int exponent = e4m3 ? 4 : 5, mantissa = e4m3 ? 3 : 2;
+    return encode_float<exponent, mantissa, !e4m3>(bits_of(low)) |
+           encode_float<exponent, mantissa, !e4m3>(bits_of(high)) << 8;
+#endif
 }
 
 // ---- storage to float -------------------------------------------------------------------------------
@@ -159,10 +193,8 @@ template <class T> __device__ __forceinline__ T from_float(float x)
         if (x != x) return bf16{(unsigned short)((u >> 16) | (u & 0x7f0000u ? 0u : 0x40u))};
         return bf16{(unsigned short)((u + 0x7fffu + ((u >> 16) & 1)) >> 16)};
 #endif
-    } else if constexpr (is_same<T, f8e4m3fn>) {
-        return f8e4m3fn{(unsigned char)encode_float<4, 3, false>(bits_of(x))};
-    } else if constexpr (is_same<T, f8e5m2>) {
-        return f8e5m2{(unsigned char)encode_float<5, 2, true>(bits_of(x))};
+    } else if constexpr (is_same<T, f8e4m3fn> || is_same<T, f8e5m2>) {
+        return T{(unsigned char)encode_pair<T>(x, 0.0f)};
     } else {
         static_assert(is_same<T, float>, "from_float: not a float storage type");
         return x;
