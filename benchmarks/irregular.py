@@ -1,16 +1,20 @@
 """Irregular shapes: four ops on few long rows, many short rows, primes and unaligned slices, by astitch and XLA.
 
 `python -m benchmarks.irregular [OP ...] --json FILE` measures and merges into FILE (in pieces: `--resume --seconds
-500`); `--report FILE ...` prints the worst points and draws the heat map of XLA's time over astitch's, without a GPU.
+500`; `--prepare N` compiles in N processes first); `--report FILE ...` prints the worst points and draws the heat map
+of XLA's time over astitch's, without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import gc
 import itertools
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +22,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from benchmarks import kernels, peers
+from benchmarks import kernels, peers, prepare
 from benchmarks.patterns import F32, Argument, Built, Case
 from benchmarks.results import (
     NOTHING,
@@ -32,7 +37,7 @@ from benchmarks.results import (
     load_results,
     save_results,
 )
-from benchmarks.timing import measure_gpu, measure_wall
+from benchmarks.timing import Runner, measure_gpu, measure_wall
 
 BATCHES = 3
 WORST = 20
@@ -139,27 +144,25 @@ def make_source() -> Callable[[Case], jax.Array]:
     return draw
 
 
-def measure_point(case: Case, x: jax.Array, run: str, to_array: Callable[[Any], Any]) -> Row:
-    """One row; its error is against XLA's result.  to_array: a JAX array as one of CuPy or NumPy."""
-    notes: dict[str, str] = {}
-    errors: dict[str, float] = {}
-    made: dict[str, Any] = {}
-    xla = peers.prepare_xla(case, [x])
-    runners = [xla]
-    try:
-        compiled = peers.compile_astitch(case, [x])
-        made = kernels.describe_program(compiled)
-        ours = peers.prepare_astitch(compiled, [x])[0]
-        results = ours.call()
-        ours.wait(results)
-        want = to_array(xla.call())
-        got = to_array(ours.flatten(results)[0])
-        errors["astitch"] = float(abs(got - want).max()) / max(float(abs(want).max()), 1e-30)
-        runners.append(ours)
-    except Exception as error:  # a shape that astitch cannot do is a result
-        notes["astitch"] = describe(error)
-    wall_us = measure_wall(runners, BATCHES)
-    gpu_us = measure_gpu(runners, wall_us, BATCHES)
+def measure_point(
+    case: Case,
+    x: jax.Array,
+    run: str,
+    to_array: Callable[[Any], Any],
+    seconds: Counter[str] | None = None,
+) -> Row:
+    """One row; its error is against XLA's result.  to_array: a JAX array as one of CuPy or NumPy.  seconds: where the
+    time goes, added to.
+    """
+    seconds = Counter() if seconds is None else seconds
+    draft = draft_point(case, x, seconds)
+    with draft.attempt("astitch"):
+        draft.errors |= compare_with_xla(draft.runners, to_array)
+    if draft.notes:
+        del draft.runners[1:]
+    with kernels.count_seconds(seconds, "clocks"):
+        wall_us = measure_wall(draft.runners, BATCHES)
+        gpu_us = measure_gpu(draft.runners, wall_us, BATCHES)
     return Row(
         case.pattern,
         case.size,
@@ -169,10 +172,58 @@ def measure_point(case: Case, x: jax.Array, run: str, to_array: Callable[[Any], 
         case.traffic_bytes,
         wall_us=wall_us,
         gpu_us=gpu_us,
-        errors=errors,
+        errors=draft.errors,
         reference="xla",
-        notes=notes,
-        **made,
+        notes=draft.notes,
+        **draft.astitch,
+    )
+
+
+def draft_point(case: Case, x: jax.Array, seconds: Counter[str]) -> kernels.Draft:
+    """XLA and, where it can, astitch: compiled and called once."""
+    draft = kernels.Draft(seconds)
+    with kernels.count_seconds(seconds, "xla"):
+        draft.runners.append(_call_once(peers.prepare_xla(case, [x])))
+    with draft.attempt("astitch"):
+        compiled = peers.compile_astitch(case, [x])
+        draft.astitch = kernels.describe_program(compiled)
+        draft.runners.append(_call_once(peers.prepare_astitch(compiled, [x])[0]))
+    return draft
+
+
+def compare_with_xla(runners: Sequence[Runner], to_array: Callable[[Any], Any]) -> dict[str, float]:
+    """Of each runner after XLA's, the first: the largest difference over XLA's largest element."""
+    xla, *others = runners
+    want = to_array(xla.call())
+    errors = {}
+    for runner in others:
+        results = runner.call()
+        runner.wait(results)
+        got = to_array(runner.flatten(results)[0])
+        errors[runner.name] = float(abs(got - want).max()) / max(float(abs(want).max()), 1e-30)
+    return errors
+
+
+def _call_once(runner: Runner) -> Runner:
+    runner.wait(runner.call())
+    return runner
+
+
+def compile_point(point: Point) -> Mapping[str, str]:
+    """What a process that prepares does for a point: fills the caches, hands on what failed."""
+    case = point.case()
+    try:
+        x = jax.device_put(np.zeros(case.shape, np.float32))  # its values decide nothing
+        return draft_point(case, x, Counter()).notes
+    finally:
+        peers.release_memory()
+
+
+def make_job(point: Point) -> prepare.Job:
+    """With room for the argument, two results and what XLA keeps between its kernels."""
+    case = point.case()
+    return prepare.Job(
+        case.key, 4 * 4 * math.prod(case.shape), functools.partial(compile_point, point)
     )
 
 
@@ -204,15 +255,15 @@ POINT_HEADER = (
 )
 
 
-def format_report(results: Results) -> str:
+def format_report(results: Results, worst: int = WORST) -> str:
     """The worst points, what failed, geometric means."""
     rows = list(results.rows.values())
     ranked = sorted(
         (row for row in rows if speedup(row) is not None), key=lambda row: speedup(row) or 0.0
     )
     lines = [format_run(run) for run in results.runs.values()]
-    lines += ["", f"the {min(WORST, len(ranked))} worst of {len(rows)}", POINT_HEADER]
-    lines += [format_point(row) for row in ranked[:WORST]]
+    lines += ["", f"the {min(worst, len(ranked))} worst of {len(rows)}", POINT_HEADER]
+    lines += [format_point(row) for row in ranked[:worst]]
     return "\n".join([*lines, "", *format_means(rows)])
 
 
@@ -255,6 +306,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.irregular", description=__doc__)
     parser.add_argument("ops", nargs="*", help=f"of {', '.join(OPS)} (default: all)")
     parser.add_argument("--groups", default=",".join(GROUPS), help=f"of {','.join(GROUPS)}")
+    parser.add_argument(
+        "--prepare", type=int, default=0, metavar="N", help="compile in N processes first"
+    )
+    parser.add_argument("--dry", action="store_true", help="list what would be measured and stop")
     parser.add_argument("--seconds", type=float, help="start no point after this many")
     parser.add_argument("--json", type=Path, help="merge the rows into this file")
     parser.add_argument(
@@ -263,13 +318,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--report", type=Path, nargs="+", metavar="FILE", help="print these files instead"
     )
+    parser.add_argument("--worst", type=int, default=WORST, help="points that a report lists")
     parser.add_argument("--plots", type=Path, default=Path("docs"), help="folder of the heat map")
     options = parser.parse_args(arguments)
     if options.report:
         results = NOTHING
         for file in options.report:
             results = results.merge(load_results(file))
-        print(format_report(results), "", *draw_heat_map(results, options.plots), sep="\n")
+        print(
+            format_report(results, options.worst),
+            "",
+            *draw_heat_map(results, options.plots),
+            sep="\n",
+        )
         return
     unknown = [op for op in options.ops if op not in OPS]
     if unknown:
@@ -282,6 +343,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.resume and options.json and options.json.exists():
         done = load_results(options.json).rows
         points = [point for point in points if point.case().key not in done]
+    if options.dry:
+        print(prepare.format_jobs([make_job(point) for point in points]))
+        return
     measure_points(points, options)
 
 
@@ -290,11 +354,17 @@ def measure_points(points: Sequence[Point], options: argparse.Namespace) -> None
     start = time.perf_counter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     run = kernels.describe_machine()
-    print(f"{format_run(run)}\n\n{POINT_HEADER}", flush=True)
+    print(f"{format_run(run)}\n", flush=True)
+    if options.prepare:
+        prepare.open_caches(prepare.default_folder())
+        jobs = [make_job(point) for point in points]
+        prepare.prepare(jobs, options.prepare, prepare.choose_budget(options.prepare))
+    print(POINT_HEADER, flush=True)
     import cupy
 
     draw = make_source()
     results = NOTHING
+    seconds: Counter[str] = Counter()
     try:
         for number, point in enumerate(points):
             if options.seconds is not None and time.perf_counter() - start > options.seconds:
@@ -302,12 +372,15 @@ def measure_points(points: Sequence[Point], options: argparse.Namespace) -> None
                 break
             case = point.case()
             try:
-                row = measure_point(case, draw(case), run.date, cupy.from_dlpack)
+                row = measure_point(case, draw(case), run.date, cupy.from_dlpack, seconds)
             except Exception as error:  # out of memory, say: the other points go on
                 print(f"{case.key}: {describe(error)}", flush=True)
                 continue
             finally:
-                peers.release_memory()
+                with kernels.count_seconds(seconds, "release"):
+                    peers.release_memory()
+                    if number == 0:
+                        gc.freeze()  # what was imported is not looked through after each point
             results = results.merge(Results({run.date: run}, {row.key: row}))
             print(format_point(row), flush=True)
             if options.json and number % SAVE_EVERY == SAVE_EVERY - 1:
@@ -315,9 +388,9 @@ def measure_points(points: Sequence[Point], options: argparse.Namespace) -> None
     finally:
         if options.json and results.rows:
             save_results(options.json, results)
-    print(
-        f"\n{format_report(results)}\n{len(results.rows)} points in {time.perf_counter() - start:.0f} s"
-    )
+    print(f"\n{format_report(results, options.worst)}")
+    print(f"{len(results.rows)} points in {time.perf_counter() - start:.0f} s")
+    print(kernels.format_seconds(seconds))
 
 
 if __name__ == "__main__":

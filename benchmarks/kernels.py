@@ -1,31 +1,37 @@
 """The benchmark: memory-bound patterns by astitch and its peers, in one run on one GPU.
 
 `python -m benchmarks.kernels [NAME ...] --json FILE` measures and merges into FILE; `--report FILE ...` prints the
-tables and draws the plots without a GPU; `--patterns` lists what there is.  The whole suite in pieces of nine minutes:
-repeat `--json FILE --resume --seconds 500`.
+tables and draws the plots without a GPU; `--patterns` lists what there is.  `--prepare N` compiles everything in N
+processes first, which is most of the time.  The suite in pieces: repeat `--json FILE --resume --seconds 500`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import functools
+import gc
 import importlib.metadata
+import math
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from astitch.errors import EngineUnavailable
 from astitch.executor import import_cupy
 from astitch.ir import Graph
 from astitch.ops import OPS, Kind
-from benchmarks import peers
+from benchmarks import peers, prepare
 from benchmarks.patterns import DTYPES, PATTERNS, SIZES, Case, choose_cases
 from benchmarks.results import (
     HEADER,
@@ -48,6 +54,10 @@ MOST_FLOAT64_BYTES = 8 << 30
 """The reference computes in f64 up to this size of its arguments, and up to MOST_FLOAT64_ARGUMENTS of them."""
 
 MOST_FLOAT64_ARGUMENTS = 200
+
+
+CLOCK_S = 0.35
+"""A clock begins no further batch of a case after this many seconds, once it has three."""
 
 
 # ---- what a case costs -------------------------------------------------------------------------------------------
@@ -103,36 +113,48 @@ def relative_error(got: Sequence[jax.Array], want: Sequence[jax.Array]) -> float
 
 
 @dataclass(slots=True)
-class _Draft:
-    """A row while it is measured."""
+class Draft:
+    """A row while it is measured.  seconds: where the time goes, summed over rows."""
 
+    seconds: Counter[str]
     notes: dict[str, str] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     astitch: dict[str, Any] = field(default_factory=dict)
     runners: list[Runner] = field(default_factory=list)
+    reference: str = ""
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """Counts the block's seconds under the name; what it raises becomes a note."""
+        with count_seconds(self.seconds, name):
+            try:
+                yield
+            except Exception as error:  # what astitch or a peer cannot do is a result
+                self.notes[name] = describe(error)
 
 
-def measure_case(case: Case, chosen: Sequence[str], run: str, batches: int) -> Row:
-    """One row.  What a peer cannot do becomes a note; nothing is raised for it."""
-    arguments = case.make_arguments()
-    jax.block_until_ready(arguments)
-    draft = _Draft()
-    reference, kind = compute_reference(case, arguments)
+@contextlib.contextmanager
+def count_seconds(seconds: Counter[str], name: str) -> Iterator[None]:
+    """Adds the block's wall time to `name`."""
+    start = time.perf_counter()
     try:
-        compiled = peers.compile_astitch(case, arguments)
-        draft.astitch = describe_program(compiled)
-        for runner in peers.prepare_astitch(compiled, arguments):
-            _accept(draft, case, runner, reference)
-    except Exception as error:  # a case that astitch cannot do is a result
-        draft.notes["astitch"] = describe(error)
-    for name in chosen:
-        try:
-            _accept(draft, case, peers.prepare_runner(name, case, arguments), reference)
-        except Exception as error:  # so is what a peer cannot do
-            draft.notes[name] = describe(error)
-    del reference
-    wall_us = measure_wall(draft.runners, batches)
-    gpu_us = measure_gpu(draft.runners, wall_us, batches)
+        yield
+    finally:
+        seconds[name] += time.perf_counter() - start  # type: ignore[assignment]
+
+
+def measure_case(
+    case: Case,
+    chosen: Sequence[str],
+    run: str,
+    batches: int,
+    seconds: Counter[str] | None = None,
+) -> Row:
+    """One row.  What a peer cannot do becomes a note; nothing is raised for it.  seconds: added to."""
+    draft = draft_row(case, chosen, Counter() if seconds is None else seconds)
+    with count_seconds(draft.seconds, "clocks"):
+        wall_us = measure_wall(draft.runners, batches, CLOCK_S)
+        gpu_us = measure_gpu(draft.runners, wall_us, batches, CLOCK_S)
     return Row(
         case.pattern,
         case.size,
@@ -143,10 +165,53 @@ def measure_case(case: Case, chosen: Sequence[str], run: str, batches: int) -> R
         wall_us=wall_us,
         gpu_us=gpu_us,
         errors=draft.errors,
-        reference=kind,
+        reference=draft.reference,
         notes=draft.notes,
         **draft.astitch,
     )
+
+
+def draft_row(case: Case, chosen: Sequence[str], seconds: Counter[str]) -> Draft:
+    """All of a row but the clocks: each peer compiled, called once and compared."""
+    draft = Draft(seconds)
+    with count_seconds(seconds, "arguments"):
+        arguments = jax.block_until_ready(case.make_arguments())
+    with count_seconds(seconds, "reference"):
+        reference, draft.reference = compute_reference(case, arguments)
+    with draft.attempt("astitch"):
+        compiled = peers.compile_astitch(case, arguments)
+        draft.astitch = describe_program(compiled)
+        for runner in peers.prepare_astitch(compiled, arguments):
+            _accept(draft, case, runner, reference)
+    for name in chosen:
+        with draft.attempt(name):
+            _accept(draft, case, peers.prepare_runner(name, case, arguments), reference)
+    return draft
+
+
+def compile_case(pattern: str, size: str, dtype: str, chosen: Sequence[str]) -> Mapping[str, str]:
+    """What a process that prepares does for a case: fills the caches, hands on what failed."""
+    (case,) = [p.case(size, dtype) for p in PATTERNS if p.name == pattern]
+    try:
+        notes = draft_row(case, chosen, Counter()).notes
+    finally:
+        peers.release_memory()
+    return {peer: n for peer, n in notes.items() if not n.startswith("NotMeasured")}
+
+
+def make_job(case: Case, chosen: Sequence[str]) -> prepare.Job:
+    work = functools.partial(compile_case, case.pattern, case.size, case.dtype, tuple(chosen))
+    return prepare.Job(case.key, peak_bytes(case), work)
+
+
+def peak_bytes(case: Case) -> int:
+    """An estimate from above of the device memory of a case: the f64 computation with as much again for what it keeps
+    between its kernels, beside the arguments and the results of four peers.
+    """
+    arrays = [*(argument.spec for argument in case.arguments), *case.results]
+    elements = sum(math.prod(a.shape) for a in arrays)
+    own = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in arrays)
+    return 2 * 8 * elements + 4 * own
 
 
 def describe_program(compiled: Any) -> dict[str, Any]:
@@ -160,7 +225,7 @@ def describe_program(compiled: Any) -> dict[str, Any]:
     }
 
 
-def _accept(draft: _Draft, case: Case, runner: Runner, reference: Sequence[jax.Array]) -> None:
+def _accept(draft: Draft, case: Case, runner: Runner, reference: Sequence[jax.Array]) -> None:
     """One call, compared; from then on the runner takes part."""
     results = runner.call()
     runner.wait(results)
@@ -216,6 +281,10 @@ def make_parser() -> argparse.ArgumentParser:
         default=",".join(peers.DEFAULT_PEERS),
         help=f"of {','.join(peers.PEERS)}; '' for none",
     )
+    parser.add_argument(
+        "--prepare", type=int, default=0, metavar="N", help="compile in N processes first"
+    )
+    parser.add_argument("--dry", action="store_true", help="list what would be measured and stop")
     parser.add_argument("--quick", action="store_true", help="3 batches instead of 9")
     parser.add_argument("--seconds", type=float, help="start no case after this many")
     parser.add_argument("--json", type=Path, help="merge the rows into this file, after each case")
@@ -247,6 +316,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.resume and options.json and options.json.exists():
         done = load_results(options.json).rows
         cases = [case for case in cases if case.key not in done]
+    if options.dry:
+        print(prepare.format_jobs([make_job(case, chosen) for case in cases]))
+        return
     measure_cases(cases, chosen, options)
 
 
@@ -266,25 +338,41 @@ def measure_cases(cases: Sequence[Case], chosen: Sequence[str], options: Any) ->
         print(f"{peer} is left out: {lack}")
         chosen = [name for name in chosen if name != peer]
     run = describe_machine()
-    print(f"{format_run(run)}\n\n{LEGEND}\n\n{HEADER}", flush=True)
+    print(f"{format_run(run)}\n", flush=True)
+    if options.prepare:
+        prepare.open_caches(prepare.default_folder())
+        jobs = [make_job(case, chosen) for case in cases]
+        prepare.prepare(jobs, options.prepare, prepare.choose_budget(options.prepare))
+    print(f"{LEGEND}\n\n{HEADER}", flush=True)
     results = NOTHING
+    seconds: Counter[str] = Counter()
     for number, case in enumerate(cases):
         if options.seconds is not None and time.perf_counter() - start > options.seconds:
             print(f"{len(cases) - number} cases were not started: run again with --resume")
             break
         try:
-            row = measure_case(case, chosen, run.date, 3 if options.quick else 9)
+            row = measure_case(case, chosen, run.date, 3 if options.quick else 9, seconds)
         except Exception as error:  # out of memory, say: the other cases go on
             print(f"{case.key}: {describe(error)}", flush=True)
             continue
         finally:
-            peers.release_memory()
+            with count_seconds(seconds, "release"):
+                peers.release_memory()
+                if number == 0:
+                    gc.freeze()  # what was imported is not looked through after each case
         results = results.merge(Results({run.date: run}, {row.key: row}))
         print(format_row(row, run.copy_gbs), flush=True)
         if options.json:
             save_results(options.json, results)
     print("", *format_means(list(results.rows.values())), sep="\n")
     print(f"{len(results.rows)} cases in {time.perf_counter() - start:.0f} s")
+    print(format_seconds(seconds))
+
+
+def format_seconds(seconds: Mapping[str, float]) -> str:
+    """Where the time of measuring went: the largest first."""
+    spent = sorted(seconds, key=lambda name: seconds[name], reverse=True)
+    return "seconds: " + ", ".join(f"{name} {seconds[name]:.1f}" for name in spent)
 
 
 def list_patterns() -> str:

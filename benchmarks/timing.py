@@ -6,15 +6,18 @@ batch of calls issued back to back, whose end is waited for once; runners take t
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
 BATCH_US = 4000.0
 """Work of a batch: long beside the 10 us for which its end is waited."""
+
+LEAST_BATCHES = 3
 
 QUEUE_US = 3000.0
 """Work of the calls that are queued for the GPU time."""
@@ -47,28 +50,44 @@ def time_batch(runner: Runner, calls: int) -> float:
     return (time.perf_counter() - start) / calls * 1e6
 
 
-def measure_wall(runners: Sequence[Runner], batches: int) -> dict[str, float]:
-    """Wall microseconds of a call by runner: the median over batches, the runners taking turns."""
+def take_turns(batches: int, budget_s: float) -> Iterator[int]:
+    """The numbers of the batches: all of them, or after LEAST_BATCHES those that begin within the seconds."""
+    start = time.perf_counter()
+    for number in range(batches):
+        if number >= LEAST_BATCHES and time.perf_counter() - start > budget_s:
+            return
+        yield number
+
+
+def measure_wall(
+    runners: Sequence[Runner], batches: int, budget_s: float = math.inf
+) -> dict[str, float]:
+    """Wall microseconds of a call by runner: the median over batches, the runners taking turns.  budget_s: see
+    take_turns.
+    """
     calls = {}
     for runner in runners:
         time_batch(runner, 2)
         calls[runner.name] = choose_calls(time_batch(runner, 3), BATCH_US, 200)
     times: dict[str, list[float]] = {runner.name: [] for runner in runners}
-    for _ in range(batches):
+    for _ in take_turns(batches, budget_s):
         for runner in runners:
             times[runner.name].append(time_batch(runner, calls[runner.name]))
     return {name: statistics.median(row) for name, row in times.items()}
 
 
 def measure_gpu(
-    runners: Sequence[Runner], wall_us: dict[str, float], batches: int
+    runners: Sequence[Runner],
+    wall_us: dict[str, float],
+    batches: int,
+    budget_s: float = math.inf,
 ) -> dict[str, float]:
     """GPU microseconds of a call by runner, the host's time hidden: the median over batches.
 
     The GPU is kept busy while the host queues the calls, which then run without gaps.
     """
     times: dict[str, list[float]] = {r.name: [] for r in runners if r.time_queued is not None}
-    for _ in range(batches):
+    for _ in take_turns(batches, budget_s):
         for runner in runners:
             if runner.time_queued is not None:
                 us = wall_us[runner.name]

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import json
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from astitch.compile import compile_hlo
 from astitch.errors import EngineUnavailable
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.nvrtc import compile_cuda
-from benchmarks import irregular, kernels, peers, timing
+from benchmarks import irregular, kernels, peers, prepare, timing
 from benchmarks.patterns import DTYPES, ON_CHIP_BYTES, PATTERNS, SIZES, Case, Pattern, choose_cases
 from benchmarks.results import (
     NOTHING,
@@ -333,6 +340,185 @@ def test_patterns_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for pattern in PATTERNS:
         assert f"{pattern.name}: {pattern.about}" in out
     assert "536.87 MB" in out
+
+
+# ---- preparing ---------------------------------------------------------------------------------------------------
+
+
+def write_span(file: Path, name: str) -> dict[str, str]:
+    """Appends when it ran, on a clock that all processes share."""
+    start = time.monotonic()
+    time.sleep(0.1)
+    with file.open("a") as out:
+        print(json.dumps([name, start, time.monotonic(), os.getpid()]), file=out)
+    return {}
+
+
+def meet(folder: Path, mine: str, other: str) -> dict[str, str]:
+    """Returns when the other has been called too, in another process."""
+    (folder / mine).touch()
+    end = time.monotonic() + 60
+    while not (folder / other).exists():
+        assert time.monotonic() < end, f"{other} does not come"
+        time.sleep(0.01)
+    return {}
+
+
+def fail(how: str) -> dict[str, str]:
+    match how:
+        case "raise":
+            raise MemoryError("no room")
+        case "die":
+            os._exit(3)
+        case "hang":
+            time.sleep(600)
+    return {"torch": how}
+
+
+def fail_job(how: str, bytes_: int = 1) -> prepare.Job:
+    return prepare.Job(how, bytes_, functools.partial(fail, how))
+
+
+def test_jobs_run_side_by_side(tmp_path: Path) -> None:
+    jobs = [
+        prepare.Job(mine, 50, functools.partial(meet, tmp_path, mine, other))
+        for mine, other in (("a", "b"), ("b", "a"))
+    ]
+    notes, seconds = prepare.run_jobs(jobs, 2, budget_bytes=100)
+    assert notes == {}
+    assert set(seconds) == {"a", "b"}
+    assert multiprocessing.active_children() == []
+
+
+def test_bytes_in_flight_stay_within_the_budget(tmp_path: Path) -> None:
+    sizes = {"a": 30, "b": 60, "c": 200, "d": 70, "e": 40, "f": 30, "g": 10}
+    file = tmp_path / "spans"
+    jobs = [
+        prepare.Job(name, size, functools.partial(write_span, file, name))
+        for name, size in sizes.items()
+    ]
+    notes, seconds = prepare.run_jobs(jobs, 2, budget_bytes=100)
+    assert notes == {}
+    assert set(seconds) == set(sizes)
+    spans = [json.loads(line) for line in file.read_text().splitlines()]
+    assert os.getpid() not in {pid for *_, pid in spans}
+    assert min(spans, key=lambda span: span[1])[0] == "c"
+    for _, start, _, _ in spans:
+        at_once = [n for n, begin, end, _ in spans if begin <= start < end]
+        assert sum(sizes[name] for name in at_once) <= 100 or at_once == ["c"]
+
+
+def test_next_job_is_the_largest_that_fits() -> None:
+    waiting = [fail_job("x", size) for size in (90, 40, 30)]
+    running = [fail_job("x", 65)]
+    chosen = prepare._choose_next(waiting, running, 100)
+    assert chosen is waiting[2]
+    assert prepare._choose_next(waiting[:2], running, 100) is None
+    assert prepare._choose_next(waiting, [], 1) is waiting[0]
+
+
+def test_failures_are_notes_and_the_other_jobs_go_on() -> None:
+    jobs = [fail_job("die", 3), fail_job("raise", 2), fail_job("slow peer", 1)]
+    notes, seconds = prepare.run_jobs(jobs, 1, budget_bytes=10)
+    assert notes["die"].startswith("BrokenProcessPool: ")
+    assert notes["raise"] == "MemoryError: no room"
+    assert notes["slow peer"] == "torch: slow peer"
+    assert set(seconds) == {"slow peer"}
+
+
+def test_job_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "STALLED_S", 0.5)
+    notes, seconds = prepare.run_jobs([fail_job("hang")], 1, budget_bytes=10)
+    assert notes["hang"].startswith("BrokenProcessPool: ")
+    assert seconds == {}
+    assert multiprocessing.active_children() == []
+
+
+@pytest.fixture
+def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """JAX and the environment are as before afterwards."""
+    names = [name for name in jax.config.values if "persistent_cache_min" in name]
+    settings = {name: jax.config.values[name] for name in [*names, "jax_compilation_cache_dir"]}
+    environment = dict(os.environ)
+    monkeypatch.setattr(prepare, "default_folder", lambda: tmp_path / "peers")
+    monkeypatch.setattr(prepare, "choose_budget", lambda workers: 1 << 30)
+    compilation_cache.reset_cache()
+    yield tmp_path / "peers"
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    os.environ.clear()
+    os.environ.update(environment)
+    compilation_cache.reset_cache()
+
+
+def test_measuring_finds_what_the_processes_compiled(
+    monkeypatch: pytest.MonkeyPatch, own_caches: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def list_programs() -> set[str]:
+        return {path.name for path in (own_caches / "xla").glob("*-cache")}
+
+    def measure(case: Case, *arguments: Any) -> Row:
+        assert multiprocessing.active_children() == []  # nobody else while clocks run
+        before.append(list_programs())
+        return measure_case(case, *arguments)
+
+    before: list[set[str]] = []
+    measure_case = kernels.measure_case
+    use_host_engine(monkeypatch)
+    monkeypatch.setattr(kernels, "measure_case", measure)
+    monkeypatch.setattr(kernels, "describe_machine", lambda: run_of("2026-01-02"))
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(own_caches.parent))
+    command = ["column_sum", "rms_norm", "--sizes", "tiny", "--dtypes", "f32", "--peers", "xla"]
+    kernels.main([*command, "--quick", "--prepare", "2"])
+    out = capsys.readouterr().out
+    assert "prepared 3 of 3 in" in out
+    assert "3 cases in" in out
+    # astitch's function among them and the reference, each of another name or type
+    assert len(before[0]) > 6
+    assert list_programs() == before[0]
+
+
+def test_sweep_prepares_its_points(monkeypatch: pytest.MonkeyPatch, own_caches: Path) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    prepare.open_caches(own_caches)
+    point = irregular.Point("chain", "slices", 31, 7, (1, 3))
+    notes, seconds = prepare.run_jobs([irregular.make_job(point)], 1, 1 << 30)
+    assert set(seconds) == {point.case().key}
+    # without a GPU its own runner fails, after XLA's
+    assert all(note.startswith("astitch: ") for note in notes.values())
+    assert list((own_caches / "xla").glob("*sliced*-cache"))
+
+
+def test_estimate_of_memory_is_above_the_arrays() -> None:
+    (case,) = choose_cases(("cross_entropy",), ("full",), ("bf16",))
+    logits = 8192 * 50304
+    assert kernels.peak_bytes(case) > 2 * logits * 8 + 2 * 2 * logits * 2
+    point = irregular.Point("softmax", "slices", 1024, 1024, (1, 7))
+    assert irregular.make_job(point).bytes > 3 * 1024 * 1024 * 4
+
+
+@pytest.mark.parametrize("main", [kernels.main, irregular.main])
+def test_dry_run_lists_and_stops(main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["softmax", "--dry"])
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert all("GB  " in line and "softmax" in line for line in lines)
+    assert last == f"{len(lines)} to measure"
+
+
+def test_batches_end_with_their_time() -> None:
+    assert len(list(timing.take_turns(9, 60.0))) == 9
+    assert len(list(timing.take_turns(9, 0.0))) == timing.LEAST_BATCHES
+    assert len(list(timing.take_turns(2, 0.0))) == 2
+
+
+def test_seconds_are_counted_by_what_they_were_spent_on() -> None:
+    seconds: Counter[str] = Counter()
+    with kernels.count_seconds(seconds, "sleep"):
+        time.sleep(0.02)
+    with kernels.count_seconds(seconds, "nothing"):
+        pass
+    assert seconds["sleep"] >= 0.02 > seconds["nothing"]
+    assert kernels.format_seconds({"a": 1.0, "b": 2.04}) == "seconds: b 2.0, a 1.0"
 
 
 # ---- results -----------------------------------------------------------------------------------------------------
