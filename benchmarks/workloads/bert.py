@@ -1,0 +1,173 @@
+"""BERT (Devlin et al., 2018): a post-norm Transformer encoder; training on masked words and next sentences.
+
+Takes word and segment indices [batch, length], hands on the last hidden states and the next-sentence
+log-probabilities; a training step is forward, backward, clipping by the global norm and AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.workloads.adam import Recipe, State, take_step
+from benchmarks.workloads.layers import (
+    Batch,
+    Keys,
+    Parameters,
+    Weights,
+    apply_dense,
+    attend,
+    cross_entropy,
+    draw_attention,
+    draw_dense,
+    draw_frequent,
+    draw_lengths,
+    draw_norm,
+    drop,
+    mask_energies,
+    mask_lengths,
+    normalise_layer,
+    split_keys,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """predictions: masked words of a sequence."""
+
+    layers: int
+    width: int
+    heads: int
+    inner: int
+    vocabulary: int
+    positions: int
+    batch: int
+    length: int
+    predictions: int
+
+
+SIZES: Mapping[str, Size] = {
+    "tiny": Size(1, 16, 2, 32, 60, 12, 2, 10, 2),
+    "full": Size(2, 768, 12, 3072, 30522, 512, 8, 128, 20),
+    "12-layers-batch-1": Size(12, 768, 12, 3072, 30522, 512, 1, 128, 20),
+    "12-layers-batch-32": Size(12, 768, 12, 3072, 30522, 512, 32, 128, 20),
+}
+
+EPSILON = 1e-12
+DROPOUT = 0.1
+DROPOUT_SEED = 17
+SPECIAL = 5
+"""Indices below it are no words: padding, unknown, CLS, SEP, MASK."""
+CLS, SEP, MASK = 2, 3, 4
+
+RECIPE = Recipe(
+    lambda time: 1e-4 * jnp.minimum(1.0, time / 10.0), epsilon=1e-6, decay=0.01, most_norm=1.0
+)
+
+
+def make_parameters(key: jax.Array, size: Size) -> Parameters:
+    keys = iter(jax.random.split(key, 8 + 3 * size.layers))
+    width = size.width
+    return Parameters(
+        {
+            "words": 0.02 * jax.random.normal(next(keys), (size.vocabulary, width)),
+            "positions": 0.02 * jax.random.normal(next(keys), (size.positions, width)),
+            "segments": 0.02 * jax.random.normal(next(keys), (2, width)),
+            "norm": draw_norm(width),
+            "layers": [
+                {
+                    "attention": draw_attention(next(keys), width, size.heads),
+                    "attention_norm": draw_norm(width),
+                    "inner": draw_dense(next(keys), width, size.inner),
+                    "outer": draw_dense(next(keys), size.inner, width),
+                    "outer_norm": draw_norm(width),
+                }
+                for _ in range(size.layers)
+            ],
+            "pool": draw_dense(next(keys), width, width),
+            "next_sentence": draw_dense(next(keys), width, 2),
+            "transform": draw_dense(next(keys), width, width),
+            "transform_norm": draw_norm(width),
+            "words_bias": {"bias": jnp.zeros(size.vocabulary)},
+        },
+        {},
+    )
+
+
+def make_batch(key: jax.Array, size: Size) -> Batch:
+    """Pairs of sentences `CLS a SEP b SEP`, padded; 15 % or so of the words masked, none twice."""
+    keys = jax.random.split(key, 5)
+    batch, length = size.batch, size.length
+    lengths = draw_lengths(keys[0], batch, max(length // 2, size.predictions + 3), length)
+    words = draw_frequent(keys[1], (batch, length), SPECIAL, size.vocabulary)
+    places = jnp.arange(length)
+    middle = (lengths // 2)[:, None]
+    last = (lengths - 1)[:, None]
+    words = jnp.where((places == middle) | (places == last), SEP, words).at[:, 0].set(CLS)
+    words = jnp.where(places > last, 0, words)
+    # The places with the largest random numbers, among those that hold words.
+    chances = jnp.where(words >= SPECIAL, jax.random.uniform(keys[2], (batch, length)), -1.0)
+    masked = jnp.sort(jnp.argsort(-chances, axis=1)[:, : size.predictions], axis=1)
+    labels = jnp.take_along_axis(words, masked, 1)
+    hidden = jax.vmap(lambda row, at: row.at[at].set(MASK))(words, masked)
+    return {
+        "words": hidden.astype(jnp.int32),
+        "segments": ((places > middle) & (places <= last)).astype(jnp.int32),
+        "lengths": lengths.astype(jnp.int32),
+        "masked": masked.astype(jnp.int32),
+        "labels": labels.astype(jnp.int32),
+        "is_next": jax.random.randint(keys[3], (batch,), 0, 2),
+    }
+
+
+def encode(weights: Weights, batch: Batch, keys: Keys) -> jax.Array:
+    """The hidden states [batch, length, width]."""
+    length = batch["words"].shape[1]
+    # Two rows: a product with a one-hot matrix is faster than a gather, and so is its gradient.
+    segments = jax.nn.one_hot(batch["segments"], 2) @ weights["segments"]
+    x = weights["words"][batch["words"]] + weights["positions"][:length] + segments
+    x = drop(keys, normalise_layer(weights["norm"], x, EPSILON), DROPOUT)
+    mask = mask_energies(mask_lengths(batch["lengths"], length))
+    for layer in weights["layers"]:
+        y = drop(keys, attend(layer["attention"], x, x, mask, keys, DROPOUT), DROPOUT)
+        x = normalise_layer(layer["attention_norm"], x + y, EPSILON)
+        y = apply_dense(layer["outer"], jax.nn.gelu(apply_dense(layer["inner"], x)))
+        x = normalise_layer(layer["outer_norm"], x + drop(keys, y, DROPOUT), EPSILON)
+    return x
+
+
+def judge_next_sentence(weights: Weights, hidden: jax.Array) -> jax.Array:
+    """Logits [batch, 2], from the hidden state of the first place."""
+    return apply_dense(
+        weights["next_sentence"], jnp.tanh(apply_dense(weights["pool"], hidden[:, 0]))
+    )
+
+
+def infer(parameters: Parameters, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """(hidden states [batch, length, width], next-sentence log-probabilities [batch, 2])."""
+    hidden = encode(parameters.weights, batch, None)
+    return hidden, jax.nn.log_softmax(judge_next_sentence(parameters.weights, hidden))
+
+
+def compute_loss(weights: Weights, batch: Batch, keys: Keys) -> jax.Array:
+    """Cross-entropy of the masked words plus that of the next sentence."""
+    hidden = encode(weights, batch, keys)
+    at_masked = jnp.take_along_axis(hidden, batch["masked"][:, :, None], 1)
+    x = jax.nn.gelu(apply_dense(weights["transform"], at_masked))
+    x = normalise_layer(weights["transform_norm"], x, EPSILON)
+    logits = x @ weights["words"].T + weights["words_bias"]["bias"]
+    words = cross_entropy(logits, batch["labels"], jnp.ones(batch["labels"].shape))
+    judged = judge_next_sentence(weights, hidden)
+    return words + cross_entropy(judged, batch["is_next"], jnp.ones(judged.shape[0]))
+
+
+def train_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
+    """One step of AdamW; dropout depends on the number of the step alone."""
+    weights = state.parameters.weights
+    key = jax.random.fold_in(jax.random.key(DROPOUT_SEED), state.step)
+    keys = split_keys(key, 1 + 3 * len(weights["layers"]))
+    loss, gradients = jax.value_and_grad(compute_loss)(weights, batch, keys)
+    return take_step(RECIPE, state, gradients, {}), loss

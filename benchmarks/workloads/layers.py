@@ -1,0 +1,251 @@
+"""The parts that the workloads share: dense layers, norms, dropout, multi-head attention, LSTM, masked losses.
+
+Each takes its own weights (a dict of arrays) and activations [batch, ...], hands on activations; `draw_*` draws the
+weights.  Plain jax.numpy, so that the program a compiler sees is the one that is written here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Weights = dict[str, Any]
+Batch = dict[str, jax.Array]
+Keys = Iterator[jax.Array] | None
+"""A key for each dropout, in the order in which they are met; None: nothing is dropped."""
+
+MASKED = -1e9
+"""What is added to the energy of a place that must get no attention."""
+
+
+class Parameters(NamedTuple):
+    """weights: what the optimizer changes.  statistics: running means and variances of batch norms, {} without any."""
+
+    weights: Weights
+    statistics: Weights
+
+
+# ---- drawing -------------------------------------------------------------------------------------------------------
+
+
+def draw_normal(key: jax.Array, shape: tuple[int, ...], inputs: int) -> jax.Array:
+    """Normal f32 numbers that keep the variance of a sum over `inputs`."""
+    return jax.random.normal(key, shape, jnp.float32) / math.sqrt(inputs)
+
+
+def draw_dense(key: jax.Array, inputs: int, *outputs: int) -> Weights:
+    """kernel [inputs, *outputs], bias [*outputs]."""
+    return {
+        "kernel": draw_normal(key, (inputs, *outputs), inputs),
+        "bias": jnp.zeros(outputs, jnp.float32),
+    }
+
+
+def draw_norm(width: int) -> Weights:
+    return {"gamma": jnp.ones(width, jnp.float32), "beta": jnp.zeros(width, jnp.float32)}
+
+
+def draw_lengths(key: jax.Array, batch: int, least: int, most: int) -> jax.Array:
+    """s32[batch], each from `least` to `most`; the first has `most`, as the batch was padded for it."""
+    lengths = jax.random.randint(key, (batch,), least, most + 1)
+    return lengths.at[0].set(most)
+
+
+def draw_frequent(key: jax.Array, shape: tuple[int, ...], least: int, most: int) -> jax.Array:
+    """Indices from `least` to `most` - 1, low ones as much more frequent as words of a text are (Zipf's law)."""
+    uniform = jax.random.uniform(key, shape)
+    ranks = jnp.exp(uniform * math.log(most - least)).astype(jnp.int32) - 1
+    return least + jnp.clip(ranks, 0, most - least - 1)
+
+
+# ---- layers --------------------------------------------------------------------------------------------------------
+
+
+def apply_dense(weights: Weights, x: jax.Array) -> jax.Array:
+    """[..., inputs] -> [..., outputs]."""
+    return x @ weights["kernel"] + weights["bias"]
+
+
+def normalise_layer(weights: Weights, x: jax.Array, epsilon: float) -> jax.Array:
+    """LayerNorm over the last dimension."""
+    mean = x.mean(-1, keepdims=True)
+    variance = jnp.square(x - mean).mean(-1, keepdims=True)
+    return (x - mean) * lax.rsqrt(variance + epsilon) * weights["gamma"] + weights["beta"]
+
+
+class Moments(NamedTuple):
+    """Mean and variance of each channel."""
+
+    mean: jax.Array
+    variance: jax.Array
+
+
+def measure_moments(x: jax.Array) -> Moments:
+    """Over all dimensions but the last."""
+    axes = tuple(range(x.ndim - 1))
+    mean = x.mean(axes)
+    return Moments(mean, jnp.square(x - mean).mean(axes))
+
+
+def start_moments(width: int) -> Moments:
+    return Moments(jnp.zeros(width, jnp.float32), jnp.ones(width, jnp.float32))
+
+
+def move_moments(running: Moments, found: Moments, momentum: float) -> Moments:
+    """The running average after one more batch."""
+    mean, variance = (
+        momentum * r + (1 - momentum) * f for r, f in zip(running, found, strict=True)
+    )
+    return Moments(mean, variance)
+
+
+def normalise_batch(weights: Weights, x: jax.Array, moments: Moments, epsilon: float) -> jax.Array:
+    """Batch norm by the moments of this batch (training) or the running ones (inference)."""
+    scale = lax.rsqrt(moments.variance + epsilon) * weights["gamma"]
+    return (x - moments.mean) * scale + weights["beta"]
+
+
+def split_keys(key: jax.Array, count: int) -> Iterator[jax.Array]:
+    return iter(jax.random.split(key, count))
+
+
+def drop(keys: Keys, x: jax.Array, rate: float) -> jax.Array:
+    """Dropout: zero with probability `rate`, the rest scaled up; x itself without keys."""
+    if keys is None:
+        return x
+    kept = jax.random.bernoulli(next(keys), 1 - rate, x.shape)
+    return jnp.where(kept, x / (1 - rate), 0.0)
+
+
+# ---- attention -----------------------------------------------------------------------------------------------------
+
+
+def draw_attention(key: jax.Array, width: int, heads: int) -> Weights:
+    """Projections [width, heads, width / heads] of queries, keys and values; and back to [width]."""
+    keys = jax.random.split(key, 4)
+    names = ("query", "key", "value")
+    weights = {
+        name: draw_dense(k, width, heads, width // heads)
+        for name, k in zip(names, keys[:3], strict=True)
+    }
+    output = draw_normal(keys[3], (heads, width // heads, width), width)
+    weights["output"] = {"kernel": output, "bias": jnp.zeros(width, jnp.float32)}
+    return weights
+
+
+def attend(
+    weights: Weights, x: jax.Array, memory: jax.Array, mask: jax.Array, keys: Keys, rate: float
+) -> jax.Array:
+    """Scaled dot-product attention of x [batch, n, width] to memory [batch, m, width].
+
+    mask: what is added to the energies, [batch, 1, 1 or n, m].  rate: dropout of the probabilities.
+    """
+
+    def project(name: str, y: jax.Array) -> jax.Array:
+        return jnp.einsum("bnd,dhk->bnhk", y, weights[name]["kernel"]) + weights[name]["bias"]
+
+    query, key, value = project("query", x), project("key", memory), project("value", memory)
+    energies = jnp.einsum("bnhk,bmhk->bhnm", query, key) / math.sqrt(query.shape[-1])
+    probabilities = drop(keys, jax.nn.softmax(energies + mask, -1), rate)
+    mixed = jnp.einsum("bhnm,bmhk->bnhk", probabilities, value)
+    return (
+        jnp.einsum("bnhk,hkd->bnd", mixed, weights["output"]["kernel"]) + weights["output"]["bias"]
+    )
+
+
+def mask_lengths(lengths: jax.Array, most: int) -> jax.Array:
+    """f32[batch, most]: 1 where a place is within its row's length, else 0."""
+    return (jnp.arange(most) < lengths[:, None]).astype(jnp.float32)
+
+
+def mask_energies(kept: jax.Array) -> jax.Array:
+    """f32[batch, m] of ones and zeros -> what `attend` adds, [batch, 1, 1, m]."""
+    return (1.0 - kept)[:, None, None, :] * MASKED
+
+
+# ---- LSTM ----------------------------------------------------------------------------------------------------------
+
+
+def draw_lstm(key: jax.Array, inputs: int, width: int) -> Weights:
+    """Gates in the order input, forget, cell, output; the forget gate starts open."""
+    inner, outer = jax.random.split(key)
+    bias = jnp.zeros(4 * width, jnp.float32).at[width : 2 * width].set(1.0)
+    return {
+        "input": draw_normal(inner, (inputs, 4 * width), inputs),
+        "hidden": draw_normal(outer, (width, 4 * width), width),
+        "bias": bias,
+    }
+
+
+class Cell(NamedTuple):
+    """hidden, cell: [batch, width]."""
+
+    hidden: jax.Array
+    cell: jax.Array
+
+
+def start_cell(batch: int, width: int) -> Cell:
+    return Cell(jnp.zeros((batch, width), jnp.float32), jnp.zeros((batch, width), jnp.float32))
+
+
+def step_lstm(weights: Weights, state: Cell, projected: jax.Array) -> Cell:
+    """projected: the input times its weights, plus the bias, [batch, 4 width]."""
+    gates = projected + state.hidden @ weights["hidden"]
+    i, f, g, o = jnp.split(gates, 4, -1)
+    cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return Cell(jax.nn.sigmoid(o) * jnp.tanh(cell), cell)
+
+
+def project_lstm(weights: Weights, x: jax.Array) -> jax.Array:
+    """The part of the gates that does not wait for the step before: one product for all steps."""
+    return x @ weights["input"] + weights["bias"]
+
+
+def run_lstm(weights: Weights, x: jax.Array, *, reverse: bool = False) -> jax.Array:
+    """[time, batch, inputs] -> the hidden states [time, batch, width]."""
+
+    def step(state: Cell, projected: jax.Array) -> tuple[Cell, jax.Array]:
+        state = step_lstm(weights, state, projected)
+        return state, state.hidden
+
+    start = start_cell(x.shape[1], weights["hidden"].shape[0])
+    return lax.scan(step, start, project_lstm(weights, x), reverse=reverse)[1]
+
+
+def draw_bilstm(key: jax.Array, inputs: int, width: int) -> Weights:
+    forward, backward = jax.random.split(key)
+    return {
+        "forward": draw_lstm(forward, inputs, width),
+        "backward": draw_lstm(backward, inputs, width),
+    }
+
+
+def run_bilstm(weights: Weights, x: jax.Array) -> jax.Array:
+    """[time, batch, inputs] -> [time, batch, 2 width]: one LSTM from each end."""
+    forward = run_lstm(weights["forward"], x)
+    backward = run_lstm(weights["backward"], x, reverse=True)
+    return jnp.concatenate([forward, backward], -1)
+
+
+# ---- losses --------------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(
+    logits: jax.Array, labels: jax.Array, weight: jax.Array, smoothing: float = 0.0
+) -> jax.Array:
+    """Mean over the labels of weight 1.  logits [..., classes]; labels, weight [...].
+
+    smoothing: this much of the probability is spread over the other classes (label smoothing).
+    """
+    classes = logits.shape[-1]
+    wanted = jax.nn.one_hot(labels, classes)
+    if smoothing:
+        other = smoothing / (classes - 1)
+        wanted = wanted * (1 - smoothing - other) + other
+    losses = -(wanted * jax.nn.log_softmax(logits)).sum(-1)
+    return (losses * weight).sum() / weight.sum()
