@@ -219,12 +219,13 @@ def compile_point(point: Point) -> Mapping[str, str]:
         peers.release_memory()
 
 
-def make_job(point: Point) -> prepare.Job:
-    """With room for the argument, two results and what XLA keeps between its kernels."""
-    case = point.case()
-    return prepare.Job(
-        case.key, 4 * 4 * math.prod(case.shape), functools.partial(compile_point, point)
-    )
+def make_jobs(points: Sequence[Point]) -> list[prepare.Job]:
+    """The largest first, each with room for the argument, two results and what XLA keeps between its kernels."""
+    ordered = sorted((math.prod(p.case().shape), number) for number, p in enumerate(points))
+    return [
+        prepare.Job(p.case().key, 4 * 4 * elements, functools.partial(compile_point, p))
+        for elements, p in ((elements, points[number]) for elements, number in reversed(ordered))
+    ]
 
 
 def speedup(row: Row) -> float | None:
@@ -344,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         done = load_results(options.json).rows
         points = [point for point in points if point.case().key not in done]
     if options.dry:
-        print(prepare.format_jobs([make_job(point) for point in points]))
+        print(prepare.format_jobs(make_jobs(points)))
         return
     measure_points(points, options)
 
@@ -357,7 +358,7 @@ def measure_points(points: Sequence[Point], options: argparse.Namespace) -> None
     print(f"{format_run(run)}\n", flush=True)
     if options.prepare:
         prepare.open_caches(prepare.default_folder())
-        jobs = [make_job(point) for point in points]
+        jobs = make_jobs(points)
         prepare.prepare(jobs, options.prepare, prepare.choose_budget(options.prepare))
     print(POINT_HEADER, flush=True)
     import cupy

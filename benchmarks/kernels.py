@@ -199,9 +199,17 @@ def compile_case(pattern: str, size: str, dtype: str, chosen: Sequence[str]) -> 
     return {peer: n for peer, n in notes.items() if not n.startswith("NotMeasured")}
 
 
-def make_job(case: Case, chosen: Sequence[str]) -> prepare.Job:
-    work = functools.partial(compile_case, case.pattern, case.size, case.dtype, tuple(chosen))
-    return prepare.Job(case.key, peak_bytes(case), work)
+def make_jobs(cases: Sequence[Case], chosen: Sequence[str]) -> list[prepare.Job]:
+    """What takes longest first: many arguments are large programs; then large arrays."""
+    ordered = sorted(cases, key=lambda c: (len(c.arguments), peak_bytes(c)), reverse=True)
+    return [
+        prepare.Job(
+            case.key,
+            peak_bytes(case),
+            functools.partial(compile_case, case.pattern, case.size, case.dtype, tuple(chosen)),
+        )
+        for case in ordered
+    ]
 
 
 def peak_bytes(case: Case) -> int:
@@ -317,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         done = load_results(options.json).rows
         cases = [case for case in cases if case.key not in done]
     if options.dry:
-        print(prepare.format_jobs([make_job(case, chosen) for case in cases]))
+        print(prepare.format_jobs(make_jobs(cases, chosen)))
         return
     measure_cases(cases, chosen, options)
 
@@ -341,7 +349,7 @@ def measure_cases(cases: Sequence[Case], chosen: Sequence[str], options: Any) ->
     print(f"{format_run(run)}\n", flush=True)
     if options.prepare:
         prepare.open_caches(prepare.default_folder())
-        jobs = [make_job(case, chosen) for case in cases]
+        jobs = make_jobs(cases, chosen)
         prepare.prepare(jobs, options.prepare, prepare.choose_budget(options.prepare))
     print(f"{LEGEND}\n\n{HEADER}", flush=True)
     results = NOTHING

@@ -122,11 +122,12 @@ def prepare(jobs: Sequence[Job], workers: int, budget_bytes: int) -> None:
 def run_jobs(
     jobs: Sequence[Job], workers: int, budget_bytes: int
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """Notes by key for what failed, seconds by key for what ended.  Largest first; a job beyond the budget runs alone.
+    """Notes by key for what failed, seconds by key for what ended.
 
-    A process that dies takes the jobs that ran then with it; the others go on in new processes.
+    The next job is the first given that fits beside those that run; one beyond the budget runs alone.  A process that
+    dies takes the jobs that ran then with it; the others go on in new processes.
     """
-    waiting = sorted(jobs, key=lambda job: job.bytes, reverse=True)
+    waiting = list(jobs)
     notes: dict[str, str] = {}
     seconds: dict[str, float] = {}
     while waiting:
