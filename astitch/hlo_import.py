@@ -46,6 +46,7 @@ from astitch.ir import (
     ReducePrecisionAttrs,
     RngAttrs,
     RngBitGeneratorAttrs,
+    RngStateAttrs,
     ScatterAttrs,
     SliceAttrs,
     SortAttrs,
@@ -803,6 +804,7 @@ def _read_dot(i: Any) -> DotAttrs:
         tuple(n.lhs_batch_dimensions),
         tuple(n.rhs_batch_dimensions),
         _read_precision(i),
+        i.precision_config.algorithm,
     )
 
 
@@ -844,6 +846,34 @@ def _read_batch_norm(i: Any) -> BatchNormAttrs:
     return BatchNormAttrs(i.epsilon, i.feature_index)
 
 
+def _read_custom_call(i: Any) -> CustomCallAttrs:
+    results = [leaf for leaf, _ in _shape_leaves(i.shape)]
+    numbers = {path: number for number, (_, path) in enumerate(_shape_leaves(i.shape))}
+    aliases = [
+        (numbers[tuple(a.output_shape_index)], a.operand_index) for a in i.output_operand_aliasing
+    ]
+    operands = [leaf for s in i.operand_shapes_with_layout for leaf, _ in _shape_leaves(s)]
+    kept = bool(i.constrain_layout)
+    return CustomCallAttrs(
+        _text(i.custom_call_target),
+        i.backend_config,
+        i.custom_call_api_version,
+        i.custom_call_has_side_effect,
+        tuple(aliases),
+        tuple(tuple(s.layout.minor_to_major) for s in operands if kept),
+        tuple(tuple(s.layout.minor_to_major) for s in results if kept),
+        i.custom_call_schedule,
+    )
+
+
+def _shape_leaves(shape: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[Any, tuple[int, ...]]]:
+    """The arrays of a shape, each with its index in the tuples."""
+    if hlo_schema.ELEMENT_TYPES.get(shape.element_type) != "tuple":
+        yield shape, path
+    for number, element in enumerate(shape.tuple_shapes):
+        yield from _shape_leaves(element, (*path, number))
+
+
 # Opcodes that the proto spells otherwise than astitch.
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 _OPCODES = {b"opt-barrier": "optimization-barrier"}
@@ -879,5 +909,6 @@ _ATTRS: Mapping[str, Callable[[Any], Attrs]] = {
     "fft": lambda i: FftAttrs(hlo_schema.FFT_TYPES[i.fft_type], tuple(i.fft_length)),
     "triangular-solve": _read_triangular_solve,
     "cholesky": lambda i: CholeskyAttrs(i.cholesky_options.lower),
-    "custom-call": lambda i: CustomCallAttrs(_text(i.custom_call_target), i.backend_config),
+    "rng-get-and-update-state": lambda i: RngStateAttrs(i.delta),
+    "custom-call": _read_custom_call,
 }

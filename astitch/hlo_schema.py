@@ -1,6 +1,6 @@
-"""The protobuf messages of an HLO module: hands on the message classes that hlo_import reads.
+"""The protobuf messages of an HLO module: hands on the message classes that hlo_import reads and hlo_export writes.
 
-Only the fields that astitch reads are named, with XLA's numbers (xla/service/hlo.proto and
+Only the fields that astitch knows are named, with XLA's numbers (xla/service/hlo.proto and
 xla/xla_data.proto); the parser skips the others, so a dump of any XLA version parses.  Enums are
 read as numbers and strings as bytes: both are the same on the wire, and a name that is not UTF-8
 must not make a module unreadable.
@@ -18,6 +18,7 @@ _MESSAGES = {
     "ShapeProto": """
         element_type int32 2, dimensions int64* 3, tuple_shapes ShapeProto* 4, layout LayoutProto 5,
         is_dynamic_dimension bool* 6""",
+    "ProgramShapeProto": "parameters ShapeProto* 1, result ShapeProto 2, parameter_names bytes* 3",
     "OpMetadata": """
         op_name bytes 2, source_file bytes 3, source_line int32 4, stack_frame_id int32 15""",
     "LiteralProto": """
@@ -47,7 +48,7 @@ _MESSAGES = {
     "DotDimensionNumbers": """
         lhs_contracting_dimensions int64* 1, rhs_contracting_dimensions int64* 2,
         lhs_batch_dimensions int64* 3, rhs_batch_dimensions int64* 4""",
-    "PrecisionConfig": "operand_precision int32* 1",
+    "PrecisionConfig": "operand_precision int32* 1, algorithm int32 2",
     "PaddingConfigDimension": """
         edge_padding_low int64 1, edge_padding_high int64 2, interior_padding int64 3""",
     "PaddingConfig": "dimensions PaddingConfigDimension* 1",
@@ -55,6 +56,8 @@ _MESSAGES = {
         left_side bool 1, lower bool 2, unit_diagonal bool 3, transpose_a int32 4""",
     "CholeskyOptions": "lower bool 1",
     "SliceDimensions": "start int64 1, limit int64 2, stride int64 3",
+    "OutputOperandAliasing": """
+        output_shape_index int64* 1, operand_index int64 2, operand_shape_index int64* 3""",
     "HloInstructionProto": """
         name bytes 1, opcode bytes 2, shape ShapeProto 3, metadata OpMetadata 7,
         literal LiteralProto 8, parameter_number int64 9, tuple_index int64 13,
@@ -68,12 +71,16 @@ _MESSAGES = {
         id int64 35, operand_ids int64* 36, called_computation_ids int64* 38,
         backend_config bytes 43, scatter_dimension_numbers ScatterDimensionNumbers 48,
         feature_group_count int64 50, precision_config PrecisionConfig 51,
+        constrain_layout bool 56, operand_shapes_with_layout ShapeProto* 57,
         batch_group_count int64 58, triangular_solve_options TriangularSolveOptions 59,
         is_stable bool 60, cholesky_options CholeskyOptions 62, comparison_direction bytes 63,
-        indices_are_sorted bool 67, unique_indices bool 69, rng_algorithm int32 70,
-        comparison_type bytes 72, k int64 81, largest bool 85, is_reverse bool 94""",
+        custom_call_has_side_effect bool 65, delta int64 66, indices_are_sorted bool 67,
+        unique_indices bool 69, rng_algorithm int32 70, comparison_type bytes 72,
+        output_operand_aliasing OutputOperandAliasing* 74, custom_call_schedule int32 76,
+        custom_call_api_version int32 77, k int64 81, largest bool 85, is_reverse bool 94""",
     "HloComputationProto": """
-        name bytes 1, instructions HloInstructionProto* 2, id int64 5, root_id int64 6""",
+        name bytes 1, instructions HloInstructionProto* 2, program_shape ProgramShapeProto 4,
+        id int64 5, root_id int64 6""",
     "AliasEntryProto": """
         output_shape_index int64* 1, parameter_number int64 2, parameter_shape_index int64* 3,
         kind int32 4""",
@@ -85,7 +92,8 @@ _MESSAGES = {
         stack_frames StackFrame* 4""",
     "HloModuleProto": """
         name bytes 1, entry_computation_name bytes 2, computations HloComputationProto* 3,
-        entry_computation_id int64 6, input_output_alias HloInputOutputAliasProto 8,
+        host_program_shape ProgramShapeProto 4, id int64 5, entry_computation_id int64 6,
+        input_output_alias HloInputOutputAliasProto 8,
         stack_frame_index StackFrameIndexProto 17""",
     "HloProto": "hlo_module HloModuleProto 1",
 }
@@ -135,3 +143,6 @@ def _build_messages() -> dict[str, Any]:
 _CLASSES = _build_messages()
 HloModuleProto = _CLASSES["HloModuleProto"]
 HloProto = _CLASSES["HloProto"]
+HloComputationProto = _CLASSES["HloComputationProto"]
+ShapeProto = _CLASSES["ShapeProto"]
+LiteralProto = _CLASSES["LiteralProto"]

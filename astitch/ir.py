@@ -288,7 +288,7 @@ class ScatterAttrs:
 class DotAttrs:
     """dot_general.  Result dimensions: batch, left free, right free.
 
-    precision: DEFAULT, HIGH or HIGHEST for each operand.
+    precision: DEFAULT, HIGH or HIGHEST for each operand.  algorithm: XLA's number of a chosen algorithm, 0 for none.
     """
 
     lhs_contracting: tuple[int, ...]
@@ -296,6 +296,7 @@ class DotAttrs:
     lhs_batch: tuple[int, ...] = ()
     rhs_batch: tuple[int, ...] = ()
     precision: tuple[str, ...] = ("DEFAULT", "DEFAULT")
+    algorithm: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,9 +410,28 @@ class ConditionalAttrs:
 
 
 @dataclass(frozen=True, slots=True)
+class RngStateAttrs:
+    """rng-get-and-update-state: what is added to the state of the device."""
+
+    delta: int
+
+
+@dataclass(frozen=True, slots=True)
 class CustomCallAttrs:
+    """What XLA needs to call `target`.
+
+    aliases: (result, operand) pairs that share memory.  operand_layouts, result_layouts: the dimensions of each from
+    minor to major; both empty: row-major.  api_version, schedule: XLA's numbers.
+    """
+
     target: str
     backend_config: bytes = b""
+    api_version: int = 0
+    has_side_effect: bool = False
+    aliases: tuple[tuple[int, int], ...] = ()
+    operand_layouts: tuple[tuple[int, ...], ...] = ()
+    result_layouts: tuple[tuple[int, ...], ...] = ()
+    schedule: int = 0
 
 
 Attrs = (
@@ -437,6 +457,7 @@ Attrs = (
     | TopKAttrs
     | RngAttrs
     | RngBitGeneratorAttrs
+    | RngStateAttrs
     | ReducePrecisionAttrs
     | BatchNormAttrs
     | FftAttrs

@@ -1,0 +1,616 @@
+"""Writes HLO: takes a Graph, or some of its nodes, hands on a serialized HloModuleProto.
+
+The mirror of hlo_import.py.  Where a Graph is flat and HLO wants one value (the state of a loop, the argument of a
+branch, several outputs), tuples are made and taken apart again.  Arrays are row-major, names and ids unique.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+from astitch import hlo_schema
+from astitch.errors import IllegalProduct, UnsupportedOp
+from astitch.ir import (
+    ArrayType,
+    Attrs,
+    BatchNormAttrs,
+    BroadcastAttrs,
+    CholeskyAttrs,
+    CompareAttrs,
+    ConditionalAttrs,
+    ConstantAttrs,
+    ConvolutionAttrs,
+    CustomCallAttrs,
+    DimensionAttrs,
+    DimensionsAttrs,
+    DotAttrs,
+    DType,
+    DynamicSliceAttrs,
+    FftAttrs,
+    GatherAttrs,
+    GetTupleElementAttrs,
+    Graph,
+    IotaAttrs,
+    Literal,
+    NoAttrs,
+    Node,
+    PadAttrs,
+    ParameterAttrs,
+    ReducePrecisionAttrs,
+    RngAttrs,
+    RngBitGeneratorAttrs,
+    RngStateAttrs,
+    ScatterAttrs,
+    SliceAttrs,
+    SortAttrs,
+    TopKAttrs,
+    TransposeAttrs,
+    TriangularSolveAttrs,
+    TupleType,
+    Type,
+    WindowAttrs,
+    WindowDimension,
+)
+from astitch.ops import OPS
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A part of a graph as a module of its own.
+
+    operands: the graph values that it reads, in the order of its parameters.  results: the graph values that it
+    computes, in the order of its root tuple.
+    """
+
+    hlo: bytes
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+def export_graph(graph: Graph) -> bytes:
+    """The whole graph as a serialized HloModuleProto: its parameters in order, its outputs as one tuple.
+
+    Raises UnsupportedOp for an op that HLO does not have.
+    """
+    builder = ModuleBuilder(graph.name)
+    for node in graph:
+        builder.add_node(node)
+    return builder.finish(graph.outputs, graph.aliases)
+
+
+def export_nodes(
+    graph: Graph, names: Collection[str], results: Sequence[str] | None = None
+) -> Exported:
+    """The nodes called `names` as a module whose parameters are the values they read from elsewhere.
+
+    The projections of a chosen node with several results belong to it.  results: the values to hand back; None: those
+    that an output or a node elsewhere reads.  Raises IllegalProduct for a name that the graph lacks or a result that
+    the part does not compute, UnsupportedOp for an op that HLO does not have.
+    """
+    chosen = set(names)
+    for node in graph:
+        if isinstance(node.attrs, GetTupleElementAttrs) and node.operands[0] in chosen:
+            chosen.add(node.name)
+    unknown = sorted(chosen - set(graph.nodes))
+    if unknown:
+        raise IllegalProduct(f"graph {graph.name}: %{unknown[0]} is to be exported, but is no node")
+    members = [node for node in graph if node.name in chosen]
+    operands = tuple(dict.fromkeys(o for n in members for o in n.operands if o not in chosen))
+    if results is None:
+        read = {o for node in graph if node.name not in chosen for o in node.operands}
+        wanted = read | set(graph.outputs)
+        results = [n.name for n in members if n.name in wanted and isinstance(n.type, ArrayType)]
+    for name in results:
+        if name not in chosen:
+            raise IllegalProduct(f"graph {graph.name}: the part does not compute %{name}")
+    builder = ModuleBuilder(graph.name)
+    for operand in operands:
+        builder.add_parameter(operand, graph[operand].array)
+    for node in members:
+        if isinstance(node.attrs, ParameterAttrs):
+            raise IllegalProduct(
+                f"graph {graph.name}: parameter %{node.name} cannot be part of what is exported"
+            )
+        builder.add_node(node)
+    return Exported(builder.finish(results), operands, tuple(results))
+
+
+class ModuleBuilder:
+    """Writes the entry computation of a module, one instruction after the other; values go by the nodes' names."""
+
+    def __init__(self, name: str) -> None:
+        self._module = _Module(name)
+        self._entry = _Computation(self._module, name)
+        self._parameters = 0
+
+    def add_parameter(self, name: str, type_: ArrayType) -> None:
+        """The next parameter."""
+        attrs = ParameterAttrs(self._parameters)
+        self.add_node(Node(name, "parameter", type_, attrs=attrs))
+
+    def add_node(self, node: Node) -> None:
+        """A node whose operands were added before.  Raises UnsupportedOp, IllegalProduct."""
+        self._parameters += node.op == "parameter"
+        self._entry.add_node(node)
+
+    def add_custom_call(
+        self,
+        name: str,
+        attrs: CustomCallAttrs,
+        operands: Sequence[str],
+        results: Sequence[ArrayType],
+    ) -> tuple[str, ...]:
+        """A call of `attrs.target`; the names of its results: `name` itself, or `name.0`, `name.1` ... of several."""
+        if len(results) == 1:
+            self.add_node(Node(name, "custom-call", results[0], tuple(operands), attrs))
+            return (name,)
+        self.add_node(Node(name, "custom-call", TupleType(tuple(results)), tuple(operands), attrs))
+        names = tuple(f"{name}.{i}" for i in range(len(results)))
+        for index, (part, type_) in enumerate(zip(names, results, strict=True)):
+            projection = GetTupleElementAttrs(index)
+            self.add_node(Node(part, "get-tuple-element", type_, (name,), projection))
+        return names
+
+    def finish(self, outputs: Sequence[str], aliases: Sequence[tuple[int, int]] = ()) -> bytes:
+        """The module, serialized; `outputs` become the root tuple.  aliases: as in Graph."""
+        self._entry.finish(outputs, as_tuple=True)
+        return self._module.finish(self._entry, aliases)
+
+
+# ---- module ------------------------------------------------------------------------------------------------------
+
+
+class _Module:
+    """The computations written so far, with ids and names that are unique in the module."""
+
+    def __init__(self, name: str) -> None:
+        self.proto = hlo_schema.HloModuleProto(name=_clean(name).encode())
+        self._ids = 0
+        self._names: set[str] = set()
+        self._suffix: dict[str, int] = {}
+        self._regions: dict[tuple[int, bool, bool], tuple[int, Graph]] = {}
+
+    def take_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def take_name(self, wanted: str) -> bytes:
+        name = unique = _clean(wanted)
+        while unique in self._names:
+            self._suffix[name] = self._suffix.get(name, 0) + 1
+            unique = f"{name}.{self._suffix[name]}"
+        self._names.add(unique)
+        return unique.encode()
+
+    def add_region(self, region: Graph, *, takes_tuple: bool, gives_tuple: bool) -> int:
+        """The id of a region's computation, written once however many nodes call it."""
+        key = id(region), takes_tuple, gives_tuple
+        if key not in self._regions:
+            computation = _Computation(self, region.name)
+            if takes_tuple:
+                computation.add_tuple_parameter(region)
+            for node in region:
+                if not (takes_tuple and node.op == "parameter"):
+                    computation.add_node(node)
+            computation.finish(region.outputs, as_tuple=gives_tuple)
+            # The region is kept alive, so that its id stays its own.
+            self._regions[key] = computation.write(), region
+        return self._regions[key][0]
+
+    def finish(self, entry: _Computation, aliases: Sequence[tuple[int, int]]) -> bytes:
+        self.proto.entry_computation_id = entry.write()
+        self.proto.entry_computation_name = entry.proto.name
+        self.proto.host_program_shape.CopyFrom(entry.proto.program_shape)
+        for output, parameter in aliases:
+            self.proto.input_output_alias.entries.add(
+                output_shape_index=[output], parameter_number=parameter, kind=_MAY_ALIAS
+            )
+        return bytes(self.proto.SerializeToString(deterministic=True))
+
+
+@dataclass(slots=True)
+class _Value:
+    """An instruction: its id and what it computes."""
+
+    id: int
+    shape: Any
+    projected: dict[int, _Value] = field(default_factory=dict)
+
+
+class _Computation:
+    """One computation being written: the entry or a region."""
+
+    def __init__(self, module: _Module, name: str) -> None:
+        self.module = module
+        self.name = name
+        self.proto = hlo_schema.HloComputationProto()
+        self.values: dict[str, _Value] = {}
+
+    def add_tuple_parameter(self, region: Graph) -> None:
+        """The one parameter of a loop's or branch's computation, taken apart into the region's parameters."""
+        types = [region[name].array for name in region.parameters]
+        instruction = self._start("state", "parameter", _write_tuple_shape(types))
+        instruction.parameter_number = 0
+        state = self._end(instruction)
+        for index, name in enumerate(region.parameters):
+            self.values[name] = self._project(state, index, name)
+
+    def add_node(self, node: Node) -> None:
+        if node.op not in OPS:
+            raise UnsupportedOp(
+                f"graph {self.name}, %{node.name} = {node.op}: HLO has no such op\n"
+                "  export the graph before the stage that makes it"
+            )
+        if node.name in self.values:
+            raise IllegalProduct(f"graph {self.name}: there is a second %{node.name}")
+        operands = [self._find(node, name) for name in node.operands]
+        match node.op:
+            case "get-tuple-element":
+                assert isinstance(node.attrs, GetTupleElementAttrs)
+                value = self._project(operands[0], node.attrs.index, node.name, node)
+            case "while":
+                value = self._add_loop(node, operands)
+            case "conditional":
+                value = self._add_branches(node, operands)
+            case _:
+                value = self._add(node, node.type, operands)
+        self.values[node.name] = value
+
+    def finish(self, outputs: Sequence[str], *, as_tuple: bool) -> None:
+        """Makes the root: the output itself, or a tuple of the outputs."""
+        try:
+            values = [self.values[name] for name in outputs]
+        except KeyError as error:
+            raise IllegalProduct(
+                f"graph {self.name}: there is no output %{error.args[0]}"
+            ) from None
+        root = self._tuple(values, "tuple") if as_tuple or len(values) != 1 else values[0]
+        self.proto.root_id = root.id
+        self.proto.program_shape.result.CopyFrom(root.shape)
+
+    def write(self) -> int:
+        """Adds the computation to the module; its id."""
+        proto = self.proto
+        proto.name = self.module.take_name(self.name)
+        proto.id = self.module.take_id()
+        parameters = [i for i in proto.instructions if i.opcode == b"parameter"]
+        parameters.sort(key=lambda i: i.parameter_number)
+        proto.program_shape.parameters.extend(i.shape for i in parameters)
+        proto.program_shape.parameter_names.extend(i.name for i in parameters)
+        self.module.proto.computations.append(proto)
+        return int(proto.id)
+
+    def _find(self, node: Node, name: str) -> _Value:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise IllegalProduct(
+                f"graph {self.name}, %{node.name}: operand %{name} was not added before it"
+            ) from None
+
+    def _start(self, name: str, opcode: str, shape: Any, node: Node | None = None) -> Any:
+        """An instruction without operands and attributes."""
+        instruction = self.proto.instructions.add(
+            id=self.module.take_id(),
+            name=self.module.take_name(name),
+            opcode=_OPCODES.get(opcode, opcode).encode(),
+            shape=shape,
+        )
+        if node is not None:
+            _write_metadata(instruction, node)
+        return instruction
+
+    def _end(self, instruction: Any, operands: Sequence[_Value] = ()) -> _Value:
+        instruction.operand_ids.extend(v.id for v in operands)
+        return _Value(instruction.id, instruction.shape)
+
+    def _tuple(self, values: Sequence[_Value], name: str) -> _Value:
+        shape = hlo_schema.ShapeProto(element_type=_TUPLE)
+        shape.tuple_shapes.extend(v.shape for v in values)
+        return self._end(self._start(name, "tuple", shape), values)
+
+    def _project(self, value: _Value, index: int, name: str, node: Node | None = None) -> _Value:
+        """Element `index` of a tuple: one instruction, however many nodes ask for it."""
+        if index not in value.projected:
+            shape = value.shape.tuple_shapes[index]
+            instruction = self._start(name, "get-tuple-element", shape, node)
+            instruction.tuple_index = index
+            value.projected[index] = self._end(instruction, [value])
+        return value.projected[index]
+
+    def _add(self, node: Node, type_: Type, operands: Sequence[_Value]) -> _Value:
+        instruction = self._start(node.name, node.op, _write_shape(type_), node)
+        for region in node.regions:
+            called = self.module.add_region(region, takes_tuple=False, gives_tuple=False)
+            instruction.called_computation_ids.append(called)
+        _write_attrs(instruction, node.attrs)
+        if isinstance(node.attrs, CustomCallAttrs):
+            _write_layouts(instruction, node.attrs, [v.shape for v in operands])
+        return self._end(instruction, operands)
+
+    def _add_loop(self, node: Node, operands: Sequence[_Value]) -> _Value:
+        """A while over the tuple of its state, also where that is one array."""
+        condition, body = node.regions
+        state = self._tuple(operands, f"{node.name}.init")
+        called = [
+            self.module.add_region(body, takes_tuple=True, gives_tuple=True),
+            self.module.add_region(condition, takes_tuple=True, gives_tuple=False),
+        ]
+        array = isinstance(node.type, ArrayType)
+        name = f"{node.name}.state" if array else node.name
+        instruction = self._start(name, "while", state.shape, node)
+        instruction.called_computation_ids.extend(called)  # XLA stores the body first
+        loop = self._end(instruction, [state])
+        return self._project(loop, 0, node.name, node) if array else loop
+
+    def _add_branches(self, node: Node, operands: Sequence[_Value]) -> _Value:
+        """A conditional; each branch takes one tuple."""
+        assert isinstance(node.attrs, ConditionalAttrs)
+        given = [operands[0]]
+        called = []
+        start = 1
+        several = isinstance(node.type, TupleType)
+        for region, count in zip(node.regions, node.attrs.operand_counts, strict=True):
+            argument = operands[start : start + count]
+            given.append(self._tuple(argument, f"{node.name}.argument"))
+            start += count
+            called.append(self.module.add_region(region, takes_tuple=True, gives_tuple=several))
+        instruction = self._start(node.name, "conditional", _write_shape(node.type), node)
+        instruction.called_computation_ids.extend(called)
+        return self._end(instruction, given)
+
+
+# ---- pieces of the message ---------------------------------------------------------------------------------------
+
+_OPCODES = {"optimization-barrier": "opt-barrier"}
+_ELEMENT_NUMBERS = {name: number for number, name in hlo_schema.ELEMENT_TYPES.items()}
+_TUPLE = _ELEMENT_NUMBERS["tuple"]
+_MAY_ALIAS = 1
+_UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def _number(names: dict[int, str], name: str) -> int:
+    return next(number for number, known in names.items() if known == name)
+
+
+def _clean(name: str) -> str:
+    """The name in the letters that HLO text can hold."""
+    return _UNUSUAL.sub("_", name) or "unnamed"
+
+
+def _write_metadata(instruction: Any, node: Node) -> None:
+    if node.op_name:
+        instruction.metadata.op_name = node.op_name.encode()
+    file, _, line = node.source.rpartition(":")
+    if file and line.isdecimal():
+        instruction.metadata.source_file = file.encode()
+        instruction.metadata.source_line = int(line)
+
+
+def _write_shape(type_: Type, minor_to_major: Sequence[int] | None = None) -> Any:
+    if isinstance(type_, TupleType):
+        return _write_tuple_shape(type_.elements)
+    shape = hlo_schema.ShapeProto(
+        element_type=_ELEMENT_NUMBERS[type_.dtype.value],
+        dimensions=type_.shape,
+        is_dynamic_dimension=[False] * type_.rank,
+    )
+    order = reversed(range(type_.rank)) if minor_to_major is None else minor_to_major
+    shape.layout.minor_to_major.extend(order)
+    shape.layout.SetInParent()  # a scalar has a layout too
+    return shape
+
+
+def _write_tuple_shape(types: Sequence[ArrayType]) -> Any:
+    return hlo_schema.ShapeProto(
+        element_type=_TUPLE, tuple_shapes=[_write_shape(type_) for type_ in types]
+    )
+
+
+def _write_literal(literal: Literal) -> Any:
+    """The elements in the field of their type.
+
+    Where the wire holds words of a fixed size the bytes go there as they are: Python's float would quiet a NaN.
+    """
+    proto = hlo_schema.LiteralProto()
+    name = f"{literal.dtype.value}s"
+    number = hlo_schema.LiteralProto.DESCRIPTOR.fields_by_name[name].number
+    if literal.dtype in _VARINT:
+        getattr(proto, name).extend(literal.numpy().ravel().tolist())
+    elif literal.data:
+        proto.MergeFromString(
+            _write_varint(number << 3 | 2) + _write_varint(len(literal.data)) + literal.data
+        )
+    proto.shape.CopyFrom(_write_shape(ArrayType(literal.dtype, literal.shape)))
+    return proto
+
+
+_VARINT = (DType.PRED, DType.S32, DType.S64, DType.U32, DType.U64)
+
+
+def _write_varint(value: int) -> bytes:
+    """Protocol buffers' integers: seven bits a byte, the lowest first, the high bit set on all but the last."""
+    groups = bytearray()
+    while value >= 0x80:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+def _write_window(window: Any, dimensions: Sequence[WindowDimension]) -> None:
+    for d in dimensions:
+        window.dimensions.add(
+            size=d.size,
+            stride=d.stride,
+            padding_low=d.padding_low,
+            padding_high=d.padding_high,
+            window_dilation=d.window_dilation,
+            base_dilation=d.base_dilation,
+            window_reversal=d.reversed,
+        )
+
+
+def _write_precision(instruction: Any, precision: Sequence[str], algorithm: int = 0) -> None:
+    numbers = [_number(hlo_schema.PRECISIONS, name) for name in precision]
+    instruction.precision_config.operand_precision.extend(numbers)
+    instruction.precision_config.algorithm = algorithm
+
+
+def _write_attrs(i: Any, attrs: Attrs) -> None:
+    """The attributes' fields of an instruction."""
+    match attrs:
+        case NoAttrs() | ConditionalAttrs():
+            pass
+        case ParameterAttrs(index):
+            i.parameter_number = index
+        case ConstantAttrs(value):
+            i.literal.CopyFrom(_write_literal(value))
+        case IotaAttrs(dimension) | DimensionAttrs(dimension):
+            i.dimensions.append(dimension)
+        case BroadcastAttrs(dimensions) | DimensionsAttrs(dimensions):
+            i.dimensions.extend(dimensions)
+        case TransposeAttrs(permutation):
+            i.dimensions.extend(permutation)
+        case SliceAttrs():
+            for start, limit, stride in zip(attrs.starts, attrs.limits, attrs.strides, strict=True):
+                i.slice_dimensions.add(start=start, limit=limit, stride=stride)
+        case PadAttrs():
+            for low, high, interior in zip(attrs.low, attrs.high, attrs.interior, strict=True):
+                i.padding_config.dimensions.add(
+                    edge_padding_low=low, edge_padding_high=high, interior_padding=interior
+                )
+        case CompareAttrs(direction, total_order):
+            i.comparison_direction = direction.encode()
+            if total_order:  # else XLA takes the type's own
+                i.comparison_type = b"TOTALORDER"
+        case DynamicSliceAttrs(sizes):
+            i.dynamic_slice_sizes.extend(sizes)
+        case GatherAttrs():
+            _write_gather(i, attrs)
+        case ScatterAttrs():
+            _write_scatter(i, attrs)
+        case DotAttrs():
+            n = i.dot_dimension_numbers
+            n.lhs_contracting_dimensions.extend(attrs.lhs_contracting)
+            n.rhs_contracting_dimensions.extend(attrs.rhs_contracting)
+            n.lhs_batch_dimensions.extend(attrs.lhs_batch)
+            n.rhs_batch_dimensions.extend(attrs.rhs_batch)
+            n.SetInParent()  # an outer product names no dimension
+            _write_precision(i, attrs.precision, attrs.algorithm)
+        case WindowAttrs(window):
+            _write_window(i.window, window)
+            i.window.SetInParent()
+        case ConvolutionAttrs():
+            _write_convolution(i, attrs)
+        case GetTupleElementAttrs(index):
+            i.tuple_index = index
+        case SortAttrs(dimension, is_stable):
+            i.dimensions.append(dimension)
+            i.is_stable = is_stable
+        case TopKAttrs(k, largest):
+            i.k, i.largest = k, largest
+        case RngAttrs(distribution):
+            i.distribution = _number(hlo_schema.DISTRIBUTIONS, distribution)
+        case RngBitGeneratorAttrs(algorithm):
+            i.rng_algorithm = _number(hlo_schema.RANDOM_ALGORITHMS, algorithm)
+        case RngStateAttrs(delta):
+            i.delta = delta
+        case ReducePrecisionAttrs(exponent_bits, mantissa_bits):
+            i.exponent_bits, i.mantissa_bits = exponent_bits, mantissa_bits
+        case BatchNormAttrs(epsilon, feature_index):
+            i.epsilon, i.feature_index = epsilon, feature_index
+        case FftAttrs(kind, lengths):
+            i.fft_type = _number(hlo_schema.FFT_TYPES, kind)
+            i.fft_length.extend(lengths)
+        case TriangularSolveAttrs():
+            o = i.triangular_solve_options
+            o.left_side, o.lower, o.unit_diagonal = (
+                attrs.left_side,
+                attrs.lower,
+                attrs.unit_diagonal,
+            )
+            o.transpose_a = _number(hlo_schema.TRANSPOSES, attrs.transpose_a)
+        case CholeskyAttrs(lower):
+            i.cholesky_options.lower = lower
+            i.cholesky_options.SetInParent()
+        case CustomCallAttrs():
+            _write_custom_call(i, attrs)
+        case _:
+            assert_never(attrs)
+
+
+def _write_gather(i: Any, attrs: GatherAttrs) -> None:
+    n = i.gather_dimension_numbers
+    n.offset_dims.extend(attrs.offset_dims)
+    n.collapsed_slice_dims.extend(attrs.collapsed_slice_dims)
+    n.start_index_map.extend(attrs.start_index_map)
+    n.index_vector_dim = attrs.index_vector_dim
+    n.operand_batching_dims.extend(attrs.operand_batching_dims)
+    n.start_indices_batching_dims.extend(attrs.start_indices_batching_dims)
+    n.SetInParent()
+    i.gather_slice_sizes.extend(attrs.slice_sizes)
+    i.indices_are_sorted = attrs.indices_are_sorted
+
+
+def _write_scatter(i: Any, attrs: ScatterAttrs) -> None:
+    n = i.scatter_dimension_numbers
+    n.update_window_dims.extend(attrs.update_window_dims)
+    n.inserted_window_dims.extend(attrs.inserted_window_dims)
+    n.scatter_dims_to_operand_dims.extend(attrs.scatter_dims_to_operand_dims)
+    n.index_vector_dim = attrs.index_vector_dim
+    n.input_batching_dims.extend(attrs.input_batching_dims)
+    n.scatter_indices_batching_dims.extend(attrs.scatter_indices_batching_dims)
+    n.SetInParent()
+    i.indices_are_sorted = attrs.indices_are_sorted
+    i.unique_indices = attrs.unique_indices
+
+
+def _write_convolution(i: Any, attrs: ConvolutionAttrs) -> None:
+    _write_window(i.window, attrs.window)
+    i.window.SetInParent()
+    n = i.convolution_dimension_numbers
+    n.input_batch_dimension = attrs.input_batch
+    n.input_feature_dimension = attrs.input_feature
+    n.input_spatial_dimensions.extend(attrs.input_spatial)
+    n.kernel_input_feature_dimension = attrs.kernel_input_feature
+    n.kernel_output_feature_dimension = attrs.kernel_output_feature
+    n.kernel_spatial_dimensions.extend(attrs.kernel_spatial)
+    n.output_batch_dimension = attrs.output_batch
+    n.output_feature_dimension = attrs.output_feature
+    n.output_spatial_dimensions.extend(attrs.output_spatial)
+    n.SetInParent()
+    i.feature_group_count = attrs.feature_group_count
+    i.batch_group_count = attrs.batch_group_count
+    _write_precision(i, attrs.precision)
+
+
+def _write_custom_call(i: Any, attrs: CustomCallAttrs) -> None:
+    i.custom_call_target = attrs.target.encode()
+    i.backend_config = attrs.backend_config
+    i.custom_call_api_version = attrs.api_version
+    i.custom_call_has_side_effect = attrs.has_side_effect
+    i.custom_call_schedule = attrs.schedule
+    several = i.shape.element_type == _TUPLE
+    for result, operand in attrs.aliases:
+        i.output_operand_aliasing.add(
+            output_shape_index=[result] if several else [], operand_index=operand
+        )
+
+
+def _write_layouts(i: Any, attrs: CustomCallAttrs, operands: Sequence[Any]) -> None:
+    """The layouts that a custom call insists on, where it names any."""
+    if not attrs.operand_layouts and not attrs.result_layouts:
+        return
+    i.constrain_layout = True
+    i.operand_shapes_with_layout.extend(operands)
+    results = i.shape.tuple_shapes if i.shape.element_type == _TUPLE else [i.shape]
+    for shapes, layouts in (
+        (i.operand_shapes_with_layout, attrs.operand_layouts),
+        (results, attrs.result_layouts),
+    ):
+        for shape, layout in zip(shapes, layouts, strict=True):
+            shape.layout.minor_to_major[:] = layout
