@@ -37,6 +37,9 @@ STORAGE = {
 }
 """The C++ type of an element in memory."""
 
+F8 = frozenset({DType.F8E4M3FN, DType.F8E5M2})
+"""Types whose vectors wait as floats (Lanes) until they are stored: conversion takes two elements at once."""
+
 PARTLY = 8
 """Turns of a loop that is unrolled in part: independent loads that a thread has in flight."""
 
@@ -231,9 +234,13 @@ class _Printer:
                 at = f"{array} + ({spell_form(position)})"
                 yield f"{pad}const {vector} {name} = *reinterpret_cast<const {vector}*>({at});"
             case k.VectorVariable(name, dtype, width):
-                yield f"{pad}Vec<{STORAGE[dtype]}, {width}> {name};"
+                kind = "Lanes" if dtype in F8 else "Vec"
+                yield f"{pad}{kind}<{STORAGE[dtype]}, {width}> {name};"
             case k.StoreLane(vector, dtype, expr):
-                yield f"{pad}{vector}.v[lane] = {spell_store(dtype, expr)};"
+                value = spell(expr) if dtype in F8 else spell_store(dtype, expr)
+                yield f"{pad}{vector}.v[lane] = {value};"
+            case k.StoreVector(array, position, vector, dtype) if dtype in F8:
+                yield f"{pad}store_lanes({array} + ({spell_form(position)}), {vector});"
             case k.StoreVector(array, position, vector, dtype, width):
                 kind = f"Vec<{STORAGE[dtype]}, {width}>"
                 yield f"{pad}*reinterpret_cast<{kind}*>({array} + ({spell_form(position)})) = {vector};"

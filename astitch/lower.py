@@ -15,6 +15,7 @@ from astitch.residency import find_streams
 from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import Arrangement, Scheme
 from astitch.storage import storage_type
+from astitch.store_rounding import round_at_stores
 
 REGISTERS_FOR_CODE = 28
 """Registers that a kernel needs beside what it keeps: addresses, temporaries, accumulators."""
@@ -119,7 +120,7 @@ def _assemble(
         scratch=tuple(scratch.values()),
         reducers=tuple(declarations.reducers.values()),
         slots=tuple(declarations.slots),
-        body=body,
+        body=round_at_stores(body),
         grid=grid,
         block=arrangement.block,
         shared_bytes=0,

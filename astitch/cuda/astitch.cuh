@@ -149,5 +149,22 @@ template <int PENDING> __device__ __forceinline__ void copy_wait()
 }
 
 #include "types.cuh"
+
+// A vector of f8 that is being filled: its lanes wait as floats, since one instruction converts two of them, and go to
+// memory as whole words, which the compiler would take apart if they became a Vec.
+template <class T, int N> struct Lanes { float v[N]; };
+template <class T, int N> __device__ __forceinline__ void store_lanes(T* to, const Lanes<T, N>& lanes)
+{
+    constexpr int bytes = N % 4 == 0 ? 4 : N % 2 == 0 ? 2 : 1;
+    Vec<typename unsigned_type<bytes>::type, N / bytes> words;
+#pragma unroll
+    for (int i = 0; i < N; i += bytes) {
+        float part[bytes];
+        for (int j = 0; j < bytes; ++j) part[j] = lanes.v[i + j];
+        words.v[i / bytes] = encode_f8<T>(part);
+    }
+    *reinterpret_cast<decltype(words)*>(to) = words;
+}
+
 #include "hlo_math.cuh"
 #include "collectives.cuh"

@@ -117,41 +117,61 @@ __device__ __forceinline__ float decode_float(unsigned int code)
     }
 }
 
-// ---- pairs of f8 ------------------------------------------------------------------------------------
+// ---- float to f8 ------------------------------------------------------------------------------------
 
 #if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 890
-// The code of x, given what the conversion instruction made of it: it saturates, and knows one NaN.
-template <class T> __device__ __forceinline__ unsigned int correct_code(unsigned int code, float x)
+// The instruction converts two floats (the second operand to the lower byte); it saturates, and knows one NaN.
+#define ASTITCH_CONVERT_F8(format, N, codes, v)                                                                      \
+    if constexpr (N == 4) {                                                                                          \
+        asm("{ .reg .b16 low, high; cvt.rn.satfinite." format ".f32 low, %2, %1; "                                   \
+            "cvt.rn.satfinite." format ".f32 high, %4, %3; mov.b32 %0, {low, high}; }"                               \
+            : "=r"(codes) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));                                             \
+    } else {                                                                                                         \
+        asm("{ .reg .b16 low; cvt.rn.satfinite." format ".f32 low, %2, %1; cvt.u32.u16 %0, low; }"                   \
+            : "=r"(codes) : "f"(v[0]), "f"(N == 2 ? v[N - 1] : 0.0f));                                               \
+    }
+
+// What the code of x is where the instruction gives another, in the upper byte.
+template <class T> __device__ __forceinline__ unsigned int special_code(float x)
 {
     const unsigned int u = bits_of(x), a = u & 0x7fffffffu;
-    if constexpr (is_same<T, f8e4m3fn>) {
-        return same_bits<float>(a) <= 464.0f ? code : u >> 24 | 0x7fu;
-    } else {  // infinity from 61440 on; of a NaN the upper bits of the payload, quiet if none is set
-        const unsigned int special = ((a > 0x7f800000u ? a : 0x7f800000u) >> 21) & 0x7fu;
-        const unsigned int quiet = a - 0x7f800001u < 0x1fffffu ? 2u : 0u;
-        return a < 0x47700000u ? code : (u >> 24 & 0x80u) | special | quiet;
-    }
+    if constexpr (is_same<T, f8e4m3fn>) return u | 0x7f000000u;
+    // Infinity; of a NaN the upper bits of the payload, quiet if none is set.
+    const unsigned int quiet = a - 0x7f800001u < 0x1fffffu ? 0x02000000u : 0u;
+    return (u & 0x80000000u) | ((a > 0x7f800000u ? a : 0x7f800000u) << 3 & 0x7f000000u) | quiet;
+}
+
+template <class T> __device__ __forceinline__ bool has_special_code(float x)
+{
+    if constexpr (is_same<T, f8e4m3fn>) return !(fabsf(x) <= 464.0f);
+    else return !(fabsf(x) < 61440.0f);
 }
 #endif
 
-// The codes of two floats as f8, that of `low` in the lower byte; one instruction converts both where there is one.
-template <class T> __device__ __forceinline__ unsigned int encode_pair(float low, float high)
+// The codes of N = 1, 2 or 4 floats as f8, the first in the lowest byte.
+template <class T, int N> __device__ __forceinline__ unsigned int encode_f8(const float (&v)[N])
 {
     constexpr bool e4m3 = is_same<T, f8e4m3fn>;
-    static_assert(e4m3 || is_same<T, f8e5m2>, "encode_pair: not an f8 type");
+    static_assert((e4m3 || is_same<T, f8e5m2>) && (N == 1 || N == 2 || N == 4), "encode_f8: not f8 in a word");
+    unsigned int codes = 0;
 #if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 890
-    unsigned short codes;
     if constexpr (e4m3) {
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+        ASTITCH_CONVERT_F8("e4m3x2", N, codes, v)
     } else {
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+        ASTITCH_CONVERT_F8("e5m2x2", N, codes, v)
     }
-    return correct_code<T>(codes & 0xffu, low) | correct_code<T>(codes >> 8, high) << 8;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {  // byte i of the codes gives way to the upper byte of the special code
+        const unsigned int replaced = __byte_perm(codes, special_code<T>(v[i]), 0x3210 + ((7 - i) << (4 * i)));
+        codes = has_special_code<T>(v[i]) ? replaced : codes;
+    }
 #else
-    constexpr int exponent = e4m3 ? 4 : 5, mantissa = e4m3 ? 3 : 2;
-    return encode_float<exponent, mantissa, !e4m3>(bits_of(low)) |
-           encode_float<exponent, mantissa, !e4m3>(bits_of(high)) << 8;
+    for (int i = 0; i < N; ++i) {
+        constexpr int exponent = e4m3 ? 4 : 5, mantissa = e4m3 ? 3 : 2;
+        codes |= encode_float<exponent, mantissa, !e4m3>(bits_of(v[i])) << (8 * i);
+    }
 #endif
+    return codes;
 }
 
 // ---- storage to float -------------------------------------------------------------------------------
@@ -194,7 +214,8 @@ template <class T> __device__ __forceinline__ T from_float(float x)
         return bf16{(unsigned short)((u + 0x7fffu + ((u >> 16) & 1)) >> 16)};
 #endif
     } else if constexpr (is_same<T, f8e4m3fn> || is_same<T, f8e5m2>) {
-        return T{(unsigned char)encode_pair<T>(x, 0.0f)};
+        const float one[1] = {x};
+        return T{(unsigned char)encode_f8<T>(one)};
     } else {
         static_assert(is_same<T, float>, "from_float: not a float storage type");
         return x;

@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       if (tx < 1) {
         p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);
       }
-      const float reduce_11 = round_to<f8e4m3fn>(reduce_11_state_0[0].f0);
+      const float reduce_11 = reduce_11_state_0[0].f0;
       if (tx < 1) {
         p_reduce_11[outer] = store_as<f8e4m3fn>(reduce_11);
       }
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           if (col < 304) {
             const Vec<bf16, 8> scale_1_v_0__1 = from_words<Vec<bf16, 8>>(scale_1_kept_0[k + l]);
             const int at_0__1 = outer * 304 + col;
-            Vec<f8e4m3fn, 8> convert_element_type_11_w_0;
+            Lanes<f8e4m3fn, 8> convert_element_type_11_w_0;
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
               const float scale_1__1 = load_as<float>(scale_1_v_0__1.v[lane]);
@@ -148,10 +148,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float mul_22 = hlo_multiply(reduce_sum_7__1, convert_element_type_10);
               const float max_3 = hlo_maximum(-448.0f, mul_22);
               const float min_3 = hlo_minimum(448.0f, max_3);
-              const float convert_element_type_11 = hlo_convert<f8e4m3fn, float>(min_3);
-              convert_element_type_11_w_0.v[lane] = store_as<f8e4m3fn>(convert_element_type_11);
+              const float convert_element_type_11 = hlo_convert<float, float>(min_3);
+              convert_element_type_11_w_0.v[lane] = convert_element_type_11;
             }
-            *reinterpret_cast<Vec<f8e4m3fn, 8>*>(p_convert_element_type_11 + (at_0__1)) = convert_element_type_11_w_0;
+            store_lanes(p_convert_element_type_11 + (at_0__1), convert_element_type_11_w_0);
           }
         }
       }
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const int at_0__2 = outer * 180 + row * 90 + col;
             const Vec<f8e5m2, 2> g_1_v_0 = *reinterpret_cast<const Vec<f8e5m2, 2>*>(p_g_1 + (at_0__2));
             const Vec<f8e5m2, 2> g_1_v_0__1 = *reinterpret_cast<const Vec<f8e5m2, 2>*>(p_g_1 + (at_0__2));
-            Vec<f8e5m2, 2> add_3_w_0;
+            Lanes<f8e5m2, 2> add_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               const float g_1 = load_as<float>(g_1_v_0.v[lane]);
@@ -193,10 +193,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float mul_23 = round_to<f8e5m2>(hlo_multiply(g_1__1, g_1__1));
               const float tanh_1 = round_to<f8e5m2>(hlo_tanh(g_1__1));
               const float select_n_1 = (gt_3 ? mul_23 : tanh_1);
-              const float add_3 = round_to<f8e5m2>(hlo_add(neg_1, select_n_1));
-              add_3_w_0.v[lane] = store_as<f8e5m2>(add_3);
+              const float add_3 = hlo_add(neg_1, select_n_1);
+              add_3_w_0.v[lane] = add_3;
             }
-            *reinterpret_cast<Vec<f8e5m2, 2>*>(p_add_3 + (at_0__2)) = add_3_w_0;
+            store_lanes(p_add_3 + (at_0__2), add_3_w_0);
           }
         }
       }
@@ -206,14 +206,14 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 90) {
           const int at_0__3 = outer * 90 + col;
-          Vec<f8e5m2, 2> reduce_10_w_0;
+          Lanes<f8e5m2, 2> reduce_10_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            const float reduce_10 = round_to<f8e5m2>(reduce_10_state_0[l * 2 + lane].f0);
-            reduce_10_w_0.v[lane] = store_as<f8e5m2>(reduce_10);
+            const float reduce_10 = reduce_10_state_0[l * 2 + lane].f0;
+            reduce_10_w_0.v[lane] = reduce_10;
           }
           if (ty < 1) {
-            *reinterpret_cast<Vec<f8e5m2, 2>*>(p_reduce_10 + (at_0__3)) = reduce_10_w_0;
+            store_lanes(p_reduce_10 + (at_0__3), reduce_10_w_0);
           }
         }
       }
