@@ -397,7 +397,7 @@ def _scatter(node: Node, operands: Arrays) -> Arrays:
     for d, u in zip(windowed, a.update_window_dims, strict=True):
         sizes[d] = updates[0].shape[u]
     moved = [
-        u.transpose([*batch_axes, *a.update_window_dims]).reshape(*batch, *sizes) for u in updates
+        u.transpose([*batch_axes, *a.update_window_dims]).reshape((*batch, *sizes)) for u in updates
     ]
     if 0 in moved[0].shape or 0 in shape:
         return inputs

@@ -155,8 +155,13 @@ def _power(x: Array, y: Array) -> Array:
     """Integers: the power modulo 2^bits; a negative exponent gives 0 unless the base is 1 or -1.
 
     (XLA's CPU and GPU code looks at the six low bits of the exponent only, enough wherever nothing
-    overflows.)
+    overflows.)  Complex: 0^y is 0 or 1 for a real y that is not negative, else NaN.
     """
+    if x.dtype.kind == "c":
+        of_zero = np.where(y.real > 0, 0.0, np.where(y.real == 0, 1.0, np.nan))
+        of_zero = np.where(y.imag == 0, of_zero, np.nan)
+        nowhere = np.where(np.isnan(of_zero), complex(np.nan, np.nan), of_zero)
+        return np.where(x == 0, nowhere, np.power(np.where(x == 0, 1, x), y))
     if not _is_integer(x):
         return np.power(x, y)
     result, base, exponent = np.ones_like(x * y), x, np.where(y < 0, np.zeros_like(y), y)
@@ -169,6 +174,13 @@ def _power(x: Array, y: Array) -> Array:
         x == -1, np.where(y & 1, -np.ones_like(x), np.ones_like(x)), np.where(x == 1, x, 0 * x)
     )
     return np.where(y < 0, unit, result)
+
+
+def _atan2(y: Array, x: Array) -> Array:
+    """Complex: -i log((x + iy) / sqrt(x^2 + y^2)), as XLA has it."""
+    if y.dtype.kind == "c":
+        return -1j * np.log((x + 1j * y) / np.sqrt(x * x + y * y))
+    return np.arctan2(y, x)
 
 
 def meaning_of_abs(node: Node, x: Array) -> Array:
@@ -834,7 +846,7 @@ MEANINGS: dict[str, Meaning] = {
     "divide": _arithmetic(_divide),
     "remainder": _arithmetic(_remainder),
     "power": _function(_power),
-    "atan2": _function(np.arctan2),
+    "atan2": _function(_atan2),
     "exponential": _function(np.exp),
     "exponential-minus-one": _function(np.expm1),
     "log": _function(np.log),
