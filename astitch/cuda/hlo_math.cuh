@@ -108,6 +108,7 @@ template <class T> __device__ __forceinline__ T hlo_abs(T x)
 {
     if constexpr (is_signed_integer<T>) return x < 0 ? hlo_negate(x) : x;
     else if constexpr (is_unsigned_integer<T> || is_pred<T>) return x;
+    else if constexpr (is_same<T, float>) return ASTITCH_LIBM(fabsf)(x);  // a modifier of the instruction that reads it
     else return same_bits<T>(bits_of(x) & (~unsigned_of<T>(0) >> 1));
 }
 

@@ -99,21 +99,33 @@ __device__ __forceinline__ unsigned int encode_float(unsigned int u)
 // 2 to the power n, a normal float.
 __device__ __forceinline__ float power_of_two(int n) { return same_bits<float>((unsigned int)(n + 127) << 23); }
 
+// |x| as a modifier of the instruction that reads it.
+__device__ __forceinline__ float magnitude(float x)
+{
+#ifdef ASTITCH_HOST
+    return __builtin_fabsf(x);
+#else
+    return fabsf(x);
+#endif
+}
+
 // The float that a code of the format stands for (exact): its bits where a float has its own are that float over a
 // power of two, also where both are subnormal.
 template <int exponent, int mantissa, bool has_infinity>
 __device__ __forceinline__ float decode_float(unsigned int code)
 {
-    constexpr unsigned int all = (1u << (exponent + mantissa)) - 1;
-    constexpr unsigned int infinity = all - ((1u << mantissa) - 1);
+    constexpr unsigned int magnitudes = ((1u << (exponent + mantissa)) - 1) << (23 - mantissa);
     constexpr int bias = (1 << (exponent - 1)) - 1;
-    const unsigned int a = code & all;
-    const unsigned int u = (code >> (exponent + mantissa)) << 31 | a << (23 - mantissa);
-    const unsigned int finite = bits_of(same_bits<float>(u) * power_of_two(127 - bias));
+    // The upper bits of the float's exponent, which the arithmetic shift fills with the sign, are masked.
+    const int upper = int(code << (31 - exponent - mantissa)) >> (8 - exponent);
+    const float finite = same_bits<float>((unsigned int)upper & (0x80000000u | magnitudes)) * power_of_two(127 - bias);
     if constexpr (has_infinity) {
-        return same_bits<float>(a >= infinity ? u | 0x7f800000u : finite);
-    } else {
-        return same_bits<float>(a == all ? (u & 0x80000000u) | 0x7fc00000u : finite);
+        const float special = same_bits<float>(bits_of(finite) | 0x7f800000u);
+        return magnitude(finite) >= power_of_two(bias + 1) ? special : finite;
+    } else {  // the last code would be this number, but is NaN
+        constexpr unsigned int last = magnitudes + ((127 - bias) << 23);
+        const float nan = same_bits<float>(bits_of(finite) ^ last ^ 0x7fc00000u);
+        return magnitude(finite) == same_bits<float>(last) ? nan : finite;
     }
 }
 
@@ -143,8 +155,8 @@ template <class T> __device__ __forceinline__ unsigned int special_code(float x)
 
 template <class T> __device__ __forceinline__ bool has_special_code(float x)
 {
-    if constexpr (is_same<T, f8e4m3fn>) return !(fabsf(x) <= 464.0f);
-    else return !(fabsf(x) < 61440.0f);
+    if constexpr (is_same<T, f8e4m3fn>) return !(magnitude(x) <= 464.0f);
+    else return !(magnitude(x) < 61440.0f);
 }
 #endif
 
