@@ -288,6 +288,8 @@ class Folding:
 
     dtype: sums and products of f16, bf16 and f8 accumulate in f32 and are rounded once, as the reference
     does it.  op: the one op that the region is, or None.  neutral: the init value changes nothing.
+    padding: what stands where there is no element; of an unknown function that is the init value, which HLO
+    expects to be its identity.
     """
 
     origin: Node
@@ -296,6 +298,7 @@ class Folding:
     dtype: DType
     init: str
     neutral: bool
+    padding: str
 
     def combine(self, first: str, second: str) -> str:
         """f(first, second), of which `first` has the elements that come earlier."""
@@ -313,16 +316,16 @@ class Folding:
         return Graph(f"{region.name}.{self.dtype.value}", nodes, region.parameters, region.outputs)
 
     def pad(self, x: str, low: Sequence[int], high: Sequence[int], interior: Sequence[int]) -> str:
-        """With the init value."""
+        """With values that change nothing."""
         edges = zip(self.draft[x].shape, low, high, interior, strict=True)
         shape = tuple(n + a + b + max(n - 1, 0) * i for n, a, b, i in edges)
         attrs = PadAttrs(tuple(low), tuple(high), tuple(interior))
         return self.draft.add(
-            self.origin, "pad", ArrayType(self.dtype, shape), (x, self.init), attrs
+            self.origin, "pad", ArrayType(self.dtype, shape), (x, self.padding), attrs
         )
 
     def shift(self, x: str, d: int, by: int) -> str:
-        """x[i - by] along dimension d; the init value where there is none."""
+        """x[i - by] along dimension d; what changes nothing where there is none."""
         shape = self.draft[x].shape
         zeros = [0] * len(shape)
         low, high = list(zeros), list(zeros)
@@ -354,7 +357,10 @@ def _fold_window(
         x, init = (
             draft.add(node, "convert", ArrayType(dtype, draft[o].shape), (o,)) for o in (x, init)
         )
-    return Folding(node, draft, op, dtype, init, neutral), x, node.attrs.window
+    padding = init
+    if unit is not None and not neutral:
+        padding = _add_splat(node, draft, unit.astype(dtype.numpy), ())
+    return Folding(node, draft, op, dtype, init, neutral, padding), x, node.attrs.window
 
 
 def reduce_whole_window(node: Node, draft: Draft) -> Node | str | None:

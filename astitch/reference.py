@@ -308,9 +308,10 @@ def _pad_for_window(x: Array, value: Array, window: Sequence[WindowDimension]) -
 
 
 def _reduce_window(node: Node, operands: Arrays) -> Arrays:
-    """From the initial value through the window in row-major order; padding is the initial value.
+    """From the initial value through the window in row-major order; padding does not count.
 
-    A single combiner accumulates in the wide type and rounds once.
+    (StableHLO leaves open how often the initial value does: XLA takes it once.)  A single combiner
+    accumulates in the wide type and rounds once.
     """
     assert isinstance(node.attrs, WindowAttrs)
     window = node.attrs.window
@@ -324,6 +325,12 @@ def _reduce_window(node: Node, operands: Arrays) -> Arrays:
     if combiner is not None:
         inputs, initial = tuple(map(widen_more, inputs)), tuple(map(widen_more, initial))
     padded = [_pad_for_window(x, i, window) for x, i in zip(inputs, initial, strict=True)]
+    inside = None
+    if any(w.padding_low > 0 or w.padding_high > 0 or w.base_dilation > 1 for w in window):
+        if combiner is None or combiner.identity is None or initial[0] != combiner.identity:
+            inside = _pad_for_window(
+                np.ones(inputs[0].shape, np.bool_), np.zeros((), np.bool_), window
+            )
     totals: Sequence[Array] = [np.broadcast_to(i, shape) for i in initial]
     for offset in np.ndindex(*(w.size for w in window)):
         mirrored = [
@@ -332,9 +339,14 @@ def _reduce_window(node: Node, operands: Arrays) -> Arrays:
         where = _window_slices(mirrored, window, shape)
         elements = [p[where] for p in padded]
         if combiner is not None:
-            totals = [np.asarray(combiner(totals[0], elements[0]))]
+            joined: Sequence[Array] = [np.asarray(combiner(totals[0], elements[0]))]
         else:
-            totals = apply_region(node.regions[0], [*totals, *elements])
+            joined = apply_region(node.regions[0], [*totals, *elements])
+        if inside is None:
+            totals = joined
+        else:
+            counts = inside[where]
+            totals = [np.where(counts, j, t) for j, t in zip(joined, totals, strict=True)]
     return tuple(np.asarray(t).astype(d, copy=False) for t, d in zip(totals, dtypes, strict=True))
 
 

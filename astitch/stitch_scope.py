@@ -238,9 +238,11 @@ def find_scopes(graph: Graph) -> Scopes:
 
     def can_stitch(name: str) -> bool:
         node = graph[name]
+        if name in outside:
+            return False
         if name in embedded and name not in outputs:
             return any(user in outside for user in graph.users[name]) and node.op != "constant"
-        return name not in outside and (OPS[node.op].kind is not Kind.SOURCE or node.op == "iota")
+        return OPS[node.op].kind is not Kind.SOURCE or node.op == "iota"
 
     refusals: list[Refusal] = []
     scope_of: dict[str, int] = {}
