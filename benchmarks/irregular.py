@@ -179,11 +179,14 @@ def measure_point(
     )
 
 
-def draft_point(case: Case, x: jax.Array, seconds: Counter[str]) -> kernels.Draft:
+def draft_point(
+    case: Case, x: jax.Array, seconds: Counter[str], with_xla: bool = True
+) -> kernels.Draft:
     """XLA and, where it can, astitch: compiled and called once."""
     draft = kernels.Draft(seconds)
-    with kernels.count_seconds(seconds, "xla"):
-        draft.runners.append(_call_once(peers.prepare_xla(case, [x])))
+    if with_xla:
+        with kernels.count_seconds(seconds, "xla"):
+            draft.runners.append(_call_once(peers.prepare_xla(case, [x])))
     with draft.attempt("astitch"):
         compiled = peers.compile_astitch(case, [x])
         draft.astitch = kernels.describe_program(compiled)
@@ -209,21 +212,21 @@ def _call_once(runner: Runner) -> Runner:
     return runner
 
 
-def compile_point(point: Point) -> Mapping[str, str]:
+def compile_point(point: Point, with_xla: bool) -> Mapping[str, str]:
     """What a process that prepares does for a point: fills the caches, hands on what failed."""
     case = point.case()
     try:
         x = jax.device_put(np.zeros(case.shape, np.float32))  # its values decide nothing
-        return draft_point(case, x, Counter()).notes
+        return draft_point(case, x, Counter(), with_xla).notes
     finally:
         peers.release_memory()
 
 
-def make_jobs(points: Sequence[Point]) -> list[prepare.Job]:
+def make_jobs(points: Sequence[Point], with_xla: bool) -> list[prepare.Job]:
     """The largest first, each with room for the argument, two results and what XLA keeps between its kernels."""
     ordered = sorted((math.prod(p.case().shape), number) for number, p in enumerate(points))
     return [
-        prepare.Job(p.case().key, 4 * 4 * elements, functools.partial(compile_point, p))
+        prepare.Job(p.case().key, 4 * 4 * elements, functools.partial(compile_point, p, with_xla))
         for elements, p in ((elements, points[number]) for elements, number in reversed(ordered))
     ]
 
@@ -307,10 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.irregular", description=__doc__)
     parser.add_argument("ops", nargs="*", help=f"of {', '.join(OPS)} (default: all)")
     parser.add_argument("--groups", default=",".join(GROUPS), help=f"of {','.join(GROUPS)}")
-    parser.add_argument(
-        "--prepare", type=int, default=0, metavar="N", help="compile in N processes first"
-    )
-    parser.add_argument("--dry", action="store_true", help="list what would be measured and stop")
+    prepare.add_options(parser)
     parser.add_argument("--seconds", type=float, help="start no point after this many")
     parser.add_argument("--json", type=Path, help="merge the rows into this file")
     parser.add_argument(
@@ -345,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         done = load_results(options.json).rows
         points = [point for point in points if point.case().key not in done]
     if options.dry:
-        print(prepare.format_jobs(make_jobs(points)))
+        print(prepare.format_jobs(make_jobs(points, options.prepare_xla)))
         return
     measure_points(points, options)
 
@@ -357,9 +357,8 @@ def measure_points(points: Sequence[Point], options: argparse.Namespace) -> None
     run = kernels.describe_machine()
     print(f"{format_run(run)}\n", flush=True)
     if options.prepare:
-        prepare.open_caches(prepare.default_folder())
-        jobs = make_jobs(points)
-        prepare.prepare(jobs, options.prepare, prepare.choose_budget(options.prepare))
+        jobs = make_jobs(points, options.prepare_xla)
+        prepare.prepare(jobs, options.prepare, options.prepare_xla)
     print(POINT_HEADER, flush=True)
     import cupy
 

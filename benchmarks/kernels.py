@@ -81,15 +81,21 @@ def count_flops(graph: Graph) -> int:
 
 def compute_reference(case: Case, arguments: Sequence[jax.Array]) -> tuple[list[jax.Array], str]:
     """The case's own function in f64 on the same device; XLA's result where that is too large."""
+
+    def reference(
+        *arguments: jax.Array,
+    ) -> Any:  # of a name of its own: no peer's program in the cache
+        return case.fn(*arguments)
+
     floats = [a for a in arguments if jnp.issubdtype(a.dtype, jnp.floating)]
     size = sum(a.size * 8 for a in floats)
     if size > MOST_FLOAT64_BYTES or len(arguments) > MOST_FLOAT64_ARGUMENTS:
-        return jax.tree.leaves(jax.jit(case.fn)(*arguments)), "xla"
+        return jax.tree.leaves(jax.jit(reference)(*arguments)), "xla"
     with jax.enable_x64(True):
         wide = [
             a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arguments
         ]
-        return jax.tree.leaves(jax.jit(case.fn)(*wide)), "float64"
+        return jax.tree.leaves(jax.jit(reference)(*wide)), "float64"
 
 
 @jax.jit
@@ -289,10 +295,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=",".join(peers.DEFAULT_PEERS),
         help=f"of {','.join(peers.PEERS)}; '' for none",
     )
-    parser.add_argument(
-        "--prepare", type=int, default=0, metavar="N", help="compile in N processes first"
-    )
-    parser.add_argument("--dry", action="store_true", help="list what would be measured and stop")
+    prepare.add_options(parser)
     parser.add_argument("--quick", action="store_true", help="3 batches instead of 9")
     parser.add_argument("--seconds", type=float, help="start no case after this many")
     parser.add_argument("--json", type=Path, help="merge the rows into this file, after each case")
@@ -348,9 +351,8 @@ def measure_cases(cases: Sequence[Case], chosen: Sequence[str], options: Any) ->
     run = describe_machine()
     print(f"{format_run(run)}\n", flush=True)
     if options.prepare:
-        prepare.open_caches(prepare.default_folder())
-        jobs = make_jobs(cases, chosen)
-        prepare.prepare(jobs, options.prepare, prepare.choose_budget(options.prepare))
+        prepared = [name for name in chosen if options.prepare_xla or name not in peers.XLA_PEERS]
+        prepare.prepare(make_jobs(cases, prepared), options.prepare, options.prepare_xla)
     print(f"{LEGEND}\n\n{HEADER}", flush=True)
     results = NOTHING
     seconds: Counter[str] = Counter()

@@ -21,6 +21,8 @@ from benchmarks.timing import Runner, time_queued_cupy, time_queued_torch, time_
 PEERS = ("xla", "xla-donated", "torch", "torch-max", "liger")
 DEFAULT_PEERS = ("xla", "xla-donated", "torch", "liger")
 
+XLA_PEERS = ("xla", "xla-donated")
+
 TORCH_MODES = {"torch": "default", "torch-max": "max-autotune-no-cudagraphs"}
 
 MOST_REFERENCE_BYTES = 32 << 20

@@ -6,6 +6,7 @@ the device memory that they name fits a budget; when `run_jobs` returns, every p
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import statistics
@@ -52,13 +53,14 @@ class Job:
 def open_caches(folder: Path) -> None:
     """Every peer keeps what it compiles under the folder, in this process and in those that it starts.
 
-    To be called before JAX compiles for the first time and before torch is imported.  What torch chooses by timing is
-    not kept: it would have been timed beside other processes.
+    To be called before JAX compiles for the first time and before torch is imported.  What torch and XLA choose by
+    timing is not kept by itself: it would have been timed beside other processes.
     """
     names = {
         "JAX_COMPILATION_CACHE_DIR": folder / "xla",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0,
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1,
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
         "TORCHINDUCTOR_CACHE_DIR": folder / "inductor",
         "TORCHINDUCTOR_FX_GRAPH_CACHE": 1,
         "TORCHINDUCTOR_AUTOTUNE_LOCAL_CACHE": 0,
@@ -72,11 +74,35 @@ def open_caches(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
-def default_folder() -> Path:
-    """Beside astitch's own caches: ASTITCH_CACHE_DIR moves all."""
-    return options.cache_dir() / "peers"
+def default_folder(with_xla: bool) -> Path:
+    """Beside astitch's own caches: ASTITCH_CACHE_DIR moves all.
+
+    with_xla: XLA's programs are prepared too.  XLA times kernels as it compiles and keeps the fastest in the program;
+    those chosen beside other processes stay apart, so that no later run takes them for chosen in quiet.
+    """
+    return options.cache_dir() / ("peers-side-by-side" if with_xla else "peers")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """--prepare, --prepare-xla and --dry."""
+    parser.add_argument(
+        "--prepare",
+        type=int,
+        default=0,
+        metavar="N",
+        help="compile in N processes first; XLA's programs in quiet, when they are measured",
+    )
+    parser.add_argument(
+        "--prepare-xla",
+        action="store_true",
+        help="XLA's too: sooner done, but XLA chooses kernels by timing them, then beside others",
+    )
+    parser.add_argument(
+        "--dry", action="store_true", help="list what would be measured, with its memory, and stop"
+    )
 
 
 def _start_worker() -> None:
@@ -103,10 +129,11 @@ def format_jobs(jobs: Sequence[Job]) -> str:
 # ---- running -----------------------------------------------------------------------------------------------------
 
 
-def prepare(jobs: Sequence[Job], workers: int, budget_bytes: int) -> None:
-    """Runs the jobs and prints what failed and what took long."""
+def prepare(jobs: Sequence[Job], workers: int, with_xla: bool) -> None:
+    """Opens the caches, runs the jobs and prints what failed and what took long."""
     start = time.perf_counter()
-    notes, seconds = run_jobs(jobs, workers, budget_bytes)
+    open_caches(default_folder(with_xla))
+    notes, seconds = run_jobs(jobs, workers, choose_budget(workers))
     for key, note in notes.items():
         print(f"preparing {key}: {note}")
     spent = sorted(seconds, key=lambda key: seconds[key], reverse=True)

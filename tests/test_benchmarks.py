@@ -433,16 +433,22 @@ def test_job_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert multiprocessing.active_children() == []
 
 
+def list_programs(folder: Path) -> set[str]:
+    """What is in JAX's cache there."""
+    return {path.name for path in (folder / "xla").glob("*-cache")}
+
+
 @pytest.fixture
 def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """JAX and the environment are as before afterwards."""
-    names = [name for name in jax.config.values if "persistent_cache_min" in name]
+    names = [name for name in jax.config.values if "persistent_cache_" in name]
     settings = {name: jax.config.values[name] for name in [*names, "jax_compilation_cache_dir"]}
     environment = dict(os.environ)
-    monkeypatch.setattr(prepare, "default_folder", lambda: tmp_path / "peers")
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(prepare, "choose_budget", lambda workers: 1 << 30)
     compilation_cache.reset_cache()
-    yield tmp_path / "peers"
+    jax.clear_caches()  # what an earlier test compiled would not be looked for
+    yield tmp_path
     for name, value in settings.items():
         jax.config.update(name, value)
     os.environ.clear()
@@ -450,41 +456,63 @@ def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
     compilation_cache.reset_cache()
 
 
+@pytest.mark.parametrize("with_xla", [False, True])
 def test_measuring_finds_what_the_processes_compiled(
-    monkeypatch: pytest.MonkeyPatch, own_caches: Path, capsys: pytest.CaptureFixture[str]
+    with_xla: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    own_caches: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def list_programs() -> set[str]:
-        return {path.name for path in (own_caches / "xla").glob("*-cache")}
-
     def measure(case: Case, *arguments: Any) -> Row:
         assert multiprocessing.active_children() == []  # nobody else while clocks run
-        before.append(list_programs())
+        before.append(list_programs(folder))
         return measure_case(case, *arguments)
 
+    folder = own_caches / ("peers-side-by-side" if with_xla else "peers")
     before: list[set[str]] = []
     measure_case = kernels.measure_case
     use_host_engine(monkeypatch)
     monkeypatch.setattr(kernels, "measure_case", measure)
     monkeypatch.setattr(kernels, "describe_machine", lambda: run_of("2026-01-02"))
-    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(own_caches.parent))
     command = ["column_sum", "bias_gelu", "--sizes", "tiny", "--dtypes", "f32", "--peers", "xla"]
-    kernels.main([*command, "--quick", "--prepare", "2"])
+    command += ["--quick", "--prepare", "2", *["--prepare-xla"] * with_xla]
+    kernels.main(command)
     out = capsys.readouterr().out
     assert "prepared 2 of 2 in" in out
     assert "2 cases in" in out
-    assert {name.split("-")[0] for name in before[0]} > {"jit_bias_gelu", "jit_column_sum"}
-    assert list_programs() == before[0]
+    assert any(name.startswith("jit_reference-") for name in before[0])
+    # The measuring process compiles nothing, or nothing but XLA's own programs, which are timed as they are compiled.
+    # Without a GPU no result of theirs was there to be compared with the reference.
+    added = {name.split("-")[0] for name in list_programs(folder) - before[0]} - {"jit__largest"}
+    assert added == (set() if with_xla else {"jit_bias_gelu", "jit_column_sum"})
 
 
 def test_sweep_prepares_its_points(monkeypatch: pytest.MonkeyPatch, own_caches: Path) -> None:
     monkeypatch.setenv("ASTITCH_ENGINE", "host")
     prepare.open_caches(own_caches)
-    point = irregular.Point("chain", "slices", 31, 7, (1, 3))
-    notes, seconds = prepare.run_jobs(irregular.make_jobs([point]), 1, 1 << 30)
-    assert set(seconds) == {point.case().key}
+    plain = irregular.Point("chain", "slices", 31, 7)
+    sliced = irregular.Point("chain", "slices", 31, 7, (1, 3))
+    jobs = [*irregular.make_jobs([plain], False), *irregular.make_jobs([sliced], True)]
+    notes, seconds = prepare.run_jobs(jobs, 1, 1 << 30)
+    assert set(seconds) == {plain.case().key, sliced.case().key}
     # without a GPU its own runner fails, after XLA's
     assert all(note.startswith("astitch: ") for note in notes.values())
-    assert list((own_caches / "xla").glob("*sliced*-cache"))
+    assert {name.split("-")[0] for name in list_programs(own_caches)} == {"jit_sliced"}
+
+
+def test_without_preparing_no_cache_is_opened(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("opened")
+
+    use_host_engine(monkeypatch)
+    monkeypatch.setattr(prepare, "open_caches", refuse)
+    monkeypatch.setattr(prepare, "ProcessPoolExecutor", refuse)
+    monkeypatch.setattr(kernels, "describe_machine", lambda: run_of("2026-01-02"))
+    command = ["column_sum", "--sizes", "tiny", "--dtypes", "f32", "--peers", "", "--quick"]
+    kernels.main([*command, "--prepare", "0"])
+    assert "1 cases in" in capsys.readouterr().out
 
 
 def test_estimate_of_memory_is_above_the_arrays() -> None:
@@ -492,14 +520,14 @@ def test_estimate_of_memory_is_above_the_arrays() -> None:
     logits = 8192 * 50304
     assert kernels.peak_bytes(case) > 2 * logits * 8 + 2 * 2 * logits * 2
     point = irregular.Point("softmax", "slices", 1024, 1024, (1, 7))
-    (job,) = irregular.make_jobs([point])
+    (job,) = irregular.make_jobs([point], False)
     assert job.bytes > 3 * 1024 * 1024 * 4
 
 
 def test_long_jobs_come_first() -> None:
     keys = [job.key for job in kernels.make_jobs(choose_cases(dtypes=("f32",)), ())]
     assert [key.split("|")[0] for key in keys[:3]] == ["clip_adam"] * 3
-    jobs = irregular.make_jobs(irregular.list_points(["softmax"]))
+    jobs = irregular.make_jobs(irregular.list_points(["softmax"]), False)
     assert [job.bytes for job in jobs] == sorted((job.bytes for job in jobs), reverse=True)
     assert len({job.key for job in jobs}) == len(irregular.list_points(["softmax"]))
 
