@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks.workloads.layers import Parameters, Weights
 
@@ -25,7 +26,7 @@ class State(NamedTuple):
     parameters: Parameters
     mean: Weights
     square: Weights
-    step: jax.Array
+    step: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class Recipe:
 
 
 def start_training(parameters: Parameters) -> State:
-    """The state before the first step."""
-    zeros = jax.tree.map(jnp.zeros_like, parameters.weights)
-    return State(parameters, zeros, jax.tree.map(jnp.zeros_like, zeros), jnp.zeros((), jnp.int32))
+    """The state before the first step, of NumPy arrays as make_parameters gives them."""
+    mean, square = (jax.tree.map(np.zeros_like, parameters.weights) for _ in range(2))
+    return State(parameters, mean, square, np.zeros((), np.int32))
 
 
 def take_step(recipe: Recipe, state: State, gradients: Weights, statistics: Weights) -> State:

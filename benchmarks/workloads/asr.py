@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from benchmarks.workloads.adam import Recipe, State, take_step
@@ -65,41 +66,40 @@ START, END = 1, 2
 RECIPE = Recipe(lambda time: 1e-3, most_norm=5.0)
 
 
-def make_parameters(key: jax.Array, size: Size) -> Parameters:
-    keys = iter(jax.random.split(key, size.pyramid + 8))
-    heard = 2 * size.listener
+def make_parameters(key: int, size: Size) -> Parameters:
+    random, heard = np.random.default_rng(key), 2 * size.listener
     weights = {
-        "lowest": draw_bilstm(next(keys), size.features, size.listener),
-        "pyramid": [draw_bilstm(next(keys), 2 * heard, size.listener) for _ in range(size.pyramid)],
-        "characters": draw_normal(next(keys), (size.classes, size.speller), 1),
-        "lower": draw_lstm(next(keys), size.speller + heard, size.speller),
-        "upper": draw_lstm(next(keys), size.speller, size.speller),
-        "query": draw_dense(next(keys), size.speller, size.attention),
-        "key": draw_dense(next(keys), heard, size.attention),
-        "inner": draw_dense(next(keys), size.speller + heard, size.speller),
-        "output": draw_dense(next(keys), size.speller, size.classes),
+        "lowest": draw_bilstm(random, size.features, size.listener),
+        "pyramid": [draw_bilstm(random, 2 * heard, size.listener) for _ in range(size.pyramid)],
+        "characters": draw_normal(random, (size.classes, size.speller), 1),
+        "lower": draw_lstm(random, size.speller + heard, size.speller),
+        "upper": draw_lstm(random, size.speller, size.speller),
+        "query": draw_dense(random, size.speller, size.attention),
+        "key": draw_dense(random, heard, size.attention),
+        "inner": draw_dense(random, size.speller + heard, size.speller),
+        "output": draw_dense(random, size.speller, size.classes),
     }
     return Parameters(weights, {})
 
 
-def make_batch(key: jax.Array, size: Size) -> Batch:
+def make_batch(key: int, size: Size) -> Batch:
     """Frames of mean 0 and variance 1 and their lengths; shifted: START and the characters but the last; characters:
     with END, padded with 0, as many as the frames' length has room for.
     """
-    keys = jax.random.split(key, 3)
-    lengths = draw_lengths(keys[0], size.batch, size.time // 2, size.time)
-    frames = jax.random.normal(keys[1], (size.batch, size.time, size.features))
-    characters = draw_frequent(keys[2], (size.batch, size.characters), SPECIAL, size.classes)
-    last = jnp.maximum(1, lengths * size.characters // size.time)[:, None] - 1
-    places = jnp.arange(size.characters)
-    characters = jnp.where(places == last, END, jnp.where(places > last, 0, characters))
-    shifted = jnp.concatenate([jnp.full((size.batch, 1), START), characters[:, :-1]], 1)
-    within = mask_lengths(lengths, size.time)
+    random = np.random.default_rng(key)
+    lengths = draw_lengths(random, size.batch, size.time // 2, size.time)
+    frames = random.standard_normal((size.batch, size.time, size.features), np.float32)
+    frames[np.arange(size.time) >= lengths[:, None]] = 0.0
+    characters = draw_frequent(random, (size.batch, size.characters), SPECIAL, size.classes)
+    last = np.maximum(1, lengths * size.characters // size.time)[:, None] - 1
+    places = np.arange(size.characters)
+    characters = np.where(places == last, END, np.where(places > last, 0, characters))
+    shifted = np.concatenate([np.full((size.batch, 1), START), characters[:, :-1]], 1)
     return {
-        "frames": frames * within[:, :, None],
-        "lengths": lengths.astype(jnp.int32),
-        "shifted": shifted.astype(jnp.int32),
-        "characters": characters.astype(jnp.int32),
+        "frames": frames,
+        "lengths": lengths,
+        "shifted": shifted.astype(np.int32),
+        "characters": characters.astype(np.int32),
     }
 
 

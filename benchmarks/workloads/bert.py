@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks.workloads.adam import Recipe, State, take_step
 from benchmarks.workloads.layers import (
@@ -68,58 +70,59 @@ RECIPE = Recipe(
 )
 
 
-def make_parameters(key: jax.Array, size: Size) -> Parameters:
-    keys = iter(jax.random.split(key, 8 + 3 * size.layers))
-    width = size.width
+def make_parameters(key: int, size: Size) -> Parameters:
+    random, width = np.random.default_rng(key), size.width
+
+    def draw_table(rows: int) -> Any:
+        return np.float32(0.02) * random.standard_normal((rows, width), np.float32)
+
     return Parameters(
         {
-            "words": 0.02 * jax.random.normal(next(keys), (size.vocabulary, width)),
-            "positions": 0.02 * jax.random.normal(next(keys), (size.positions, width)),
-            "segments": 0.02 * jax.random.normal(next(keys), (2, width)),
+            "words": draw_table(size.vocabulary),
+            "positions": draw_table(size.positions),
+            "segments": draw_table(2),
             "norm": draw_norm(width),
             "layers": [
                 {
-                    "attention": draw_attention(next(keys), width, size.heads),
+                    "attention": draw_attention(random, width, size.heads),
                     "attention_norm": draw_norm(width),
-                    "inner": draw_dense(next(keys), width, size.inner),
-                    "outer": draw_dense(next(keys), size.inner, width),
+                    "inner": draw_dense(random, width, size.inner),
+                    "outer": draw_dense(random, size.inner, width),
                     "outer_norm": draw_norm(width),
                 }
                 for _ in range(size.layers)
             ],
-            "pool": draw_dense(next(keys), width, width),
-            "next_sentence": draw_dense(next(keys), width, 2),
-            "transform": draw_dense(next(keys), width, width),
+            "pool": draw_dense(random, width, width),
+            "next_sentence": draw_dense(random, width, 2),
+            "transform": draw_dense(random, width, width),
             "transform_norm": draw_norm(width),
-            "words_bias": {"bias": jnp.zeros(size.vocabulary)},
+            "words_bias": {"bias": np.zeros(size.vocabulary, np.float32)},
         },
         {},
     )
 
 
-def make_batch(key: jax.Array, size: Size) -> Batch:
-    """Pairs of sentences `CLS a SEP b SEP`, padded; 15 % or so of the words masked, none twice."""
-    keys = jax.random.split(key, 5)
-    batch, length = size.batch, size.length
-    lengths = draw_lengths(keys[0], batch, max(length // 2, size.predictions + 3), length)
-    words = draw_frequent(keys[1], (batch, length), SPECIAL, size.vocabulary)
-    places = jnp.arange(length)
-    middle = (lengths // 2)[:, None]
-    last = (lengths - 1)[:, None]
-    words = jnp.where((places == middle) | (places == last), SEP, words).at[:, 0].set(CLS)
-    words = jnp.where(places > last, 0, words)
+def make_batch(key: int, size: Size) -> Batch:
+    """Pairs of sentences `CLS a SEP b SEP`, padded; `predictions` words of each masked, none twice."""
+    random, batch, length = np.random.default_rng(key), size.batch, size.length
+    lengths = draw_lengths(random, batch, max(length // 2, size.predictions + 3), length)
+    words = draw_frequent(random, (batch, length), SPECIAL, size.vocabulary)
+    places, middle, last = np.arange(length), (lengths // 2)[:, None], (lengths - 1)[:, None]
+    words[(places == middle) | (places == last)] = SEP
+    words[places > last] = 0
+    words[:, 0] = CLS
     # The places with the largest random numbers, among those that hold words.
-    chances = jnp.where(words >= SPECIAL, jax.random.uniform(keys[2], (batch, length)), -1.0)
-    masked = jnp.sort(jnp.argsort(-chances, axis=1)[:, : size.predictions], axis=1)
-    labels = jnp.take_along_axis(words, masked, 1)
-    hidden = jax.vmap(lambda row, at: row.at[at].set(MASK))(words, masked)
+    chances = np.where(words >= SPECIAL, random.random((batch, length)), -1.0)
+    masked = np.sort(np.argsort(-chances, axis=1)[:, : size.predictions], axis=1)
+    labels = np.take_along_axis(words, masked, 1)
+    np.put_along_axis(words, masked, MASK, 1)
     return {
-        "words": hidden.astype(jnp.int32),
-        "segments": ((places > middle) & (places <= last)).astype(jnp.int32),
-        "lengths": lengths.astype(jnp.int32),
-        "masked": masked.astype(jnp.int32),
-        "labels": labels.astype(jnp.int32),
-        "is_next": jax.random.randint(keys[3], (batch,), 0, 2),
+        "words": words,
+        "segments": ((places > middle) & (places <= last)).astype(np.int32),
+        "lengths": lengths,
+        "masked": masked.astype(np.int32),
+        "labels": labels,
+        "is_next": random.integers(0, 2, batch, np.int32),
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from benchmarks.workloads.adam import Recipe, State, take_step
@@ -77,15 +78,16 @@ IMPOSSIBLE = -1e30
 RECIPE = Recipe(lambda time: 1e-3)
 
 
-def make_parameters(key: jax.Array, size: Size) -> Parameters:
-    keys = iter(jax.random.split(key, len(size.channels) + 4))
+def make_parameters(key: int, size: Size) -> Parameters:
+    random = np.random.default_rng(key)
     convolutions = []
     statistics: Weights = {}
     inputs = 1
     for number, outputs in enumerate(size.channels):
         side = 2 if number == len(size.channels) - 1 else 3
-        kernel = draw_normal(next(keys), (side, side, inputs, outputs), side * side * inputs)
-        layer: Weights = {"kernel": kernel * 2**0.5, "bias": jnp.zeros(outputs)}
+        # Half of the variance is lost in a ReLU.
+        kernel = draw_normal(random, (side, side, inputs, outputs), side * side * inputs // 2)
+        layer: Weights = {"kernel": kernel, "bias": np.zeros(outputs, np.float32)}
         if number in NORMED:
             layer["norm"] = draw_norm(outputs)
             statistics[str(number)] = start_moments(outputs)
@@ -93,26 +95,22 @@ def make_parameters(key: jax.Array, size: Size) -> Parameters:
         inputs = outputs
     weights = {
         "convolutions": convolutions,
-        "lower": draw_bilstm(next(keys), inputs, size.hidden),
-        "between": draw_dense(next(keys), 2 * size.hidden, size.hidden),
-        "upper": draw_bilstm(next(keys), size.hidden, size.hidden),
-        "output": draw_dense(next(keys), 2 * size.hidden, size.classes),
+        "lower": draw_bilstm(random, inputs, size.hidden),
+        "between": draw_dense(random, 2 * size.hidden, size.hidden),
+        "upper": draw_bilstm(random, size.hidden, size.hidden),
+        "output": draw_dense(random, 2 * size.hidden, size.classes),
     }
     return Parameters(weights, statistics)
 
 
-def make_batch(key: jax.Array, size: Size) -> Batch:
+def make_batch(key: int, size: Size) -> Batch:
     """Images from -1 to 1; labels from 1, padded with 0, of at least a quarter of the longest word."""
-    keys = jax.random.split(key, 3)
-    lengths = draw_lengths(keys[0], size.batch, max(1, size.letters // 4), size.letters)
-    letters = jax.random.randint(keys[1], (size.batch, size.letters), 1, size.classes)
-    within = jnp.arange(size.letters) < lengths[:, None]
-    shape = (size.batch, HEIGHT, size.width, 1)
-    return {
-        "images": jax.random.uniform(keys[2], shape, minval=-1.0, maxval=1.0),
-        "labels": jnp.where(within, letters, 0).astype(jnp.int32),
-        "lengths": lengths.astype(jnp.int32),
-    }
+    random = np.random.default_rng(key)
+    lengths = draw_lengths(random, size.batch, max(1, size.letters // 4), size.letters)
+    letters = random.integers(1, size.classes, (size.batch, size.letters), np.int32)
+    letters[np.arange(size.letters) >= lengths[:, None]] = 0
+    images = 2 * random.random((size.batch, HEIGHT, size.width, 1), np.float32) - 1
+    return {"images": images, "labels": letters, "lengths": lengths}
 
 
 def see_columns(

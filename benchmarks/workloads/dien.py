@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from benchmarks.workloads.adam import Recipe, State, take_step
@@ -65,46 +67,44 @@ MOMENTUM = 0.9
 RECIPE = Recipe(lambda time: 1e-3)
 
 
-def draw_gru(key: jax.Array, inputs: int, width: int) -> Weights:
-    """gates: reset and update, from input and state; candidate: from input and reset state."""
-    gates, candidate = jax.random.split(key)
-    weights = {
-        "gates": draw_dense(gates, inputs + width, 2 * width),
-        "candidate": draw_dense(candidate, inputs + width, width),
-    }
-    weights["gates"]["bias"] += 1.0
-    return weights
+def draw_gru(random: np.random.Generator, inputs: int, width: int) -> Weights:
+    """gates: reset and update, from input and state, half open; candidate: from input and reset state."""
+    gates = draw_dense(random, inputs + width, 2 * width)
+    gates["bias"] += 1.0
+    return {"gates": gates, "candidate": draw_dense(random, inputs + width, width)}
 
 
 def draw_network(
-    key: jax.Array, inputs: int, inner: tuple[int, int], outputs: int
+    random: np.random.Generator, inputs: int, inner: tuple[int, int], outputs: int
 ) -> list[Weights]:
     """Three dense layers."""
     widths = (inputs, *inner, outputs)
-    keys = jax.random.split(key, 3)
-    return [draw_dense(k, widths[i], widths[i + 1]) for i, k in enumerate(keys)]
+    return [draw_dense(random, widths[i], widths[i + 1]) for i in range(3)]
 
 
-def make_parameters(key: jax.Array, size: Size) -> Parameters:
-    keys = iter(jax.random.split(key, 9))
+def make_parameters(key: int, size: Size) -> Parameters:
+    random = np.random.default_rng(key)
     width, together = size.width, size.embedding + 4 * size.width
 
-    def draw_table(rows: int) -> jax.Array:
-        return 0.3 * jax.random.normal(next(keys), (rows, size.embedding))
+    def draw_table(rows: int) -> Any:
+        return np.float32(0.3) * random.standard_normal((rows, size.embedding), np.float32)
+
+    def draw_slopes(width: int) -> Any:
+        return np.full(width, 0.25, np.float32)
 
     weights = {
         "users": draw_table(size.users),
         "items": draw_table(size.items),
         "categories": draw_table(size.categories),
-        "interest": draw_gru(next(keys), width, width),
-        "query": draw_dense(next(keys), width, width),
-        "query_slope": jnp.full(width, 0.25),
-        "attention": draw_network(next(keys), 4 * width, size.attention, 1),
-        "evolution": draw_gru(next(keys), width, width),
+        "interest": draw_gru(random, width, width),
+        "query": draw_dense(random, width, width),
+        "query_slope": draw_slopes(width),
+        "attention": draw_network(random, 4 * width, size.attention, 1),
+        "evolution": draw_gru(random, width, width),
         "top_norm": draw_norm(together),
-        "top": draw_network(next(keys), together, size.top, 2),
-        "slopes": [jnp.full(inner, 0.25) for inner in size.top],
-        "auxiliary": draw_network(next(keys), 2 * width, size.auxiliary, 1),
+        "top": draw_network(random, together, size.top, 2),
+        "slopes": [draw_slopes(inner) for inner in size.top],
+        "auxiliary": draw_network(random, 2 * width, size.auxiliary, 1),
     }
     statistics = {
         "top": start_moments(together),
@@ -113,27 +113,30 @@ def make_parameters(key: jax.Array, size: Size) -> Parameters:
     return Parameters(weights, statistics)
 
 
-def make_batch(key: jax.Array, size: Size) -> Batch:
+def make_batch(key: int, size: Size) -> Batch:
     """Histories of at least a tenth of the time, popular items more often; skipped: shown and not clicked."""
-    keys = iter(jax.random.split(key, 9))
-    shape = (size.batch, size.time)
-    lengths = draw_lengths(next(keys), size.batch, max(2, size.time // 10), size.time)
-    within = jnp.arange(size.time) < lengths[:, None]
+    random = np.random.default_rng(key)
+    lengths = draw_lengths(random, size.batch, max(2, size.time // 10), size.time)
+    beyond = np.arange(size.time) >= lengths[:, None]
 
-    def draw(rows: int, shape: tuple[int, ...]) -> jax.Array:
-        indices = draw_frequent(next(keys), shape, 0, rows)
-        return (jnp.where(within, indices, 0) if len(shape) == 2 else indices).astype(jnp.int32)
+    def draw(rows: int) -> Any:
+        return draw_frequent(random, (size.batch,), 0, rows)
+
+    def draw_history(rows: int) -> Any:
+        indices = draw_frequent(random, (size.batch, size.time), 0, rows)
+        indices[beyond] = 0
+        return indices
 
     return {
-        "user": draw(size.users, (size.batch,)),
-        "item": draw(size.items, (size.batch,)),
-        "category": draw(size.categories, (size.batch,)),
-        "items": draw(size.items, shape),
-        "categories": draw(size.categories, shape),
-        "skipped_items": draw(size.items, shape),
-        "skipped_categories": draw(size.categories, shape),
-        "lengths": lengths.astype(jnp.int32),
-        "clicked": jax.random.randint(next(keys), (size.batch,), 0, 2),
+        "user": draw(size.users),
+        "item": draw(size.items),
+        "category": draw(size.categories),
+        "items": draw_history(size.items),
+        "categories": draw_history(size.categories),
+        "skipped_items": draw_history(size.items),
+        "skipped_categories": draw_history(size.categories),
+        "lengths": lengths,
+        "clicked": random.integers(0, 2, size.batch, np.int32),
     }
 
 
@@ -157,12 +160,11 @@ def run_gru(
     ) -> tuple[jax.Array, jax.Array]:
         x, kept, score = inputs
         both = jnp.concatenate([x, state], -1)
-        reset, keep = jnp.split(jax.nn.sigmoid(apply_dense(weights["gates"], both)), 2, -1)
+        reset, update = jnp.split(jax.nn.sigmoid(apply_dense(weights["gates"], both)), 2, -1)
         candidate = apply_dense(weights["candidate"], jnp.concatenate([x, reset * state], -1))
         if attention is not None:
-            keep = (1.0 - score[:, None]) * keep
-        # AUGRU weights the old state by the gate that attention closes (the paper's code).
-        new = keep * state + (1.0 - keep) * jnp.tanh(candidate)
+            update = score[:, None] * update
+        new = (1.0 - update) * state + update * jnp.tanh(candidate)
         state = jnp.where(kept[:, None] > 0, new, state)
         return state, state
 

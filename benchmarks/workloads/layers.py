@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Weights = dict[str, Any]
-Batch = dict[str, jax.Array]
+Batch = dict[str, Any]
 Keys = Iterator[jax.Array] | None
 """A key for each dropout, in the order in which they are met; None: nothing is dropped."""
 
@@ -32,35 +33,37 @@ class Parameters(NamedTuple):
 
 # ---- drawing -------------------------------------------------------------------------------------------------------
 
+# By NumPy: a program that draws a hundred arrays compiles longer than the models do.
 
-def draw_normal(key: jax.Array, shape: tuple[int, ...], inputs: int) -> jax.Array:
+
+def draw_normal(random: np.random.Generator, shape: tuple[int, ...], inputs: int) -> Any:
     """Normal f32 numbers that keep the variance of a sum over `inputs`."""
-    return jax.random.normal(key, shape, jnp.float32) / math.sqrt(inputs)
+    return random.standard_normal(shape, np.float32) / np.float32(math.sqrt(inputs))
 
 
-def draw_dense(key: jax.Array, inputs: int, *outputs: int) -> Weights:
+def draw_dense(random: np.random.Generator, inputs: int, *outputs: int) -> Weights:
     """kernel [inputs, *outputs], bias [*outputs]."""
-    return {
-        "kernel": draw_normal(key, (inputs, *outputs), inputs),
-        "bias": jnp.zeros(outputs, jnp.float32),
-    }
+    kernel = draw_normal(random, (inputs, *outputs), inputs)
+    return {"kernel": kernel, "bias": np.zeros(outputs, np.float32)}
 
 
 def draw_norm(width: int) -> Weights:
-    return {"gamma": jnp.ones(width, jnp.float32), "beta": jnp.zeros(width, jnp.float32)}
+    return {"gamma": np.ones(width, np.float32), "beta": np.zeros(width, np.float32)}
 
 
-def draw_lengths(key: jax.Array, batch: int, least: int, most: int) -> jax.Array:
+def draw_lengths(random: np.random.Generator, batch: int, least: int, most: int) -> Any:
     """s32[batch], each from `least` to `most`; the first has `most`, as the batch was padded for it."""
-    lengths = jax.random.randint(key, (batch,), least, most + 1)
-    return lengths.at[0].set(most)
+    lengths = random.integers(least, most + 1, batch, np.int32)
+    lengths[0] = most
+    return lengths
 
 
-def draw_frequent(key: jax.Array, shape: tuple[int, ...], least: int, most: int) -> jax.Array:
-    """Indices from `least` to `most` - 1, low ones as much more frequent as words of a text are (Zipf's law)."""
-    uniform = jax.random.uniform(key, shape)
-    ranks = jnp.exp(uniform * math.log(most - least)).astype(jnp.int32) - 1
-    return least + jnp.clip(ranks, 0, most - least - 1)
+def draw_frequent(
+    random: np.random.Generator, shape: tuple[int, ...], least: int, most: int
+) -> Any:
+    """s32 from `least` to `most` - 1, low ones as much more frequent as words of a text are (Zipf's law)."""
+    ranks = np.exp(random.random(shape) * math.log(most - least)).astype(np.int32) - 1
+    return least + np.clip(ranks, 0, most - least - 1)
 
 
 # ---- layers --------------------------------------------------------------------------------------------------------
@@ -68,7 +71,7 @@ def draw_frequent(key: jax.Array, shape: tuple[int, ...], least: int, most: int)
 
 def apply_dense(weights: Weights, x: jax.Array) -> jax.Array:
     """[..., inputs] -> [..., outputs]."""
-    return x @ weights["kernel"] + weights["bias"]
+    return jnp.matmul(x, weights["kernel"]) + weights["bias"]
 
 
 def normalise_layer(weights: Weights, x: jax.Array, epsilon: float) -> jax.Array:
@@ -81,8 +84,8 @@ def normalise_layer(weights: Weights, x: jax.Array, epsilon: float) -> jax.Array
 class Moments(NamedTuple):
     """Mean and variance of each channel."""
 
-    mean: jax.Array
-    variance: jax.Array
+    mean: Any
+    variance: Any
 
 
 def measure_moments(x: jax.Array) -> Moments:
@@ -93,7 +96,7 @@ def measure_moments(x: jax.Array) -> Moments:
 
 
 def start_moments(width: int) -> Moments:
-    return Moments(jnp.zeros(width, jnp.float32), jnp.ones(width, jnp.float32))
+    return Moments(np.zeros(width, np.float32), np.ones(width, np.float32))
 
 
 def move_moments(running: Moments, found: Moments, momentum: float) -> Moments:
@@ -125,17 +128,13 @@ def drop(keys: Keys, x: jax.Array, rate: float) -> jax.Array:
 # ---- attention -----------------------------------------------------------------------------------------------------
 
 
-def draw_attention(key: jax.Array, width: int, heads: int) -> Weights:
+def draw_attention(random: np.random.Generator, width: int, heads: int) -> Weights:
     """Projections [width, heads, width / heads] of queries, keys and values; and back to [width]."""
-    keys = jax.random.split(key, 4)
-    names = ("query", "key", "value")
     weights = {
-        name: draw_dense(k, width, heads, width // heads)
-        for name, k in zip(names, keys[:3], strict=True)
+        name: draw_dense(random, width, heads, width // heads) for name in ("query", "key", "value")
     }
-    output = draw_normal(keys[3], (heads, width // heads, width), width)
-    weights["output"] = {"kernel": output, "bias": jnp.zeros(width, jnp.float32)}
-    return weights
+    output = draw_normal(random, (heads, width // heads, width), width)
+    return {**weights, "output": {"kernel": output, "bias": np.zeros(width, np.float32)}}
 
 
 def attend(
@@ -171,13 +170,13 @@ def mask_energies(kept: jax.Array) -> jax.Array:
 # ---- LSTM ----------------------------------------------------------------------------------------------------------
 
 
-def draw_lstm(key: jax.Array, inputs: int, width: int) -> Weights:
+def draw_lstm(random: np.random.Generator, inputs: int, width: int) -> Weights:
     """Gates in the order input, forget, cell, output; the forget gate starts open."""
-    inner, outer = jax.random.split(key)
-    bias = jnp.zeros(4 * width, jnp.float32).at[width : 2 * width].set(1.0)
+    bias = np.zeros(4 * width, np.float32)
+    bias[width : 2 * width] = 1.0
     return {
-        "input": draw_normal(inner, (inputs, 4 * width), inputs),
-        "hidden": draw_normal(outer, (width, 4 * width), width),
+        "input": draw_normal(random, (inputs, 4 * width), inputs),
+        "hidden": draw_normal(random, (width, 4 * width), width),
         "bias": bias,
     }
 
@@ -217,12 +216,8 @@ def run_lstm(weights: Weights, x: jax.Array, *, reverse: bool = False) -> jax.Ar
     return lax.scan(step, start, project_lstm(weights, x), reverse=reverse)[1]
 
 
-def draw_bilstm(key: jax.Array, inputs: int, width: int) -> Weights:
-    forward, backward = jax.random.split(key)
-    return {
-        "forward": draw_lstm(forward, inputs, width),
-        "backward": draw_lstm(backward, inputs, width),
-    }
+def draw_bilstm(random: np.random.Generator, inputs: int, width: int) -> Weights:
+    return {name: draw_lstm(random, inputs, width) for name in ("forward", "backward")}
 
 
 def run_bilstm(weights: Weights, x: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks.workloads.adam import Recipe, State, take_step
 from benchmarks.workloads.layers import (
@@ -75,51 +76,48 @@ RECIPE = Recipe(
 )
 
 
-def make_parameters(key: jax.Array, size: Size) -> Parameters:
-    keys = iter(jax.random.split(key, 1 + 7 * size.layers))
-    width = size.width
+def make_parameters(key: int, size: Size) -> Parameters:
+    random, width = np.random.default_rng(key), size.width
 
     def draw_inner() -> Weights:
         return {
-            "inner": draw_dense(next(keys), width, size.inner),
-            "outer": draw_dense(next(keys), size.inner, width),
+            "inner": draw_dense(random, width, size.inner),
+            "outer": draw_dense(random, size.inner, width),
             "outer_norm": draw_norm(width),
         }
 
     def draw_attending(name: str) -> Weights:
-        return {
-            name: draw_attention(next(keys), width, size.heads),
-            f"{name}_norm": draw_norm(width),
-        }
+        return {name: draw_attention(random, width, size.heads), f"{name}_norm": draw_norm(width)}
 
+    layers = range(size.layers)
     return Parameters(
         {
-            "words": draw_normal(next(keys), (size.vocabulary, width), width),
-            "encoder": [{**draw_attending("self"), **draw_inner()} for _ in range(size.layers)],
+            "words": draw_normal(random, (size.vocabulary, width), width),
+            "encoder": [{**draw_attending("self"), **draw_inner()} for _ in layers],
             "decoder": [
                 {**draw_attending("self"), **draw_attending("source"), **draw_inner()}
-                for _ in range(size.layers)
+                for _ in layers
             ],
         },
         {},
     )
 
 
-def make_batch(key: jax.Array, size: Size) -> Batch:
+def make_batch(key: int, size: Size) -> Batch:
     """source and its lengths; shifted: START and the target without its last word; target: words and END, padded."""
-    keys = jax.random.split(key, 4)
-    lengths = draw_lengths(keys[0], size.batch, size.source // 2, size.source)
-    target_lengths = draw_lengths(keys[1], size.batch, size.target // 2, size.target)
-    words = draw_frequent(keys[2], (size.batch, size.source), SPECIAL, size.vocabulary)
-    target = draw_frequent(keys[3], (size.batch, size.target), SPECIAL, size.vocabulary)
-    places, last = jnp.arange(size.target), (target_lengths - 1)[:, None]
-    target = jnp.where(places == last, END, jnp.where(places > last, 0, target))
-    shifted = jnp.concatenate([jnp.full((size.batch, 1), START), target[:, :-1]], 1)
+    random = np.random.default_rng(key)
+    lengths = draw_lengths(random, size.batch, size.source // 2, size.source)
+    last = draw_lengths(random, size.batch, size.target // 2, size.target)[:, None] - 1
+    source = draw_frequent(random, (size.batch, size.source), SPECIAL, size.vocabulary)
+    target = draw_frequent(random, (size.batch, size.target), SPECIAL, size.vocabulary)
+    places = np.arange(size.target)
+    target = np.where(places == last, END, np.where(places > last, 0, target)).astype(np.int32)
+    start = np.full((size.batch, 1), START, np.int32)
     return {
-        "source": jnp.where(jnp.arange(size.source) < lengths[:, None], words, 0).astype(jnp.int32),
-        "lengths": lengths.astype(jnp.int32),
-        "shifted": shifted.astype(jnp.int32),
-        "target": target.astype(jnp.int32),
+        "source": np.where(np.arange(size.source) < lengths[:, None], source, 0).astype(np.int32),
+        "lengths": lengths,
+        "shifted": np.concatenate([start, target[:, :-1]], 1),
+        "target": target,
     }
 
 
