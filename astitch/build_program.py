@@ -1,24 +1,36 @@
 """Graph, Scopes and Plans -> Program: the order of the steps and a buffer for every stored value.
 
-A step runs in the stage of its scope or op; intermediates share one arena by liveness.
+A step runs in the stage of its scope or op; ops that nothing else computes and that follow each other are one island
+of XLA's.  Intermediates share one arena by liveness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from astitch import kernel_ir as k
 from astitch.arena import Lifetime, plan_arena
 from astitch.emit_cuda import emit_cuda
-from astitch.ir import ArrayType, ConstantAttrs, DType, Graph, Literal, Node, TupleType
+from astitch.hlo_export import export_nodes
+from astitch.ir import (
+    ArrayType,
+    ConstantAttrs,
+    DType,
+    GetTupleElementAttrs,
+    Graph,
+    Literal,
+    Node,
+    TupleType,
+)
 from astitch.ops import OPS, Kind
 from astitch.plan import Plan
 from astitch.program import (
     Buffer,
     CudaKernel,
+    IslandStep,
     KernelStep,
     LibraryStep,
+    OutsideOp,
     Program,
     ReferenceStep,
     Space,
@@ -27,6 +39,9 @@ from astitch.program import (
 )
 from astitch.stitch_scope import Scopes
 from astitch.storage import storage_name, storage_type
+
+EMBEDDED_BYTES = 1024
+"""A constant of at most so many bytes is part of the island that reads it, where XLA can reckon with its value."""
 
 
 def make_cuda_kernel(kernel: k.Kernel) -> CudaKernel:
@@ -49,8 +64,9 @@ def make_cuda_kernel(kernel: k.Kernel) -> CudaKernel:
 class _ProgramBuilder:
     """Orders the steps and gives every stored value a buffer."""
 
-    def __init__(self, graph: Graph, scopes: Scopes, plans: Sequence[Plan]):
-        self.graph, self.scopes = graph, scopes
+    def __init__(self, graph: Graph, scopes: Scopes, plans: Sequence[Plan], *, islands: bool):
+        self.graph, self.scopes, self.islands = graph, scopes, islands
+        self.outside = {refusal.producer: refusal.reason for refusal in scopes.outside}
         self.plans = {plan.scope.name: plan for plan in plans}
         self.stored: dict[str, ArrayType] = {}
         self.constants: dict[str, Literal] = {}
@@ -58,6 +74,7 @@ class _ProgramBuilder:
         self.first: dict[str, int] = {}
         self.last: dict[str, int] = {}
         self.barriers: dict[str, int] = {}
+        self.island_count = 0
 
     def view(self, name: str) -> View:
         """A graph value as an argument of a step."""
@@ -99,7 +116,29 @@ class _ProgramBuilder:
             views.append(View(word, self.stored[word]))
         self.add_step(KernelStep(launched, tuple(views), frozenset(written)))
 
-    def add_outside(self, node: Node, reason: str) -> None:
+    def add_library_call(self, node: Node) -> None:
+        self.add_step(LibraryStep(node, *self.views_of(node)))
+
+    def add_others(self, nodes: Sequence[Node]) -> None:
+        """Ops that follow each other and that nothing of ours computes."""
+        if self.islands and nodes:
+            self.add_island(nodes)
+            return
+        for node in nodes:
+            operands, results = self.views_of(node)
+            self.add_step(ReferenceStep(node, operands, results, self.outside[node.name]))
+
+    def reads_any(self, reader: Plan | Node, nodes: Sequence[Node]) -> bool:
+        """Does a kernel or library call read a result of one of the nodes?"""
+        if isinstance(reader, Node):
+            sources = [storage_name(self.graph, o) for o in reader.operands]
+        else:
+            sources = [parameter.source for parameter in reader.kernel.parameters]
+        made = {node.name for node in nodes}
+        return any(source.partition("#")[0] in made for source in sources)
+
+    def views_of(self, node: Node) -> tuple[tuple[View, ...], tuple[View, ...]]:
+        """The operands and the results of a node that is a step of its own."""
         operands = tuple(self.view(o) for o in node.operands)
         if isinstance(node.type, TupleType):
             results = tuple(View(f"{node.name}#{i}", t) for i, t in enumerate(node.type.elements))
@@ -107,10 +146,51 @@ class _ProgramBuilder:
             results = (View(node.name, node.type),)
         for result in results:
             self.stored[result.buffer] = result.type
-        if OPS[node.op].kind is Kind.COMPUTE:
-            self.add_step(LibraryStep(node, operands, results))
-        else:
-            self.add_step(ReferenceStep(node, operands, results, reason))
+        return operands, results
+
+    def add_island(self, nodes: Sequence[Node]) -> None:
+        members = self.close_island(nodes)
+        # One value for each buffer that somebody else reads.
+        results: dict[str, str] = {}
+        outputs = set(self.graph.outputs)
+        for node in self.graph:
+            if node.name not in members or isinstance(node.type, TupleType):
+                continue
+            users = self.graph.users[node.name]
+            if node.name in outputs or any(user not in members for user in users):
+                if not isinstance(node.attrs, ConstantAttrs):
+                    results.setdefault(storage_name(self.graph, node.name), node.name)
+        if not results:
+            return
+        part = export_nodes(self.graph, members, tuple(results.values()))
+        self.island_count += 1
+        self.add_step(
+            IslandStep(
+                f"island_{self.island_count}",
+                part.hlo,
+                tuple(self.view(name) for name in part.operands),
+                tuple(self.view(name) for name in part.results),
+                tuple(OutsideOp(n.name, n.op, self.outside[n.name]) for n in nodes),
+            )
+        )
+
+    def close_island(self, nodes: Sequence[Node]) -> set[str]:
+        """The names of the nodes, of the views through which they read each other, and of small constants."""
+        members = {node.name for node in nodes}
+        members |= {
+            n.name
+            for n in self.graph
+            if isinstance(n.attrs, GetTupleElementAttrs) and n.operands[0] in members
+        }
+        for operand in dict.fromkeys(o for node in nodes for o in node.operands):
+            chain = [operand]
+            while self.graph[chain[-1]].op == "reshape" and chain[-1] not in members:
+                chain.append(self.graph[chain[-1]].operands[0])
+            attrs = self.graph[chain[-1]].attrs
+            small = isinstance(attrs, ConstantAttrs) and len(attrs.value.data) <= EMBEDDED_BYTES
+            if small or chain[-1] in members:
+                members.update(chain)
+        return members
 
     def add_step(self, step: Step) -> None:
         number = len(self.steps)
@@ -121,7 +201,6 @@ class _ProgramBuilder:
             self.last[view.buffer] = number
 
     def build(self, name: str) -> Program:
-        outside = {refusal.producer: refusal.reason for refusal in self.scopes.outside}
         stages: dict[str, int] = {}
         for scope in self.scopes.scopes:
             stages.update(dict.fromkeys(scope.members, scope.stage))
@@ -129,20 +208,31 @@ class _ProgramBuilder:
             if node.name not in stages:
                 before = max((stages[o] for o in node.operands), default=0)
                 projection = OPS[node.op].kind is Kind.PROJECTION
-                stages[node.name] = before + (node.name in outside and not projection)
-        queue: list[
-            tuple[int, int, Callable[[], None]]
-        ] = []  # (turn, order within it, what to add)
+                stages[node.name] = before + (node.name in self.outside and not projection)
+        queue: list[tuple[int, int, Plan | Node]] = []  # (turn, order within it, what to add)
         for number, scope in enumerate(self.scopes.scopes):
             if scope.name in self.plans:
-                plan = self.plans[scope.name]
-                queue.append((2 * scope.stage + 1, number, partial(self.add_kernel, plan)))
+                queue.append((2 * scope.stage + 1, number, self.plans[scope.name]))
         for number, node in enumerate(self.graph):
-            if node.name in outside and OPS[node.op].kind is not Kind.PROJECTION:
-                step = partial(self.add_outside, node, outside[node.name])
-                queue.append((2 * stages[node.name], number, step))
-        for _, _, add in sorted(queue, key=lambda q: q[:2]):
-            add()
+            if node.name in self.outside and OPS[node.op].kind is not Kind.PROJECTION:
+                # Ops of one turn do not depend on each other: library calls first, so that the rest is together.
+                library = OPS[node.op].kind is Kind.COMPUTE
+                order = number - len(self.graph) if library else number
+                queue.append((2 * stages[node.name], order, node))
+        others: list[Node] = []
+        for _, _, item in sorted(queue, key=lambda q: q[:2]):
+            if isinstance(item, Node) and OPS[item.op].kind is not Kind.COMPUTE:
+                others.append(item)
+                continue
+            # What does not wait for them goes first, so that more of them come together.
+            if others and self.reads_any(item, others):
+                self.add_others(others)
+                others = []
+            if isinstance(item, Node):
+                self.add_library_call(item)
+            else:
+                self.add_kernel(item)
+        self.add_others(others)
         outputs = tuple(self.view(o) for o in self.graph.outputs)
         return self.assemble(name, outputs)
 
@@ -189,6 +279,11 @@ class _ProgramBuilder:
         )
 
 
-def build_program(graph: Graph, scopes: Scopes, plans: Sequence[Plan]) -> Program:
-    """The program that computes the graph's outputs with one kernel for each plan."""
-    return _ProgramBuilder(graph, scopes, plans).build(graph.name)
+def build_program(
+    graph: Graph, scopes: Scopes, plans: Sequence[Plan], *, islands: bool = False
+) -> Program:
+    """The program that computes the graph's outputs with one kernel for each plan.
+
+    islands: leave what no kernel and no library computes to XLA; else to the reference interpreter.
+    """
+    return _ProgramBuilder(graph, scopes, plans, islands=islands).build(graph.name)

@@ -18,15 +18,16 @@ from astitch import options
 from astitch.build_program import build_program, make_cuda_kernel
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
-from astitch.errors import AstitchError, KernelCompileError, MalformedHlo
+from astitch.errors import AstitchError, KernelCompileError, MalformedHlo, UnsupportedOp
 from astitch.expand import expand
 from astitch.explain import (
     compile_resources,
     explain,
+    islands,
     kernel_rows,
     library_steps,
     memory_ops,
-    other_steps,
+    show_outside,
     show_table,
 )
 from astitch.gpu import PRESETS, Gpu, preset
@@ -44,6 +45,7 @@ from astitch.simplify import simplify
 from astitch.split_scopes import PlannedScopes, Split, split_scopes
 from astitch.stitch_scope import Scopes, find_scopes
 from astitch.tune import tune_scopes
+from astitch.xla_island import has_jax
 
 Product = TypeVar("Product")
 
@@ -126,9 +128,17 @@ def plan_scopes(scopes: Scopes, gpu: Gpu, *, tune: bool = False) -> PlannedScope
 
 
 def compile_graph(
-    graph: Graph, gpu: Gpu, seconds: dict[str, float] | None = None, *, tune: bool = False
+    graph: Graph,
+    gpu: Gpu,
+    seconds: dict[str, float] | None = None,
+    *,
+    tune: bool = False,
+    strict: bool = False,
 ) -> Compilation:
-    """Compile an imported Graph for a device."""
+    """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
+
+    strict: raise UnsupportedOp instead, which names the ops and the reasons.
+    """
     seconds = {} if seconds is None else seconds
 
     def timed(name: str, stage: Callable[[], Product]) -> Product:
@@ -144,25 +154,39 @@ def compile_graph(
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
     planned = timed("plan", lambda: plan_scopes(scopes, gpu, tune=tune))
     split, plans = planned.scopes, planned.plans
-    program = timed("program", lambda: build_program(split.graph, split, plans))
+    program = timed("program", lambda: build_program(split.graph, split, plans, islands=has_jax()))
+    if strict:
+        refuse_outside(program)
     return Compilation(gpu, simple, split, plans, program, seconds, planned.splits)
 
 
+def refuse_outside(program: Program) -> None:
+    """Raises UnsupportedOp if there is an op that no stitched kernel and no library computes."""
+    if program.outside:
+        listed = "".join(f"\n  {op}" for op in program.outside)
+        raise UnsupportedOp(
+            f"program {program.name}: strict was asked for, and no stitched kernel or library computes{listed}\n"
+            "  rewrite them, or leave strict out: XLA computes them then"
+        )
+
+
 def compile_hlo(
-    data: bytes | str, *, gpu: str | Gpu = "host", tune: bool | None = None
+    data: bytes | str, *, gpu: str | Gpu = "host", tune: bool | None = None, strict: bool = False
 ) -> Compilation:
     """Compile a serialized HloModuleProto or HLO text for a device or preset.
 
     tune: measure the best plans of each kernel on the current GPU and take the fastest, which is remembered on disk
-    (None: as ASTITCH_TUNE says).  Raises MalformedHlo, UnsupportedOp, UnsupportedType or DynamicShape for a module that
-    cannot be read; with tune EngineUnavailable where that GPU is missing or of another architecture.
+    (None: as ASTITCH_TUNE says).  strict: raise UnsupportedOp for ops that no stitched kernel and no library computes,
+    which are otherwise left to XLA.  Raises MalformedHlo, UnsupportedOp, UnsupportedType or DynamicShape for a module
+    that cannot be read; with tune EngineUnavailable where that GPU is missing or of another architecture.
     """
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     graph = import_hlo(data)
     seconds["import"] = time.perf_counter() - start
     device = preset(gpu) if isinstance(gpu, str) else gpu
-    return compile_graph(graph, device, seconds, tune=options.tune() if tune is None else tune)
+    measured = options.tune() if tune is None else tune
+    return compile_graph(graph, device, seconds, tune=measured, strict=strict)
 
 
 def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
@@ -197,7 +221,8 @@ def report(
     """What `--json` prints.
 
     mem_ops: memory-intensive ops; mem_ops_outside: those that no stitched kernel computes.  mem_kernels: stitched
-    kernels.  other_steps: steps that run through the reference, each with its reason.
+    kernels.  other_steps: what neither they nor a library compute, each with its reason.  xla_islands: how many parts
+    XLA computes them in.
     """
     inside = {member for plan in compilation.plans for member in plan.scope.members}
     ops = memory_ops(compilation.graph)
@@ -208,10 +233,8 @@ def report(
         "mem_ops_outside": [name for name in ops if name not in inside],
         "mem_kernels": len(compilation.program.kernels),
         "library_calls": len(library_steps(compilation.program)),
-        "other_steps": [
-            {"name": s.node.name, "op": s.node.op, "reason": s.reason}
-            for s in other_steps(compilation.program)
-        ],
+        "xla_islands": len(islands(compilation.program)),
+        "other_steps": [asdict(op) for op in compilation.program.outside],
         "refusals": [str(refusal) for refusal in compilation.scopes.refusals],
         "splits": [str(split) for split in compilation.splits],
         "arena_bytes": compilation.program.arena_bytes,
@@ -282,12 +305,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(explain(*shown, gpu, resources, compilation.splits))
     else:
         print(show_table(kernel_rows(compilation.plans, gpu, resources)))
-        steps = other_steps(compilation.program)
-        print(
-            f"\n{len(library_steps(compilation.program))} library calls, {len(steps)} other steps"
-        )
-        for step in steps:
-            print(f"  %{step.node.name} = {step.node.op}: {step.reason}")
+        print(f"\nlibrary calls: {len(library_steps(compilation.program))}")
+        print("\n".join(show_outside(compilation.program)))
         print(
             f"{len(compilation.scopes.refusals)} refusals (--explain lists them); compiled in {compile_s:.2f} s"
         )

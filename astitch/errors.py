@@ -41,6 +41,10 @@ class KernelCompileError(AstitchError):
     """The CUDA or the host compiler refused emitted text, or is missing."""
 
 
+class IslandRefused(AstitchError):
+    """XLA refused to compile the part of a program that no emitted kernel and no library computes."""
+
+
 class KernelFault(AstitchError):
     """The emulation found a fault in a kernel: race, out of bounds, uninitialised read, deadlock."""
 
@@ -58,4 +62,4 @@ class InvalidOption(AstitchError):
 
 
 class EngineUnavailable(AstitchError):
-    """The GPU engine was asked for, and CuPy or a GPU is missing."""
+    """An engine misses what it runs on: CuPy or a GPU, or JAX for what XLA computes."""

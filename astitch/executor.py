@@ -10,8 +10,9 @@ import ctypes
 import functools
 import statistics
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -25,12 +26,15 @@ from astitch.errors import (
     OutOfMemory,
     UnsupportedType,
 )
+from astitch.hlo_export import export_call
 from astitch.ir import ArrayType, DotAttrs, DType
 from astitch.kernel_cache import compile_cached
 from astitch.nvrtc import Request, compile_many_cuda
 from astitch.program import (
+    ALIGNMENT_BYTES,
     Buffer,
     CudaKernel,
+    IslandStep,
     KernelStep,
     LibraryStep,
     Program,
@@ -40,6 +44,7 @@ from astitch.program import (
     View,
 )
 from astitch.reference import eval_node
+from astitch.xla_island import Island, compile_island, find_device, host_device, put_array
 
 INSTALL = "pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 12"
 
@@ -215,21 +220,23 @@ def import_cupy() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """A row-major array in GPU memory, of any dtype.  owner keeps the memory alive."""
+    """A row-major array in GPU memory, of any dtype.  owner keeps the memory alive; a JAX array where XLA made it."""
 
     pointer: int
     type: ArrayType
     owner: Any = field(repr=False)
 
     def to_cupy(self) -> Any:
-        """A CuPy array on the same memory; f8 types as u8, which CuPy has not."""
+        """A CuPy array on the same memory, or on a copy where it is XLA's; f8 types as u8, which CuPy has not."""
         import cupy
 
         dtype = self.type.dtype.numpy
         if self.type.dtype in (DType.F8E4M3FN, DType.F8E5M2):
             dtype = np.dtype(np.uint8)
         memory = cupy.cuda.UnownedMemory(self.pointer, self.type.bytes, self)
-        return cupy.ndarray(self.type.shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+        array = cupy.ndarray(self.type.shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+        # XLA hands memory on in the order of its own streams, CuPy's arrays may go while kernels of ours read them.
+        return array.copy() if _is_jax(self.owner) else array
 
     def to_numpy(self) -> np.ndarray:
         """A copy on the host, after what is under way on the current stream."""
@@ -255,15 +262,22 @@ class DeviceArray:
 
         if jax.default_backend() != "gpu" or not self.type.size:
             return jax.device_put(self.to_numpy())
+        return self.lend_to_jax()
+
+    def lend_to_jax(self) -> Any:
+        """A JAX array on the same memory, of at least one element; ready when CuPy's current stream has come here,
+        and JAX, which does not own the memory, never gives it to another array."""
+        import cupy
+        import jax
+
         dtype = self.type.dtype
         # DLPack names bool and the numbers; the narrow floats travel as words of their size.
         carrier = _DLPACK_CARRIER.get(dtype)
-        if carrier is None:
-            return jax.dlpack.from_dlpack(self.to_cupy())
-        import cupy
-
         memory = cupy.cuda.UnownedMemory(self.pointer, self.type.bytes, self)
-        words = cupy.ndarray(self.type.shape, carrier, cupy.cuda.MemoryPointer(memory, 0))
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        if carrier is None:
+            return jax.dlpack.from_dlpack(cupy.ndarray(self.type.shape, dtype.numpy, pointer))
+        words = cupy.ndarray(self.type.shape, carrier, pointer)
         return jax.dlpack.from_dlpack(_RenamedDlpack(words, dtype))
 
 
@@ -306,12 +320,16 @@ class _RenamedDlpack:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call: its arguments on the device, the memory of its outputs, where every buffer lies, the stream."""
+    """One call: its arguments on the device, the memory of its outputs, where every buffer lies, the stream.
+
+    A result that XLA computes lies where XLA put it: its step sets the address.  lent: JAX arrays in use until the end.
+    """
 
     arguments: Sequence[DeviceArray]
-    outputs: Mapping[str, Any]
-    addresses: Mapping[str, int]
+    outputs: dict[str, Any]
+    addresses: dict[str, int]
     stream: int
+    lent: list[Any]
 
 
 Launch = Callable[[_Call], None]
@@ -330,8 +348,9 @@ class GpuExecutor:
     """A Program ready to run on one GPU; may be called from several threads, which take turns to launch.
 
     Work goes to CuPy's current stream.  JAX arrays that a call reads stay alive until a later call finds that it ended.
-    Raises EngineUnavailable without CuPy or a GPU, KernelCompileError, OutOfMemory, and LaunchRefused for a kernel
-    whose blocks wait for each other but cannot all be resident.
+    What XLA computes runs on the same GPU where JAX has it, else, with a warning, on the host.
+    Raises EngineUnavailable without CuPy or a GPU, KernelCompileError, IslandRefused, OutOfMemory, and LaunchRefused
+    for a kernel whose blocks wait for each other but cannot all be resident.
     """
 
     def __init__(self, program: Program, device: int | None = None) -> None:
@@ -360,7 +379,6 @@ class GpuExecutor:
                 for name, literal in program.constants
             ]
             self._parameters = self._in_space(Space.PARAMETER)
-            self._outputs = self._in_space(Space.OUTPUT)
             # The addresses that no call changes.
             self._fixed = {
                 b.name: int(self._constants[b.index].ptr) for b in self._in_space(Space.CONSTANT)
@@ -368,7 +386,11 @@ class GpuExecutor:
             for b in self._in_space(Space.ARENA, Space.BARRIER):
                 self._fixed[b.name] = int(self._arena.ptr) + b.offset
             self._functions = self._load_kernels()
+            self._made_by_xla: set[str] = set()
             self._launches = [self._prepare_step(step) for step in program.steps]
+            self._outputs = [
+                b for b in self._in_space(Space.OUTPUT) if b.name not in self._made_by_xla
+            ]
             # The zeroed arena and the constants are there before any stream uses them.
             self.cupy.cuda.runtime.deviceSynchronize()
 
@@ -388,7 +410,7 @@ class GpuExecutor:
                     launch(call)
                 return self._take_outputs(call)
             finally:  # what was launched before a failure still uses the arena and the arguments
-                self._finish_call(stream, arguments)
+                self._finish_call(stream, arguments, call.lent)
 
     def time_steps(self, arguments: Sequence[Any], repeats: int = 20) -> list[StepTime]:
         """GPU time of each step: the median of `repeats` runs of the whole program, after one to warm up."""
@@ -407,7 +429,7 @@ class GpuExecutor:
                 if repeat:
                     for row, (start, end) in zip(times, pairwise(events), strict=True):
                         row.append(1e3 * self.cupy.cuda.get_elapsed_time(start, end))
-            self._finish_call(stream, arguments)
+            self._finish_call(stream, arguments, call.lent)
         return [
             StepTime(_name_of(step), type(step).__name__, statistics.median(row))
             for step, row in zip(self.program.steps, times, strict=True)
@@ -420,11 +442,12 @@ class GpuExecutor:
         while self._borrowed and self._borrowed[0][0].done:
             self._free_events.append(self._borrowed.pop(0)[0])
 
-    def _finish_call(self, stream: Any, arguments: Sequence[Any]) -> None:
+    def _finish_call(self, stream: Any, arguments: Sequence[Any], lent: Sequence[Any]) -> None:
         # Recorded now: by the next call the stream may be gone.
         self._last = stream
         self._end.record(stream)
-        borrowed = [a for a in arguments if _is_jax(a)]
+        owners = [a.owner if isinstance(a, DeviceArray) else a for a in arguments]
+        borrowed = [*lent, *(a for a in owners if _is_jax(a))]
         if borrowed:
             event = self._take_event()
             event.record(stream)
@@ -482,7 +505,7 @@ class GpuExecutor:
             addresses[name] = int(memory.ptr)
         # The call holds `placed` until all is launched.  Copies of host arguments then go back to CuPy's pool,
         # which hands memory on in the order of the stream.
-        return _Call(placed, outputs, addresses, stream)
+        return _Call(placed, outputs, addresses, stream, [])
 
     def _in_space(self, *spaces: Space) -> list[Buffer]:
         return [b for b in self.program.buffers.values() if b.space in spaces]
@@ -671,6 +694,12 @@ class GpuExecutor:
             )
             if types is not None:
                 return self._prepare_dot(step.node.attrs, types, lhs, rhs, result)
+        if isinstance(step, IslandStep):
+            return self._prepare_island(step.name, step.hlo, step.operands, step.results)
+        if isinstance(step, LibraryStep) and find_device("gpu", self.device.id) is not None:
+            # Convolutions, and products that cuBLAS has no types for: through XLA into the libraries that it calls.
+            hlo = export_call(step.node, [view.type for view in step.operands])
+            return self._prepare_island(f"%{step.node.name}", hlo, step.operands, step.results)
         return self._prepare_reference(step)
 
     def _prepare_dot(
@@ -736,14 +765,72 @@ class GpuExecutor:
         copy = self.cupy.ascontiguousarray(array.transpose(operand.permutation))
         return int(copy.data.ptr), copy
 
+    def _prepare_island(
+        self, name: str, hlo: bytes, operands: Sequence[View], results: Sequence[View]
+    ) -> Launch:
+        """A part that XLA computes, on this GPU where JAX has it, else on the host."""
+        what = f"{self.program.name}, {name}"
+        device = find_device("gpu", self.device.id)
+        if device is None:
+            return self._prepare_host_island(
+                compile_island(hlo, host_device(), what), operands, results
+            )
+        island = compile_island(hlo, device, what)
+        self._made_by_xla.update(view.buffer for view in results)
+
+        def run(call: _Call) -> None:
+            found = island.run([self._lend(call, view, island) for view in operands])
+            for view, array in zip(results, found, strict=True):
+                # No copy: the steps that follow read it where XLA put it.
+                call.addresses[view.buffer] = (
+                    int(array.unsafe_buffer_pointer()) if array.size else 0
+                )
+                if self.program.buffers[view.buffer].space is Space.OUTPUT:
+                    call.outputs[view.buffer] = array
+            call.lent.extend(found)
+
+        return run
+
+    def _lend(self, call: _Call, view: View, island: Island) -> Any:
+        """The JAX array of an operand, on the same memory if it lies where XLA wants its own."""
+        if not view.type.size:
+            return put_array(np.empty(view.type.shape, view.type.dtype.numpy), island.device)
+        import jax
+
+        array = DeviceArray(call.addresses[view.buffer], view.type, None)
+        if array.pointer % ALIGNMENT_BYTES:  # an argument that is part of a larger array
+            memory = self._allocate(view.type.bytes, f"a copy of {view.buffer}")
+            self._copy(int(memory.ptr), array.pointer, view.type.bytes, call.stream)
+            array = DeviceArray(int(memory.ptr), view.type, memory)
+        with jax.enable_x64(True):  # else JAX takes 64-bit numbers for 32-bit ones
+            return array.lend_to_jax()
+
+    def _prepare_host_island(
+        self, island: Island, operands: Sequence[View], results: Sequence[View]
+    ) -> Launch:
+        """The island on the host: JAX has no GPU here.  Its operands are fetched, its results sent back."""
+        warnings.warn(
+            f"{island.what}: JAX has no GPU here, so XLA computes this on the host; install jax[cuda13] or jax[cuda12]",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+        def run(call: _Call) -> None:
+            arrays = [self._fetch(call, view) for view in operands]
+            found = island.run([put_array(array, island.device) for array in arrays])
+            for view, array in zip(results, found, strict=True):
+                self._write(call.addresses[view.buffer], np.asarray(array), call.stream)
+
+        return run
+
+    def _fetch(self, call: _Call, view: View) -> np.ndarray:
+        return DeviceArray(call.addresses[view.buffer], view.type, None).to_numpy()
+
     def _prepare_reference(self, step: LibraryStep | ReferenceStep) -> Launch:
-        """The step on the host: its operands fetched, its results sent back.  Slow; explain() lists such steps."""
+        """The step on the host without JAX: its operands fetched, its results sent back.  Slow; explain() lists it."""
 
         def interpret(call: _Call) -> None:
-            operands = [
-                DeviceArray(call.addresses[v.buffer], v.type, None).to_numpy()
-                for v in step.operands
-            ]
+            operands = [self._fetch(call, view) for view in step.operands]
             results = eval_node(step.node, operands)
             for view, array in zip(step.results, results, strict=True):
                 self._write(call.addresses[view.buffer], array, call.stream)
@@ -760,4 +847,10 @@ def _is_jax(argument: Any) -> bool:
 
 
 def _name_of(step: Step) -> str:
-    return step.kernel.name if isinstance(step, KernelStep) else step.node.name
+    match step:
+        case KernelStep(kernel=kernel):
+            return kernel.name
+        case IslandStep(name=name):
+            return name
+        case LibraryStep(node=node) | ReferenceStep(node=node):
+            return node.name

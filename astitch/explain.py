@@ -12,7 +12,7 @@ from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached
 from astitch.nvrtc import Request, Resources, compile_many_cuda
 from astitch.plan import Plan
-from astitch.program import LibraryStep, Program, ReferenceStep
+from astitch.program import IslandStep, LibraryStep, Program
 from astitch.speed_of_light import measure_work
 from astitch.split_scopes import Split
 from astitch.stitch_scheme import Scheme
@@ -127,13 +127,25 @@ def memory_ops(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def other_steps(program: Program) -> tuple[ReferenceStep, ...]:
-    """Steps that neither an emitted kernel nor a library does."""
-    return tuple(s for s in program.steps if isinstance(s, ReferenceStep))
+def islands(program: Program) -> tuple[IslandStep, ...]:
+    """The parts that XLA compiles."""
+    return tuple(s for s in program.steps if isinstance(s, IslandStep))
 
 
 def library_steps(program: Program) -> tuple[LibraryStep, ...]:
     return tuple(s for s in program.steps if isinstance(s, LibraryStep))
+
+
+def show_outside(program: Program) -> list[str]:
+    """The ops that nothing of ours computes, each with its reason, under the island that it belongs to."""
+    if not islands(program):
+        runner = " (the NumPy reference runs them: JAX is not installed)" if program.outside else ""
+        return [f"other ops: {len(program.outside)}{runner}", *(f"  {o}" for o in program.outside)]
+    lines = [f"XLA islands: {len(islands(program))}"]
+    for step in islands(program):
+        lines.append(f"  {step.name}: {len(step.ops)} ops")
+        lines += [f"    {op}" for op in step.ops]
+    return lines
 
 
 def explain(
@@ -150,9 +162,8 @@ def explain(
     lines += [
         "",
         f"library calls: {len(library_steps(program))}",
-        f"other steps: {len(other_steps(program))}",
+        *show_outside(program),
     ]
-    lines += [f"  %{s.node.name} = {s.node.op}: {s.reason}" for s in other_steps(program)]
     for plan in plans:
         work = measure_work(plan.arrangement.graph, plan.scope.members)
         lines += ["", str(plan), f"  speed of light: {work.bound_us(gpu):.2f} us: {work}"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 from astitch import hlo_schema
@@ -116,6 +116,25 @@ def export_nodes(
             )
         builder.add_node(node)
     return Exported(builder.finish(results), operands, tuple(results))
+
+
+def export_call(node: Node, operands: Sequence[ArrayType]) -> bytes:
+    """One node as a module: its operands, of these types, are the parameters, its results the root tuple.
+
+    Raises UnsupportedOp for an op that HLO does not have.
+    """
+    builder = ModuleBuilder(node.name)
+    names = tuple(f"operand.{i}" for i in range(len(operands)))
+    for name, type_ in zip(names, operands, strict=True):
+        builder.add_parameter(name, type_)
+    builder.add_node(replace(node, name="call", operands=names))
+    if isinstance(node.type, ArrayType):
+        return builder.finish(("call",))
+    results = tuple(f"result.{i}" for i in range(len(node.type.elements)))
+    for index, (name, type_) in enumerate(zip(results, node.type.elements, strict=True)):
+        attrs = GetTupleElementAttrs(index)
+        builder.add_node(Node(name, "get-tuple-element", type_, ("call",), attrs))
+    return builder.finish(results)
 
 
 class ModuleBuilder:

@@ -1,7 +1,7 @@
 """Runs a Program on a machine without a GPU: the emitted CUDA text through the host emulation.
 
-Takes a Program and NumPy arrays, hands on NumPy arrays.  Products and the ops that no kernel computes run through
-the reference interpreter.  With `check` every memory access of a kernel is watched and stale memory is poisoned.
+Takes a Program and NumPy arrays, hands on NumPy arrays.  Products run through the reference interpreter, what nothing
+of ours computes through XLA.  With `check` every memory access of a kernel is watched and stale memory is poisoned.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from astitch.ir import ArrayType, DType
 from astitch.program import (
     ALIGNMENT_BYTES,
     Buffer,
+    IslandStep,
     KernelStep,
     LibraryStep,
     Program,
@@ -25,6 +26,7 @@ from astitch.program import (
     View,
 )
 from astitch.reference import eval_node
+from astitch.xla_island import Island, compile_island, host_device, put_array
 
 POISON = 0xFF
 """A byte whose repetition is a NaN in every float type and -1 in every signed integer type."""
@@ -37,7 +39,8 @@ class HostEngine:
     """A Program ready to run; may be called from several threads, which take turns.
 
     check: kernels run in the emulation's check mode (races, bounds, uninitialised reads: 5 to 10 times slower), and
-    what a call must not read is filled with POISON before it.  Raises KernelCompileError where g++ is missing.
+    what a call must not read is filled with POISON before it.  Raises KernelCompileError where g++ is missing,
+    EngineUnavailable where JAX is and the program has islands, IslandRefused.
     """
 
     def __init__(self, program: Program, *, check: bool = False) -> None:
@@ -47,6 +50,11 @@ class HostEngine:
         self._modules: dict[str, HostModule] = dict(
             zip(sources, compile_many(sources, check), strict=True)
         )
+        self._islands = {
+            step.name: compile_island(step.hlo, host_device(), f"{program.name}, {step.name}")
+            for step in program.steps
+            if isinstance(step, IslandStep)
+        }
         self._constants = [_copy_aligned(literal.numpy()) for _, literal in program.constants]
         # Zero, so that barrier words start at zero; they then carry over from call to call.
         self._arena = allocate_aligned(program.arena_bytes)
@@ -109,6 +117,9 @@ class HostEngine:
                     case KernelStep():
                         self._launch(step, memory, readable)
                         readable.update(step.arguments[i].buffer for i in step.written)
+                    case IslandStep():
+                        _run_island(self._islands[step.name], step, memory)
+                        readable.update(view.buffer for view in step.results)
                     case LibraryStep() | ReferenceStep():
                         operands = [_array_of(memory, view) for view in step.operands]
                         results = eval_node(step.node, operands)
@@ -164,6 +175,12 @@ def _type_of(number: int, array: np.ndarray) -> ArrayType:
 
 def _array_of(memory: dict[str, np.ndarray], view: View) -> np.ndarray:
     return memory[view.buffer].view(view.type.dtype.numpy).reshape(view.type.shape)
+
+
+def _run_island(island: Island, step: IslandStep, memory: dict[str, np.ndarray]) -> None:
+    operands = [put_array(_array_of(memory, view), island.device) for view in step.operands]
+    for view, result in zip(step.results, island.run(operands), strict=True):
+        np.copyto(_array_of(memory, view), np.asarray(result), casting="no")
 
 
 def _copy_aligned(array: np.ndarray) -> np.ndarray:

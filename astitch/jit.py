@@ -43,6 +43,7 @@ def jit(
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
     tune: bool | None = None,
+    strict: bool = False,
 ) -> Callable[[Callable[..., Any]], JitFunction]: ...
 
 
@@ -56,6 +57,7 @@ def jit(
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
     tune: bool | None = None,
+    strict: bool = False,
 ) -> JitFunction: ...
 
 
@@ -68,6 +70,7 @@ def jit(
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
     tune: bool | None = None,
+    strict: bool = False,
 ) -> JitFunction | Callable[[Callable[..., Any]], JitFunction]:
     """Compile a JAX function with astitch.  The arguments are those of jax.jit; `@astitch.jit` and
     `@astitch.jit(static_argnums=1)` both decorate.
@@ -76,6 +79,7 @@ def jit(
     keep_unused: accepted for jax.jit's sake; every array is passed to the program, used or not.
     tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  Only speed and the order of sums depend on it.
+    strict: raise UnsupportedOp for ops that no stitched kernel and no library computes; else they are left to XLA.
     """
     if fn is None:
         return lambda fn: jit(
@@ -86,6 +90,7 @@ def jit(
             donate_argnames=donate_argnames,
             keep_unused=keep_unused,
             tune=tune,
+            strict=strict,
         )
     given = {
         "static_argnums": static_argnums,
@@ -94,7 +99,7 @@ def jit(
         "donate_argnames": donate_argnames,
     }
     jax_options = {name: value for name, value in given.items() if value is not None}
-    return JitFunction(fn, jax_options, tune)
+    return JitFunction(fn, jax_options, tune, strict)
 
 
 class JitFunction:
@@ -105,11 +110,15 @@ class JitFunction:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], jax_options: Mapping[str, Any], tune: bool | None = None
+        self,
+        fn: Callable[..., Any],
+        jax_options: Mapping[str, Any],
+        tune: bool | None = None,
+        strict: bool = False,
     ) -> None:
         import jax
 
-        self._tune = tune
+        self._tune, self._strict = tune, strict
 
         functools.update_wrapper(self, fn)
         # Unused parameters are kept, so that the program's parameters are the flat arguments one to one.
@@ -153,8 +162,8 @@ class JitFunction:
         traced = self._jax_jit.trace(*args, **kwargs)
         if choose_engine() == "gpu":
             lowered = traced.lower(lowering_platforms=("cuda",))
-            return Lowered(traced, lowered, "gpu", self._tune)
-        return Lowered(traced, traced.lower(), "host", self._tune)
+            return Lowered(traced, lowered, "gpu", self._tune, self._strict)
+        return Lowered(traced, traced.lower(), "host", self._tune, self._strict)
 
     def clear_cache(self) -> None:
         """Forget every compiled signature."""
@@ -165,12 +174,13 @@ class JitFunction:
 @dataclass(frozen=True)
 class Lowered:
     """A function lowered to HLO for one signature.  engine: "gpu" or "host", what it was lowered for.
-    tune: see jit."""
+    tune, strict: see jit."""
 
     jax_traced: Any = field(repr=False)
     jax_lowered: Any = field(repr=False)
     engine: str
     tune: bool | None = None
+    strict: bool = False
 
     @cached_property
     def hlo(self) -> bytes:
@@ -201,7 +211,7 @@ class Lowered:
         gpu = "host" if device is None else from_device(device)
         # In the emulation there is nothing to measure.
         tune = self.tune if self.engine == "gpu" else False
-        compilation = compile_hlo(self.hlo, gpu=gpu, tune=tune)
+        compilation = compile_hlo(self.hlo, gpu=gpu, tune=tune, strict=self.strict)
         trace_compilation(self.hlo, compilation)
         out_info = self.jax_traced.out_info
         return Compiled(compilation, self.jax_lowered, out_info, device)

@@ -1,7 +1,7 @@
 """The Program: ordered steps over buffers, ready for an engine.
 
 A Program says everything an engine needs: which buffers exist and where they live, which kernels,
-library calls and interpreted nodes run in which order on which buffers.  Engines decide nothing.
+library calls and islands of XLA run in which order on which buffers.  Engines decide nothing.
 """
 
 from __future__ import annotations
@@ -103,8 +103,40 @@ class LibraryStep:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideOp:
+    """An op that no emitted kernel and no library computes, and why.  Never silent: explain() lists them."""
+
+    name: str
+    op: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"%{self.name} = {self.op}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class IslandStep:
+    """A part of the graph that XLA compiles for the engine's device.
+
+    hlo: a serialized HloModuleProto.  operands: in the order of its parameters.  results: in the order of its root
+    tuple.  ops: what it computes, reshapes, projections and constants left out.
+    """
+
+    name: str
+    hlo: bytes = field(repr=False)
+    operands: tuple[View, ...]
+    results: tuple[View, ...]
+    ops: tuple[OutsideOp, ...]
+
+    @property
+    def reason(self) -> str:
+        """Why no emitted kernel computes it, op by op."""
+        return "; ".join(map(str, self.ops))
+
+
+@dataclass(frozen=True, slots=True)
 class ReferenceStep:
-    """A node that no emitted kernel and no library computes yet: runs through reference.py.  Never silent."""
+    """The same for one op where JAX is not installed: runs through reference.py, on the host."""
 
     node: Node
     operands: tuple[View, ...]
@@ -112,7 +144,7 @@ class ReferenceStep:
     reason: str
 
 
-Step = KernelStep | LibraryStep | ReferenceStep
+Step = KernelStep | LibraryStep | IslandStep | ReferenceStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +166,17 @@ class Program:
     def kernels(self) -> tuple[CudaKernel, ...]:
         """The stitched kernels in launch order."""
         return tuple(s.kernel for s in self.steps if isinstance(s, KernelStep))
+
+    @property
+    def outside(self) -> tuple[OutsideOp, ...]:
+        """The ops that no emitted kernel and no library computes, in the order of the steps."""
+        found: list[OutsideOp] = []
+        for step in self.steps:
+            if isinstance(step, IslandStep):
+                found += step.ops
+            elif isinstance(step, ReferenceStep):
+                found.append(OutsideOp(step.node.name, step.node.op, step.reason))
+        return tuple(found)
 
     def check_arguments(self, given: Sequence[ArrayType]) -> None:
         """Raises ArgumentMismatch unless there is one argument of the right dtype and shape for each parameter."""

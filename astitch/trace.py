@@ -12,7 +12,7 @@ from pathlib import Path
 from astitch import options
 from astitch.compile import Compilation
 from astitch.gpu import PRESETS
-from astitch.program import KernelStep, LibraryStep, ReferenceStep
+from astitch.program import IslandStep, KernelStep, LibraryStep, ReferenceStep
 
 REPRO = """\
 \"\"\"Compiles the module beside this file again, and prints what became of it.\"\"\"
@@ -60,6 +60,8 @@ def _list_steps(compilation: Compilation) -> list[str]:
                 what += f", {kernel.global_barriers} global barriers"
             case LibraryStep(node=node):
                 what = f"library {node.op} %{node.name}: {node.type}"
+            case IslandStep():
+                what = f"XLA {step.name}: {step.reason}"
             case ReferenceStep(node=node, reason=reason):
                 what = f"reference {node.op} %{node.name}: {node.type}: {reason}"
         lines.append(f"  step {number}: {what}")

@@ -16,7 +16,7 @@ from astitch import hlo_schema
 from astitch.check import check_graph
 from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.expand import expand
-from astitch.hlo_export import ModuleBuilder, export_graph, export_nodes
+from astitch.hlo_export import ModuleBuilder, export_call, export_graph, export_nodes
 from astitch.hlo_import import import_hlo
 from astitch.ir import (
     ArrayType,
@@ -382,6 +382,18 @@ def test_part_runs_with_narrow_floats_and_bool():
 
     x = np.arange(4).astype(ml_dtypes.bfloat16)
     expect_same_bits(lower(model, x, np.array([True, False, True, True])), [x, np.ones(4, bool)])
+
+
+def test_one_node_is_a_module_of_its_own():
+    x = np.arange(6, dtype=np.float32)
+    graph = import_hlo(lower(lambda x: (jax.lax.top_k(x, 2), jnp.dot(x, x)), x))
+    (top,) = [n for n in graph if n.op == "topk"]
+    (dot,) = [n for n in graph if n.op == "dot"]
+    values, indices = run_xla(export_call(top, [graph[top.operands[0]].array]), [x])
+    np.testing.assert_array_equal(values, [5, 4])
+    np.testing.assert_array_equal(indices, [5, 4])
+    (product,) = run_xla(export_call(dot, [graph[o].array for o in dot.operands]), [x, x])
+    assert product == x @ x
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from astitch.compile import Compilation, compile_hlo
 from astitch.dimensions import is_embedded
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.program import LibraryStep, ReferenceStep
+from astitch.program import KernelStep, LibraryStep
 from astitch.reference import run_graph
 from astitch.stitch_scope import is_memory_op, why_not_stitchable
 from tests.hlo_runner import random_arguments
@@ -44,8 +44,7 @@ def count_library(compiled: Compilation) -> int:
 
 
 def count_interpreted(compiled: Compilation) -> collections.Counter[str]:
-    steps = compiled.program.steps
-    return collections.Counter(s.node.op for s in steps if isinstance(s, ReferenceStep))
+    return collections.Counter(op.op for op in compiled.program.outside)
 
 
 def count_stitch_ops(compiled: Compilation) -> int:
@@ -95,11 +94,11 @@ def test_a_program_names_every_buffer_it_uses(name: str) -> None:
     program = compile_model(name, "h100").program
     written = {view.buffer for view in program.parameters} | {n for n, _ in program.constants}
     for step in program.steps:
-        if isinstance(step, LibraryStep | ReferenceStep):
-            reads, writes = step.operands, step.results
-        else:
+        if isinstance(step, KernelStep):
             reads = tuple(v for i, v in enumerate(step.arguments) if i not in step.written)
             writes = tuple(step.arguments[i] for i in step.written)
+        else:
+            reads, writes = step.operands, step.results
         for view in (*reads, *writes):
             assert view.type.bytes == program.buffers[view.buffer].type.bytes, view
         assert {view.buffer for view in reads} <= written

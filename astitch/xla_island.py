@@ -1,0 +1,119 @@
+"""Runs HLO through XLA: what no emitted kernel and no library computes is an *island* of XLA's in a program.
+
+Takes a serialized HloModuleProto and a device of JAX, hands on a function of JAX arrays.  XLA compiles a module once
+in a process for each device; the engines say how their buffers become JAX arrays and back.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from astitch.errors import EngineUnavailable, IslandRefused, OutOfMemory
+
+MOST_COMPILED = 256
+"""Islands whose code a process keeps for engines that are made later."""
+
+
+def has_jax() -> bool:
+    """Is JAX installed?  It is not imported for that."""
+    return importlib.util.find_spec("jax") is not None
+
+
+def find_device(platform: str, number: int = 0) -> Any | None:
+    """JAX's device: the CPU, or the GPU with CUDA's number.  None where JAX is not installed or has no such device."""
+    try:
+        import jax
+
+        devices = jax.local_devices(backend=platform)
+    except (ImportError, RuntimeError):
+        return None
+    if platform == "cpu":
+        return devices[0]
+    return next((d for d in devices if d.local_hardware_id == number), None)
+
+
+def host_device() -> Any:
+    """JAX's CPU.  Raises EngineUnavailable."""
+    device = find_device("cpu")
+    if device is None:
+        raise EngineUnavailable(
+            "the program has parts that XLA computes, and JAX with a CPU device is not there\n"
+            "  install astitch[jax], and name cpu in JAX_PLATFORMS if that is set"
+        )
+    return device
+
+
+@dataclass(frozen=True, slots=True)
+class Island:
+    """A module compiled for one device.  what: its name in messages."""
+
+    what: str
+    device: Any
+    executable: Any
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """The results, JAX arrays that are ready and row-major.
+
+        operands: JAX arrays on the island's device, one for each parameter; they are only read, and no longer in use
+        when this returns.  Raises OutOfMemory, and JAX's own error for what else goes wrong while it runs.
+        """
+        import jax
+
+        try:
+            outputs = self.executable.execute_sharded(list(operands))
+            shards = outputs.disassemble_into_single_device_arrays()
+            # JAX's streams and ours know nothing of each other: whoever comes next finds the results finished.
+            return [shard[0].block_until_ready() for shard in shards]
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise OutOfMemory(
+                f"{self.what}: XLA found no room: {_first_line(error)}\n"
+                "  free arrays, or set XLA_PYTHON_CLIENT_MEM_FRACTION so that JAX may take more"
+            ) from None
+
+
+def compile_island(hlo: bytes, device: Any, what: str) -> Island:
+    """Compiles a serialized HloModuleProto for a device of JAX.  Raises IslandRefused with XLA's words."""
+    import jax
+
+    try:
+        return Island(what, device, _compile(hlo, device))
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        raise IslandRefused(
+            f"{what}: XLA refuses to compile it for {device}: {_first_line(error)}\n"
+            "  rewrite that part of the program; with strict=True the compilation lists every op that is left to XLA"
+        ) from error
+
+
+@functools.lru_cache(maxsize=MOST_COMPILED)
+def _compile(hlo: bytes, device: Any) -> Any:
+    from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
+
+    options = xla_client.CompileOptions()
+    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
+    # 16-bit values are rounded where HLO rounds them, and equal calls give equal bits, as in emitted kernels.
+    options.env_option_overrides = [
+        ("xla_allow_excess_precision", False),
+        ("xla_gpu_exclude_nondeterministic_ops", True),
+    ]
+    module = _jax.mlir.hlo_to_stablehlo(hlo)
+    return device.client.compile_and_load(module, _jax.DeviceList((device,)), options)
+
+
+def put_array(array: np.ndarray, device: Any) -> Any:
+    """A host array as a JAX array of exactly its dtype; on the CPU it may share its memory."""
+    import jax
+
+    with jax.enable_x64(True):
+        return jax.device_put(array, device)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
