@@ -299,7 +299,7 @@ def test_command_measures_saves_resumes_and_reports(
         assert set(values) == both
         assert all(value > 0 for value in values.values())
     assert row.kernels["astitch"] == {MEMORY: 1.0, PRODUCT: 1.0, COPY: 0.0}
-    assert row.program["kernels"] > 0
+    assert row.program["steps"]["KernelStep"] > 0
     assert row.over_xla(models.memory_us) == 1.0
     capsys.readouterr()
     models.main([*command, "--resume"])
