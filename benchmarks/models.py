@@ -127,7 +127,8 @@ class ModelRow:
     once.  planned_bytes: device memory of arguments, results and temporaries as the compiler planned it.
     output_error: the largest difference of a result over its largest element.  loss_errors: relative, by step.
     gradient_error, update_error: norm of the difference over the norm, of all first-step gradients (as clipped) and
-    weight changes together.  program: astitch's steps by kind, global barriers, and ops that no kernel of its computes.
+    weight changes together.  program: astitch's steps by kind, global barriers, and by op how many no kernel of
+    its own and no library computes.
     """
 
     workload: str
@@ -283,7 +284,7 @@ def describe_astitch(compiled: Any) -> dict[str, Any]:
         "program": {
             "steps": dict(collections.Counter(type(step).__name__ for step in program.steps)),
             "barriers": sum(kernel.global_barriers for kernel in program.kernels),
-            "other_steps": peers.list_reference_steps(program),
+            "outside": dict(collections.Counter(op.op for op in program.outside)),
         },
     }
 
@@ -511,8 +512,9 @@ def format_row(row: ModelRow) -> str:
         f"{triple(row.kernels, 'astitch'):>15} | {host('xla'):>13} {host('astitch'):>13} | "
         f"{pair(row.compile_s):>11} | {pair(row.planned_bytes, 1e-6):>11} | {shown:>7} {gradient:>7}"
     )
-    other = row.program.get("other_steps")
-    notes = {**row.notes, **({"outside of kernels": ", ".join(other)} if other else {})}
+    outside = row.program.get("outside", {})
+    others = ", ".join(f"{count} {op}" for op, count in outside.items())
+    notes = {**row.notes, **({"outside of astitch's kernels": others} if others else {})}
     return "\n".join([line, *(f"    {name}: {note}" for name, note in notes.items())])
 
 

@@ -300,6 +300,7 @@ def test_command_measures_saves_resumes_and_reports(
         assert all(value > 0 for value in values.values())
     assert row.kernels["astitch"] == {MEMORY: 1.0, PRODUCT: 1.0, COPY: 0.0}
     assert row.program["steps"]["KernelStep"] > 0
+    assert set(row.program) == {"steps", "barriers", "outside"}
     assert row.over_xla(models.memory_us) == 1.0
     capsys.readouterr()
     models.main([*command, "--resume"])
@@ -369,6 +370,8 @@ def test_means_are_of_what_both_sides_have() -> None:
     assert "8.000 (1)" in lines[3]
     assert lines[-1] == "  bert/train/full: 1.0e-01"
     assert "    astitch: Fault: no" in models.format_row(rows[2])
+    loops = row("dien", "infer", 20.0, program={"outside": {"while": 2, "sort": 1}})
+    assert "    outside of astitch's kernels: 2 while, 1 sort" in models.format_row(loops)
     assert "1e-01*" in models.format_row(rows[1])
 
 
