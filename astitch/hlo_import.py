@@ -395,10 +395,14 @@ class _Reader:
             )
         if opcode == "get-tuple-element":
             return self._read_projection(frame, instruction, name, where)
-        if opcode == "copy":
+        if opcode in ("copy", "add-dependency", "domain"):
             return self._operand(frame, instruction, 0)
+        if opcode == "after-all":
+            return ()  # a token: an order for effects, and there are none
         if opcode == "custom-call" and instruction.custom_call_target == b"Sharding":
             return self._operand(frame, instruction, 0)  # a remark to the partitioner
+        if opcode == "custom-call":
+            _refuse_effects(instruction, where)
         if opcode == "set-dimension-size" or opcode == "dynamic-reshape":
             raise DynamicShape(f"{where}: {opcode} makes a dynamic shape; pad to a fixed shape")
         if opcode not in OPS and opcode not in ("bitcast", "get-dimension-size", "scan"):
@@ -656,6 +660,22 @@ def _find_leaf(tree: Any, path: Sequence[int]) -> int | None:
 
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
+
+
+def _refuse_effects(instruction: Any, where: str) -> None:
+    """A custom call that does more than compute its result: nothing says when, or in which process."""
+    target = _text(instruction.custom_call_target)
+    if "python" in target and "callback" in target:
+        raise UnsupportedOp(
+            f"{where}: custom-call to {target!r} calls a Python function (jax.pure_callback, "
+            "io_callback, jax.debug.print ...), which is not in the module\n  take it out of the "
+            "function, or run the function through XLA"
+        )
+    if instruction.custom_call_has_side_effect:
+        raise UnsupportedOp(
+            f"{where}: custom-call to {target!r} has a side effect, which astitch might leave out or "
+            "repeat\n  take it out of the function, or run the function through XLA"
+        )
 
 
 def _only(ids: Sequence[int], where: str) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from astitch.errors import ArgumentMismatch, IllegalProduct, UnsupportedOp
 from astitch.ir import (
@@ -39,6 +38,7 @@ from astitch.semantics import (
     meanings_of_rng_bit_generator,
     meanings_of_topk,
     pad,
+    slide,
     widen,
     widen_more,
 )
@@ -428,7 +428,7 @@ def _scatter(node: Node, operands: Arrays) -> Arrays:
     if count == 1 and region.outputs == (region.parameters[1],):
         result = inputs[0].copy()
         if shape:
-            sliding_window_view(result, sizes, writeable=True)[kept_starts] = kept_updates[0]
+            slide(result, sizes, writeable=True)[kept_starts] = kept_updates[0]
         elif len(kept_updates[0]):
             result[()] = kept_updates[0][-1]
         return (result,)
@@ -436,7 +436,7 @@ def _scatter(node: Node, operands: Arrays) -> Arrays:
     if combiner is not None:
         wide = widen_more(inputs[0])
         wide = wide.copy() if wide is inputs[0] else wide
-        view = sliding_window_view(wide, sizes, writeable=True)
+        view = slide(wide, sizes, writeable=True)
         combiner.at(view, kept_starts, widen_more(kept_updates[0]))
         return (wide.astype(inputs[0].dtype, copy=False),)
     results = [x.copy() for x in inputs]

@@ -534,6 +534,12 @@ def batch_positions(vectors: Array, batching_dim: int, index_vector_dim: int) ->
     )
 
 
+def slide(x: Array, sizes: Sequence[int], *, writeable: bool = False) -> Array:
+    """The window of `sizes` at each place, a view: NumPy cannot make one of f8e5m2, but of its bytes."""
+    stored = x.view(np.uint8) if x.dtype in _EIGHT_BITS else x
+    return sliding_window_view(stored, sizes, writeable=writeable).view(x.dtype)
+
+
 def meaning_of_gather(node: Node, x: Array, indices: Array) -> Array:
     a = _attrs(node, GatherAttrs)
     if 0 in node.shape:
@@ -546,7 +552,7 @@ def meaning_of_gather(node: Node, x: Array, indices: Array) -> Array:
     for d, b in zip(a.operand_batching_dims, a.start_indices_batching_dims, strict=True):
         starts[d] = batch_positions(vectors, b, a.index_vector_dim)
     windows = (
-        sliding_window_view(x, a.slice_sizes)[tuple(starts)]
+        slide(x, a.slice_sizes)[tuple(starts)]
         if x.ndim
         else np.broadcast_to(x, batch)
     )

@@ -23,6 +23,7 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.ops import OPS, Kind, monoid_of
+from astitch.storage import stored_value
 
 STITCHABLE_DTYPES = frozenset(DType) - {DType.C64, DType.C128}
 """Element types that the emitter spells."""
@@ -233,15 +234,17 @@ def find_scopes(graph: Graph) -> Scopes:
             outside[node.name] = reason
     stage = _choose_stages(graph, outside)
 
-    outputs = set(graph.outputs)
     embedded = {node.name for node in graph if is_embedded(graph, node.name)}
+    # A reshape is another view of its operand's buffer, so the operand is what somebody has to write.
+    read = (o for name in outside for o in graph[name].operands)
+    in_memory = {stored_value(graph, name) for name in (*graph.outputs, *read)}
 
     def can_stitch(name: str) -> bool:
         node = graph[name]
         if name in outside:
             return False
-        if name in embedded and name not in outputs:
-            return any(user in outside for user in graph.users[name]) and node.op != "constant"
+        if name in embedded:
+            return name in in_memory and node.op != "constant"
         return OPS[node.op].kind is not Kind.SOURCE or node.op == "iota"
 
     refusals: list[Refusal] = []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from astitch import remote_stitch
 from astitch.dimensions import is_embedded
-from astitch.ir import DimensionsAttrs, Graph, SortAttrs, TupleType
+from astitch.ir import CholeskyAttrs, DimensionsAttrs, Graph, IotaAttrs, SortAttrs, TupleType
 from astitch.ops import OPS, Kind
 from astitch.remote_stitch import stitch_remotely
 from astitch.stitch_scope import Scopes, find_scopes
@@ -320,3 +320,15 @@ def test_neighbours_of_one_stage_share_a_kernel(graph: Graph) -> None:
                 assert apart == ((operand, node.name) in refused)
     merged = stitch_remotely(scopes).scopes
     assert len({s.stage for s in merged}) == len(merged)
+
+
+@pytest.mark.parametrize("kind", ["iota", "broadcast"])
+def test_a_reshape_of_a_value_that_its_index_tells_has_somebody_who_writes_it(kind):
+    """As an output, and as the operand of an op that is not stitched."""
+    g = GraphBuilder()
+    value = g.op("iota", "f32[4]", attrs=IotaAttrs(0)) if kind == "iota" else g.splat(1, "f32[4]")
+    view = g.reshape(value, (2, 2))
+    factor = g.op("cholesky", "f32[2,2]", view, attrs=CholeskyAttrs(True))
+    for output in (view, factor):
+        scopes = find_scopes(g.build(output))
+        assert [scope.outputs for scope in scopes.scopes] == [(value,)]
