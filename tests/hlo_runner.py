@@ -29,8 +29,13 @@ def parse_hlo_text(text: str) -> bytes:
     return bytes(xla_client.hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 
-def run_xla(proto: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Compiles a serialized HloModuleProto for the CPU and runs it: the flat list of results."""
+def run_xla(
+    proto: bytes, arguments: Sequence[np.ndarray], *, optimise: bool = True
+) -> list[np.ndarray]:
+    """Compiles a serialized HloModuleProto for the CPU and runs it: the flat list of results.
+
+    optimise: False compiles in half the time, and the code is slow.
+    """
     import jax
     from jax._src.lib import xla_client
     from jaxlib import _jax
@@ -38,6 +43,8 @@ def run_xla(proto: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     options = xla_client.CompileOptions()
     options.parameter_is_tupled_arguments = False
     options.env_option_overrides = [("xla_allow_excess_precision", False)]
+    if not optimise:
+        options.env_option_overrides += [("xla_backend_optimization_level", 0)]
     device = jax.devices("cpu")[0]
     executable = device.client.compile_and_load(
         _jax.mlir.hlo_to_stablehlo(proto), _jax.DeviceList((device,)), options

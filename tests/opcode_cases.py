@@ -7,6 +7,7 @@ run once for many cases.  Values come from a NumPy generator with a drawn seed, 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,9 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from astitch.compile import compile_hlo
+from astitch.compile import compile_graph
 from astitch.expand import expand
+from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import DType
@@ -130,33 +132,32 @@ def _count_results(case: Case | TextCase) -> int:
     return len(jax.tree.leaves(jax.eval_shape(case.function, *case.arguments)))
 
 
-def find_faults(cases: Sequence[Case | TextCase], *, emulate: bool = False) -> list[str]:
-    """One line for each case that XLA computes otherwise than the reference does, from the graph as it is read or as
-    the compiler rewrites it; or, with `emulate`, than the compiled program with its emulated kernels.
+def find_faults(cases: Sequence[Case | TextCase]) -> list[str]:
+    """One line for each case and stage whose results are not XLA's: of the graph as it is `read`, as the compiler has
+    `rewritten` it (both by the reference interpreter), and of the `compiled` program with its emulated kernels.
 
-    A batch that cannot be compiled is tried case by case, so that the line names the one that is at fault.
+    A batch that fails as a whole is tried case by case, so that the line names the one that is at fault.
     """
     try:
-        return _compare_batch(cases, emulate)
+        return _compare_batch(cases)
     except Exception as error:
         if len(cases) == 1:
             return [f"{cases[0].name}: {type(error).__name__}: {error}"]
-        return [fault for case in cases for fault in find_faults([case], emulate=emulate)] or [
+        return [fault for case in cases for fault in find_faults([case])] or [
             f"together {[case.name for case in cases]}: {type(error).__name__}: {error}"
         ]
 
 
-def _compare_batch(cases: Sequence[Case | TextCase], emulate: bool) -> list[str]:
+def _compare_batch(cases: Sequence[Case | TextCase]) -> list[str]:
     proto, arguments = write_module(cases), _all_arguments(cases)
-    want = run_xla(proto, arguments)
-    found: dict[str, list[np.ndarray]] = {}
-    if emulate:
-        program = compile_hlo(proto).program
-        found["compiled"] = HostEngine(program).run(arguments)
-    else:
-        graph = import_hlo(proto)
-        found["read"] = run_graph(graph, arguments)
-        found["rewritten"] = run_graph(reassociate(expand(simplify(graph))), arguments)
+    want = run_xla(proto, arguments, optimise=False)
+    graph = import_hlo(proto)
+    found = {
+        "read": run_graph(graph, arguments),
+        "rewritten": run_graph(reassociate(expand(simplify(graph))), arguments),
+    }
+    if shutil.which("g++") is not None:
+        found["compiled"] = HostEngine(compile_graph(graph, preset("host")).program).run(arguments)
     faults = []
     for stage, got in found.items():
         start = 0
@@ -194,8 +195,8 @@ def describe_difference(got: np.ndarray, want: np.ndarray, error: Error) -> str:
 
 def _is_far(got: np.ndarray, want: np.ndarray, error: Error, size: np.ndarray) -> np.ndarray:
     limits = ml_dtypes.finfo(got.dtype)
-    g, w, s = (x.astype(np.float64) for x in (got, want, np.abs(size)))
     with np.errstate(all="ignore"):
+        g, w, s = (x.astype(np.float64) for x in (got, want, np.abs(size)))
         same = (g == w) | (np.isnan(g) & np.isnan(w))
         tiny = float(limits.tiny)
         flushed = (np.abs(g) <= tiny) & (np.abs(w) <= tiny)
@@ -263,10 +264,10 @@ def draw_edges(rng: np.random.Generator, dtype: np.dtype, count: int) -> np.ndar
         for x in pair:
             x[rng.random(count) < 0.2] = 0
         return np.asarray(pair[0] + 1j * pair[1], dtype)
+    spread = 10.0 ** rng.uniform(-4, 4, count) * rng.choice([-1, 1], count)
+    ordinary = np.where(rng.random(count) < 0.5, spread, rng.standard_normal(count))
     with np.errstate(all="ignore"):
         edges = np.array(_EDGES).astype(dtype)
-        spread = 10.0 ** rng.uniform(-4, 4, count) * rng.choice([-1, 1], count)
-        ordinary = np.where(rng.random(count) < 0.5, spread, rng.standard_normal(count))
         values = np.where(rng.random(count) < 0.6, rng.choice(edges, count), ordinary.astype(dtype))
         return flush(values.astype(dtype))
 

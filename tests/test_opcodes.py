@@ -1,10 +1,12 @@
 """The meaning of every HLO opcode in common use: astitch beside XLA on the CPU, over drawn attributes and values.
 
-Two levels: the reference interpreter on the graph as it is read and as the compiler rewrites it, and
-(test names ending in `compiled`) the whole compiler with its emulated kernels.
+Each case at three stages: the reference interpreter on the graph as it is read and as the compiler rewrites it, and
+the compiled program with its emulated kernels (opcode_cases.find_faults).
 """
 
 from __future__ import annotations
+
+import re
 
 import jax
 import numpy as np
@@ -12,13 +14,30 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.numpy import linalg as np_linalg
 
+from astitch.errors import DynamicShape, UnsupportedOp, UnsupportedType
+from astitch.hlo_import import import_hlo
+from astitch.reference import run_graph
 from tests import opcode_draws as draws
-
+from tests.hlo_runner import lower, parse_hlo_text
 from tests.opcode_cases import (
-    CANCELLING, COMPLEX, EVERY, EXACT, F8, F16, F32, F64, BF16, FLOATS, FUNCTION, INTEGERS, PRED, ROUNDED, SIGNED, Case, Error,
-    draw_bits, draw_edges, draw_numbers, find_faults,
-)  # fmt: skip
+    CANCELLING,
+    EVERY,
+    EXACT,
+    F8,
+    F32,
+    F64,
+    FUNCTION,
+    PRED,
+    ROUNDED,
+    Case,
+    Error,
+    draw_bits,
+    draw_edges,
+    draw_numbers,
+    find_faults,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -27,25 +46,11 @@ def _all_dtypes():
         yield
 
 
-def batches(examples: int) -> settings:
-    """A batch names the case that is at fault, with its attributes: there is nothing to shrink."""
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=(Phase.explicit, Phase.generate),
-        suppress_health_check=list(HealthCheck),
-    )
-
-
-def assert_no_faults(cases, *, emulate=False):
-    faults = find_faults(cases, emulate=emulate)
+def assert_no_faults(cases):
+    faults = find_faults(cases)
     if faults:
         pytest.fail(f"{len(faults)} faults:\n" + "\n".join(faults), pytrace=False)
 
-
-seeds = st.integers(0, 2**32 - 1)
 
 # ---- element-wise --------------------------------------------------------------------------------
 
@@ -168,8 +173,182 @@ def _bitcast_to(target):
 
 # ---- families with attributes ----------------------------------------------------------------------
 
-FAMILIES = {  # family: (examples of 25 cases, of which compiled)
-    draws.movements: (8, 3), draws.scatters: (5, 1), draws.indexed_updates: (3, 1), draws.reductions: (5, 3),
-    draws.windows: (4, 1), draws.running: (4, 2), draws.poolings: (2, 1), draws.sorts: (3, 1), draws.products: (4, 1),
-    draws.convolutions: (3, 1), draws.transforms: (2, 0),
-}  # fmt: skip
+FAMILIES = {  # family: (batches, cases in a batch)
+    "movements": (12, 32),
+    "scatters": (8, 25),
+    "indexed_updates": (3, 25),
+    "reductions": (7, 25),
+    "windows": (4, 25),
+    "running": (3, 14),
+    "poolings": (2, 6),
+    "sorts": (4, 25),
+    "products": (5, 30),
+    "convolutions": (3, 15),
+    "transforms": (3, 25),
+    "controls": (3, 20),
+    "samples": (2, 15),
+    "generators": (1, 20),
+    "activations": (3, 25),
+    "texts": (5, 25),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family(family):
+    """A batch names the case that is at fault, with its attributes: there is nothing to shrink."""
+    examples, size = FAMILIES[family]
+
+    @settings(
+        max_examples=examples + 1,  # the first is the same simple case many times
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(getattr(draws, family)(), min_size=size, max_size=size))
+    def check(cases):
+        assert_no_faults(list({case.name: case for case in cases}.values()))
+
+    check()
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_array_ops(part):
+    assert_no_faults(draws.make_array_ops(seed=part)[part::5])
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def refuse(body, error):
+    """The message of the error with which a module of one computation is refused."""
+    regions = "add { a = f32[] parameter(0)\n b = f32[] parameter(1)\n ROOT c = f32[] add(a, b) }\n"
+    with pytest.raises(error) as caught:
+        import_hlo(
+            parse_hlo_text(f"HloModule m\n{regions}ENTRY e {{ x = f32[3] parameter(0)\n {body} }}")
+        )
+    return str(caught.value)
+
+
+REFUSED = {  # opcode: (instructions on x = f32[3], the one that is named)
+    "infeed": (
+        "t = token[] after-all()\n i = (f32[3], token[]) infeed(t)\n ROOT r = f32[3] add(x, x)",
+        "i",
+    ),
+    "outfeed": (
+        "t = token[] after-all()\n o = token[] outfeed(x, t)\n ROOT r = f32[3] add(x, x)",
+        "o",
+    ),
+    "send": (
+        "t = token[] after-all()\n s = (f32[3], u32[], token[]) send(x, t), channel_id=1\n"
+        "d = token[] send-done(s), channel_id=1\n ROOT r = f32[3] add(x, x)",
+        "s",
+    ),
+    "all-reduce": ("ROOT r = f32[3] all-reduce(x), replica_groups={}, to_apply=add", "r"),
+    "all-gather": ("ROOT r = f32[3] all-gather(x), replica_groups={}, dimensions={0}", "r"),
+    "collective-permute": (
+        "ROOT r = f32[3] collective-permute(x), source_target_pairs={{0,1}}",
+        "r",
+    ),
+    "partition-id": ("ROOT r = u32[] partition-id()", "r"),
+    "stochastic-convert": (
+        "u = u32[3] parameter(1)\n ROOT r = s8[3] stochastic-convert(x, u)",
+        "r",
+    ),
+    "ragged-dot": (
+        "a = f32[4,3] parameter(1)\n b = f32[2,3,5] parameter(2)\n g = s32[2] parameter(3)\n"
+        "ROOT r = f32[4,5] ragged-dot(a, b, g), lhs_contracting_dims={1}, rhs_contracting_dims={1}, "
+        "lhs_ragged_dims={0}, rhs_group_dims={0}",
+        "r",
+    ),
+}
+
+
+@pytest.mark.parametrize("opcode", REFUSED)
+def test_an_opcode_without_a_meaning_is_refused_by_name(opcode):
+    body, name = REFUSED[opcode]
+    assert refuse(body, UnsupportedOp) == (
+        f"HLO computation e, instruction %{name}: no entry for '{opcode}' in astitch/ops.py\n"
+        "  rewrite the program without it, or run it through XLA"
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "n = s32[] parameter(1)\n ROOT r = f32[<=3] set-dimension-size(x, n), dimensions={0}",
+        "n = s32[] parameter(1)\n ROOT r = f32[<=3] dynamic-reshape(x, n)",
+        "r = f32[<=3] parameter(1)\n ROOT s = f32[<=3] negate(r)",
+        "r = f32[<=3] parameter(1)\n ROOT s = s32[] get-dimension-size(r), dimensions={0}",
+    ],
+)
+def test_a_dynamic_shape_is_refused(body):
+    message = refuse(body, DynamicShape)
+    assert message.startswith("HLO computation e, instruction %r: ")
+    assert re.search("pad to a fixed shape|compile for a fixed shape", message)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["s4", "u4", "s2", "f8e4m3", "f8e4m3fnuz", "f8e8m0fnu", "f4e2m1fn"]
+)
+def test_an_element_type_that_astitch_does_not_know_is_refused(dtype):
+    message = refuse(f"y = {dtype}[3] parameter(1)\n ROOT r = f32[3] convert(y)", UnsupportedType)
+    assert message.startswith(
+        f"HLO computation e, instruction %y: element type {dtype} is not supported; astitch knows pred"
+    )
+
+
+def test_tokens_without_an_effect_are_nothing():
+    text = (
+        "HloModule m\nENTRY e { x = f32[3] parameter(0)\n t = token[] after-all()\n"
+        " y = f32[3] add-dependency(x, t)\n ROOT r = f32[3] negate(y) }"
+    )
+    assert [node.op for node in import_hlo(parse_hlo_text(text))] == ["parameter", "negate"]
+
+
+def test_a_custom_call_with_a_side_effect_is_refused():
+    assert refuse(
+        'c = f32[3] custom-call(x), custom_call_target="log", custom_call_has_side_effect=true\n'
+        " ROOT r = f32[3] add(x, x)",
+        UnsupportedOp,
+    ) == (
+        "HLO computation e, instruction %c.1: custom-call to 'log' has a side effect, which astitch might leave out "
+        "or repeat\n  take it out of the function, or run the function through XLA"
+    )
+
+
+def _print_first(x):
+    jax.debug.print("{}", x[0])
+    return x * 2
+
+
+def _call_python(x):
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@pytest.mark.parametrize("function", [_print_first, _call_python])
+def test_a_call_of_a_python_function_is_refused(function):
+    """Its module holds the address of the function, which means nothing to whoever reads the module."""
+    with pytest.raises(
+        UnsupportedOp, match="calls a Python function .* which is not in the module"
+    ):
+        import_hlo(lower(function, np.ones(3, F32)))
+
+
+@pytest.mark.parametrize(
+    "function, target",
+    [
+        (np_linalg.cholesky, "lapack_spotrf_ffi"), (np_linalg.inv, "lapack_sgetrf_ffi"),
+        (np_linalg.qr, "lapack_sgeqrf_ffi"), (np_linalg.svd, "lapack_sgesdd_ffi"),
+        (np_linalg.eigh, "lapack_ssyevd_ffi"), (np_linalg.eig, "lapack_sgeev_ffi"),
+    ],
+)  # fmt: skip
+def test_the_reference_names_the_library_function_that_it_does_not_have(function, target):
+    x = np.eye(3, dtype=F32)
+    graph = import_hlo(lower(function, x))
+    with pytest.raises(
+        UnsupportedOp,
+        match=f"custom-call to '{target}': what it computes is not in the HLO; run this",
+    ):
+        run_graph(graph, [x])
