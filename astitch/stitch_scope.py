@@ -87,6 +87,8 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
             if graph[node.operands[0]].op == "reduce"
             else "a result of an op that is not stitched"
         )
+    if node.op == "reshape":
+        return None  # another view of its operand's buffer, whatever the element type
     types = [array_of(node), *(array_of(graph[o]) for o in node.operands)]
     for array in types:
         if array.dtype not in STITCHABLE_DTYPES:

@@ -352,3 +352,8 @@ def test_the_reference_names_the_library_function_that_it_does_not_have(function
         match=f"custom-call to '{target}': what it computes is not in the HLO; run this",
     ):
         run_graph(graph, [x])
+
+
+def test_a_complex_reshape_of_a_parameter():
+    x = np.arange(6, dtype=np.complex64)
+    assert_no_faults([Case("reshape", lambda x: lax.reshape(x, (3, 2)), (x,))])

@@ -332,3 +332,9 @@ def test_a_reshape_of_a_value_that_its_index_tells_has_somebody_who_writes_it(ki
     for output in (view, factor):
         scopes = find_scopes(g.build(output))
         assert [scope.outputs for scope in scopes.scopes] == [(value,)]
+
+
+def test_a_reshape_of_complex_numbers_is_no_step() -> None:
+    g = GraphBuilder()
+    view = g.reshape(g.parameter("c64[6]"), (2, 3))
+    assert find_scopes(g.build(view)).outside == ()
