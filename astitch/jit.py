@@ -1,7 +1,8 @@
 """The JAX front end: `astitch.jit` where `jax.jit` stood.
 
-Takes a JAX function, hands on one that lowers to HLO through JAX, compiles that once for each signature (tree,
-shapes, dtypes, weak types, static values) and runs it on an engine: the GPU, or without one the host emulation.
+Takes a JAX function, hands on one that is compiled once for each signature (tree, shapes, dtypes, weak types, static
+values).  On a GPU it is jax.jit of a function that traces to one call of our program, which runs inside XLA; the other
+engines (CuPy's executor, the emulation on the host) are called from here.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import inspect
 import threading
 import types
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from astitch import options
-from astitch.errors import ArgumentMismatch, EngineUnavailable, IllegalProduct
+from astitch.errors import ArgumentMismatch, EngineUnavailable, IllegalProduct, InvalidOption
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.compile import Compilation
+    from astitch.gpu import Gpu
     from astitch.ir import Graph
     from astitch.program import Program
+    from astitch.xla_engine import Stitched
 
 NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
 
@@ -44,6 +47,7 @@ def jit(
     keep_unused: bool = False,
     tune: bool | None = None,
     strict: bool = False,
+    engine: str | None = None,
 ) -> Callable[[Callable[..., Any]], JitFunction]: ...
 
 
@@ -58,6 +62,7 @@ def jit(
     keep_unused: bool = False,
     tune: bool | None = None,
     strict: bool = False,
+    engine: str | None = None,
 ) -> JitFunction: ...
 
 
@@ -71,15 +76,18 @@ def jit(
     keep_unused: bool = False,
     tune: bool | None = None,
     strict: bool = False,
+    engine: str | None = None,
 ) -> JitFunction | Callable[[Callable[..., Any]], JitFunction]:
     """Compile a JAX function with astitch.  The arguments are those of jax.jit; `@astitch.jit` and
     `@astitch.jit(static_argnums=1)` both decorate.
 
-    donate_argnums, donate_argnames: a permission to reuse memory; donated arrays stay valid here.
-    keep_unused: accepted for jax.jit's sake; every array is passed to the program, used or not.
+    donate_argnums, donate_argnames: a permission to reuse memory, which the engine xla uses as jax.jit does; with the
+    others donated arrays stay valid.  keep_unused: as in jax.jit; a program takes every array, used or not.
     tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  Only speed and the order of sums depend on it.
     strict: raise UnsupportedOp for ops that no stitched kernel and no library computes; else they are left to XLA.
+    engine: "xla" (kernels inside an XLA program), "executor" (CuPy), "gpu" (xla where JAX can, else executor) or "host"
+    (the emulation); None: as ASTITCH_ENGINE says, else gpu where there is one.  It is chosen at the first call.
     """
     if fn is None:
         return lambda fn: jit(
@@ -91,6 +99,11 @@ def jit(
             keep_unused=keep_unused,
             tune=tune,
             strict=strict,
+            engine=engine,
+        )
+    if engine not in (None, *options.ENGINES):
+        raise InvalidOption(
+            f"astitch.jit: engine={engine!r} is not known\n  it is one of {', '.join(options.ENGINES)}"
         )
     given = {
         "static_argnums": static_argnums,
@@ -99,7 +112,7 @@ def jit(
         "donate_argnames": donate_argnames,
     }
     jax_options = {name: value for name, value in given.items() if value is not None}
-    return JitFunction(fn, jax_options, tune, strict)
+    return JitFunction(fn, jax_options, keep_unused, tune, strict, engine)
 
 
 class JitFunction:
@@ -113,16 +126,24 @@ class JitFunction:
         self,
         fn: Callable[..., Any],
         jax_options: Mapping[str, Any],
+        keep_unused: bool = False,
         tune: bool | None = None,
         strict: bool = False,
+        engine: str | None = None,
     ) -> None:
         import jax
+        from jax._src.core import trace_state_clean
 
-        self._tune, self._strict = tune, strict
+        self._tune, self._strict, self._asked = tune, strict, engine
 
         functools.update_wrapper(self, fn)
         # Unused parameters are kept, so that the program's parameters are the flat arguments one to one.
         self._jax_jit = jax.jit(fn, keep_unused=True, **jax_options)
+        self._stitched_jit = jax.jit(
+            _stitch(fn, tune, strict), keep_unused=keep_unused, **jax_options
+        )
+        self._is_untraced = trace_state_clean
+        self._through_xla = False
         self._statics = _find_statics(
             fn, jax_options.get("static_argnums"), jax_options.get("static_argnames")
         )
@@ -130,14 +151,27 @@ class JitFunction:
         # Reentrant: tracing runs the user's function, which may call this one on other arrays.
         self._lock = threading.RLock()
 
+    @cached_property
+    def engine(self) -> str:
+        """ "xla", "executor" or "host".  Raises EngineUnavailable, InvalidOption."""
+        return choose_engine(self._asked)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result, its leaves JAX arrays.  Raises what jax.jit raises for wrong arguments."""
+        if self._through_xla and self._is_untraced():
+            return self._stitched_jit(*args, **kwargs)
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         import jax
 
         dynamic, static = self._statics.split(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten(dynamic)
         if _is_traced(leaves) or _is_jit_disabled():
             return self._jax_jit(*args, **kwargs)
+        if self.engine == "xla":
+            self._through_xla = True  # from now on it is jax.jit's own call
+            return self._stitched_jit(*args, **kwargs)
         try:
             avals = tuple([jax.typeof(leaf) for leaf in leaves])
             key: Hashable = (tree, avals, static, _jax_settings(), options.engine())
@@ -149,31 +183,231 @@ class JitFunction:
             with self._lock:
                 compiled = self._compiled.get(key)
                 if compiled is None:
-                    compiled = self.lower(*args, **kwargs).compile()
-                    self._compiled[key] = compiled
+                    lowered = self._lower_alone(args, kwargs)
+                    compiled = self._compiled[key] = lowered.compile()
         return compiled.run_flat(leaves)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method of a class."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered | LoweredForXla:
         """Trace and lower to HLO for these arguments; each array may be a jax.ShapeDtypeStruct."""
+        if self.engine == "xla":
+            from astitch.xla_engine import find_stitched
+
+            traced = self._stitched_jit.trace(*args, **kwargs)
+            stitched = find_stitched(traced.jaxpr)
+            if stitched is not None:
+                return LoweredForXla(traced, stitched)
+        return self._lower_alone(args, kwargs)
+
+    def _lower_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+        """Lowered for an engine of ours."""
         traced = self._jax_jit.trace(*args, **kwargs)
-        if choose_engine() == "gpu":
-            lowered = traced.lower(lowering_platforms=("cuda",))
-            return Lowered(traced, lowered, "gpu", self._tune, self._strict)
-        return Lowered(traced, traced.lower(), "host", self._tune, self._strict)
+        if self.engine == "host":
+            return Lowered(traced, traced.lower(), "host", self._tune, self._strict)
+        lowered = traced.lower(lowering_platforms=("cuda",))
+        return Lowered(traced, lowered, "executor", self._tune, self._strict)
 
     def clear_cache(self) -> None:
-        """Forget every compiled signature."""
+        """Forget every compiled signature, and which engine runs them."""
         with self._lock:
             self._compiled.clear()
+            getattr(self._stitched_jit, "clear_cache")()  # noqa: B009 - not in jax's own types
+            self._through_xla = False
+            self.__dict__.pop("engine", None)
+
+
+# ---- inside XLA ------------------------------------------------------------------------------------------------
+
+
+def _stitch(fn: Callable[..., Any], tune: bool | None, strict: bool) -> Callable[..., Any]:
+    """What jax.jit is to trace in place of `fn`: one call of fn's program.
+
+    A function with effects (callbacks, prints) is traced as it is, with a warning: only JAX can order them.
+    """
+    import jax
+
+    @functools.wraps(fn)
+    def stitched(*args: Any, **kwargs: Any) -> Any:
+        from astitch.xla_engine import Stitched, call_stitched
+
+        # An argument without tracers is static, or an empty tree.
+        given = [*args, *kwargs.values()]
+        flat = [jax.tree_util.tree_flatten(argument) for argument in given]
+        taken = [any(isinstance(leaf, jax.core.Tracer) for leaf in part) for part, _ in flat]
+        leaves = [
+            leaf for (part, _), take in zip(flat, taken, strict=True) if take for leaf in part
+        ]
+        keys = [leaf.dtype._impl.name if _is_key(leaf) else None for leaf in leaves]
+        data = [
+            leaf if key is None else jax.random.key_data(leaf)
+            for leaf, key in zip(leaves, keys, strict=True)
+        ]
+        results: list[_Results] = []
+
+        def run(*words: Any) -> list[Any]:
+            values = iter(
+                word if key is None else jax.random.wrap_key_data(word, impl=key)
+                for word, key in zip(words, keys, strict=True)
+            )
+            arguments = [
+                jax.tree_util.tree_unflatten(tree, [next(values) for _ in part])
+                if take
+                else argument
+                for argument, (part, tree), take in zip(given, flat, taken, strict=True)
+            ]
+            named = dict(zip(kwargs, arguments[len(args) :], strict=True))
+            found = _Results(fn(*arguments[: len(args)], **named))
+            results.append(found)
+            return found.data
+
+        run.__name__ = getattr(fn, "__name__", "function")
+        types = [_type_of(x.aval) for x in data]
+        traced = jax.jit(run, keep_unused=True).trace(*types)
+        if traced.jaxpr.effects:
+            _warn_effects(run.__name__, sorted(map(str, traced.jaxpr.effects)))
+            return fn(*args, **kwargs)
+        lowered = traced.lower(lowering_platforms=("cuda",))
+        call = Stitched(lowered, traced.jaxpr, target_gpu(), tune, strict)
+        return results[-1].restore(call_stitched(call, data))
+
+    return stitched
+
+
+def _type_of(aval: Any) -> Any:
+    """An aval as the argument of a function to trace."""
+    import jax
+
+    make: Any = jax.ShapeDtypeStruct
+    return make(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+class _Results:
+    """What a function returned, as the arrays that a program can give, and how to make it of them again."""
+
+    def __init__(self, returned: Any) -> None:
+        import jax
+
+        leaves, self._tree = jax.tree_util.tree_flatten(returned)
+        types = [jax.typeof(leaf) for leaf in leaves]
+        self._finishes = [_choose_restoring(type_) for type_ in types]
+        self.data = [
+            jax.random.key_data(leaf) if _is_key(type_) else leaf
+            for leaf, type_ in zip(leaves, types, strict=True)
+            if type_.dtype != jax.dtypes.float0
+        ]
+
+    def restore(self, data: Iterable[Any]) -> Any:
+        """The function's result, given what a program computed for `data`."""
+        import jax
+
+        rest = iter(data)
+        return jax.tree_util.tree_unflatten(self._tree, [make(rest) for make in self._finishes])
+
+
+def _choose_restoring(type_: Any) -> Callable[[Iterator[Any]], Any]:
+    """What makes a result of a type of the arrays that a program gives."""
+    import jax
+    import numpy as np
+
+    if type_.dtype == jax.dtypes.float0:
+        return lambda _: np.zeros(type_.shape, jax.dtypes.float0)
+    if _is_key(type_):
+        impl = type_.dtype._impl.name
+        return lambda rest: jax.random.wrap_key_data(next(rest), impl=impl)
+    return lambda rest: next(rest)
+
+
+def _warn_effects(name: str, effects: Sequence[str]) -> None:
+    warnings.warn(
+        f"astitch: {name} has effects ({', '.join(effects)}), so XLA computes all of it\n"
+        "  leave callbacks and prints out of the function to have it stitched",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def target_gpu() -> Gpu:
+    """The GPU that programs inside XLA are planned for."""
+    from astitch.executor import current_gpu
+    from astitch.gpu import from_device
+
+    return from_device(current_gpu())
+
+
+@dataclass(frozen=True)
+class LoweredForXla:
+    """A function traced for one signature, with what it becomes inside XLA."""
+
+    jax_traced: Any = field(repr=False)
+    stitched: Stitched
+    engine: str = "xla"
+
+    @property
+    def hlo(self) -> bytes:
+        """The serialized HloModuleProto that astitch compiles."""
+        return self.stitched.hlo
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The module as astitch reads it."""
+        from astitch.hlo_import import import_hlo
+
+        return import_hlo(self.hlo)
+
+    def as_text(self) -> str:
+        """The module as HLO text."""
+        return str(self.stitched.lowered.compiler_ir("hlo").as_hlo_text())
+
+    def compile(self) -> CompiledForXla:
+        """Compile with astitch, then with XLA.  Raises AstitchError for what astitch cannot compile."""
+        return CompiledForXla(self.stitched.compilation, self.jax_traced.lower().compile())
+
+
+@dataclass(frozen=True)
+class CompiledForXla:
+    """A compiled signature: call it with arguments of the types that it was lowered for, without static ones.
+
+    jax_compiled: JAX's own, which runs it and says what XLA made of it (as_text, cost_analysis, memory_analysis).
+    """
+
+    compilation: Compilation = field(repr=False)
+    jax_compiled: Any = field(repr=False)
+
+    @property
+    def program(self) -> Program:
+        """The steps, kernels and buffers."""
+        return self.compilation.program
+
+    def explain(self) -> str:
+        """The kernels, their schemes, and what was not stitched and why."""
+        return "\n".join([self.compilation.explain(), *self.program.notes])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result, its leaves JAX arrays.  Raises the TypeError that JAX raises for other arguments."""
+        return self.jax_compiled(*args, **kwargs)
+
+    def as_text(self) -> str:
+        """XLA's module after its own passes, as HLO text."""
+        return str(self.jax_compiled.as_text())
+
+    def cost_analysis(self) -> Any:
+        """XLA's estimate; it knows nothing of what is inside stitched kernels."""
+        return self.jax_compiled.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        """XLA's buffers: arguments, outputs, temporaries and code, in bytes."""
+        return self.jax_compiled.memory_analysis()
+
+
+# ---- through an engine of ours ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A function lowered to HLO for one signature.  engine: "gpu" or "host", what it was lowered for.
+    """A function lowered to HLO for one signature.  engine: "executor" or "host", what it was lowered for.
     tune, strict: see jit."""
 
     jax_traced: Any = field(repr=False)
@@ -207,10 +441,10 @@ class Lowered:
         from astitch.trace import trace_compilation
 
         # Planned for the device on which it will run.
-        device = current_gpu() if self.engine == "gpu" else None
+        device = current_gpu() if self.engine == "executor" else None
         gpu = "host" if device is None else from_device(device)
         # In the emulation there is nothing to measure.
-        tune = self.tune if self.engine == "gpu" else False
+        tune = self.tune if self.engine == "executor" else False
         compilation = compile_hlo(self.hlo, gpu=gpu, tune=tune, strict=self.strict)
         trace_compilation(self.hlo, compilation)
         out_info = self.jax_traced.out_info
@@ -301,25 +535,47 @@ class Compiled:
 # ---- engines ---------------------------------------------------------------------------------------------------
 
 
-def choose_engine() -> str:
-    """The engine, "gpu" or "host": what ASTITCH_ENGINE says, else the GPU if CuPy sees one, else the host.
+def choose_engine(asked: str | None = None) -> str:
+    """The engine, "xla", "executor" or "host": as asked, or as ASTITCH_ENGINE says, else a GPU's if CuPy sees one.
 
     Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
     """
     from astitch.executor import count_gpus
 
-    asked = options.engine()
-    if asked == "gpu" and not count_gpus():
+    wanted = asked or options.engine()
+    if wanted == "host":
+        return wanted
+    if not count_gpus():
+        if wanted is None:
+            _warn_no_gpu()
+            return "host"
+        name = f"engine={asked!r}" if asked else f"ASTITCH_ENGINE={wanted}"
         raise EngineUnavailable(
-            "ASTITCH_ENGINE=gpu, but CuPy sees no GPU\n"
+            f"{name}, but CuPy sees no GPU\n"
             "  install astitch[cuda13] or astitch[cuda12] and a driver, or set ASTITCH_ENGINE=host"
         )
-    if asked:
-        return asked
-    if count_gpus():
-        return "gpu"
-    _warn_no_gpu()
-    return "host"
+    if wanted == "executor":
+        return wanted
+    if missing := _miss_for_xla():
+        if wanted == "xla":
+            raise EngineUnavailable(f"the engine xla was asked for, but {missing}")
+        return "executor"
+    return "xla"
+
+
+def _miss_for_xla() -> str:
+    """What keeps programs from running inside XLA here, and what to do; nothing: the empty string."""
+    from astitch.executor import current_gpu
+    from astitch.xla_engine import FIRST_JAX, has_target
+    from astitch.xla_island import find_device
+
+    if not has_target():
+        return f"JAX is older than {'.'.join(map(str, FIRST_JAX))}\n  install a newer one, or use the engine executor"
+    if find_device("gpu", current_gpu()) is None:
+        return (
+            "JAX has no GPU here\n  install jax[cuda13] or jax[cuda12], or use the engine executor"
+        )
+    return ""
 
 
 @functools.cache

@@ -15,13 +15,13 @@ NAMES = {
     "ASTITCH_CACHE_DIR": "folder of the kernel cache (default ~/.cache/astitch)",
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
-    "ASTITCH_ENGINE": "gpu or host: the engine, instead of the GPU where there is one",
+    "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
     "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest, as tune=True does",
 }
 """The names and what they mean.  At most ten."""
 
 DEBUG_LEVELS = 4
-ENGINES = ("gpu", "host")
+ENGINES = ("gpu", "xla", "executor", "host")
 
 
 def cache_dir() -> Path:
@@ -47,7 +47,7 @@ def dump_dir() -> Path | None:
 
 
 def engine() -> str | None:
-    """The engine asked for: "gpu", "host", or None to take the GPU where there is one.  Raises InvalidOption."""
+    """The engine asked for, one of ENGINES, or None to take the GPU where there is one.  Raises InvalidOption."""
     given = _read("ASTITCH_ENGINE")
     if given and given not in ENGINES:
         raise _invalid("ASTITCH_ENGINE", given)

@@ -215,7 +215,7 @@ def prepare_side(name: str, task: Task, *, check: bool) -> Side:
         from astitch.jit import choose_engine
 
         step = astitch.jit(task.fn, donate_argnums=donate)
-        if choose_engine() == "gpu":
+        if choose_engine() != "host":
             wait = wait_for_cupy
     elif check:
         lowered = jax.jit(task.fn, donate_argnums=donate).lower(task.first, task.batch)

@@ -1,0 +1,532 @@
+"""A Program inside XLA: one module in which each stitched kernel is a custom call and XLA does everything else.
+
+Takes a Compilation, hands on HLO whose custom calls hold the kernels' PTX, and a JAX primitive that lowers to it.
+XLA launches PTX by itself, so nothing of ours runs while the program does: no Python, no buffers, no streams.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from astitch.compile import Compilation, compile_hlo
+from astitch.errors import IllegalProduct
+from astitch.gpu import Gpu
+from astitch.hlo_export import ModuleBuilder
+from astitch.hlo_import import import_hlo
+from astitch.ir import (
+    ArrayType,
+    ConstantAttrs,
+    CustomCallAttrs,
+    DType,
+    GetTupleElementAttrs,
+    Graph,
+    Literal,
+    Node,
+    ParameterAttrs,
+    TupleType,
+)
+from astitch.kernel_cache import compile_cached
+from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda
+from astitch.program import (
+    CudaKernel,
+    IslandStep,
+    KernelStep,
+    Program,
+    Step,
+    View,
+)
+from astitch.storage import storage_name
+from astitch.trace import trace_compilation
+
+TARGET = "__gpu$xla.gpu.ptx"
+"""The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""
+
+FIRST_JAX = (0, 11)
+"""The first release of JAX whose XLA is known to do so."""
+
+MAX_POINTERS = 1000
+"""Parameters of a kernel that XLA packs; CUDA itself allows 4,095 pointers from 12.1 on."""
+
+_TYPED_FFI = 4  # the custom call's API version: its backend_config is an MLIR dictionary
+_TOKEN = ArrayType(DType.U32, (1,))
+
+
+def has_target() -> bool:
+    """Does the installed JAX come with an XLA that launches PTX?  It is not imported for that."""
+    try:
+        version = importlib.metadata.version("jaxlib")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= FIRST_JAX
+
+
+# ---- kernels as XLA launches them ------------------------------------------------------------------------------
+
+_ENTRY = 'extern "C" __global__ void '
+_BARRIER = "    unsigned int* barrier) {"
+_POINTERS = "(unsigned char* const* pointers) {"
+
+
+@dataclass(frozen=True, slots=True)
+class PtxKernel:
+    """A kernel as PTX.  Its parameters are those of the KernelStep, without the barrier words.
+
+    ordered: its blocks wait for each other.  Two such kernels must not run at once, since each may hold the place that
+    the other waits for; so it takes two more parameters, which it does not touch: the token of the ordered kernel
+    before it and its own.
+    """
+
+    name: str
+    ptx: str = field(repr=False)
+    grid: int
+    block: int
+    shared_bytes: int
+    ordered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRefusal:
+    """A kernel that XLA cannot launch, and why; XLA computes its ops by itself."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} is left to XLA: {self.reason}"
+
+
+def spell_for_xla(kernel: CudaKernel) -> str:
+    """The kernel's text in the form that XLA can launch: parameters are operands and results, nothing else.
+
+    The barrier words become an array of the module, zero when it is loaded and kept from launch to launch; a table of
+    pointers becomes parameters.
+    """
+    text = kernel.source
+    if kernel.pointer_table:
+        text = _spread_pointers(kernel, text)
+    if kernel.cooperative and not kernel.pointer_table:
+        text = _replace_once(
+            kernel, text, _BARRIER, "    const unsigned int* before, unsigned int* done) {"
+        )
+        text = text.replace(f"{_ENTRY}", _own_words(kernel) + _ENTRY, 1)
+        head, brace, body = text.partition("unsigned int* done) {\n")
+        text = f"{head}{brace}  unsigned int* const barrier = {kernel.name}_words;\n{body}"
+    return text
+
+
+def _own_words(kernel: CudaKernel) -> str:
+    return f"__device__ __align__(256) unsigned int {kernel.name}_words[{max(kernel.barrier_words, 1)}];\n"
+
+
+def _spread_pointers(kernel: CudaKernel, text: str) -> str:
+    """pointers[0], pointers[1] ... as parameters of their own."""
+    count = len(set(re.findall(r"\(pointers\[(\d+)\]\)", text)))
+    names = [f"unsigned char* p{i}" for i in range(count)]
+    words = ""
+    if kernel.cooperative:
+        names[-1:] = ["const unsigned int* before", "unsigned int* done"]
+        words = _own_words(kernel)
+        text = text.replace(f"(pointers[{count - 1}])", f"({kernel.name}_words)")
+    text = re.sub(r"\(pointers\[(\d+)\]\)", r"(p\1)", text)
+    text = _replace_once(kernel, text, _POINTERS, f"({', '.join(names)}) {{")
+    return text.replace(_ENTRY, words + _ENTRY, 1)
+
+
+def _replace_once(kernel: CudaKernel, text: str, old: str, new: str) -> str:
+    if text.count(old) != 1:
+        raise IllegalProduct(
+            f"kernel {kernel.name}: {old.strip()!r} stands {text.count(old)} times in its text"
+        )
+    return text.replace(old, new)
+
+
+def prepare_kernels(program: Program, gpu: Gpu) -> dict[str, PtxKernel | KernelRefusal]:
+    """Each kernel of a program as PTX for a device, or why not.  Raises KernelCompileError."""
+    prepared: dict[str, PtxKernel | KernelRefusal] = {}
+    texts: dict[CudaKernel, str] = {}
+    for step in program.steps:
+        if not isinstance(step, KernelStep):
+            continue
+        count = len(step.arguments) + step.kernel.cooperative
+        if count > MAX_POINTERS:
+            reason = f"{count} arrays, XLA passes {MAX_POINTERS}"
+            prepared[step.kernel.name] = KernelRefusal(step.kernel.name, reason)
+        else:
+            texts[step.kernel] = spell_for_xla(step.kernel)
+    requests = [Request(text, gpu.arch) for text in texts.values()]
+    compiled = compile_many_cuda(requests, compile_one=compile_cached)
+    for kernel, result in zip(texts, compiled, strict=True):
+        prepared[kernel.name] = _admit(kernel, result, gpu)
+    return prepared
+
+
+def _admit(kernel: CudaKernel, compiled: CompiledKernel, gpu: Gpu) -> PtxKernel | KernelRefusal:
+    """The kernel, if it can be launched and its blocks, where they wait for each other, are resident together.
+
+    XLA has no cooperative launch that would check it.  The driver's assembler keeps to the launch bounds in the PTX
+    whatever its version, so residency follows from them and from shared memory, besides from the registers seen here.
+    """
+    used = compiled.kernels[kernel.name]
+    shared = used.static_shared_bytes + kernel.shared_bytes
+    resident = gpu.blocks_per_sm(kernel.block, used.registers, shared)
+    if not resident:
+        return KernelRefusal(
+            kernel.name, f"no block fits {gpu.name}: {used.registers} registers, {shared} B shared"
+        )
+    if kernel.cooperative:
+        bound = gpu.max_registers(kernel.block, max(kernel.blocks_per_sm, 1))
+        resident = min(resident, gpu.blocks_per_sm(kernel.block, bound, shared))
+        if resident * gpu.sms < kernel.grid:
+            return KernelRefusal(
+                kernel.name,
+                f"{kernel.grid} blocks wait for each other, {resident} x {gpu.sms} are resident",
+            )
+    return PtxKernel(
+        kernel.name,
+        compiled.ptx.decode(),
+        kernel.grid,
+        kernel.block,
+        kernel.shared_bytes,
+        kernel.cooperative,
+    )
+
+
+def write_backend_config(kernel: PtxKernel, results: Sequence[int]) -> bytes:
+    """The MLIR dictionary by which XLA launches the kernel.
+
+    results: for each result of the custom call, which parameter of the kernel it is; the operands are the others.
+    """
+    numbers = {
+        "grid_x": kernel.grid,
+        "grid_y": 1,
+        "grid_z": 1,
+        "block_x": kernel.block,
+        "block_y": 1,
+        "block_z": 1,
+        "shared_mem_bytes": kernel.shared_bytes,
+    }
+    fields = [f"name = {_quote(kernel.name)}", 'kernel_type = "ptx"']
+    fields.append(f"kernel_data = {_quote(kernel.ptx)}")
+    fields += [f"{name} = {number} : i32" for name, number in numbers.items()]
+    fields.append(f"output_indices = [{', '.join(f'{i} : i32' for i in results)}]")
+    return f"{{{', '.join(fields)}}}".encode()
+
+
+def _quote(text: str) -> str:
+    """An MLIR string literal: what is not printable ASCII goes by its byte's number."""
+    return '"' + "".join(map(_escape, text.encode())) + '"'
+
+
+@functools.cache
+def _escape(byte: int) -> str:
+    return chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:02X}"
+
+
+# ---- the program as HLO ----------------------------------------------------------------------------------------
+
+
+def export_program(
+    compilation: Compilation, kernels: Mapping[str, PtxKernel | KernelRefusal]
+) -> bytes:
+    """The whole program as a serialized HloModuleProto: its parameters in order, its outputs as one tuple."""
+    writer = _ModuleWriter(compilation, kernels)
+    for step in compilation.program.steps:
+        writer.add_step(step)
+    return writer.finish()
+
+
+class _ModuleWriter:
+    """Writes the steps of a program one after the other; knows which HLO value is in which buffer."""
+
+    def __init__(
+        self, compilation: Compilation, kernels: Mapping[str, PtxKernel | KernelRefusal]
+    ) -> None:
+        self.program = compilation.program
+        self.graph = compilation.scopes.graph
+        self.members = {plan.kernel.name: plan.scope.members for plan in compilation.plans}
+        self.kernels = kernels
+        self.builder = ModuleBuilder(self.program.name)
+        self.values: dict[str, tuple[str, ArrayType]] = {}
+        self.views: dict[View, str] = {}
+        self.token = ""
+        for view in self.program.parameters:
+            self.builder.add_parameter(f"parameter/{view.buffer}", view.type)
+            self.write(view.buffer, f"parameter/{view.buffer}", view.type)
+        for name, literal in self.program.constants:
+            type_ = ArrayType(literal.dtype, literal.shape)
+            self.builder.add_node(
+                Node(f"constant/{name}", "constant", type_, attrs=ConstantAttrs(literal))
+            )
+            self.write(name, f"constant/{name}", type_)
+
+    def write(self, buffer: str, value: str, type_: ArrayType) -> None:
+        """The buffer now holds an HLO value."""
+        if buffer in self.values:
+            raise IllegalProduct(f"program {self.program.name}: {buffer} is written a second time")
+        self.values[buffer] = value, type_
+
+    def read(self, view: View) -> str:
+        """The HLO value of a view: row-major arrays of the same elements are reshapes of each other."""
+        value, type_ = self.values[view.buffer]
+        if type_ == view.type:
+            return value
+        if view not in self.views:
+            if type_.dtype is not view.type.dtype:
+                raise IllegalProduct(
+                    f"program {self.program.name}: {view.buffer}, {type_}, is read as {view.type}"
+                )
+            name = f"view.{len(self.views)}/{view.buffer}"
+            self.builder.add_node(Node(name, "reshape", view.type, (value,)))
+            self.views[view] = name
+        return self.views[view]
+
+    def add_step(self, step: Step) -> None:
+        if isinstance(step, KernelStep):
+            kernel = self.kernels[step.kernel.name]
+            if isinstance(kernel, PtxKernel):
+                self.add_kernel(step, kernel)
+            else:
+                self.add_ops(step)
+        elif isinstance(step, IslandStep):
+            self.add_island(step)
+        else:
+            operands = tuple(self.read(view) for view in step.operands)
+            name = f"step/{step.node.name}"
+            self.builder.add_node(replace(step.node, name=name, operands=operands))
+            self.write_results(name, step.node, step.results)
+
+    def write_results(self, value: str, node: Node, results: Sequence[View]) -> None:
+        """The results of a node that was added as `value`."""
+        if isinstance(node.type, ArrayType):
+            self.write(results[0].buffer, value, node.type)
+            return
+        for index, (view, type_) in enumerate(zip(results, node.type.elements, strict=True)):
+            self.write(view.buffer, self.add_projection(value, index, type_), type_)
+
+    def add_projection(self, value: str, index: int, type_: ArrayType) -> str:
+        name = f"{value}#{index}"
+        attrs = GetTupleElementAttrs(index)
+        self.builder.add_node(Node(name, "get-tuple-element", type_, (value,), attrs))
+        return name
+
+    def add_kernel(self, step: KernelStep, kernel: PtxKernel) -> None:
+        """A custom call: what the kernel only reads are its operands, what it writes its results."""
+        arguments = list(enumerate(step.arguments))
+        if kernel.ordered:
+            arguments.pop()  # the barrier words
+        written = [(i, view) for i, view in arguments if i in step.written]
+        operands = [self.read(view) for i, view in arguments if i not in step.written]
+        types = [view.type for _, view in written]
+        indices = [i for i, _ in written]
+        if kernel.ordered:
+            before = self.token or self.first_token()
+            operands.append(before)
+            types.append(_TOKEN)
+            indices.append(len(arguments) + 1)
+        ranks = [view.type.rank for i, view in arguments if i not in step.written]
+        attrs = CustomCallAttrs(
+            TARGET,
+            write_backend_config(kernel, indices),
+            _TYPED_FFI,
+            operand_layouts=tuple(map(_row_major, [*ranks, 1] if kernel.ordered else ranks)),
+            result_layouts=tuple(_row_major(type_.rank) for type_ in types),
+        )
+        names = self.builder.add_custom_call(f"kernel/{kernel.name}", attrs, operands, types)
+        if kernel.ordered:
+            self.token = names[-1]
+        for (_, view), name in zip(written, names, strict=False):
+            self.write(view.buffer, name, view.type)
+
+    def first_token(self) -> str:
+        """What the first ordered kernel takes: a constant that it does not touch."""
+        literal = Literal(_TOKEN.dtype, _TOKEN.shape, bytes(_TOKEN.bytes))
+        self.builder.add_node(Node("token", "constant", _TOKEN, attrs=ConstantAttrs(literal)))
+        return "token"
+
+    def add_island(self, step: IslandStep) -> None:
+        """What XLA was to compile by itself, as a part of the module."""
+        graph = import_hlo(step.hlo)
+        names: dict[str, str] = {}
+        for node in graph:
+            if isinstance(node.attrs, ParameterAttrs):
+                names[node.name] = self.read(step.operands[node.attrs.index])
+                continue
+            names[node.name] = f"{step.name}/{node.name}"
+            operands = tuple(names[o] for o in node.operands)
+            self.builder.add_node(replace(node, name=names[node.name], operands=operands))
+        for view, output in zip(step.results, graph.outputs, strict=True):
+            self.write(view.buffer, names[output], graph[output].array)
+
+    def add_ops(self, step: KernelStep) -> None:
+        """The ops of a kernel that XLA cannot launch."""
+        part = _Part(self, step.kernel.name, frozenset(self.members[step.kernel.name]))
+        for index in sorted(step.written):
+            view = step.arguments[index]
+            base, _, number = view.buffer.partition("#")
+            if base in self.graph.nodes:  # else it is scratch of the kernel
+                value = part.compute(base)
+                if number:
+                    value = self.add_projection(value, int(number), view.type)
+                self.write(view.buffer, value, view.type)
+
+    def finish(self) -> bytes:
+        return self.builder.finish([self.read(view) for view in self.program.outputs])
+
+
+class _Part:
+    """Graph nodes of one stitch op as HLO, those in front of them first."""
+
+    def __init__(self, writer: _ModuleWriter, prefix: str, members: frozenset[str]) -> None:
+        self.writer, self.prefix, self.members = writer, prefix, members
+        self.names: dict[str, str] = {}
+
+    def compute(self, wanted: str) -> str:
+        """The HLO value of a node: from its buffer where a step before filled it, else computed here."""
+        graph, pending = self.writer.graph, [wanted]
+        while pending:
+            name = pending[-1]
+            if name not in self.names:
+                node = graph[name]
+                if name not in self.members and (value := self.find(graph, node)):
+                    self.names[name] = value
+                elif missing := [o for o in node.operands if o not in self.names]:
+                    pending += missing
+                    continue
+                else:
+                    self.names[name] = f"{self.prefix}/{name}"
+                    operands = tuple(self.names[o] for o in node.operands)
+                    added = replace(node, name=self.names[name], operands=operands)
+                    self.writer.builder.add_node(added)
+            pending.pop()
+        return self.names[wanted]
+
+    def find(self, graph: Graph, node: Node) -> str | None:
+        if isinstance(node.type, TupleType):
+            return None
+        buffer = storage_name(graph, node.name)
+        return self.writer.read(View(buffer, node.type)) if buffer in self.writer.values else None
+
+
+def _row_major(rank: int) -> tuple[int, ...]:
+    return tuple(reversed(range(rank)))
+
+
+# ---- the program in JAX ----------------------------------------------------------------------------------------
+
+
+class Stitched:
+    """A function traced for one signature, compiled by astitch once XLA wants its module.
+
+    lowered: the function lowered by JAX for CUDA.  jaxpr: the same as JAX computes it elsewhere.  gpu: the device that
+    kernels are planned for.  tune, strict: as for compile_hlo.
+    """
+
+    def __init__(self, lowered: Any, jaxpr: Any, gpu: Gpu, tune: bool | None, strict: bool) -> None:
+        self.lowered, self.jaxpr, self.gpu = lowered, jaxpr, gpu
+        self._tune, self._strict = tune, strict
+        self._lock = threading.Lock()
+        self._made: tuple[Compilation, bytes] | None = None
+
+    @functools.cached_property
+    def hlo(self) -> bytes:
+        """The function as JAX lowers it: a serialized HloModuleProto."""
+        return bytes(self.lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+
+    @property
+    def compilation(self) -> Compilation:
+        """What astitch makes of it.  Raises AstitchError."""
+        return self._make()[0]
+
+    @property
+    def module(self) -> bytes:
+        """The program with its kernels, as StableHLO.  Raises AstitchError."""
+        return self._make()[1]
+
+    def _make(self) -> tuple[Compilation, bytes]:
+        with self._lock:
+            if self._made is None:
+                compilation = compile_hlo(
+                    self.hlo, gpu=self.gpu, tune=self._tune, strict=self._strict
+                )
+                kernels = prepare_kernels(compilation.program, self.gpu)
+                refused = [str(k) for k in kernels.values() if isinstance(k, KernelRefusal)]
+                noted = replace(compilation.program, notes=(*compilation.program.notes, *refused))
+                compilation = replace(compilation, program=noted)
+                module = to_stablehlo(export_program(compilation, kernels))
+                trace_compilation(self.hlo, compilation)
+                self._made = compilation, module
+        return self._made
+
+    def __repr__(self) -> str:
+        return f"<stitched for {self.gpu.name}>"
+
+
+def to_stablehlo(hlo: bytes) -> bytes:
+    """A serialized HloModuleProto as serialized StableHLO."""
+    from jax._src.lib import _jax  # type: ignore[attr-defined]
+
+    return bytes(_jax.mlir.hlo_to_stablehlo(hlo))
+
+
+def call_stitched(stitched: Stitched, arguments: Sequence[Any]) -> list[Any]:
+    """The results, inside a JAX trace: on CUDA the program with its kernels, elsewhere the function itself."""
+    return list(_primitive().bind(*arguments, stitched=stitched))
+
+
+def find_stitched(jaxpr: Any) -> Stitched | None:
+    """The call in a closed jaxpr that call_stitched left there."""
+    for equation in jaxpr.eqns:
+        if equation.primitive is _primitive():
+            found: Stitched = equation.params["stitched"]
+            return found
+    return None
+
+
+@functools.cache
+def _primitive() -> Any:
+    """The primitive, made when JAX is there."""
+    from jax.extend import core
+    from jax.interpreters import mlir
+
+    primitive: Any = core.Primitive("stitched_call")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda *_, stitched: stitched.jaxpr.out_avals)
+
+    def compute(*arguments: Any, stitched: Stitched) -> Any:
+        return core.jaxpr_as_fun(stitched.jaxpr)(*arguments)
+
+    primitive.def_impl(compute)
+    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
+    mlir.register_lowering(primitive, _lower_call, platform="cuda")
+    return primitive
+
+
+def _lower_call(ctx: Any, *operands: Any, stitched: Stitched) -> Any:
+    """A call of the program, which becomes a function of JAX's module."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
+    from jax._src.lib.mlir.dialects import func
+
+    into = ctx.module_context
+    part = ir.Module.parse(stitched.module, into.context)
+    name = f"stitched_{stitched.compilation.program.name}"
+    part.operation.walk(_drop_tilings)
+    main: Any = ir.SymbolTable(part.operation)["main"]
+    types = main.type.results
+    name = mlir.merge_mlir_modules(into.module, name, part, dst_symtab=into.symbol_table)
+    return func.CallOp(types, ir.FlatSymbolRefAttr.get(name), operands).results
+
+
+def _drop_tilings(operation: Any) -> Any:
+    """Tilings of layouts, all empty on a GPU: the form in which modules travel to XLA's plugin does not know them."""
+    from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
+
+    if "result_tilings" in operation.attributes:
+        del operation.attributes["result_tilings"]
+    return ir.WalkResult.ADVANCE
