@@ -35,12 +35,11 @@ from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached
 from astitch.nvrtc import Request, Resources
-from astitch.plan import Plan, plan_scope
+from astitch.plan import Plan, Planner
 from astitch.program import Program
 from astitch.projected_latency import project
 from astitch.reassociate import reassociate
 from astitch.remote_stitch import stitch_remotely
-from astitch.schedule import DEFAULT
 from astitch.simplify import simplify
 from astitch.split_scopes import PlannedScopes, Split, split_scopes
 from astitch.stitch_scope import Scopes, find_scopes
@@ -110,14 +109,13 @@ def plan_scopes(scopes: Scopes, gpu: Gpu, *, tune: bool = False) -> PlannedScope
 
     tune: the plans of what that leaves are measured on the GPU (see tune.py).
     """
+    planner = Planner(gpu, lambda plan: observe_plan(plan, gpu))
     planned = split_scopes(
         scopes,
         gpu,
-        plan=lambda graph, scope: plan_scope(
-            graph, scope, gpu, observe=lambda plan: observe_plan(plan, gpu)
-        ),
-        draft=lambda graph, scope: plan_scope(graph, scope, gpu, DEFAULT),
-        project=lambda plan, resources: project(plan.kernel, gpu, resources),
+        plan=planner.plan,
+        draft=planner.draft,
+        project=lambda plan, resources: project(plan.kernel, gpu, resources, plan.work),
         observe=lambda plan: observe_plan(plan, gpu),
     )
     graph = check_graph(planned.scopes.graph)

@@ -22,10 +22,17 @@ from astitch.prune import bound_plan
 from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.shared_memory import place_shared
 from astitch.speed_of_light import measure_work
-from astitch.stitch_scheme import Arrangement, RootKind, choose_schemes, shared_elements
+from astitch.stitch_scheme import (
+    Arrangement,
+    RootKind,
+    RootReads,
+    choose_schemes,
+    shared_elements,
+)
 from astitch.stitch_scope import Scope
+from astitch.structure import Structure, structure_of
 from astitch.thread_mapping import Mapping
-from astitch.workload import count_workload
+from astitch.workload import Workload, count_workload
 
 SMALL_BLOCK, LARGE_BLOCK = 256, 512
 """Threads in a block: large where rows are long or blocks must meet at a global barrier (fewer blocks, cheaper
@@ -80,14 +87,15 @@ NO_SEARCH = Search()
 @dataclass(frozen=True, slots=True)
 class Plan:
     """scope: the ops.  schedule: what was chosen over the rules.  arrangement: loops, levels and schemes.
-    launch: residency.  kernel: the statements.  notes: decisions that are not visible elsewhere, such as demotions.
-    search: how it was found."""
+    launch: residency.  kernel: the statements.  work: what they execute and move.  notes: decisions that are not
+    visible elsewhere, such as demotions.  search: how it was found."""
 
     scope: Scope
     schedule: Schedule
     arrangement: Arrangement
     launch: LaunchConfig
     kernel: k.Kernel
+    work: Workload
     notes: tuple[str, ...]
     search: Search = NO_SEARCH
 
@@ -161,14 +169,24 @@ def _lower_to_fit(
     return kernel, notes
 
 
-def _arrange(
-    graph: Graph, groups: Groups, gpu: Gpu, schedule: Schedule
-) -> tuple[LaunchConfig, Arrangement]:
+def _choose_schemes(
+    known: RootReads,
+    gpu: Gpu,
+    launch: LaunchConfig,
+    schedule: Schedule,
+    demoted: frozenset[str] = frozenset(),
+) -> Arrangement:
+    return choose_schemes(
+        known.graph, known.groups, gpu, launch.block, launch.wave, demoted, schedule, known
+    )
+
+
+def _arrange(known: RootReads, gpu: Gpu, schedule: Schedule) -> tuple[LaunchConfig, Arrangement]:
     """Task loops and schemes: with the schedule's block, or with small ones first and large ones where they pay."""
 
     def arrange(block: int) -> tuple[LaunchConfig, Arrangement]:
         launch = configure_launch(gpu, block, blocks_per_sm=schedule.blocks_per_sm)
-        return launch, choose_schemes(graph, groups, gpu, block, launch.wave, schedule=schedule)
+        return launch, _choose_schemes(known, gpu, launch, schedule)
 
     if schedule.block is not None:
         return arrange(schedule.block)
@@ -187,7 +205,7 @@ def enumerate_schedules(graph: Graph, scope: Scope, gpu: Gpu) -> tuple[Schedule,
     groups = choose_dominants(graph, scope)
     if not groups.groups:
         return ()
-    _, arrangement = _arrange(graph, groups, gpu, DEFAULT)
+    _, arrangement = _arrange(RootReads(graph, groups), gpu, DEFAULT)
     return _schedules_for(arrangement, gpu)
 
 
@@ -265,23 +283,26 @@ def plan_scope(
     schedule: Schedule | None = None,
     *,
     observe: Observe | None = None,
+    default: Plan | None = None,
 ) -> Plan | None:
     """The plan of a scope; None when it holds only aliases (reshapes), which need no kernel.
 
     schedule: the open choices; None takes the rules', or another where that is projected to be clearly faster, or where
-    the compiler, asked through `observe`, says that the kernel before it in rank spills.
+    the compiler, asked through `observe`, says that the kernel before it in rank spills.  default: the plan with the
+    rules' schedule, if it is known.
     Raises IllegalProduct where no kernel fits the GPU.
     """
-    groups = choose_dominants(graph, scope)
+    groups = default.arrangement.groups if default else choose_dominants(graph, scope)
     if not groups.groups:
         return None
     if schedule is not None:
-        return plan_groups(graph, scope, groups, gpu, schedule)
-    default = plan_groups(graph, scope, groups, gpu, DEFAULT)
+        return _plan_known(RootReads(graph, groups), gpu, schedule)
+    default = default or _plan_known(RootReads(graph, groups), gpu, DEFAULT)
     budget = _budget(scope)
     if not budget:
         return default
-    if project(default.kernel, gpu).time_us < SEARCH_FROM_US and not _spills(default, gpu, observe):
+    time_us = project(default.kernel, gpu, work=default.work).time_us
+    if time_us < SEARCH_FROM_US and not _spills(default, gpu, observe):
         return default
     ranked = rank_plans(graph, scope, gpu, budget=budget, groups=groups, default=default)
     wanted = _in_order(ranked, default)
@@ -289,6 +310,43 @@ def plan_scope(
         if not _spills(plan, gpu, observe):
             return plan
     return wanted[0]
+
+
+class Planner:
+    """Plans the scopes of a program for one GPU, each once; what was decided for a structure is not searched again.
+
+    observe: what the CUDA compiler says of a plan, or None.
+    """
+
+    def __init__(self, gpu: Gpu, observe: Observe | None = None) -> None:
+        self.gpu, self.observe = gpu, observe
+        self._drafts: dict[tuple[int, Scope], tuple[Graph, Plan | None]] = {}
+        self._decided: dict[Structure, tuple[Schedule, Search]] = {}
+
+    def draft(self, graph: Graph, scope: Scope) -> Plan | None:
+        """The plan with the rules' schedule.  Raises IllegalProduct where no kernel fits the GPU."""
+        key = id(graph), scope
+        if key not in self._drafts:  # the graph is kept as well, so that no other gets its id
+            self._drafts[key] = graph, plan_scope(graph, scope, self.gpu, DEFAULT)
+        return self._drafts[key][1]
+
+    def plan(self, graph: Graph, scope: Scope) -> Plan | None:
+        """What plan_scope finds.  Raises IllegalProduct where no kernel fits the GPU."""
+        structure = structure_of(graph, scope)
+        if structure in self._decided:
+            schedule, search = self._decided[structure]
+            same = schedule == DEFAULT
+            plan = (
+                self.draft(graph, scope) if same else plan_scope(graph, scope, self.gpu, schedule)
+            )
+            return plan and replace(plan, search=search)
+        default = self.draft(graph, scope)
+        if default is None:
+            return None
+        plan = plan_scope(graph, scope, self.gpu, observe=self.observe, default=default)
+        if plan is not None:
+            self._decided[structure] = plan.schedule, plan.search
+        return plan
 
 
 def _in_order(ranked: Ranked, default: Plan) -> tuple[Plan, ...]:
@@ -308,7 +366,7 @@ def _spills(plan: Plan, gpu: Gpu, observe: Observe | None) -> bool:
     """Does the compiler say so?  It is asked only where the estimate is near the bound."""
     if observe is None:
         return False
-    kernel, work = plan.kernel, count_workload(plan.kernel)
+    kernel, work = plan.kernel, plan.work
     bound = gpu.max_registers(kernel.block, max(kernel.blocks_per_sm, 1))
     if max(work.registers, work.needed_registers) + DOUBTFUL_REGISTERS < bound:
         return False
@@ -340,17 +398,18 @@ def rank_plans(
     its bound is better than the best projection so far.  groups, default: if they are known.
     """
     groups = groups or choose_dominants(graph, scope)
-    default = default or plan_groups(graph, scope, groups, gpu, DEFAULT)
+    known = RootReads(graph, groups)
+    default = default or _plan_known(known, gpu, DEFAULT)
     schedules = _schedules_for(default.arrangement, gpu)[: 3 * budget]
     work = measure_work(graph, scope.members)
     bounds: list[tuple[float, int, Schedule, LaunchConfig, Arrangement]] = []
     for number, schedule in enumerate(schedules):
         if schedule != DEFAULT:
-            launch, arrangement = _arrange(graph, groups, gpu, schedule)
+            launch, arrangement = _arrange(known, gpu, schedule)
             bound = bound_plan(arrangement, launch, schedule, gpu, work)
             bounds.append((bound.least_us, number, schedule, launch, arrangement))
-    first = project(default.kernel, gpu)
-    ranked: dict[k.Kernel, tuple[Plan, Projection]] = {default.kernel: (default, first)}
+    first = project(default.kernel, gpu, work=default.work)
+    ranked: list[tuple[Plan, Projection]] = [(default, first)]
     best_us, pruned, lowered = first.time_us, 0, 0
     for least_us, _, schedule, launch, arrangement in sorted(bounds, key=lambda b: b[:2]):
         if least_us >= best_us:
@@ -360,35 +419,40 @@ def rank_plans(
             continue
         lowered += 1
         try:
-            plan = _plan_arranged(graph, scope, groups, gpu, schedule, launch, arrangement)
+            plan = _plan_arranged(known, gpu, schedule, launch, arrangement)
         except IllegalProduct:
             continue  # no kernel of this schedule fits; the default does
-        projection = project(plan.kernel, gpu)
+        projection = project(plan.kernel, gpu, work=plan.work)
         best_us = min(best_us, projection.time_us)
-        ranked.setdefault(plan.kernel, (plan, projection))
+        # Kernels are compared only where their projections agree: that takes as long as they are.
+        if not any(other == projection and p.kernel == plan.kernel for p, other in ranked):
+            ranked.append((plan, projection))
     found = Search(len(schedules), pruned, lowered, first.time_us)
     return tuple(
         (replace(plan, search=replace(found, projected_us=projection.time_us)), projection)
-        for plan, projection in sorted(ranked.values(), key=lambda item: item[1].time_us)
+        for plan, projection in sorted(ranked, key=lambda item: item[1].time_us)
     )
 
 
-def plan_groups(graph: Graph, scope: Scope, groups: Groups, gpu: Gpu, schedule: Schedule) -> Plan:
+def plan_groups(graph: Graph, groups: Groups, gpu: Gpu, schedule: Schedule) -> Plan:
     """The plan of a scope whose groups are known, with one schedule."""
-    launch, arrangement = _arrange(graph, groups, gpu, schedule)
-    return _plan_arranged(graph, scope, groups, gpu, schedule, launch, arrangement)
+    return _plan_known(RootReads(graph, groups), gpu, schedule)
+
+
+def _plan_known(known: RootReads, gpu: Gpu, schedule: Schedule) -> Plan:
+    launch, arrangement = _arrange(known, gpu, schedule)
+    return _plan_arranged(known, gpu, schedule, launch, arrangement)
 
 
 def _plan_arranged(
-    graph: Graph,
-    scope: Scope,
-    groups: Groups,
+    known: RootReads,
     gpu: Gpu,
     schedule: Schedule,
     launch: LaunchConfig,
     arrangement: Arrangement,
 ) -> Plan:
     """Lowers an arrangement; Regional buffers are demoted until the kernel fits."""
+    scope = known.groups.scope
     notes: tuple[str, ...] = ()
     demoted: frozenset[str] = frozenset()
     while True:
@@ -396,7 +460,9 @@ def _plan_arranged(
         bounded = _bounds_blocks(arrangement, schedule)
         limit = _shared_limit(gpu, launch.blocks_per_sm if bounded else 1)
         if kernel.shared_bytes <= limit:
-            return Plan(scope, schedule, arrangement, launch, kernel, (*notes, *lowering_notes))
+            work = count_workload(kernel)
+            notes = (*notes, *lowering_notes)
+            return Plan(scope, schedule, arrangement, launch, kernel, work, notes)
         # Demotion (paper section 4.4): the largest Regional buffer goes to global scratch, one by one.
         regional = [p for p in arrangement.placements.values() if p.shared]
         if not regional:
@@ -412,6 +478,4 @@ def _plan_arranged(
             *notes,
             f"%{largest.root.name} demoted from Regional to Global: {kernel.shared_bytes} B shared, {limit} B fit",
         )
-        arrangement = choose_schemes(
-            graph, groups, gpu, launch.block, launch.wave, demoted, schedule
-        )
+        arrangement = _choose_schemes(known, gpu, launch, schedule, demoted)

@@ -22,6 +22,7 @@ from astitch.plan import Observe, Plan
 from astitch.projected_latency import Projection
 from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_scope import Scope, Scopes
+from astitch.structure import Structure, structure_of
 
 LONG_CODE = 2400
 """Statements of one kernel: beyond it the CUDA compiler takes 10 s and more."""
@@ -209,17 +210,20 @@ class _Splitter:
         self.plans: list[Plan] = []
         self.splits: list[Split] = []
         self.known: dict[tuple[int, Scope], tuple[Graph, Plan | None]] = {}
-        self.judged: dict[int, tuple[Plan, Projection]] = {}
+        self.judged: dict[Structure, Projection] = {}
+        self.drafted_us: dict[Structure, float] = {}
+        self.planned_us: dict[Structure, float] = {}
 
     def judge(self, plan: Plan) -> Projection:
         """The projection, with the compiler's registers where they may be too many."""
-        if id(plan) not in self.judged:
+        key = structure_of(plan.arrangement.graph, plan.scope)
+        if key not in self.judged:
             projection = self.project(plan, None)
             in_doubt = projection.spill_bytes or count_at_once(plan.kernel) >= OBSERVED_STATEMENTS
             observed = in_doubt and count_statements(plan.kernel.body) <= LONG_CODE
             resources = self.observe(plan) if observed else None
-            self.judged[id(plan)] = plan, self.project(plan, resources) if resources else projection
-        return self.judged[id(plan)][1]
+            self.judged[key] = self.project(plan, resources) if resources else projection
+        return self.judged[key]
 
     def make_plan(self, graph: Graph, scope: Scope) -> Plan | None:
         """The plan, made once for each scope of each graph.  Raises IllegalProduct."""
@@ -230,11 +234,11 @@ class _Splitter:
 
     def rate_draft(self, parts: Scopes) -> float:
         """The time of all kernels of a split without searching; infinite if it is none, or a part has no plan."""
-        return _sum_times(parts, self.draft, lambda plan: self.project(plan, None))
+        return _sum_times(parts, self.draft, lambda plan: self.project(plan, None), self.drafted_us)
 
     def rate_parts(self, parts: Scopes) -> float:
         """The time of all kernels of a split as they will be."""
-        return _sum_times(parts, self.make_plan, self.judge)
+        return _sum_times(parts, self.make_plan, self.judge, self.planned_us)
 
     def add(self, scope: Scope, rounds: int) -> None:
         """The plan of a scope, or those of its parts; a part may be split `rounds` more times."""
@@ -308,15 +312,29 @@ def _bound_us(symptom: Symptom, whole_us: float) -> float:
     return whole_us * WORTH
 
 
-def _sum_times(parts: Scopes, plan: Planner, judge: Callable[[Plan], Projection]) -> float:
-    total = 0.0 if len(parts.scopes) > 1 else math.inf
+def _sum_times(
+    parts: Scopes,
+    plan: Planner,
+    judge: Callable[[Plan], Projection],
+    known_us: dict[Structure, float],
+) -> float:
+    """The time of all parts; infinite if they are not several, or one has no plan.  known_us: the times of structures,
+    to which those that were met for the first time are added."""
+    if len(parts.scopes) < 2:
+        return math.inf
+    total = 0.0
     for part in parts.scopes:
-        try:
-            planned = plan(parts.graph, part)
-        except IllegalProduct:
-            return math.inf
-        if planned is not None:
-            total += judge(planned).time_us
+        structure = structure_of(parts.graph, part)
+        if structure not in known_us:
+            try:
+                planned = plan(parts.graph, part)
+            except IllegalProduct:
+                known_us[structure] = math.inf
+            else:
+                known_us[structure] = judge(planned).time_us if planned else 0.0
+        total += known_us[structure]
+        if math.isinf(total):
+            break
     return total
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping as MappingType
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -230,7 +231,6 @@ class _Loop:
     level: int
     mapping: Mapping
     roots: list[str] = field(default_factory=list)
-    reads: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -265,35 +265,33 @@ def why_not_block_local(producer: Root, mapping: Mapping, index: Index) -> str |
     return None
 
 
-class _Arranger:
-    """Places the roots of one scope, in topological order."""
+class RootReads:
+    """The roots of a scope and what they read: no mapping changes that, so all arrangements of the scope share it."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        groups: Groups,
-        dimensions: Dimensions,
-        gpu: Gpu,
-        block: int,
-        wave: int,
-        demoted: frozenset[str],
-        schedule: Schedule,
-    ):
-        self.demoted, self.schedule = demoted, schedule
-        self.graph, self.groups, self.dimensions = graph, groups, dimensions
-        self.gpu, self.block, self.wave = gpu, block, wave
+    def __init__(self, graph: Graph, groups: Groups) -> None:
+        self.graph, self.groups = graph, groups
+        self.dimensions = find_dimensions(graph, groups.scope.members)
         self.inside = set(groups.scope.members)
         self.kept = {c.name for c in groups.candidates}
-        self.team_parts = 0
-        self.loops: list[_Loop] = []
-        self.drafts: dict[str, _Draft] = {}
-        self.mapping_of: dict[str, Mapping] = {}
-        self.group_of: dict[str, int] = {}
-        for number, group in enumerate(groups.groups):
-            for name in group.roots:
-                self.group_of[name] = number
+        self._roots: dict[str, Root] = {}
+        self._reads: dict[str, tuple[tuple[Read, ...], frozenset[str]]] = {}
+        self._spaces: dict[str, Space] = {}
 
-    # -- what a root reads -----------------------------------------------------------------------------------
+    def root_of(self, name: str) -> Root:
+        if name not in self._roots:
+            self._roots[name] = make_root(self.graph, self.dimensions, name)
+        return self._roots[name]
+
+    def space_of(self, group: Group) -> Space:
+        """The space of the group's dominant, with what the whole group asks of its mapping."""
+        if group.dominant not in self._spaces:
+            space = self.root_of(group.dominant).space
+            self._spaces[group.dominant] = replace(
+                space,
+                held_words=self.held_words(group, space),
+                element_bytes=self.element_bytes(group, space),
+            )
+        return self._spaces[group.dominant]
 
     def stops(self, name: str) -> bool:
         embedded = is_embedded(self.graph, name)
@@ -305,8 +303,13 @@ class _Arranger:
         reduce, _ = reduce_behind(self.graph, name)
         return reduce if reduce in self.kept else None
 
-    def reads_of(self, root: Root) -> tuple[list[Read], set[str]]:
+    def reads_of(self, root: Root) -> tuple[tuple[Read, ...], frozenset[str]]:
         """(reads of other roots, names of arrays read from memory)."""
+        if root.name not in self._reads:
+            self._reads[root.name] = self.find_reads(root)
+        return self._reads[root.name]
+
+    def find_reads(self, root: Root) -> tuple[tuple[Read, ...], frozenset[str]]:
         roots: list[Read] = []
         arrays: set[str] = set()
         starts = root_starts(self.graph, root)
@@ -322,46 +325,19 @@ class _Arranger:
                 arrays.add(read.operand)
 
         walk_reads(self.graph, starts, lambda name: name not in own and self.stops(name), visit)
-        return roots, arrays
+        return tuple(roots), frozenset(arrays)
 
     def is_array(self, name: str) -> bool:
         """An input of more than one element."""
         outside = name not in self.inside and not is_embedded(self.graph, name)
         return outside and array_of(self.graph[name]).size > 1
 
-    # -- placing ---------------------------------------------------------------------------------------------
-
-    def group_mapping(self, root: Root) -> Mapping:
-        """The mapping of the root's group, or its own if the group's threads cannot compute it."""
-        group = self.groups.groups[self.group_of[root.name]]
-        if group.dominant not in self.mapping_of:
-            space = make_root(self.graph, self.dimensions, group.dominant).space
-            space = replace(
-                space,
-                held_words=self.held_words(group, space),
-                element_bytes=self.element_bytes(group, space),
-            )
-            self.mapping_of[group.dominant] = self.map_space(space)
-        mapping = self.mapping_of[group.dominant]
-        if why_not_aligned(root.space, mapping) is None:
-            return mapping
-        return self.map_space(root.space)
-
-    def map_space(self, space: Space) -> Mapping:
-        """The mapping of a space; teams of one kernel all have the same number of blocks."""
-        mapping = map_space(space, self.gpu, self.block, self.wave, self.schedule)
-        if mapping.team:
-            self.team_parts = self.team_parts or mapping.parts
-            if mapping.parts != self.team_parts:
-                return replace(mapping, team=False)
-        return mapping
-
     def element_bytes(self, group: Group, space: Space) -> int:
         """The widest element among the arrays of the space's size that the group reads or writes: what is converted
         on the way to a reduce does not narrow the accesses."""
         widest = 0
         for name in group.roots:
-            root = make_root(self.graph, self.dimensions, name)
+            root = self.root_of(name)
             reads, arrays = self.reads_of(root)
             types = [array_of(self.graph[a]) for a in (*arrays, *(r.operand for r in reads))]
             if root.kind is RootKind.POINTWISE:
@@ -377,7 +353,7 @@ class _Arranger:
         arrays: set[str] = set()
         row_reduces = 0
         for name in group.roots:
-            root = make_root(self.graph, self.dimensions, name)
+            root = self.root_of(name)
             arrays |= self.reads_of(root)[1]
             if root.kind is RootKind.REDUCE:
                 row_reduces += root.space.reduced == space.reduced
@@ -390,12 +366,60 @@ class _Arranger:
             words += 2 * inputs if words else inputs
         return words
 
+
+class _Arranger:
+    """Places the roots of one scope, in topological order."""
+
+    def __init__(
+        self,
+        known: RootReads,
+        gpu: Gpu,
+        block: int,
+        wave: int,
+        demoted: frozenset[str],
+        schedule: Schedule,
+    ):
+        self.demoted, self.schedule = demoted, schedule
+        self.known, self.graph, self.groups = known, known.graph, known.groups
+        self.gpu, self.block, self.wave = gpu, block, wave
+        self.team_parts = 0
+        self.loops: list[_Loop] = []
+        self.loops_of_group: dict[int, dict[int, _Loop]] = {}
+        self.loops_reading: dict[str, dict[int, _Loop]] = {}
+        self.drafts: dict[str, _Draft] = {}
+        self.mapping_of: dict[str, Mapping] = {}
+        self.group_of: dict[str, int] = {}
+        for number, group in enumerate(known.groups.groups):
+            for name in group.roots:
+                self.group_of[name] = number
+
+    # -- placing ---------------------------------------------------------------------------------------------
+
+    def group_mapping(self, root: Root) -> Mapping:
+        """The mapping of the root's group, or its own if the group's threads cannot compute it."""
+        group = self.groups.groups[self.group_of[root.name]]
+        if group.dominant not in self.mapping_of:
+            self.mapping_of[group.dominant] = self.map_space(self.known.space_of(group))
+        mapping = self.mapping_of[group.dominant]
+        if why_not_aligned(root.space, mapping) is None:
+            return mapping
+        return self.map_space(root.space)
+
+    def map_space(self, space: Space) -> Mapping:
+        """The mapping of a space; teams of one kernel all have the same number of blocks."""
+        mapping = map_space(space, self.gpu, self.block, self.wave, self.schedule)
+        if mapping.team:
+            self.team_parts = self.team_parts or mapping.parts
+            if mapping.parts != self.team_parts:
+                return replace(mapping, team=False)
+        return mapping
+
     def why_not_local(self, draft: _Draft, index: Index) -> str | None:
         if draft.root.name in self.demoted and index != draft.root.result_index:
             return "its shared buffer was demoted: it did not fit"
         return why_not_block_local(draft.root, draft.loop.mapping, index)
 
-    def level_in(self, loop: _Loop, reads: list[Read]) -> int:
+    def level_in(self, loop: _Loop, reads: Sequence[Read]) -> int:
         """The first level at which `loop` could host a reader of `reads`."""
         level = 0
         for read in reads:
@@ -407,17 +431,14 @@ class _Arranger:
         return level
 
     def place(self, root: Root) -> None:
-        reads, arrays = self.reads_of(root)
-        producers = {id(self.drafts[r.operand].loop) for r in reads}
-        own_group = self.group_of[root.name]
+        reads, arrays = self.known.reads_of(root)
+        related = dict(self.loops_of_group.get(self.group_of[root.name], {}))
+        related |= {(loop := self.drafts[r.operand].loop).number: loop for r in reads}
+        for array in arrays:
+            related |= self.loops_reading.get(array, {})
         best: _Loop | None = None
-        for loop in sorted(self.loops, key=attrgetter("level")):
-            related = (
-                id(loop) in producers
-                or any(self.group_of[n] == own_group for n in loop.roots if n in self.group_of)
-                or not arrays.isdisjoint(loop.reads)
-            )
-            if not related or why_not_aligned(root.space, loop.mapping) is not None:
+        for loop in sorted(related.values(), key=attrgetter("level", "number")):
+            if why_not_aligned(root.space, loop.mapping) is not None:
                 continue
             if not self.keeps_its_parallelism(root, loop):
                 continue
@@ -443,13 +464,15 @@ class _Arranger:
             return own_span is not Span.TASK and partials is not None and partials <= self.wave
         return True
 
-    def join(self, root: Root, loop: _Loop, reads: list[Read], arrays: set[str]) -> None:
+    def join(self, root: Root, loop: _Loop, reads: Sequence[Read], arrays: frozenset[str]) -> None:
         span, partials = reduce_span(root, loop.mapping)
         blocks = min(self.wave, loop.mapping.tasks)
         count = blocks if partials is None else partials
         draft = _Draft(root, loop, span, count, loop.level + 1)
         loop.roots.append(root.name)
-        loop.reads |= arrays
+        self.loops_of_group.setdefault(self.group_of[root.name], {})[loop.number] = loop
+        for array in arrays:
+            self.loops_reading.setdefault(array, {})[loop.number] = loop
         for read in reads:
             producer = self.drafts[read.operand]
             producer.readers += 1
@@ -539,7 +562,7 @@ class _Arranger:
                 placements[key] = self.placement(draft, phases[key], produced)
         loops = tuple(TaskLoop(loop.number, loop.level, loop.mapping) for loop in ordered)
         return Arrangement(
-            self.graph, self.groups, self.dimensions, self.block, self.wave, loops, placements
+            self.graph, self.groups, self.known.dimensions, self.block, self.wave, loops, placements
         )
 
     def placement(self, draft: _Draft, phase: int, produced: set[str]) -> Placement:
@@ -610,15 +633,17 @@ def choose_schemes(
     wave: int,
     demoted: frozenset[str] = frozenset(),
     schedule: Schedule = DEFAULT,
+    known: RootReads | None = None,
 ) -> Arrangement:
     """Place every root of the scope.
 
-    block: threads in a block.  wave: blocks resident at once.  demoted: roots that get no shared buffer.
+    block: threads in a block.  wave: blocks resident at once.  demoted: roots that get no shared buffer.  known:
+    RootReads(graph, groups), for those who arrange a scope several times.
     """
-    dimensions = find_dimensions(graph, groups.scope.members)
-    arranger = _Arranger(graph, groups, dimensions, gpu, block, wave, demoted, schedule)
+    known = known or RootReads(graph, groups)
+    arranger = _Arranger(known, gpu, block, wave, demoted, schedule)
     for candidate in groups.candidates:
-        arranger.place(make_root(graph, dimensions, candidate.name))
+        arranger.place(known.root_of(candidate.name))
     return arranger.finish()
 
 

@@ -66,7 +66,7 @@ def rows(name: str) -> tuple[Row, ...]:
             continue
         schedule = schedule_from_json(stored["schedule"])
         launch, arrangement = planning._arrange(graph, groups, GPU, schedule)
-        kernel = planning.plan_groups(graph, scope, groups, GPU, schedule).kernel
+        kernel = planning.plan_groups(graph, groups, GPU, schedule).kernel
         counted = count_workload(kernel)
         spills = stored["spill_bytes"]
         used = Resources(stored["registers"], spills // 2, spills - spills // 2, spills, 0)

@@ -24,6 +24,7 @@ from astitch.prune import Bound, bound_plan
 from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.simplify import simplify
 from astitch.speed_of_light import measure_work
+from astitch.stitch_scheme import RootReads
 from astitch.stitch_scope import find_scopes
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16
@@ -40,7 +41,7 @@ def scope_of(function, *arrays):
 def bound(function, *arrays, schedule: Schedule = DEFAULT, gpu=H100) -> Bound:
     graph, scope = scope_of(function, *arrays)
     groups = choose_dominants(graph, scope)
-    launch, arrangement = planning._arrange(graph, groups, gpu, schedule)
+    launch, arrangement = planning._arrange(RootReads(graph, groups), gpu, schedule)
     return bound_plan(arrangement, launch, schedule, gpu, measure_work(graph, scope.members))
 
 
@@ -77,7 +78,7 @@ def test_no_plan_is_projected_to_beat_its_bound(name):
     schedules = enumerate_schedules(graph, scope, H100)
     assert len(schedules) >= 10
     for schedule in schedules:
-        launch, arrangement = planning._arrange(graph, groups, H100, schedule)
+        launch, arrangement = planning._arrange(RootReads(graph, groups), H100, schedule)
         found = bound_plan(arrangement, launch, schedule, H100, work)
         projected_us = project(plan_scope(graph, scope, H100, schedule).kernel, H100).time_us
         assert found.least_us <= projected_us, f"{schedule}: {found}"
@@ -164,7 +165,7 @@ def test_another_schedule_must_be_clearly_faster(monkeypatch):
     rules = plan_scope(graph, scope, H100, DEFAULT)
 
     def project_as(share):
-        def projected(kernel, gpu):
+        def projected(kernel, gpu, work=None):
             found = project(kernel, gpu)
             factor = 1.0 if kernel == rules.kernel else share
             return dataclasses.replace(found, time_us=100.0 * factor)
