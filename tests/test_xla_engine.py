@@ -1,0 +1,586 @@
+"""Programs inside XLA: the module that is written computes what XLA does, on the host, and on a GPU as one executable.
+
+On the host each custom call is given to the emulation as XLA would give it to a GPU: parameters by `output_indices`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import astitch
+from astitch.compile import Compilation, compile_graph
+from astitch.emulate import compile_host
+from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
+from astitch.gpu import Gpu, preset
+from astitch.hlo_import import import_hlo
+from astitch.host_engine import allocate_aligned
+from astitch.ir import ArrayType, CustomCallAttrs, DType, Node, TupleType
+from astitch.program import CudaKernel, KernelStep
+from astitch.reference import eval_node
+from astitch.xla_engine import (
+    TARGET,
+    KernelRefusal,
+    PtxKernel,
+    Stitched,
+    export_program,
+    find_stitched,
+    has_target,
+    prepare_kernels,
+    spell_for_xla,
+    to_stablehlo,
+    write_backend_config,
+)
+from tests.hlo_runner import lower, run_xla
+from tests.small_gpu import few_sms
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+# ---- functions ---------------------------------------------------------------------------------------------------
+
+
+def layer_norm(x, gain, bias):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * gain + bias
+
+
+def layer_norm_gradients(x, gain, bias):
+    return jax.grad(lambda *a: jnp.square(layer_norm(*a)).sum(), argnums=(0, 1, 2))(x, gain, bias)
+
+
+def batch_norm(x, gain, bias):
+    axes = tuple(range(x.ndim - 1))
+    mean, variance = x.mean(axes), x.var(axes)
+    return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * gain + bias, mean, variance
+
+
+def two_batch_norms(x, gain, bias):
+    """The second one's statistics wait for a product, so there are two kernels whose blocks meet."""
+    y, _, _ = batch_norm(x, gain, bias)
+    return batch_norm(jax.nn.relu(y) @ jnp.eye(x.shape[-1]), gain, bias)
+
+
+def attention(x, w):
+    batch, length, width = x.shape
+    q, k, v = jnp.split((x @ w).reshape(batch, length, 3, 2, width // 2).swapaxes(1, 3), 3, axis=2)
+    scores = jnp.einsum("bhcqd,bhckd->bhcqk", q, k)
+    mixed = jax.nn.softmax(scores / 4) @ v
+    return mixed.reshape(batch, length, width) + x
+
+
+def convolve(x, w):
+    y = jax.lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return jax.nn.relu(y).mean((1, 2))
+
+
+def sort_and_scatter(x, indices):
+    order = jnp.sort(jnp.tanh(x))
+    return order * 2, jnp.zeros(10).at[indices].add(x), jax.lax.top_k(x + 1, 3)
+
+
+def loop(x):
+    def turn(state):
+        count, x = state
+        return count + 1, jnp.tanh(x @ x) * 0.5
+
+    return jax.lax.while_loop(lambda s: (s[0] < 4) & (s[1].sum() < 1e9), turn, (0, x))
+
+
+def pass_through(x, y):
+    """Outputs that are parameters, constants, the same value twice, or a view of another."""
+    z = jnp.exp(y)
+    return x, z, jnp.arange(3), z.reshape(-1), z, jnp.float32(2)
+
+
+ROWS = normal(64, 48), normal(48), normal(48)
+COLUMNS = normal(512, 64), normal(64), normal(64)
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "layer_norm": (layer_norm, ROWS),
+    "layer_norm_gradients": (layer_norm_gradients, ROWS),
+    "batch_norm": (batch_norm, COLUMNS),
+    "two_batch_norms": (two_batch_norms, COLUMNS),
+    "long_rows": (jax.nn.softmax, (normal(2, 100_000),)),
+    "attention": (attention, (normal(2, 6, 16), normal(16, 48))),
+    "convolve": (convolve, (normal(2, 6, 6, 3), normal(3, 3, 3, 4))),
+    "sort_and_scatter": (sort_and_scatter, (normal(40), RNG.integers(0, 10, 40))),
+    "loop": (loop, (normal(8, 8),)),
+    "pass_through": (pass_through, (normal(3), normal(4, 5))),
+    "empty": (lambda x, y: (x.sum(), y + 1), (normal(0, 4), normal(3))),
+}
+MEETING = {"batch_norm", "two_batch_norms", "long_rows", "layer_norm_gradients"}
+
+
+def compile_case(name: str, gpu: Gpu | None = None) -> Compilation:
+    fn, arguments = CASES[name]
+    hlo = lower(fn, *arguments, keep_unused=True)
+    return compile_graph(import_hlo(hlo), few_sms(4) if gpu is None else gpu)
+
+
+def as_text(compilation: Compilation) -> dict[str, PtxKernel | KernelRefusal]:
+    """The kernels with CUDA text for the emulation where XLA would find PTX."""
+    return {
+        k.name: PtxKernel(k.name, spell_for_xla(k), k.grid, k.block, k.shared_bytes, k.cooperative)
+        for k in compilation.program.kernels
+    }
+
+
+# ---- an XLA whose custom calls run in the emulation ----------------------------------------------------------------
+
+
+def run_module(hlo: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the module computes."""
+    graph = import_hlo(hlo)
+    values: dict[str, Sequence[np.ndarray]] = {}
+    for name, argument in zip(graph.parameters, arguments, strict=True):
+        values[name] = [np.asarray(argument, graph[name].array.dtype.numpy)]
+    for node in graph:
+        if node.op == "parameter":
+            continue
+        operands = [values[o] for o in node.operands]
+        if node.op == "get-tuple-element":
+            values[node.name] = [operands[0][node.attrs.index]]  # type: ignore[union-attr]
+        elif is_kernel(node):
+            values[node.name] = launch(node, [o for (o,) in operands])
+        else:
+            values[node.name] = eval_node(node, [o for (o,) in operands])
+    return [values[o][0] for o in graph.outputs]
+
+
+def is_kernel(node: Node) -> bool:
+    return isinstance(node.attrs, CustomCallAttrs) and node.attrs.target == TARGET
+
+
+def launch(node: Node, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The results of a custom call: new arrays full of rubbish, at the numbers that its configuration names."""
+    assert isinstance(node.attrs, CustomCallAttrs)
+    types = node.type.elements if isinstance(node.type, TupleType) else [node.type]
+    results = [place(np.full(t.shape, 77, t.dtype.numpy)) for t in types]
+    config = parse_config(node.attrs.backend_config)
+    numbers = config["output_indices"]
+    assert numbers == sorted(numbers) and len(numbers) == len(results)
+    rest, made = iter(operands), iter(results)
+    passed = [
+        next(made) if number in numbers else place(next(rest))
+        for number in range(len(operands) + len(results))
+    ]
+    module = compile_host(config["kernel_data"])
+    cooperative = f"{config['name']}_words" in config["kernel_data"]
+    shape = config["grid_x"], config["block_x"]
+    module.launch(
+        config["name"],
+        *shape,
+        passed,
+        shared_bytes=config["shared_mem_bytes"],
+        cooperative=cooperative,
+    )
+    return results
+
+
+def place(array: np.ndarray) -> np.ndarray:
+    """A row-major copy where 16-byte accesses are legal."""
+    room = allocate_aligned(array.nbytes).view(array.dtype).reshape(array.shape)
+    room[...] = array
+    return room
+
+
+def parse_config(text: bytes) -> dict[str, Any]:
+    """The dictionary, read by MLIR."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    def read(attribute: Any) -> Any:
+        if isinstance(attribute, ir.ArrayAttr):
+            return [read(a) for a in attribute]
+        return attribute.value
+
+    with mlir.make_ir_context():
+        parsed = ir.DictAttr(ir.Attribute.parse(text.decode()))
+        return {entry.name: read(entry.attr) for entry in parsed}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_module_computes_what_xla_does(name: str) -> None:
+    fn, arguments = CASES[name]
+    compilation = compile_case(name)
+    hlo = export_program(compilation, as_text(compilation))
+    calls = [node for node in import_hlo(hlo) if is_kernel(node)]
+    assert len(calls) == len(compilation.program.kernels)
+    want = jax.tree.leaves(jax.jit(fn)(*arguments))
+    for _ in range(2):  # the words at which blocks meet carry over
+        got = run_module(hlo, arguments)
+        for a, b in zip(got, want, strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", sorted(MEETING))
+def test_kernels_whose_blocks_meet_own_their_words_and_follow_each_other(name: str) -> None:
+    compilation = compile_case(name)
+    kernels = as_text(compilation)
+    graph = import_hlo(export_program(compilation, kernels))
+    ordered = [
+        node for node in graph if is_kernel(node) and "_words" in config_of(node)["kernel_data"]
+    ]
+    assert len(ordered) == (2 if name == "two_batch_norms" else 1)
+    for node in ordered:
+        (kernel,) = [k for k in kernels.values() if k.name == config_of(node)["name"]]
+        assert isinstance(kernel, PtxKernel) and kernel.ordered
+        assert "unsigned int* barrier)" not in kernel.ptx
+        assert isinstance(node.type, TupleType)
+        assert node.type.elements[-1].shape == (1,)  # its token
+    for before, after in pairwise(ordered):
+        token = graph[after.operands[-1]]
+        assert token.op == "get-tuple-element" and token.operands == (before.name,)
+
+
+def config_of(node: Node) -> dict[str, Any]:
+    assert isinstance(node.attrs, CustomCallAttrs)
+    return parse_config(node.attrs.backend_config)
+
+
+def test_a_table_of_pointers_becomes_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("layer_norm", "batch_norm"):
+        with monkeypatch.context() as patch:
+            patch.setattr("astitch.lower.MAX_POINTERS", 2)
+            compilation = compile_case(name)
+        assert all(kernel.pointer_table for kernel in compilation.program.kernels)
+        fn, arguments = CASES[name]
+        got = run_module(export_program(compilation, as_text(compilation)), arguments)
+        for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ops_of_refused_kernels_are_left_to_xla(name: str) -> None:
+    fn, arguments = CASES[name]
+    compilation = compile_case(name)
+    refused = {k.name: KernelRefusal(k.name, "said the test") for k in compilation.program.kernels}
+    hlo = export_program(compilation, refused)
+    assert not any(map(is_kernel, import_hlo(hlo)))
+    arrays = [
+        np.asarray(a, p.type.dtype.numpy)
+        for a, p in zip(arguments, compilation.program.parameters, strict=True)
+    ]
+    for a, b in zip(run_xla(hlo, arrays), jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def test_operands_are_what_is_read_and_results_what_is_written() -> None:
+    compilation = compile_case("layer_norm_gradients")
+    graph = import_hlo(export_program(compilation, as_text(compilation)))
+    steps = [s for s in compilation.program.steps if isinstance(s, KernelStep)]
+    calls = [node for node in graph if is_kernel(node)]
+    for step, node in zip(steps, calls, strict=True):
+        ordered = step.kernel.cooperative
+        arguments = step.arguments[:-1] if ordered else step.arguments
+        read = [v.type for i, v in enumerate(arguments) if i not in step.written]
+        types = node.type.elements if isinstance(node.type, TupleType) else (node.type,)
+        token = [ArrayType(DType.U32, (1,))] if ordered else []
+        assert [graph[o].array for o in node.operands] == read + token
+        written = [v.type for i, v in enumerate(arguments) if i in step.written]
+        assert list(types) == written + token
+        attrs = node.attrs
+        assert isinstance(attrs, CustomCallAttrs)
+        assert attrs.operand_layouts == tuple(
+            tuple(reversed(range(graph[o].array.rank))) for o in node.operands
+        )
+
+
+def test_any_text_survives_the_configuration() -> None:
+    text = 'say "no" \\ to\n\tα\x00 {loc = [1 : i32]}'
+    kernel = PtxKernel("k", text, 3, 64, 1024, ordered=False)
+    config = parse_config(write_backend_config(kernel, [1, 4]))
+    assert config == {
+        "name": "k",
+        "kernel_type": "ptx",
+        "kernel_data": text,
+        "grid_x": 3,
+        "grid_y": 1,
+        "grid_z": 1,
+        "block_x": 64,
+        "block_y": 1,
+        "block_z": 1,
+        "shared_mem_bytes": 1024,
+        "output_indices": [1, 4],
+    }
+
+
+def test_text_of_another_form_is_refused() -> None:
+    kernel = CudaKernel("k", "nothing", 1, 32, 0, 1, 1, barrier_words=1)
+    with pytest.raises(IllegalProduct, match=r"kernel k: .* stands 0 times in its text"):
+        spell_for_xla(kernel)
+
+
+# ---- compiled for a GPU that is not there ------------------------------------------------------------------------
+
+H100 = preset("h100")
+WIDE = normal(4096, 512), normal(512), normal(512)
+
+
+@pytest.fixture(scope="module")
+def meeting() -> Compilation:
+    """A program for an H100 whose one kernel's blocks meet."""
+    hlo = lower(batch_norm, *WIDE)
+    compilation = compile_graph(import_hlo(hlo), H100)
+    (kernel,) = compilation.program.kernels
+    assert kernel.cooperative and kernel.grid >= H100.sms
+    return compilation
+
+
+def test_ptx_has_the_parameters_and_the_launch_bounds(meeting: Compilation) -> None:
+    (kernel,) = prepare_kernels(meeting.program, H100).values()
+    (step,) = meeting.program.steps
+    assert isinstance(kernel, PtxKernel) and isinstance(step, KernelStep)
+    entry = kernel.ptx[kernel.ptx.index(".entry") :]
+    head = entry[: entry.index("{")]
+    assert head.count(".param .u64") == len(step.arguments) + 1
+    assert f".maxntid {kernel.block}" in head
+    assert f".minnctapersm {step.kernel.blocks_per_sm}" in head
+    assert re.search(rf"\.global .*{kernel.name}_words\[", kernel.ptx)
+
+
+def test_blocks_that_could_not_meet_are_refused(meeting: Compilation) -> None:
+    few = dataclasses.replace(H100, sms=16, name="a sixteenth")
+    (refusal,) = prepare_kernels(meeting.program, few).values()
+    assert isinstance(refusal, KernelRefusal)
+    assert re.fullmatch(
+        r"\w+ is left to XLA: \d+ blocks wait for each other, \d x 16 are resident", str(refusal)
+    )
+    small = dataclasses.replace(H100, shared_per_block_bytes=0, registers_per_sm=1024)
+    (refusal,) = prepare_kernels(meeting.program, small).values()
+    assert isinstance(refusal, KernelRefusal) and "no block fits h100" in refusal.reason
+
+
+def test_too_many_arrays_are_refused(meeting: Compilation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astitch.xla_engine.MAX_POINTERS", 4)
+    (refusal,) = prepare_kernels(meeting.program, H100).values()
+    assert isinstance(refusal, KernelRefusal) and "XLA passes 4" in refusal.reason
+
+
+@pytest.mark.parametrize(("version", "known"), [("0.10.2", False), ("0.11.0", True), ("1.0", True)])
+def test_which_jax_launches_ptx(version: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: version)
+    assert has_target() is known
+
+
+# ---- in JAX, without a GPU ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _as_if_there_was_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """astitch.jit takes the engine xla and plans for an H100; JAX runs the function on its CPU all the same."""
+    jit = sys.modules["astitch.jit"]
+    monkeypatch.setattr(jit, "choose_engine", lambda asked=None: "xla")
+    monkeypatch.setattr(jit, "target_gpu", lambda: H100)
+
+
+def lower_for_cuda(fn: Any, *arguments: Any) -> tuple[Stitched, str]:
+    """What astitch.jit traced, and JAX's module for CUDA."""
+    traced = fn._stitched_jit.trace(*arguments)
+    stitched = find_stitched(traced.jaxpr)
+    assert stitched is not None
+    return stitched, traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+@pytest.mark.parametrize("name", ["layer_norm_gradients", "two_batch_norms", "attention"])
+def test_jax_lowers_a_call_of_the_program(name: str) -> None:
+    fn, arguments = CASES[name]
+    stitched, text = lower_for_cuda(astitch.jit(fn), *arguments)
+    assert text.count(f"@{TARGET}(") == len(stitched.compilation.program.kernels) > 0
+    (call,) = re.findall(r"call @(stitched_\S+)\(", text)
+    assert f"func.func private @{call}(" in text
+    assert "result_tilings" not in text
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+def test_two_programs_in_one_module() -> None:
+    """Names of the one do not meet those of the other."""
+    arguments = CASES["sort_and_scatter"][1]
+    both = [astitch.jit(sort_and_scatter)._stitched_jit for _ in range(2)]
+    text = (
+        jax.jit(lambda *a: [fn(*a) for fn in both])
+        .trace(*arguments)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+    )
+    assert len(set(re.findall(r"call @(stitched_\S+)\(", text))) == 2
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+def test_notes_name_what_was_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astitch.xla_engine.MAX_POINTERS", 1)
+    stitched, text = lower_for_cuda(astitch.jit(layer_norm), *ROWS)
+    assert TARGET not in text
+    (note,) = stitched.compilation.program.notes
+    assert note == "stitch_0 is left to XLA: 4 arrays, XLA passes 1"
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+def test_strict_raises_when_jax_lowers() -> None:
+    with pytest.raises(UnsupportedOp, match="strict was asked for"):
+        lower_for_cuda(astitch.jit(sort_and_scatter, strict=True), *CASES["sort_and_scatter"][1])
+
+
+def test_the_module_is_stablehlo_with_one_function_for_xla(meeting: Compilation) -> None:
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    module = to_stablehlo(export_program(meeting, prepare_kernels(meeting.program, H100)))
+    with mlir.make_ir_context():
+        text = str(ir.Module.parse(module))
+    assert "func.func @main(%arg0: tensor<4096x512xf32>, %arg1: tensor<512xf32>" in text
+    assert text.count(f"@{TARGET}(") == 1
+
+
+def test_xla_is_not_there_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
+    with pytest.raises(EngineUnavailable, match="engine='xla', but CuPy sees no GPU\n"):
+        astitch.jit(lambda x: x, engine="xla")(np.ones(3))
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------------------------
+
+LARGE: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
+    "layer norm": lambda: (layer_norm, (normal(4096, 1024), normal(1024), normal(1024))),
+    "softmax of long rows": lambda: (jax.nn.softmax, (normal(64, 1 << 18),)),
+    "batch norm": lambda: (batch_norm, (normal(32, 28, 28, 64), normal(64), normal(64))),
+    "two batch norms": lambda: (two_batch_norms, (normal(8192, 256), normal(256), normal(256))),
+    "attention": lambda: (attention, (normal(8, 128, 256), normal(256, 768) * 0.05)),
+    "training step": lambda: (training_step, training_arguments()),
+    "convolution": lambda: (convolve, (normal(8, 32, 32, 16), normal(3, 3, 16, 32))),
+    "sort, scatter": lambda: CASES["sort_and_scatter"],
+    "loop": lambda: (loop, (normal(64, 64) * 0.1,)),
+}
+
+
+def training_step(params, x, y):
+    """Gradients, a clip by their norm, an update that the data may skip."""
+
+    def loss(params):
+        hidden = layer_norm(jax.nn.gelu(x @ params["w"]), params["gain"], params["bias"])
+        return jnp.square(hidden @ params["v"] - y).mean()
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    norm = jnp.sqrt(sum(jnp.square(g).sum() for g in jax.tree.leaves(gradients)))
+    step = jnp.minimum(1e-2, 1 / norm)
+    moved = jax.tree.map(lambda p, g: p - step * g, params, gradients)
+    return jax.lax.cond(value < 1e6, lambda: moved, lambda: params), value
+
+
+def training_arguments():
+    params = {
+        "w": normal(256, 512) * 0.05,
+        "v": normal(512, 256) * 0.05,
+        "gain": np.ones(512, np.float32),
+        "bias": np.zeros(512, np.float32),
+    }
+    return params, normal(2048, 256), normal(2048, 256)
+
+
+@pytest.fixture
+def on_xla() -> Iterator[Callable[..., Any]]:
+    """astitch.jit with the engine xla; skipped where JAX has none."""
+    try:
+        astitch.jit(lambda x: x, engine="xla").engine  # noqa: B018
+    except EngineUnavailable as error:
+        pytest.skip(str(error).splitlines()[0])
+    yield partial(astitch.jit, engine="xla")
+
+
+def assert_agrees(got: Any, want: Any, tolerance: float = 5e-3) -> None:
+    """Within a share of the largest value: products may run in TF32."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max(initial=1e-3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LARGE)
+def test_a_gpu_computes_what_xla_does(name: str, on_xla: Callable[..., Any]) -> None:
+    fn, arguments = LARGE[name]()
+    arguments = jax.device_put(arguments)
+    want, stitched = jax.jit(fn)(*arguments), on_xla(fn)
+    assert_agrees(stitched(*arguments), want)
+    for _ in range(100):
+        got = stitched(*arguments)
+    assert_agrees(got, want)
+
+
+@pytest.mark.gpu
+def test_a_compiled_function_on_a_gpu_shows_what_it_is(on_xla: Callable[..., Any]) -> None:
+    compiled = on_xla(two_batch_norms).lower(*ROWS).compile()
+    assert compiled.as_text().count(TARGET) == len(compiled.program.kernels)
+    assert compiled.program.kernels[0].name in compiled.explain()
+    assert compiled.memory_analysis().argument_size_in_bytes > 0
+    assert_agrees(compiled(*ROWS), jax.jit(two_batch_norms)(*ROWS))
+    with pytest.raises(TypeError):
+        compiled(ROWS[0][:3], *ROWS[1:])
+
+
+@pytest.mark.gpu
+def test_donated_memory_is_used_again_on_a_gpu(on_xla: Callable[..., Any]) -> None:
+    def move(state: Any, g: jax.Array) -> Any:
+        return jax.tree.map(lambda a: a * 0.5 + g, state), g.sum()
+
+    stitched = on_xla(move, donate_argnums=0)
+    g = jnp.asarray(normal(64, 64))
+    state = want = {"a": jnp.asarray(normal(64, 64)), "b": jnp.zeros((64, 64))}
+    state = jax.tree.map(jnp.copy, state)
+    for _ in range(20):
+        given, (want, _) = state, jax.jit(move)(want, g)
+        state, _ = stitched(state, g)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+    assert_agrees(state, want)
+
+
+@pytest.mark.gpu
+def test_two_threads_on_a_gpu(on_xla: Callable[..., Any]) -> None:
+    stitched = on_xla(batch_norm)
+    arguments = jax.device_put((normal(8192, 256), normal(256), normal(256)))
+    want = jax.jit(batch_norm)(*arguments)
+    with ThreadPoolExecutor(2) as pool:
+        for got in pool.map(lambda _: stitched(*arguments), range(100)):
+            assert_agrees(got, want)
+
+
+@pytest.mark.gpu
+def test_transformations_on_a_gpu(on_xla: Callable[..., Any]) -> None:
+    stitched, x = on_xla(lambda x: jnp.tanh(x).sum()), jnp.asarray(normal(16, 16))
+    assert_agrees(stitched(x), jnp.tanh(x).sum())
+    assert_agrees(jax.grad(stitched)(x), 1 - jnp.tanh(x) ** 2)
+    assert_agrees(jax.vmap(stitched)(x), jnp.tanh(x).sum(axis=1))
+    assert_agrees(jax.jit(lambda x: stitched(x) * 2)(x), jnp.tanh(x).sum() * 2)
+    assert_agrees(stitched(np.asarray(x)), jnp.tanh(x).sum())
+
+
+@pytest.mark.gpu
+def test_both_engines_agree_on_a_gpu(on_xla: Callable[..., Any]) -> None:
+    key, x = jax.random.key(3), jnp.asarray(normal(64, 64))
+
+    def drop(key: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(key, 0.5, x.shape) * x
+
+    got = on_xla(drop)(key, x)
+    assert_agrees(got, astitch.jit(drop, engine="executor")(key, x))
+    assert_agrees(got, jax.jit(drop)(key, x))
