@@ -18,7 +18,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from astitch import options
-from astitch.errors import ArgumentMismatch, EngineUnavailable, IllegalProduct, InvalidOption
+from astitch.errors import (
+    ArgumentMismatch,
+    EngineUnavailable,
+    IllegalProduct,
+    InvalidOption,
+    UnsupportedOp,
+)
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.compile import Compilation
@@ -198,8 +204,12 @@ class JitFunction:
 
             traced = self._stitched_jit.trace(*args, **kwargs)
             stitched = find_stitched(traced.jaxpr)
-            if stitched is not None:
-                return LoweredForXla(traced, stitched)
+            if stitched is None:
+                raise UnsupportedOp(
+                    f"astitch.jit of {_name_of(self)}: it has effects, so XLA computes all of it\n"
+                    "  call it, or take the callbacks and prints out to see its program"
+                )
+            return LoweredForXla(traced, stitched)
         return self._lower_alone(args, kwargs)
 
     def _lower_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
@@ -233,6 +243,8 @@ def _stitch(fn: Callable[..., Any], tune: bool | None, strict: bool) -> Callable
     def stitched(*args: Any, **kwargs: Any) -> Any:
         from astitch.xla_engine import Stitched, call_stitched
 
+        if _is_jit_disabled():
+            return fn(*args, **kwargs)
         # An argument without tracers is static, or an empty tree.
         given = [*args, *kwargs.values()]
         flat = [jax.tree_util.tree_flatten(argument) for argument in given]
@@ -263,11 +275,11 @@ def _stitch(fn: Callable[..., Any], tune: bool | None, strict: bool) -> Callable
             results.append(found)
             return found.data
 
-        run.__name__ = getattr(fn, "__name__", "function")
+        run.__name__ = _name_of(fn)
         types = [_type_of(x.aval) for x in data]
         traced = jax.jit(run, keep_unused=True).trace(*types)
         if traced.jaxpr.effects:
-            _warn_effects(run.__name__, sorted(map(str, traced.jaxpr.effects)))
+            _refuse_effects(run.__name__, sorted(map(str, traced.jaxpr.effects)), strict)
             return fn(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=("cuda",))
         call = Stitched(lowered, traced.jaxpr, target_gpu(), tune, strict)
@@ -320,13 +332,19 @@ def _choose_restoring(type_: Any) -> Callable[[Iterator[Any]], Any]:
     return lambda rest: next(rest)
 
 
-def _warn_effects(name: str, effects: Sequence[str]) -> None:
-    warnings.warn(
+def _refuse_effects(name: str, effects: Sequence[str], strict: bool) -> None:
+    """Warns that a function is not stitched; raises UnsupportedOp where strict forbids it."""
+    reason = (
         f"astitch: {name} has effects ({', '.join(effects)}), so XLA computes all of it\n"
-        "  leave callbacks and prints out of the function to have it stitched",
-        RuntimeWarning,
-        stacklevel=2,
+        "  take callbacks and prints out of the function to have it stitched"
     )
+    if strict:
+        raise UnsupportedOp(reason)
+    warnings.warn(reason, RuntimeWarning, stacklevel=2)
+
+
+def _name_of(fn: Any) -> str:
+    return str(getattr(fn, "__name__", "a function"))
 
 
 def target_gpu() -> Gpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +19,8 @@ import pytest
 
 import astitch
 import astitch.compile
-from astitch.errors import ArgumentMismatch, EngineUnavailable, InvalidOption
+from astitch.errors import ArgumentMismatch, EngineUnavailable, InvalidOption, UnsupportedOp
+from astitch.gpu import preset
 from astitch.jit import NO_GPU, choose_engine
 
 jit_module = sys.modules["astitch.jit"]  # the attribute of the package is the function
@@ -301,7 +303,7 @@ def test_a_static_value_without_a_hash_raises_what_jax_raises() -> None:
 def caught_by(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[type, str]:
     with pytest.raises((TypeError, ValueError)) as caught:
         fn(*args, **kwargs)
-    return caught.type, str(caught.value)
+    return caught.type, re.sub(r" at 0x\w+", "", str(caught.value))  # where the function lies
 
 
 # ---- inside JAX ------------------------------------------------------------------------------------------------
@@ -397,3 +399,195 @@ def test_a_setting_of_jax_that_changes_the_program_is_part_of_the_signature(
         jax.config.update("jax_random_seed_offset", offset)
     assert not np.allclose(first, second)
     np.testing.assert_allclose(second, want, rtol=1e-6)
+
+
+# ---- the engine inside XLA, as JAX computes its programs on the CPU ----------------------------------------------
+
+
+@pytest.fixture
+def _through_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit_module, "choose_engine", lambda asked=None: "xla")
+    monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
+
+
+def everything(layer: Layer, extra: dict[str, Any], *, n: int = 2) -> dict[str, Any]:
+    """A tree with weakly typed results, a random key, an empty part and something that is not computed."""
+    key, other = jax.random.split(extra["key"])
+    hidden = extra["x"] @ layer.weight * n
+    dropped = jax.random.bernoulli(other, 0.5, hidden.shape) * hidden
+    return {"y": dropped, "key": key, "n": n, "rest": (layer, None, ()), "weak": 2.0 * n}
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_the_answers_are_those_of_jax_jit() -> None:
+    layer = Layer(jnp.ones((4, 5)), np.arange(5.0))
+    extra = {"x": X, "key": jax.random.key(1), "none": None}
+    stitched = astitch.jit(everything, static_argnames="n")
+    for n in (2, 3, 2.0):
+        got, want = (
+            stitched(layer, extra, n=n),
+            jax.jit(everything, static_argnames="n")(layer, extra, n=n),
+        )
+        assert got["key"].dtype == want["key"].dtype
+        for result in (got, want):
+            result["key"] = jax.random.key_data(result["key"])
+        assert_same(got, want)
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_it_traces_once_a_signature() -> None:
+    traces = []
+
+    def fn(x: jax.Array, n: Any) -> jax.Array:
+        traces.append((x.shape, n))
+        return x * n
+
+    stitched = astitch.jit(fn, static_argnums=1)
+    for _ in range(3):
+        assert_same(stitched(X, 2), X * 2)
+        assert_same(stitched(X, 2.5), X * 2.5)
+        assert_same(stitched(X[:2], 2), X[:2] * 2)
+    assert len(traces) == 3
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_transformations_take_the_function_itself() -> None:
+    fn = astitch.jit(lambda x: jnp.tanh(x).sum())
+    assert_same(fn(X), jnp.tanh(X).sum())
+    assert_same(jax.grad(fn)(X), jax.grad(lambda x: jnp.tanh(x).sum())(X))
+    assert_same(jax.vmap(fn)(X), jnp.tanh(X).sum(axis=1))
+    assert_same(jax.jit(lambda x: fn(x) * 2)(X), jnp.tanh(X).sum() * 2)
+    assert_same(astitch.jit(jax.grad(fn))(X), jax.grad(lambda x: jnp.tanh(x).sum())(X))
+    assert_same(jax.lax.map(fn, X), jnp.tanh(X).sum(axis=1))
+    with jax.disable_jit():
+        assert_same(fn(X), jnp.tanh(X).sum())
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_memory_that_was_donated_is_gone() -> None:
+    stitched = astitch.jit(lambda x, y: x + y, donate_argnums=0)
+    given = X + 1
+    assert_same(stitched(given, X), 2 * X + 1)
+    assert given.is_deleted()
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_methods_numbers_and_derivatives_of_integers() -> None:
+    class Model:
+        scale = 3
+
+        @partial(astitch.jit, static_argnums=0)
+        def double(self, x: jax.Array) -> jax.Array:
+            return x * self.scale
+
+    assert_same(Model().double(X), X * 3)
+    for array in (np.float64(3.5), 3, True, np.ones((2, 3), np.float16)):
+        assert_same(astitch.jit(jnp.exp)(array), jax.jit(jnp.exp)(array))
+    got = astitch.jit(jax.grad(lambda x: jnp.float32(2) * x.sum(), allow_int=True))(jnp.arange(3))
+    assert (got.dtype, got.shape) == (jax.dtypes.float0, (3,))
+    with jax.enable_x64(True):
+        assert float(astitch.jit(lambda x: x * 2)(np.float64(0.1))) == 0.2
+
+
+@pytest.mark.usefixtures("_through_xla")
+@pytest.mark.parametrize("args", [("text",), (X, X), ()], ids=["no array", "too many", "too few"])
+def test_through_xla_wrong_calls_raise_what_jax_raises(args: tuple[Any, ...]) -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        return x
+
+    stitched = astitch.jit(fn)
+    for _ in range(2):
+        assert caught_by(stitched, *args) == caught_by(jax.jit(fn), *args)
+        stitched(X)
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_a_function_with_effects_is_left_alone() -> None:
+    seen = []
+
+    def fn(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda v: seen.append(float(v)), x.sum())
+        return x * 2
+
+    stitched = astitch.jit(fn)
+    with pytest.warns(RuntimeWarning, match=r"astitch: fn has effects \(.*\), so XLA computes all"):
+        assert_same(stitched(X), X * 2)
+    jax.effects_barrier()
+    assert seen == [66.0]
+    with pytest.raises(UnsupportedOp, match="astitch.jit of fn: it has effects"):
+        stitched.lower(X)
+    with pytest.raises(UnsupportedOp, match="fn has effects"):
+        astitch.jit(fn, strict=True)(X)
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_lowering_shows_the_module() -> None:
+    lowered = astitch.jit(power, static_argnames="n").lower(
+        jax.ShapeDtypeStruct((3, 4), jnp.float32), n=2
+    )
+    assert lowered.engine == "xla"
+    assert "HloModule jit_power" in lowered.as_text()
+    assert [lowered.graph[p].shape for p in lowered.graph.parameters] == [(3, 4)]
+    compiled = lowered.compile()  # JAX's part for the CPU, where the function runs as it is
+    (kernel,) = compiled.program.kernels
+    assert kernel.name in compiled.explain()
+    assert_same(compiled(X), X**2)
+    assert "HloModule" in compiled.as_text()
+    assert compiled.cost_analysis() and compiled.memory_analysis()
+    with pytest.raises(TypeError):
+        compiled(X[:2])
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_clearing_the_cache_traces_again() -> None:
+    traces = []
+
+    def fn(x: jax.Array) -> jax.Array:
+        traces.append(x.shape)
+        return x + 1
+
+    stitched = astitch.jit(fn)
+    stitched(X), stitched(X)
+    assert len(traces) == 1
+    stitched.clear_cache()
+    stitched(X)
+    assert len(traces) == 2
+
+
+def test_an_engine_that_is_not_known() -> None:
+    with pytest.raises(InvalidOption, match=r"astitch.jit: engine='tpu' is not known\n  it is one"):
+        astitch.jit(lambda x: x, engine="tpu")
+
+
+@pytest.mark.parametrize(
+    ("asked", "target", "device", "chosen"),
+    [
+        (None, True, True, "xla"),
+        (None, False, True, "executor"),
+        (None, True, False, "executor"),
+        ("gpu", True, True, "xla"),
+        ("executor", True, True, "executor"),
+        ("host", True, True, "host"),
+        ("xla", False, True, "JAX is older than 0.11"),
+        ("xla", True, False, "JAX has no GPU here"),
+    ],
+)
+def test_which_engine_is_taken_where_there_is_a_gpu(
+    asked: str | None,
+    target: bool,
+    device: bool,
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("ASTITCH_ENGINE")
+    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 1)
+    monkeypatch.setattr("astitch.executor.current_gpu", lambda: 0)
+    monkeypatch.setattr("astitch.xla_engine.has_target", lambda: target)
+    monkeypatch.setattr("astitch.xla_island.find_device", lambda *_: "device" if device else None)
+    if " " in chosen:
+        with pytest.raises(EngineUnavailable, match=chosen):
+            choose_engine(asked)
+    else:
+        assert choose_engine(asked) == chosen
+        monkeypatch.setenv("ASTITCH_ENGINE", asked or "")
+        assert choose_engine() == chosen
