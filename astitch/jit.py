@@ -35,6 +35,9 @@ if TYPE_CHECKING:  # importing astitch must stay cheap
 
 NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
 
+XLA_OPTIONS = types.MappingProxyType({"xla_allow_excess_precision": False})
+"""How XLA compiles programs that hold our kernels: 16-bit values are rounded where HLO rounds them, as everywhere."""
+
 
 class Engine(Protocol):
     """What runs a Program: flat arguments in, flat JAX arrays out."""
@@ -146,7 +149,10 @@ class JitFunction:
         # Unused parameters are kept, so that the program's parameters are the flat arguments one to one.
         self._jax_jit = jax.jit(fn, keep_unused=True, **jax_options)
         self._stitched_jit = jax.jit(
-            _stitch(fn, tune, strict), keep_unused=keep_unused, **jax_options
+            _stitch(fn, tune, strict),
+            keep_unused=keep_unused,
+            compiler_options=dict(XLA_OPTIONS),
+            **jax_options,
         )
         self._is_untraced = trace_state_clean
         self._through_xla = False

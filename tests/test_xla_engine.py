@@ -6,8 +6,8 @@ On the host each custom call is given to the emulation as XLA would give it to a
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -44,6 +44,8 @@ from astitch.xla_engine import (
 )
 from tests.hlo_runner import lower, run_xla
 from tests.small_gpu import few_sms
+
+jit_module = importlib.import_module("astitch.jit")  # the attribute of the package is the function
 
 RNG = np.random.default_rng(0)
 
@@ -387,9 +389,8 @@ def test_which_jax_launches_ptx(version: str, known: bool, monkeypatch: pytest.M
 @pytest.fixture
 def _as_if_there_was_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """astitch.jit takes the engine xla and plans for an H100; JAX runs the function on its CPU all the same."""
-    jit = sys.modules["astitch.jit"]
-    monkeypatch.setattr(jit, "choose_engine", lambda asked=None: "xla")
-    monkeypatch.setattr(jit, "target_gpu", lambda: H100)
+    monkeypatch.setattr(jit_module, "choose_engine", lambda asked=None: "xla")
+    monkeypatch.setattr(jit_module, "target_gpu", lambda: H100)
 
 
 def lower_for_cuda(fn: Any, *arguments: Any) -> tuple[Stitched, str]:
@@ -414,15 +415,21 @@ def test_jax_lowers_a_call_of_the_program(name: str) -> None:
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
 def test_two_programs_in_one_module() -> None:
     """Names of the one do not meet those of the other."""
-    arguments = CASES["sort_and_scatter"][1]
-    both = [astitch.jit(sort_and_scatter)._stitched_jit for _ in range(2)]
-    text = (
-        jax.jit(lambda *a: [fn(*a) for fn in both])
-        .trace(*arguments)
-        .lower(lowering_platforms=("cuda",))
-        .as_text()
-    )
+    fn, arguments = CASES["sort_and_scatter"]
+    both = [jit_module._stitch(fn, None, False) for _ in range(2)]
+    traced = jax.jit(lambda *a: [fn(*a) for fn in both]).trace(*arguments)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert len(set(re.findall(r"call @(stitched_\S+)\(", text))) == 2
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+def test_values_from_outside_are_constants_of_the_program() -> None:
+    table = jnp.asarray(normal(300, 40))
+    stitched, text = lower_for_cuda(astitch.jit(lambda x: jnp.tanh(x) @ table), normal(4, 300))
+    program = stitched.compilation.program
+    assert len(program.parameters) == 1
+    assert sum(literal.shape == (300, 40) for _, literal in program.constants) == 1
+    assert "func.func public @main(%arg0: tensor<4x300xf32>)" in text
 
 
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
