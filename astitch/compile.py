@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -47,6 +49,19 @@ from astitch.tune import tune_scopes
 from astitch.xla_island import has_jax
 
 Product = TypeVar("Product")
+
+
+@contextmanager
+def pause_collector() -> Iterator[None]:
+    """What the stages make are trees, which need no search for cycles; it would walk all of them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
 
 STAGES = (
     "import",
@@ -125,6 +140,7 @@ def plan_scopes(scopes: Scopes, gpu: Gpu, *, tune: bool = False) -> PlannedScope
     return replace(planned, plans=tuple(check_plan(plan) for plan in plans if plan is not None))
 
 
+@pause_collector()
 def compile_graph(
     graph: Graph,
     gpu: Gpu,

@@ -16,7 +16,6 @@ from astitch.index import Linear, Symbol
 from astitch.ir import (
     ArrayType,
     BroadcastAttrs,
-    ConstantAttrs,
     DimensionAttrs,
     DimensionsAttrs,
     DynamicSliceAttrs,
@@ -49,13 +48,7 @@ def is_embedded(graph: Graph, name: str) -> bool:
 
     Every reader writes it into its own text; it has a buffer only where a library or the caller wants one.
     """
-    node = graph[name]
-    while node.op in _MOVES:
-        node = graph[node.operands[0]]
-    return node.op == "iota" or (isinstance(node.attrs, ConstantAttrs) and node.array.rank == 0)
-
-
-_MOVES = frozenset({"broadcast", "reshape", "transpose", "slice", "reverse"})
+    return name in graph.embedded
 
 
 @dataclass(frozen=True)

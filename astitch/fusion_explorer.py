@@ -25,6 +25,7 @@ from astitch.patterns import (
     make_fusion_graph,
     make_pattern,
     repeated_ops,
+    to_bits,
 )
 from astitch.stitch_scope import Refusal, Scope, Scopes, make_scope
 
@@ -111,18 +112,21 @@ class Search:
         self.joins = 0
         self.alone = [make_pattern(fusion, v) for v in range(len(fusion))]
         self.alone_us = [penalty(p) for p in self.alone]
+        self.costly = to_bits(v for v, paid in enumerate(self.alone_us) if paid)
+        self.limited = False  # did max_statements forbid a pattern that the penalty does not?
         self.known: dict[int, Candidate] = {}
         self.candidates: list[list[Candidate]] = [[] for _ in self.alone]
 
     def rate(self, pattern: Pattern) -> Candidate:
         """f = saved memory time + saved launches - penalty."""
         if pattern.vertices not in self.known:
-            paid = sum(self.alone_us[v] for v in each_vertex(pattern.vertices))
+            paid = sum(self.alone_us[v] for v in each_vertex(pattern.vertices & self.costly))
             gain = pattern.saved_bytes / self.gpu.bandwidth_gbs / 1e3
             gain += max(pattern.launches - 1, 0) * self.gpu.launch_us
             if pattern.size > 1:
-                too_long = pattern.statements > self.max_statements
-                extra = math.inf if too_long else self.penalty(pattern)
+                extra = self.penalty(pattern)
+                if pattern.statements > self.max_statements and math.isfinite(extra):
+                    self.limited, extra = True, math.inf
                 gain = gain - extra + paid if math.isfinite(extra) else -math.inf
             self.known[pattern.vertices] = Candidate(pattern, gain)
         return self.known[pattern.vertices]
@@ -246,14 +250,14 @@ def _join_in_rounds(
                 found.setdefault(key, before)
                 if key in settled:
                     continue
-                if math.isinf(max_statements):
-                    settled.add(key)
                 search = Search(before.fusion, gpu, penalty, max_statements, width)
                 for gain, chosen in search.pick_disjoint(remote):
                     if chosen:
                         after = Partition(before.gain_us + gain, contract(before.fusion, chosen))
                         found.setdefault(_key_of(after), after)
                 joins += search.joins
+                if not search.limited:  # a longer limit would find the same
+                    settled.add(key)
             frontier = _best_partitions(found, width)
     return frontier, joins
 

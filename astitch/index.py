@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,13 @@ class Linear:
 
     constant: int = 0
     terms: tuple[tuple[Term, int], ...] = ()
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        """Computed once: forms are keys of caches, and their trees are deep."""
+        if self._hash is None:
+            object.__setattr__(self, "_hash", hash((self.constant, self.terms)))
+        return self._hash  # type: ignore[return-value]
 
     def __str__(self) -> str:
         parts = [str(t) if c == 1 else f"{t} * {c}" for t, c in self.terms]

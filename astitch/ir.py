@@ -519,6 +519,9 @@ def _show_attrs(attrs: Attrs) -> str:
     return inner[inner.index("(") :]
 
 
+_MOVES = frozenset({"broadcast", "reshape", "transpose", "slice", "reverse"})
+
+
 @dataclass(frozen=True)
 class Graph:
     """Nodes in topological order.  `parameters[i]` is the node of argument i; `outputs` may repeat a node.
@@ -552,6 +555,20 @@ class Graph:
             for operand in node.operands:
                 users[operand][node.name] = None
         return MappingProxyType({k: tuple(v) for k, v in users.items()})
+
+    @cached_property
+    def embedded(self) -> frozenset[str]:
+        """Nodes that are a scalar constant or an iota, or one of them moved and repeated."""
+        found: set[str] = set()
+        for node in self:
+            if node.op in _MOVES:
+                told = node.operands[0] in found
+            else:
+                scalar = isinstance(node.attrs, ConstantAttrs) and node.array.rank == 0
+                told = scalar or node.op == "iota"
+            if told:
+                found.add(node.name)
+        return frozenset(found)
 
     @cached_property
     def key(self) -> tuple[object, ...]:

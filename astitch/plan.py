@@ -411,6 +411,10 @@ def rank_plans(
     first = project(default.kernel, gpu, work=default.work)
     ranked: list[tuple[Plan, Projection]] = [(default, first)]
     best_us, pruned, lowered = first.time_us, 0, 0
+    rules = DEFAULT.keep, DEFAULT.prefetch, DEFAULT.persistent, True
+    tried: list[tuple[object, LaunchConfig, Arrangement]] = [
+        (rules, default.launch, default.arrangement)
+    ]
     for least_us, _, schedule, launch, arrangement in sorted(bounds, key=lambda b: b[:2]):
         if least_us >= best_us:
             pruned += 1
@@ -418,6 +422,11 @@ def rank_plans(
         if lowered == budget:
             continue
         lowered += 1
+        # Beyond the arrangement and the launch, these are what a kernel depends on.
+        same = schedule.keep, schedule.prefetch, schedule.persistent, schedule.blocks_per_sm is None
+        if any(same == s and launch == at and _alike(arrangement, a) for s, at, a in tried):
+            continue
+        tried.append((same, launch, arrangement))
         try:
             plan = _plan_arranged(known, gpu, schedule, launch, arrangement)
         except IllegalProduct:
@@ -432,6 +441,11 @@ def rank_plans(
         (replace(plan, search=replace(found, projected_us=projection.time_us)), projection)
         for plan, projection in sorted(ranked, key=lambda item: item[1].time_us)
     )
+
+
+def _alike(a: Arrangement, b: Arrangement) -> bool:
+    """Are two arrangements of one scope the same?"""
+    return a.block == b.block and a.loops == b.loops and a.placements == b.placements
 
 
 def plan_groups(graph: Graph, groups: Groups, gpu: Gpu, schedule: Schedule) -> Plan:

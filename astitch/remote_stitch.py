@@ -17,11 +17,13 @@ def stitch_remotely(scopes: Scopes) -> Scopes:
     graph = scopes.graph
     order = {name: number for number, name in enumerate(graph.nodes)}
     bins: dict[int, list[list[Scope]]] = {}
+    filled: dict[int, int] = {}  # ops of the last bin of each stage
     refusals = list(scopes.refusals)
     for scope in sorted(scopes.scopes, key=lambda s: (s.stage, order[s.members[0]])):
         stage = bins.setdefault(scope.stage, [])
-        if stage and sum(len(s.members) for s in stage[-1]) + len(scope.members) <= MAX_OPS:
+        if stage and filled[scope.stage] + len(scope.members) <= MAX_OPS:
             stage[-1].append(scope)
+            filled[scope.stage] += len(scope.members)
             continue
         if stage:
             refusals.append(
@@ -32,6 +34,7 @@ def stitch_remotely(scopes: Scopes) -> Scopes:
                 )
             )
         stage.append([scope])
+        filled[scope.stage] = len(scope.members)
     merged = []
     for number, (stage_number, group) in enumerate((k, g) for k in sorted(bins) for g in bins[k]):
         members = sorted((m for s in group for m in s.members), key=order.__getitem__)

@@ -11,6 +11,7 @@ store and no load.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from astitch.dimensions import array_of, is_embedded
@@ -183,34 +184,56 @@ def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
     return stage
 
 
-def _blocking_op(graph: Graph, outside: dict[str, str], producer: str, consumer: str) -> str:
-    """An outside op on a path from producer to consumer, for the message; '' when there is none."""
-    ancestors: set[str] = set()
-    stack = list(graph[consumer].operands)
-    while stack:
-        name = stack.pop()
-        if name not in ancestors:
-            ancestors.add(name)
-            stack.extend(graph[name].operands)
-    seen = {producer}
-    queue = deque([producer])
-    while queue:
-        name = queue.popleft()
-        if name in outside and name in ancestors:
-            return name
-        for user in graph.users[name]:
-            if user in ancestors and user not in seen:
-                seen.add(user)
-                queue.append(user)
-    return ""
+class _Blockers:
+    """Outside ops between two ops.  Sets of them are ints with a bit for each, so that no path is walked twice."""
+
+    def __init__(self, graph: Graph, outside: Mapping[str, str]) -> None:
+        self.graph = graph
+        self.bit = {name: 1 << number for number, name in enumerate(outside)}
+        self.before: dict[str, int] = {}
+        self.after: dict[str, int] = {}
+        for node in graph:
+            found = self.bit.get(node.name, 0)
+            for operand in node.operands:
+                found |= self.before[operand]
+            self.before[node.name] = found
+        for node in reversed(list(graph)):
+            found = self.bit.get(node.name, 0)
+            for user in graph.users[node.name]:
+                found |= self.after[user]
+            self.after[node.name] = found
+
+    def find(self, producer: str, consumer: str) -> str:
+        """The one next to the producer, for the message; '' when there is none."""
+        between = 0
+        for operand in self.graph[consumer].operands:
+            between |= self.before[operand]
+        between &= self.after[producer]
+        if not between:
+            return ""
+        seen = {producer}
+        queue = deque([producer])
+        while True:
+            name = queue.popleft()
+            if self.bit.get(name, 0) & between:
+                return name
+            for user in self.graph.users[name]:
+                if user not in seen and self.after[user] & between:
+                    seen.add(user)
+                    queue.append(user)
 
 
 def _refused_edge(
-    graph: Graph, outside: dict[str, str], stage: dict[str, int], producer: str, consumer: str
+    blockers: _Blockers,
+    outside: dict[str, str],
+    stage: dict[str, int],
+    producer: str,
+    consumer: str,
 ) -> str:
     """Why two neighbours of different stages are two kernels."""
+    graph = blockers.graph
     apart = stage[consumer] - stage[producer]
-    if blocker := _blocking_op(graph, outside, producer, consumer):
+    if blocker := blockers.find(producer, consumer):
         return f"one kernel for both would close a cycle through %{blocker} ({graph[blocker].op})"
     if any(_needed_stage(stage[u], u in outside) <= stage[producer] for u in graph.users[producer]):
         return (
@@ -270,6 +293,7 @@ def find_scopes(graph: Graph) -> Scopes:
                     scope_of[other] = len(found)
                     queue.append(other)
         found.append(members)
+    blockers = _Blockers(graph, outside)
     for node in graph:
         if not can_stitch(node.name):
             continue
@@ -277,7 +301,7 @@ def find_scopes(graph: Graph) -> Scopes:
             if operand in embedded or not can_stitch(operand):
                 continue
             if stage[operand] != stage[node.name]:
-                reason = _refused_edge(graph, outside, stage, operand, node.name)
+                reason = _refused_edge(blockers, outside, stage, operand, node.name)
                 refusals.append(Refusal(operand, node.name, reason))
     order = {name: number for number, name in enumerate(graph.nodes)}
     scopes = tuple(

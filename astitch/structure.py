@@ -7,13 +7,28 @@ but names, so that what is decided for one holds for all.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from astitch.dimensions import is_embedded, is_uniform
 from astitch.ir import Graph
 from astitch.stitch_scope import Scope
 from astitch.storage import storage_name, storage_type
 
-Structure = Hashable
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Structure:
+    """rows: one for each op and each value that comes from outside.  code: their hash, which takes long."""
+
+    rows: tuple[Hashable, ...]
+    code: int
+
+    def __hash__(self) -> int:
+        return self.code
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Structure) and self.code == other.code and self.rows == other.rows
 
 
 def structure_of(graph: Graph, scope: Scope) -> Structure:
@@ -56,4 +71,4 @@ def structure_of(graph: Graph, scope: Scope) -> Structure:
             if operand not in inside:
                 add_outside(operand)
         add_row(name, name in escaping, name in wanted, len(graph.users[name]) > 0)
-    return tuple(rows)
+    return Structure(tuple(rows), hash(tuple(rows)))

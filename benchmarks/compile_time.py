@@ -1,0 +1,244 @@
+"""How long the compiler itself takes: seconds of each stage, and how they grow with the graph.  Needs no GPU.
+
+`python -m benchmarks.compile_time [FILE ...] [--synthetic] [--workloads] [--json OUT]`: HLO dumps, training steps of
+benchmarks/workloads at full size, and synthetic graphs of 1,000, 3,000 and 10,000 ops.  CPU seconds from the import to
+the emitted text; the CUDA compiler is not asked unless `--observe` says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from astitch import compile as compiler
+from astitch.compile import compile_hlo, read_module
+
+OPS = (1_000, 3_000, 10_000)
+WIDTH = 1_024
+"""Elements of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One compilation.  ops: instructions of the module.  cpu_s: of this process; wall_s: by the clock.  stage_s: by the
+    clock, of each stage."""
+
+    name: str
+    ops: int
+    kernels: int
+    texts: int
+    cpu_s: float
+    wall_s: float
+    stage_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """timings: of one shape, the smallest first.  exponent: e of seconds ~ ops^e between the smallest and the largest."""
+
+    shape: str
+    timings: Sequence[Timing]
+    exponent: float
+    stage_exponents: Mapping[str, float] = field(default_factory=dict)
+
+
+# ---- synthetic graphs --------------------------------------------------------------------------------------------
+
+Function = Callable[..., Any]
+
+
+def make_chain(ops: int) -> tuple[Function, Sequence[jax.ShapeDtypeStruct]]:
+    """One long chain of element-wise ops."""
+
+    def chain(x: jax.Array) -> jax.Array:
+        for number in range(ops // 3):
+            x = jnp.tanh(x * 1.01) + float(number % 7)
+        return x
+
+    return chain, [jax.ShapeDtypeStruct((256, WIDTH), jnp.float32)]
+
+
+def make_updates(ops: int) -> tuple[Function, Sequence[jax.ShapeDtypeStruct]]:
+    """Independent updates of many tensors, as an optimizer has them: 12 ops each, four shapes."""
+    shapes = ((WIDTH,), (WIDTH, 64), (256, 256), (WIDTH, 3, 16))
+    tensors = ops // 12
+
+    def updates(*arrays: jax.Array) -> list[jax.Array]:
+        results = []
+        for w, g, m, v in zip(*(arrays[i::4] for i in range(4)), strict=True):
+            mean = 0.9 * m + 0.1 * g
+            square = 0.999 * v + 0.001 * g * g
+            results += [w - 1e-3 * mean / (jnp.sqrt(square) + 1e-8), mean, square]
+        return results
+
+    return updates, [
+        jax.ShapeDtypeStruct(shapes[number % 4], jnp.float32)
+        for number in range(tensors)
+        for _ in range(4)
+    ]
+
+
+def make_layers(ops: int) -> tuple[Function, Sequence[jax.ShapeDtypeStruct]]:
+    """Layers of a product, a bias, a GELU and a layer norm: library calls between equal stitch ops."""
+
+    def layers(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
+        for _ in range(ops // 40):
+            y = jax.nn.gelu(x @ w + bias) + x
+            mean = y.mean(-1, keepdims=True)
+            x = (y - mean) * jax.lax.rsqrt(jnp.square(y - mean).mean(-1, keepdims=True) + 1e-5)
+        return x
+
+    shapes = ((256, WIDTH), (WIDTH, WIDTH), (WIDTH,))
+    return layers, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+
+def make_reduces(ops: int) -> tuple[Function, Sequence[jax.ShapeDtypeStruct]]:
+    """Element-wise ops and reduces of rows and columns in one stitch op, each reading what came before."""
+
+    def reduces(x: jax.Array, y: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        sums = []
+        for _ in range(ops // 14):
+            x = x - x.max(-1, keepdims=True) * 0.5
+            sums.append((x * y).sum(0))
+            x = jnp.where(x > 0, x, 0.01 * x) + jnp.square(x).mean(-1, keepdims=True)
+        return x, sums
+
+    return reduces, [jax.ShapeDtypeStruct((512, WIDTH), jnp.float32)] * 2
+
+
+SHAPES: Mapping[str, Callable[[int], tuple[Function, Sequence[jax.ShapeDtypeStruct]]]] = {
+    "chain": make_chain,
+    "updates": make_updates,
+    "layers": make_layers,
+    "reduces": make_reduces,
+}
+
+
+def lower_for_gpu(function: Function, *arguments: Any, keep_unused: bool = True) -> bytes:
+    """The serialized HLO that JAX would give XLA on a GPU."""
+    traced = jax.jit(function, keep_unused=keep_unused).trace(*arguments)
+    module: Any = traced.lower(lowering_platforms=("cuda",)).compiler_ir("hlo")
+    data: bytes = module.as_serialized_hlo_module_proto()
+    return data
+
+
+def lower_workloads() -> Iterator[tuple[str, bytes]]:
+    """(name, HLO) of the training steps of the workloads at full size."""
+    from benchmarks import models
+
+    for entry in models.list_entries("full"):
+        if entry.mode == "train":
+            task = models.make_task(entry)
+            yield entry.key, lower_for_gpu(task.fn, task.first, task.batch, keep_unused=False)
+
+
+# ---- timing ------------------------------------------------------------------------------------------------------
+
+
+def time_compilation(name: str, data: bytes | str, gpu: str, repeats: int) -> Timing:
+    """The fastest of `repeats` compilations."""
+    best: Timing | None = None
+    for _ in range(repeats):
+        gc.collect()
+        cpu, wall = time.process_time(), time.perf_counter()
+        compilation = compile_hlo(data, gpu=gpu)
+        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
+        kernels = compilation.program.kernels
+        found = Timing(
+            name,
+            len(compilation.graph),
+            len(kernels),
+            len({kernel.source for kernel in kernels}),
+            round(cpu_s, 3),
+            round(wall_s, 3),
+            {stage: round(s, 4) for stage, s in compilation.seconds.items()},
+        )
+        if best is None or found.cpu_s < best.cpu_s:
+            best = found
+    assert best is not None
+    return best
+
+
+def exponent(first: tuple[int, float], last: tuple[int, float]) -> float:
+    """e of seconds ~ ops^e through two points; 0 where one of them took no time."""
+    (ops, seconds), (more, longer) = first, last
+    if min(seconds, longer) <= 0 or more == ops:
+        return 0.0
+    return math.log(longer / seconds) / math.log(more / ops)
+
+
+def time_growth(shape: str, sizes: Sequence[int], gpu: str, repeats: int) -> Growth:
+    """Compilations of one synthetic shape."""
+    timings = []
+    for ops in sizes:
+        function, arguments = SHAPES[shape](ops)
+        data = lower_for_gpu(function, *arguments)
+        timings.append(time_compilation(f"{shape}/{ops}", data, gpu, repeats))
+        print(format_timing(timings[-1]), flush=True)
+    first, last = timings[0], timings[-1]
+    stages = {
+        stage: round(exponent((first.ops, first.stage_s[stage]), (last.ops, s)), 2)
+        for stage, s in last.stage_s.items()
+        if first.stage_s[stage] >= 0.005
+    }
+    overall = exponent((first.ops, first.cpu_s), (last.ops, last.cpu_s))
+    return Growth(shape, timings, round(overall, 2), stages)
+
+
+def format_timing(timing: Timing) -> str:
+    stages = "  ".join(f"{stage} {s:.2f}" for stage, s in timing.stage_s.items() if s >= 0.005)
+    return (
+        f"{timing.name:32} {timing.ops:6} ops {timing.kernels:4} kernels  "
+        f"{timing.cpu_s:7.2f} CPU s {timing.wall_s:7.2f} s   {stages}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_time")
+    parser.add_argument("files", nargs="*", help="HLO dumps (.pb, .txt)")
+    parser.add_argument("--synthetic", action="store_true", help="graphs of growing size")
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES))
+    parser.add_argument("--ops", nargs="+", type=int, default=list(OPS))
+    parser.add_argument("--workloads", action="store_true", help="the training steps, full size")
+    parser.add_argument("--gpu", default="h100")
+    parser.add_argument("--repeats", type=int, default=1, help="the fastest counts")
+    parser.add_argument(
+        "--observe", action="store_true", help="let the CUDA compiler judge plans, as users do"
+    )
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    options = parser.parse_args(arguments)
+    if not options.observe:
+        compiler.observe_plan = lambda plan, gpu: None
+    modules = [(Path(file).name, read_module(file)) for file in options.files]
+    if options.workloads:
+        modules += lower_workloads()
+    timings = []
+    for name, data in modules:
+        timings.append(time_compilation(name, data, options.gpu, options.repeats))
+        print(format_timing(timings[-1]), flush=True)
+    growths = []
+    for shape in options.shapes if options.synthetic else ():
+        growths.append(time_growth(shape, sorted(options.ops), options.gpu, options.repeats))
+        found = growths[-1]
+        print(f"{shape}: ops^{found.exponent} {dict(found.stage_exponents)}", flush=True)
+    if options.json:
+        result = {
+            "observed": options.observe,
+            "modules": [asdict(timing) for timing in timings],
+            "growth": [asdict(growth) for growth in growths],
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
