@@ -149,7 +149,7 @@ class JitFunction:
         # Unused parameters are kept, so that the program's parameters are the flat arguments one to one.
         self._jax_jit = jax.jit(fn, keep_unused=True, **jax_options)
         self._stitched_jit = jax.jit(
-            _stitch(fn, tune, strict),
+            _stitch(fn, jax_options, tune, strict),
             keep_unused=keep_unused,
             compiler_options=dict(XLA_OPTIONS),
             **jax_options,
@@ -238,12 +238,18 @@ class JitFunction:
 # ---- inside XLA ------------------------------------------------------------------------------------------------
 
 
-def _stitch(fn: Callable[..., Any], tune: bool | None, strict: bool) -> Callable[..., Any]:
-    """What jax.jit is to trace in place of `fn`: one call of fn's program.
+def _stitch(
+    fn: Callable[..., Any], jax_options: Mapping[str, Any], tune: bool | None, strict: bool
+) -> Callable[..., Any]:
+    """What jax.jit is to trace, with these options, in place of `fn`: one call of fn's program.
 
     A function with effects (callbacks, prints) is traced as it is, with a warning: only JAX can order them.
     """
     import jax
+
+    donations = _find_statics(
+        fn, jax_options.get("donate_argnums"), jax_options.get("donate_argnames")
+    )
 
     @functools.wraps(fn)
     def stitched(*args: Any, **kwargs: Any) -> Any:
@@ -257,6 +263,13 @@ def _stitch(fn: Callable[..., Any], tune: bool | None, strict: bool) -> Callable
         taken = [any(isinstance(leaf, jax.core.Tracer) for leaf in part) for part, _ in flat]
         leaves = [
             leaf for (part, _), take in zip(flat, taken, strict=True) if take for leaf in part
+        ]
+        names = [*donations.mark(len(args)), *(name in donations.names for name in kwargs)]
+        donated = [
+            given
+            for (part, _), take, given in zip(flat, taken, names, strict=True)
+            if take
+            for _ in part
         ]
         keys = [leaf.dtype._impl.name if _is_key(leaf) else None for leaf in leaves]
         data = [
@@ -288,7 +301,7 @@ def _stitch(fn: Callable[..., Any], tune: bool | None, strict: bool) -> Callable
             _refuse_effects(run.__name__, sorted(map(str, traced.jaxpr.effects)), strict)
             return fn(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=("cuda",))
-        call = Stitched(lowered, traced.jaxpr, target_gpu(), tune, strict)
+        call = Stitched(lowered, traced.jaxpr, donated, target_gpu(), tune, strict)
         return results[-1].restore(call_stitched(call, data))
 
     return stitched
@@ -640,10 +653,15 @@ def make_engine(program: Program, device: int | None) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class Statics:
-    """Which arguments are values at compile time: positions (negative from the end) and names."""
+    """Which arguments are values at compile time, or donated: positions (negative from the end) and names."""
 
     numbers: tuple[int, ...]
     names: frozenset[str]
+
+    def mark(self, count: int) -> list[bool]:
+        """Of so many positional arguments, which are meant."""
+        positions = {n + count if n < 0 else n for n in self.numbers}
+        return [i in positions for i in range(count)]
 
     def split(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -651,11 +669,11 @@ class Statics:
         """The arrays, as JAX flattens them; and the static values with where they stand."""
         if not self.numbers and not self.names:
             return (tuple(args), dict(kwargs)), ()
-        positions = {n + len(args) if n < 0 else n for n in self.numbers}
-        dynamic = tuple(x for i, x in enumerate(args) if i not in positions)
+        meant = self.mark(len(args))
+        dynamic = tuple(x for x, static in zip(args, meant, strict=True) if not static)
         rest = {name: x for name, x in kwargs.items() if name not in self.names}
         # With their types: 1, 1.0 and True are equal, and trace to different programs.
-        static = tuple((i, type(x), x) for i, x in enumerate(args) if i in positions)
+        static = tuple((i, type(x), x) for i, x in enumerate(args) if meant[i])
         named = tuple((n, type(kwargs[n]), kwargs[n]) for n in sorted(kwargs) if n in self.names)
         return (dynamic, rest), (static, named)
 

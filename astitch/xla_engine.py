@@ -10,10 +10,12 @@ import functools
 import importlib.metadata
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from astitch import kernel_ir as k
 from astitch.compile import Compilation, compile_hlo
 from astitch.errors import IllegalProduct
 from astitch.gpu import Gpu
@@ -74,12 +76,20 @@ _POINTERS = "(unsigned char* const* pointers) {"
 
 
 @dataclass(frozen=True, slots=True)
+class InPlace:
+    """A kernel that may write its argument `written` over its argument `read`, which was donated."""
+
+    read: int
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
 class PtxKernel:
     """A kernel as PTX.  Its parameters are those of the KernelStep, without the barrier words.
 
     ordered: its blocks wait for each other.  Two such kernels must not run at once, since each may hold the place that
     the other waits for; so it takes two more parameters, which it does not touch: the token of the ordered kernel
-    before it and its own.
+    before it and its own.  in_place: which arguments of the step share memory.
     """
 
     name: str
@@ -88,6 +98,7 @@ class PtxKernel:
     block: int
     shared_bytes: int
     ordered: bool
+    in_place: tuple[InPlace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +112,17 @@ class KernelRefusal:
         return f"{self.name} is left to XLA: {self.reason}"
 
 
-def spell_for_xla(kernel: CudaKernel) -> str:
+def spell_for_xla(kernel: CudaKernel, in_place: Sequence[InPlace] = ()) -> str:
     """The kernel's text in the form that XLA can launch: parameters are operands and results, nothing else.
 
     The barrier words become an array of the module, zero when it is loaded and kept from launch to launch; a table of
-    pointers becomes parameters.
+    pointers becomes parameters.  in_place: what shares memory, which the compiler must not move past each other.
     """
     text = kernel.source
+    if in_place:
+        text = _unrestrict(
+            kernel, text, {i for pair in in_place for i in (pair.read, pair.written)}
+        )
     if kernel.pointer_table:
         text = _spread_pointers(kernel, text)
     if kernel.cooperative and not kernel.pointer_table:
@@ -118,6 +133,19 @@ def spell_for_xla(kernel: CudaKernel) -> str:
         head, brace, body = text.partition("unsigned int* done) {\n")
         text = f"{head}{brace}  unsigned int* const barrier = {kernel.name}_words;\n{body}"
     return text
+
+
+def _unrestrict(kernel: CudaKernel, text: str, numbers: Collection[int]) -> str:
+    """Parameters without __restrict__."""
+    head, entry, rest = text.rpartition(_ENTRY)
+    lines = rest.split("\n")
+    for number in numbers:  # one parameter a line, or one definition from the table of pointers
+        if not lines[1 + number].startswith(("    ", "  ")) or "* " not in lines[1 + number]:
+            raise IllegalProduct(
+                f"kernel {kernel.name}: parameter {number} is not where it should be"
+            )
+        lines[1 + number] = lines[1 + number].replace(" __restrict__", "", 1)
+    return head + entry + "\n".join(lines)
 
 
 def _own_words(kernel: CudaKernel) -> str:
@@ -146,8 +174,13 @@ def _replace_once(kernel: CudaKernel, text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def prepare_kernels(program: Program, gpu: Gpu) -> dict[str, PtxKernel | KernelRefusal]:
-    """Each kernel of a program as PTX for a device, or why not.  Raises KernelCompileError."""
+def prepare_kernels(
+    program: Program, gpu: Gpu, in_place: Mapping[str, Sequence[InPlace]] = MappingProxyType({})
+) -> dict[str, PtxKernel | KernelRefusal]:
+    """Each kernel of a program as PTX for a device, or why not.  in_place: see find_in_place.
+
+    Raises KernelCompileError.
+    """
     prepared: dict[str, PtxKernel | KernelRefusal] = {}
     texts: dict[CudaKernel, str] = {}
     for step in program.steps:
@@ -158,15 +191,17 @@ def prepare_kernels(program: Program, gpu: Gpu) -> dict[str, PtxKernel | KernelR
             reason = f"{count} arrays, XLA passes {MAX_POINTERS}"
             prepared[step.kernel.name] = KernelRefusal(step.kernel.name, reason)
         else:
-            texts[step.kernel] = spell_for_xla(step.kernel)
+            texts[step.kernel] = spell_for_xla(step.kernel, in_place.get(step.kernel.name, ()))
     requests = [Request(text, gpu.arch) for text in texts.values()]
     compiled = compile_many_cuda(requests, compile_one=compile_cached)
     for kernel, result in zip(texts, compiled, strict=True):
-        prepared[kernel.name] = _admit(kernel, result, gpu)
+        prepared[kernel.name] = _admit(kernel, result, gpu, tuple(in_place.get(kernel.name, ())))
     return prepared
 
 
-def _admit(kernel: CudaKernel, compiled: CompiledKernel, gpu: Gpu) -> PtxKernel | KernelRefusal:
+def _admit(
+    kernel: CudaKernel, compiled: CompiledKernel, gpu: Gpu, in_place: tuple[InPlace, ...]
+) -> PtxKernel | KernelRefusal:
     """The kernel, if it can be launched and its blocks, where they wait for each other, are resident together.
 
     XLA has no cooperative launch that would check it.  The driver's assembler keeps to the launch bounds in the PTX
@@ -194,6 +229,7 @@ def _admit(kernel: CudaKernel, compiled: CompiledKernel, gpu: Gpu) -> PtxKernel 
         kernel.block,
         kernel.shared_bytes,
         kernel.cooperative,
+        in_place,
     )
 
 
@@ -226,6 +262,104 @@ def _quote(text: str) -> str:
 @functools.cache
 def _escape(byte: int) -> str:
     return chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:02X}"
+
+
+# ---- donated memory --------------------------------------------------------------------------------------------
+
+
+def find_in_place(compilation: Compilation, donated: Sequence[bool]) -> dict[str, list[InPlace]]:
+    """By kernel, the results that take over the memory of donated parameters.
+
+    XLA lets a custom call's result share memory only where the call says so; else it copies each such result to the
+    parameter afterwards.  Which result goes with which parameter is JAX's rule: the first of the same type.
+    """
+    program = compilation.program
+    waiting: dict[ArrayType, list[View]] = {}
+    for view, given in zip(program.parameters, donated, strict=True):
+        if given:
+            waiting.setdefault(view.type, []).append(view)
+    into = {
+        view.buffer: waiting[view.type].pop(0).buffer
+        for view in program.outputs
+        if waiting.get(view.type)
+    }
+    last = {view.buffer: step for step in program.steps for view in _read_by(step)}
+    kernels = {plan.kernel.name: plan.kernel for plan in compilation.plans}
+    found: dict[str, list[InPlace]] = {}
+    for step in program.steps:
+        if not isinstance(step, KernelStep):
+            continue
+        kernel = kernels[step.kernel.name]
+        numbers = {view.buffer: i for i, view in enumerate(step.arguments)}
+        for written in sorted(step.written):
+            source = into.get(step.arguments[written].buffer)
+            read = numbers.get(source) if source is not None else None
+            if read is None or read in step.written or last[str(source)] is not step:
+                continue
+            if writes_where_it_read(kernel, read, written):
+                found.setdefault(kernel.name, []).append(InPlace(read, written))
+    return found
+
+
+def _read_by(step: Step) -> list[View]:
+    if isinstance(step, KernelStep):
+        return [view for i, view in enumerate(step.arguments) if i not in step.written]
+    return list(step.operands)
+
+
+def writes_where_it_read(kernel: k.Kernel, read: int, written: int) -> bool:
+    """Is each element of one parameter read once, right before the same thread writes that element of the other?
+
+    Seen from the statements: the loads of the one and the store of the other stand in one body, at one position, the
+    loads first.  (Each element is stored once: that is the law of mappings.)
+    """
+    source, target = kernel.parameters[read].name, kernel.parameters[written].name
+    loads, stores = _find_uses(kernel.body, source), _find_uses(kernel.body, target)
+    if len(stores) != 1 or not loads:
+        return False
+    ((body, at, store),) = stores
+    return all(
+        other is body and number < at and _moves_alike(load, store) for other, number, load in loads
+    )
+
+
+def _moves_alike(load: k.Statement, store: k.Statement) -> bool:
+    match load, store:
+        case k.Load(position=a), k.Store(position=b):
+            return a == b
+        case k.LoadVector(position=a, width=w), k.StoreVector(position=b, width=v):
+            return a == b and w == v
+    return False
+
+
+_Use = tuple[tuple[Any, ...], int, k.Statement]
+
+
+def _find_uses(body: tuple[Any, ...], name: str) -> list[_Use]:
+    """The statements that name an array, each with the innermost body that it stands in and its number there."""
+    found: list[_Use] = []
+    for number, statement in enumerate(body):
+        inner: list[_Use] = []
+        own = False
+        for item in fields(statement):
+            value = getattr(statement, item.name)
+            if isinstance(value, tuple) and value and all(map(is_dataclass, value)):
+                inner += _find_uses(value, name)
+            else:
+                own = own or _names(value, name)
+        found += [(body, number, statement)] if own else []
+        found += inner
+    return found
+
+
+def _names(value: Any, name: str) -> bool:
+    if isinstance(value, str):
+        return value == name
+    if isinstance(value, tuple | list):
+        return any(_names(item, name) for item in value)
+    if is_dataclass(value):
+        return any(_names(getattr(value, item.name), name) for item in fields(value))
+    return False
 
 
 # ---- the program as HLO ----------------------------------------------------------------------------------------
@@ -330,10 +464,13 @@ class _ModuleWriter:
             types.append(_TOKEN)
             indices.append(len(arguments) + 1)
         ranks = [view.type.rank for i, view in arguments if i not in step.written]
+        reads = [i for i, _ in arguments if i not in step.written]
+        aliases = [(indices.index(p.written), reads.index(p.read)) for p in kernel.in_place]
         attrs = CustomCallAttrs(
             TARGET,
             write_backend_config(kernel, indices),
             _TYPED_FFI,
+            aliases=tuple(aliases),
             operand_layouts=tuple(map(_row_major, [*ranks, 1] if kernel.ordered else ranks)),
             result_layouts=tuple(_row_major(type_.rank) for type_ in types),
         )
@@ -423,12 +560,21 @@ def _row_major(rank: int) -> tuple[int, ...]:
 class Stitched:
     """A function traced for one signature, compiled by astitch once XLA wants its module.
 
-    lowered: the function lowered by JAX for CUDA.  jaxpr: the same as JAX computes it elsewhere.  gpu: the device that
-    kernels are planned for.  tune, strict: as for compile_hlo.
+    lowered: the function lowered by JAX for CUDA.  jaxpr: the same as JAX computes it elsewhere.  donated: which of its
+    parameters.  gpu: the device that kernels are planned for.  tune, strict: as for compile_hlo.
     """
 
-    def __init__(self, lowered: Any, jaxpr: Any, gpu: Gpu, tune: bool | None, strict: bool) -> None:
+    def __init__(
+        self,
+        lowered: Any,
+        jaxpr: Any,
+        donated: Sequence[bool],
+        gpu: Gpu,
+        tune: bool | None,
+        strict: bool,
+    ) -> None:
         self.lowered, self.jaxpr, self.gpu = lowered, jaxpr, gpu
+        self.donated = tuple(donated)
         self._tune, self._strict = tune, strict
         self._lock = threading.Lock()
         self._made: tuple[Compilation, bytes] | None = None
@@ -454,7 +600,8 @@ class Stitched:
                 compilation = compile_hlo(
                     self.hlo, gpu=self.gpu, tune=self._tune, strict=self._strict
                 )
-                kernels = prepare_kernels(compilation.program, self.gpu)
+                in_place = find_in_place(compilation, self.donated)
+                kernels = prepare_kernels(compilation.program, self.gpu, in_place)
                 refused = [str(k) for k in kernels.values() if isinstance(k, KernelRefusal)]
                 noted = replace(compilation.program, notes=(*compilation.program.notes, *refused))
                 compilation = replace(compilation, program=noted)

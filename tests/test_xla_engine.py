@@ -31,10 +31,12 @@ from astitch.program import CudaKernel, KernelStep
 from astitch.reference import eval_node
 from astitch.xla_engine import (
     TARGET,
+    InPlace,
     KernelRefusal,
     PtxKernel,
     Stitched,
     export_program,
+    find_in_place,
     find_stitched,
     has_target,
     prepare_kernels,
@@ -175,12 +177,15 @@ def launch(node: Node, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
     assert isinstance(node.attrs, CustomCallAttrs)
     types = node.type.elements if isinstance(node.type, TupleType) else [node.type]
     results = [place(np.full(t.shape, 77, t.dtype.numpy)) for t in types]
+    operands = [place(operand) for operand in operands]
+    for result, operand in node.attrs.aliases:
+        results[result] = operands[operand]
     config = parse_config(node.attrs.backend_config)
     numbers = config["output_indices"]
     assert numbers == sorted(numbers) and len(numbers) == len(results)
     rest, made = iter(operands), iter(results)
     passed = [
-        next(made) if number in numbers else place(next(rest))
+        next(made) if number in numbers else next(rest)
         for number in range(len(operands) + len(results))
     ]
     module = compile_host(config["kernel_data"])
@@ -283,6 +288,66 @@ def test_ops_of_refused_kernels_are_left_to_xla(name: str) -> None:
     ]
     for a, b in zip(run_xla(hlo, arrays), jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def clip_and_move(params, moments, gradients):
+    """An optimizer's step: what is donated is read once, where its successor is written."""
+    norm = jnp.sqrt(sum(jnp.square(g).sum() for g in gradients))
+    scaled = [g / jnp.maximum(norm, 1) for g in gradients]
+    moments = [0.9 * m + 0.1 * g for m, g in zip(moments, scaled, strict=True)]
+    return [p - 0.1 * m / (1 + p * p) for p, m in zip(params, moments, strict=True)], moments
+
+
+def compile_donated(
+    fn: Callable[..., Any], donated: int, *arguments: Any
+) -> tuple[Compilation, dict[str, list[InPlace]]]:
+    """A function for a GPU of few SMs, and which results take over memory if its first leaves are donated."""
+    compilation = compile_graph(import_hlo(lower(fn, *arguments, keep_unused=True)), few_sms(4))
+    count = len(compilation.program.parameters)
+    return compilation, find_in_place(compilation, [i < donated for i in range(count)])
+
+
+def test_donated_parameters_are_written_over() -> None:
+    arguments = [[normal(64, 96), normal(50), normal(7, 3)] for _ in range(3)]
+    compilation, in_place = compile_donated(clip_and_move, 6, *arguments)
+    (kernel,), (pairs,) = compilation.program.kernels, in_place.values()
+    assert len(pairs) == 6
+    text = spell_for_xla(kernel, pairs)
+    assert kernel.source.count("__restrict__") - text.count("__restrict__") == 12
+    call = PtxKernel(
+        kernel.name, text, kernel.grid, kernel.block, kernel.shared_bytes, True, tuple(pairs)
+    )
+    hlo = export_program(compilation, {kernel.name: call})
+    (node,) = [node for node in import_hlo(hlo) if is_kernel(node)]
+    assert isinstance(node.attrs, CustomCallAttrs) and len(node.attrs.aliases) == 6
+    got = run_module(hlo, jax.tree.leaves(arguments))
+    for a, b in zip(got, jax.tree.leaves(jax.jit(clip_and_move)(*arguments)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments"),
+    [
+        (jax.nn.softmax, (normal(64, 96),)),  # read in one phase, written in another
+        (lambda x: x[::-1] * 2, (normal(64, 96),)),  # written elsewhere
+        (lambda x: jnp.tanh(x) + x.T, (normal(64, 64),)),  # also read elsewhere
+        (lambda x: (x * 2).astype(jnp.bfloat16), (normal(64, 96),)),  # of another size
+        (lambda x: (jnp.tanh(x) + 1, x @ (jnp.tanh(x) + 1)), (normal(64, 64),)),  # read later
+        (lambda x: jnp.sort(x), (normal(64, 96),)),  # by XLA
+    ],
+    ids=["phases", "reverse", "transpose", "size", "product", "sort"],
+)
+def test_what_is_not_written_where_it_was_read(
+    fn: Callable[..., Any], arguments: tuple[np.ndarray, ...]
+) -> None:
+    _, in_place = compile_donated(fn, 1, *arguments)
+    assert in_place == {}
+
+
+def test_a_parameter_that_is_not_donated_is_not_written_over() -> None:
+    assert compile_donated(lambda x: x * 2, 0, normal(64, 96))[1] == {}
+    ((pair,),) = compile_donated(lambda x: x * 2, 1, normal(64, 96))[1].values()
+    assert pair == InPlace(read=0, written=1)
 
 
 def test_operands_are_what_is_read_and_results_what_is_written() -> None:
@@ -416,7 +481,7 @@ def test_jax_lowers_a_call_of_the_program(name: str) -> None:
 def test_two_programs_in_one_module() -> None:
     """Names of the one do not meet those of the other."""
     fn, arguments = CASES["sort_and_scatter"]
-    both = [jit_module._stitch(fn, None, False) for _ in range(2)]
+    both = [jit_module._stitch(fn, {}, None, False) for _ in range(2)]
     traced = jax.jit(lambda *a: [fn(*a) for fn in both]).trace(*arguments)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert len(set(re.findall(r"call @(stitched_\S+)\(", text))) == 2
@@ -439,6 +504,35 @@ def test_notes_name_what_was_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> Non
     assert TARGET not in text
     (note,) = stitched.compilation.program.notes
     assert note == "stitch_0 is left to XLA: 4 arrays, XLA passes 1"
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"donate_argnums": 0}, "p"),
+        ({"donate_argnums": (0, 1)}, "pm"),
+        ({"donate_argnames": ("p", "m")}, "pm"),
+        ({"static_argnames": "rate", "donate_argnames": "m"}, "m"),
+    ],
+    ids=str,
+)
+def test_donations_are_found_as_jax_finds_them(options: dict[str, Any], names: str) -> None:
+    def fn(p: Any, m: Any, g: Any, *, rate: float = 0.1) -> Any:
+        return p - rate * m["a"], {"a": m["a"] + g}
+
+    x = normal(8, 8)
+    # Named arguments are flattened in the order of their names.
+    for args, kwargs, order in (
+        ((x, {"a": x}, x), {}, "pmg"),
+        ((x,), {"m": {"a": x}, "g": x}, "pgm"),
+    ):
+        want = jax.tree.leaves(jax.jit(fn, **options).lower(*args, **kwargs).args_info)
+        assert [leaf.donated for leaf in want] == [letter in names for letter in order]
+        traced = astitch.jit(fn, **options)._stitched_jit.trace(*args, **kwargs)
+        stitched = find_stitched(traced.jaxpr)
+        assert stitched is not None
+        assert stitched.donated == tuple(letter in names for letter in order)
 
 
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
