@@ -661,6 +661,7 @@ def _lower_call(ctx: Any, *operands: Any, stitched: Stitched) -> Any:
     from jax._src.lib.mlir.dialects import func
 
     into = ctx.module_context
+    into.add_keepalive(stitched)  # and with it the host's functions that the module calls
     part = ir.Module.parse(stitched.module, into.context)
     name = f"stitched_{stitched.compilation.program.name}"
     part.operation.walk(_drop_tilings)

@@ -676,6 +676,18 @@ def test_transformations_on_a_gpu(on_xla: Callable[..., Any]) -> None:
 
 
 @pytest.mark.gpu
+def test_calls_of_the_host_on_a_gpu(on_xla: Callable[..., Any]) -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct((16,), jnp.float32)
+        return jax.pure_callback(lambda v: np.sort(np.asarray(v)), shape, jnp.tanh(x) * 2) + 1
+
+    x = jnp.asarray(normal(16))
+    stitched = on_xla(fn)
+    for _ in range(3):
+        assert_agrees(stitched(x), jnp.sort(jnp.tanh(x) * 2) + 1)
+
+
+@pytest.mark.gpu
 def test_both_engines_agree_on_a_gpu(on_xla: Callable[..., Any]) -> None:
     key, x = jax.random.key(3), jnp.asarray(normal(64, 64))
 
