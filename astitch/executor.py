@@ -612,11 +612,15 @@ class GpuExecutor:
         arch = f"sm_{self.device.compute_capability}"
         requests = [Request(source, arch) for source in sources]
         compiled = compile_many_cuda(requests, compile_one=compile_cached)
+        results = dict(zip(sources, compiled, strict=True))
         modules = {}
-        for source, result in zip(sources, compiled, strict=True):
-            modules[source] = self.cupy.cuda.function.Module()
-            modules[source].load(result.cubin)
-        functions = {k: modules[k.source].get_function(k.name) for k in kernels}
+        for cubin in dict.fromkeys(result.cubin for result in compiled):
+            modules[cubin] = self.cupy.cuda.function.Module()
+            modules[cubin].load(cubin)
+        functions = {
+            k: modules[(result := results[k.source]).cubin].get_function(result.symbol(k.name))
+            for k in kernels
+        }
         for kernel, function in functions.items():
             self._allow_launch(kernel, int(function.ptr))
         return functions

@@ -1,4 +1,4 @@
-"""The on-disk cache of compiled kernels: text + headers + flags + NVRTC version -> cubin and resources.
+"""The on-disk cache of compiled kernels: text but for names + headers + flags + NVRTC version -> cubin and resources.
 
 Takes a Request, hands on the CompiledKernel that an earlier process made of it, or compiles and keeps it.
 The idea: one file an entry, named by the hash of everything that the result depends on, written under another
@@ -16,14 +16,16 @@ import tempfile
 import threading
 import time
 import warnings
-from dataclasses import asdict
+import weakref
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from astitch import nvrtc, options
+from astitch.kernel_text import share_text
 from astitch.nvrtc import CompiledKernel, Request, Resources
 
-MAGIC = b"astitch kernel 1\n"
+MAGIC = b"astitch kernel 2\n"
 SUFFIX = ".kernel"
 LIMIT_BYTES = 512 * 1024 * 1024
 """Size that the cache shrinks back to, oldest use first."""
@@ -39,9 +41,12 @@ def cache_folder() -> Path:
 
 
 def key_of(request: Request, nvrtc_version: tuple[int, int]) -> str:
-    """Hash of all that decides the cubin.  Each part goes in with its length, so that no two sets of parts agree."""
+    """Hash of all that decides the cubin.  Each part goes in with its length, so that no two sets of parts agree.
+
+    Of the text its form: what the kernel and its variables are called decides nothing.
+    """
     headers = nvrtc.read_headers()
-    parts = [request.source, nvrtc.show_version(nvrtc_version), *request.flags]
+    parts = [share_text(request.source).form, nvrtc.show_version(nvrtc_version), *request.flags]
     parts += [part for name in sorted(headers) for part in (name, headers[name])]
     digest = hashlib.sha256(MAGIC)
     for part in parts:
@@ -202,12 +207,42 @@ def _cache_at(folder: Path) -> KernelCache:
 def compile_cached(request: Request, *, cache: KernelCache | None = None) -> CompiledKernel:
     """What nvrtc.compile_request gives for `request`, from the cache where it is there.
 
+    The cubin and the PTX are those of all texts of one form: `symbols` has the names of the kernels in them.
     cache: the one at cache_folder() when not given.  Raises KernelCompileError.
     """
     cache = cache or _cache_at(cache_folder())
+    shared = share_text(request.source)
     key = key_of(request, nvrtc.choose_nvrtc(request.arch).nvrtc.version)
-    kernel = cache.load(key)
-    if kernel is None:
-        kernel = nvrtc.compile_request(request)
-        cache.store(key, kernel)
-    return kernel
+    with _turn_of(key):
+        kernel = cache.load(key)
+        if kernel is None:
+            kernel = nvrtc.compile_request(replace(request, source=shared.source))
+            cache.store(key, kernel)
+    names = {symbol: name for name, symbol in shared.symbols.items()}
+    kernels = {names.get(symbol, symbol): used for symbol, used in kernel.kernels.items()}
+    return replace(kernel, kernels=MappingProxyType(kernels), symbols=shared.symbols)
+
+
+_turns: weakref.WeakValueDictionary[str, _Turn] = weakref.WeakValueDictionary()
+_turns_lock = threading.Lock()
+
+
+class _Turn:
+    """Held by the thread that compiles an entry, so that others of the same form find it in the cache."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+def _turn_of(key: str) -> _Turn:
+    with _turns_lock:
+        turn = _turns.get(key)
+        if turn is None:
+            turn = _turns[key] = _Turn()
+        return turn

@@ -149,12 +149,14 @@ def why_different(cupy: Any, got: Any, want: Any, array: ArrayType) -> str:
 class _Launcher:
     """One compiled kernel with its arguments bound.  Raises EngineUnavailable where it cannot be launched."""
 
-    def __init__(self, cupy: Any, kernel: CudaKernel, cubin: bytes, arrays: Sequence[Any]) -> None:
+    def __init__(
+        self, cupy: Any, kernel: CudaKernel, compiled: CompiledKernel, arrays: Sequence[Any]
+    ) -> None:
         self.cupy, self.kernel, self.arrays = cupy, kernel, list(arrays)
         driver = cupy.cuda.driver
         self.module = cupy.cuda.function.Module()
-        self.module.load(cubin)
-        self.function = int(self.module.get_function(kernel.name).ptr)
+        self.module.load(compiled.cubin)
+        self.function = int(self.module.get_function(compiled.symbol(kernel.name)).ptr)
         driver.funcSetAttribute(
             self.function,
             driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -284,7 +286,7 @@ def _measure_plan(
     resources = compiled.kernels[plan.kernel.name]
     arrays, outputs = arguments.of_plan(plan)
     try:
-        launcher = _Launcher(cupy, make_cuda_kernel(plan.kernel), compiled.cubin, arrays)
+        launcher = _Launcher(cupy, make_cuda_kernel(plan.kernel), compiled, arrays)
     except EngineUnavailable as error:
         return Measurement(float("inf"), resources, 0, str(error)), None
     refused = Measurement(float("inf"), resources, launcher.blocks_per_sm)

@@ -49,13 +49,22 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A loadable cubin, the PTX it came from, and the resources of its kernels by name."""
+    """A loadable cubin, the PTX it came from, and the resources of its kernels by name.
+
+    symbols: what a kernel is called in the cubin and the PTX, by its name, where that is another: texts that differ in
+    names only share a cubin (kernel_cache.py).
+    """
 
     cubin: bytes = field(repr=False)
     ptx: bytes = field(repr=False)
     kernels: Mapping[str, Resources]
     log: str = field(repr=False)
     nvrtc_version: tuple[int, int]
+    symbols: Mapping[str, str] = field(default_factory=dict)
+
+    def symbol(self, name: str) -> str:
+        """What the kernel `name` is called in the cubin and the PTX."""
+        return self.symbols.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)

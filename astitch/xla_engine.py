@@ -224,7 +224,7 @@ def _admit(
             )
     return PtxKernel(
         kernel.name,
-        compiled.ptx.decode(),
+        compiled.ptx.decode().replace(compiled.symbol(kernel.name), kernel.name),
         kernel.grid,
         kernel.block,
         kernel.shared_bytes,

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from astitch import compile as compiler
 from astitch.compile import compile_hlo, read_module
+from astitch.kernel_text import share_text
 
 OPS = (1_000, 3_000, 10_000)
 WIDTH = 1_024
@@ -30,13 +31,13 @@ WIDTH = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One compilation.  ops: instructions of the module.  cpu_s: of this process; wall_s: by the clock.  stage_s: by the
-    clock, of each stage."""
+    """One compilation.  ops: instructions of the module.  forms: kernels that differ in more than names.  cpu_s: of
+    this process; wall_s: by the clock.  stage_s: by the clock, of each stage."""
 
     name: str
     ops: int
     kernels: int
-    texts: int
+    forms: int
     cpu_s: float
     wall_s: float
     stage_s: Mapping[str, float]
@@ -44,7 +45,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """timings: of one shape, the smallest first.  exponent: e of seconds ~ ops^e between the smallest and the largest."""
+    """timings: of one shape, the smallest first.  exponent: e of seconds ~ ops^e from the smallest to the largest."""
 
     shape: str
     timings: Sequence[Timing]
@@ -158,7 +159,7 @@ def time_compilation(name: str, data: bytes | str, gpu: str, repeats: int) -> Ti
             name,
             len(compilation.graph),
             len(kernels),
-            len({kernel.source for kernel in kernels}),
+            len({share_text(kernel.source).form for kernel in kernels}),
             round(cpu_s, 3),
             round(wall_s, 3),
             {stage: round(s, 4) for stage, s in compilation.seconds.items()},
@@ -198,7 +199,7 @@ def time_growth(shape: str, sizes: Sequence[int], gpu: str, repeats: int) -> Gro
 def format_timing(timing: Timing) -> str:
     stages = "  ".join(f"{stage} {s:.2f}" for stage, s in timing.stage_s.items() if s >= 0.005)
     return (
-        f"{timing.name:32} {timing.ops:6} ops {timing.kernels:4} kernels  "
+        f"{timing.name:32} {timing.ops:6} ops {timing.kernels:4} kernels ({timing.forms} forms)  "
         f"{timing.cpu_s:7.2f} CPU s {timing.wall_s:7.2f} s   {stages}"
     )
 
