@@ -133,6 +133,10 @@ class Search:
 
     def join(self, a: Candidate, b: Candidate) -> Candidate | None:
         self.joins += 1
+        apart = not a.pattern.vertices & b.pattern.vertices
+        if apart and a.pattern.statements + b.pattern.statements > self.max_statements:
+            self.limited = True
+            return None
         joined = join_patterns(self.fusion, a.pattern, b.pattern)
         return None if joined is None else self.rate(joined)
 

@@ -18,6 +18,7 @@ from astitch.ir import (
     DynamicSliceAttrs,
     GatherAttrs,
     Graph,
+    NoAttrs,
     Node,
     PadAttrs,
     SliceAttrs,
@@ -206,6 +207,8 @@ def _bitcast_reads(graph: Graph, node: Node, index: Index) -> tuple[Read, ...]:
 
 def access(graph: Graph, node: Node, index: Index) -> Access:
     """What the value of `node` at `index` is computed from.  Not for sources, reduces and projections."""
+    if isinstance(node.attrs, NoAttrs) and node.op not in _MOVING:
+        return _at_same_index(graph, node, index)
     match node.attrs:
         case BroadcastAttrs(dimensions):
             source = graph[node.operands[0]].shape
@@ -257,11 +260,18 @@ def access(graph: Graph, node: Node, index: Index) -> Access:
         return _forward(node.operands[0], ix.delinearize(ix.linearize(index, node.shape), source))
     if node.op == "bitcast-convert":
         return Access((Choice((), _bitcast_reads(graph, node, index)),))
-    # Element-wise; clamp's bounds and select's predicate may be scalars.
-    reads = tuple(
-        Read(o, index if graph[o].array.rank == len(index) else ()) for o in node.operands
-    )
-    return Access((Choice((), reads),))
+    return _at_same_index(graph, node, index)
+
+
+_MOVING = frozenset({"dynamic-update-slice", "reshape", "bitcast-convert"})
+"""Ops that move elements and whose attributes do not say so."""
+
+
+def _at_same_index(graph: Graph, node: Node, index: Index) -> Access:
+    """Element-wise; clamp's bounds and select's predicate may be scalars."""
+    nodes, rank = graph.nodes, len(index)
+    reads = [Read(o, index if nodes[o].array.rank == rank else ()) for o in node.operands]
+    return Access((Choice((), tuple(reads)),))
 
 
 def walk_reads(

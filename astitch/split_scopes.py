@@ -232,9 +232,12 @@ class _Splitter:
             self.known[key] = graph, self.planner(graph, scope)
         return self.known[key][1]
 
-    def rate_draft(self, parts: Scopes) -> float:
-        """The time of all kernels of a split without searching; infinite if it is none, or a part has no plan."""
-        return _sum_times(parts, self.draft, lambda plan: self.project(plan, None), self.drafted_us)
+    def rate_draft(self, parts: Scopes, most_us: float) -> float:
+        """The time of all kernels of a split without searching; infinite if it is none, a part has no plan, or it is
+        more than `most_us`."""
+        return _sum_times(
+            parts, self.draft, lambda plan: self.project(plan, None), self.drafted_us, most_us
+        )
 
     def rate_parts(self, parts: Scopes) -> float:
         """The time of all kernels of a split as they will be."""
@@ -283,7 +286,13 @@ class _Splitter:
             length = sum(make_fusion_graph(graph, scope, gpu).statements)
             limit = min(limit, math.ceil(SHORTER * length))
         penalty = estimate_penalty(gpu, max_statements=limit)
-        parts = explore_scope(graph, scope, gpu, penalty=penalty, latency=self.rate_draft)
+        drafted: list[float] = [math.inf]
+
+        def rate(parts: Scopes) -> float:
+            drafted.append(self.rate_draft(parts, min(drafted)))
+            return drafted[-1]
+
+        parts = explore_scope(graph, scope, gpu, penalty=penalty, latency=rate)
         parts_us = self.rate_parts(parts)
         if parts_us < _bound_us(reason.symptom, whole_us):
             self.take(scope, reason, whole_us, parts, rounds)
@@ -317,9 +326,10 @@ def _sum_times(
     plan: Planner,
     judge: Callable[[Plan], Projection],
     known_us: dict[Structure, float],
+    most_us: float = math.inf,
 ) -> float:
-    """The time of all parts; infinite if they are not several, or one has no plan.  known_us: the times of structures,
-    to which those that were met for the first time are added."""
+    """The time of all parts; infinite if they are not several, one has no plan, or it is more than `most_us`.
+    known_us: the times of structures, to which those that were met for the first time are added."""
     if len(parts.scopes) < 2:
         return math.inf
     total = 0.0
@@ -333,8 +343,8 @@ def _sum_times(
             else:
                 known_us[structure] = judge(planned).time_us if planned else 0.0
         total += known_us[structure]
-        if math.isinf(total):
-            break
+        if math.isinf(total) or total > most_us:
+            return math.inf
     return total
 
 
