@@ -311,10 +311,15 @@ def writes_where_it_read(kernel: k.Kernel, read: int, written: int) -> bool:
     """Is each element of one parameter read once, right before the same thread writes that element of the other?
 
     Seen from the statements: the loads of the one and the store of the other stand in one body, at one position, the
-    loads first.  (Each element is stored once: that is the law of mappings.)
+    loads first.  (Each element is stored once: that is the law of mappings.  Whoever reads it again wants the new one.)
     """
     source, target = kernel.parameters[read].name, kernel.parameters[written].name
-    loads, stores = _find_uses(kernel.body, source), _find_uses(kernel.body, target)
+    loads = _find_uses(kernel.body, source)
+    stores = [
+        use
+        for use in _find_uses(kernel.body, target)
+        if not isinstance(use[2], k.Load | k.LoadVector)
+    ]
     if len(stores) != 1 or not loads:
         return False
     ((body, at, store),) = stores

@@ -295,7 +295,8 @@ def clip_and_move(params, moments, gradients):
     norm = jnp.sqrt(sum(jnp.square(g).sum() for g in gradients))
     scaled = [g / jnp.maximum(norm, 1) for g in gradients]
     moments = [0.9 * m + 0.1 * g for m, g in zip(moments, scaled, strict=True)]
-    return [p - 0.1 * m / (1 + p * p) for p, m in zip(params, moments, strict=True)], moments
+    moved = [p - 0.1 * m / (1 + p * p) for p, m in zip(params, moments, strict=True)]
+    return moved, moments, jnp.square(moments[0]).sum()
 
 
 def compile_donated(
