@@ -312,20 +312,83 @@ def writes_where_it_read(kernel: k.Kernel, read: int, written: int) -> bool:
 
     Seen from the statements: the loads of the one and the store of the other stand in one body, at one position, the
     loads first.  (Each element is stored once: that is the law of mappings.  Whoever reads it again wants the new one.)
+    Where only some threads store, what the others loaded, maybe too late, must be of no use to them.
     """
     source, target = kernel.parameters[read].name, kernel.parameters[written].name
     loads = _find_uses(kernel.body, source)
     stores = [
         use
         for use in _find_uses(kernel.body, target)
-        if not isinstance(use[2], k.Load | k.LoadVector)
+        if not isinstance(use[-1].statement, k.Load | k.LoadVector)
     ]
     if len(stores) != 1 or not loads:
         return False
-    ((body, at, store),) = stores
-    return all(
-        other is body and number < at and _moves_alike(load, store) for other, number, load in loads
-    )
+    (store,) = stores
+    return all(_precedes(load[-1], store) for load in loads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A statement, and where it stands in its body."""
+
+    body: tuple[Any, ...]
+    number: int
+
+    @property
+    def statement(self) -> Any:
+        return self.body[self.number]
+
+
+def _find_uses(body: tuple[Any, ...], name: str) -> list[tuple[_Place, ...]]:
+    """The statements that name an array, each after those that it stands in, from the outermost."""
+    found: list[tuple[_Place, ...]] = []
+    for number, statement in enumerate(body):
+        place, own = _Place(body, number), False
+        for item in fields(statement):
+            value = getattr(statement, item.name)
+            if isinstance(value, tuple) and value and all(map(is_dataclass, value)):
+                found += [(place, *inner) for inner in _find_uses(value, name)]
+            else:
+                own = own or _names(value, {name})
+        if own:
+            found.append((place,))
+    return found
+
+
+def _precedes(load: _Place, store: tuple[_Place, ...]) -> bool:
+    """Does the thread that stores an element load it before, and nobody use a load that may come later?"""
+    if not _moves_alike(load.statement, store[-1].statement):
+        return False
+    for depth, place in enumerate(store):
+        if place.body is load.body and load.number < place.number:
+            inside = store[depth:]
+            if len(inside) == 1:
+                return True
+            guard = place.statement
+            return (
+                len(inside) == 2
+                and isinstance(guard, k.If)
+                and _stays_under(load.body[load.number + 1 :], {load.statement.name}, guard.guards)
+            )
+    return False
+
+
+def _stays_under(body: Sequence[Any], tainted: set[str], guards: tuple[Any, ...]) -> bool:
+    """Do only bodies under these guards use the names, and what is computed from them?  tainted: grows."""
+    for statement in body:
+        if not _names(statement, tainted):
+            continue
+        match statement:
+            case k.If() if statement.guards == guards:
+                pass
+            case k.Value(name=name) | k.StoreLane(vector=name):
+                tainted.add(name)
+            case k.Loop():
+                if not _stays_under(statement.body, tainted, guards):
+                    return False
+            case _:
+                return False
+    return True
 
 
 def _moves_alike(load: k.Statement, store: k.Statement) -> bool:
@@ -337,33 +400,14 @@ def _moves_alike(load: k.Statement, store: k.Statement) -> bool:
     return False
 
 
-_Use = tuple[tuple[Any, ...], int, k.Statement]
-
-
-def _find_uses(body: tuple[Any, ...], name: str) -> list[_Use]:
-    """The statements that name an array, each with the innermost body that it stands in and its number there."""
-    found: list[_Use] = []
-    for number, statement in enumerate(body):
-        inner: list[_Use] = []
-        own = False
-        for item in fields(statement):
-            value = getattr(statement, item.name)
-            if isinstance(value, tuple) and value and all(map(is_dataclass, value)):
-                inner += _find_uses(value, name)
-            else:
-                own = own or _names(value, name)
-        found += [(body, number, statement)] if own else []
-        found += inner
-    return found
-
-
-def _names(value: Any, name: str) -> bool:
+def _names(value: Any, names: Collection[str]) -> bool:
+    """Does a statement, or a part of one, hold one of the names?"""
     if isinstance(value, str):
-        return value == name
+        return value in names
     if isinstance(value, tuple | list):
-        return any(_names(item, name) for item in value)
+        return any(_names(item, names) for item in value)
     if is_dataclass(value):
-        return any(_names(getattr(value, item.name), name) for item in fields(value))
+        return any(_names(getattr(value, item.name), names) for item in fields(value))
     return False
 
 

@@ -345,6 +345,34 @@ def test_what_is_not_written_where_it_was_read(
     assert in_place == {}
 
 
+@pytest.mark.parametrize(
+    ("fn", "arguments"),
+    [
+        (lambda b, g: b - 0.1 * g.sum(1), (normal(64), normal(64, 96))),  # by one thread of a row
+        (lambda b, g: b - 0.1 * g.sum(0), (normal(96), normal(64, 96))),  # by the last of a column
+        (lambda b, x: (b * 0.9, x + b), (normal(96), normal(64, 96))),  # used by every row
+        (lambda b, x: (b * 0.9, (x * b).sum(1)), (normal(96), normal(64, 96))),
+        (lambda s, x: (s * 0.9, x * s), (normal(), normal(64, 96))),
+    ],
+    ids=["row", "column", "bias", "scale", "scalar"],
+)
+def test_written_over_or_not_the_results_are_right(
+    fn: Callable[..., Any], arguments: tuple[np.ndarray, ...], request: pytest.FixtureRequest
+) -> None:
+    compilation, in_place = compile_donated(fn, 1, *arguments)
+    kernels: dict[str, PtxKernel | KernelRefusal] = {}
+    for kernel in compilation.program.kernels:
+        pairs = in_place.get(kernel.name, [])
+        shape = kernel.grid, kernel.block, kernel.shared_bytes, kernel.cooperative
+        text = spell_for_xla(kernel, pairs)
+        kernels[kernel.name] = PtxKernel(kernel.name, text, *shape, tuple(pairs))
+    if request.node.callspec.id in ("row", "column"):
+        assert sum(map(len, in_place.values())) == 1
+    got = run_module(export_program(compilation, kernels), arguments)
+    for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
 def test_a_parameter_that_is_not_donated_is_not_written_over() -> None:
     assert compile_donated(lambda x: x * 2, 0, normal(64, 96))[1] == {}
     ((pair,),) = compile_donated(lambda x: x * 2, 1, normal(64, 96))[1].values()
