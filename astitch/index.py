@@ -55,6 +55,7 @@ class Linear:
     constant: int = 0
     terms: tuple[tuple[Term, int], ...] = ()
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+    _symbols: frozenset[Symbol] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
         """Computed once: forms are keys of caches, and their trees are deep."""
@@ -198,15 +199,15 @@ def delinearize(position: Linear, shape: Sequence[int]) -> tuple[Linear, ...]:
 
 def symbols(form: Linear) -> frozenset[Symbol]:
     """Every symbol that the form depends on."""
-    found: set[Symbol] = set()
-    stack = [form]
-    while stack:
-        for term, _ in stack.pop().terms:
+    if form._symbols is None:
+        found: set[Symbol] = set()
+        for term, _ in form.terms:
             if isinstance(term, Symbol):
                 found.add(term)
             else:
-                stack.append(term.dividend)
-    return frozenset(found)
+                found |= symbols(term.dividend)
+        object.__setattr__(form, "_symbols", frozenset(found))
+    return form._symbols  # type: ignore[return-value]
 
 
 def substitute(form: Linear, values: Mapping[Symbol, Linear]) -> Linear:
