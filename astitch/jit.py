@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from astitch import options
 from astitch.errors import (
     ArgumentMismatch,
+    AstitchError,
     EngineUnavailable,
     IllegalProduct,
     InvalidOption,
@@ -212,8 +213,8 @@ class JitFunction:
             stitched = find_stitched(traced.jaxpr)
             if stitched is None:
                 raise UnsupportedOp(
-                    f"astitch.jit of {_name_of(self)}: it has effects, so XLA computes all of it\n"
-                    "  call it, or take the callbacks and prints out to see its program"
+                    f"astitch.jit of {_name_of(self)}: XLA computes all of it, there is no program to show\n"
+                    "  call it, or take out what the warning names"
                 )
             return LoweredForXla(traced, stitched)
         return self._lower_alone(args, kwargs)
@@ -243,7 +244,8 @@ def _stitch(
 ) -> Callable[..., Any]:
     """What jax.jit is to trace, with these options, in place of `fn`: one call of fn's program.
 
-    A function with effects (callbacks, prints) is traced as it is, with a warning: only JAX can order them.
+    A function with effects (prints, callbacks), which only JAX can order, or with what astitch cannot read, is traced
+    as it is, with a warning.
     """
     import jax
 
@@ -298,10 +300,16 @@ def _stitch(
         types = [_type_of(x.aval) for x in data]
         traced = jax.jit(run, keep_unused=True).trace(*types)
         if traced.jaxpr.effects:
-            _refuse_effects(run.__name__, sorted(map(str, traced.jaxpr.effects)), strict)
+            effects = ", ".join(sorted(map(str, traced.jaxpr.effects)))
+            _leave_to_xla(run.__name__, f"it has effects ({effects})", strict)
             return fn(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=("cuda",))
         call = Stitched(lowered, traced.jaxpr, donated, target_gpu(), tune, strict)
+        try:
+            call.graph  # noqa: B018
+        except AstitchError as error:
+            _leave_to_xla(run.__name__, str(error).splitlines()[0], strict)
+            return fn(*args, **kwargs)
         return results[-1].restore(call_stitched(call, data))
 
     return stitched
@@ -351,15 +359,15 @@ def _choose_restoring(type_: Any) -> Callable[[Iterator[Any]], Any]:
     return lambda rest: next(rest)
 
 
-def _refuse_effects(name: str, effects: Sequence[str], strict: bool) -> None:
+def _leave_to_xla(name: str, reason: str, strict: bool) -> None:
     """Warns that a function is not stitched; raises UnsupportedOp where strict forbids it."""
-    reason = (
-        f"astitch: {name} has effects ({', '.join(effects)}), so XLA computes all of it\n"
-        "  take callbacks and prints out of the function to have it stitched"
+    text = (
+        f"astitch: XLA computes all of {name}: {reason}\n"
+        "  take callbacks, prints and what astitch cannot read out of the function to have it stitched"
     )
     if strict:
-        raise UnsupportedOp(reason)
-    warnings.warn(reason, RuntimeWarning, stacklevel=2)
+        raise UnsupportedOp(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _name_of(fn: Any) -> str:
@@ -387,12 +395,10 @@ class LoweredForXla:
         """The serialized HloModuleProto that astitch compiles."""
         return self.stitched.hlo
 
-    @cached_property
+    @property
     def graph(self) -> Graph:
         """The module as astitch reads it."""
-        from astitch.hlo_import import import_hlo
-
-        return import_hlo(self.hlo)
+        return self.stitched.graph
 
     def as_text(self) -> str:
         """The module as HLO text."""

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from astitch import kernel_ir as k
-from astitch.compile import Compilation, compile_hlo
+from astitch import options
+from astitch.compile import Compilation, compile_graph
 from astitch.errors import IllegalProduct
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
@@ -633,6 +634,11 @@ class Stitched:
         """The function as JAX lowers it: a serialized HloModuleProto."""
         return bytes(self.lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
 
+    @functools.cached_property
+    def graph(self) -> Graph:
+        """The module as astitch reads it.  Raises AstitchError for what it cannot read."""
+        return import_hlo(self.hlo)
+
     @property
     def compilation(self) -> Compilation:
         """What astitch makes of it.  Raises AstitchError."""
@@ -646,9 +652,8 @@ class Stitched:
     def _make(self) -> tuple[Compilation, bytes]:
         with self._lock:
             if self._made is None:
-                compilation = compile_hlo(
-                    self.hlo, gpu=self.gpu, tune=self._tune, strict=self._strict
-                )
+                tune = options.tune() if self._tune is None else self._tune
+                compilation = compile_graph(self.graph, self.gpu, tune=tune, strict=self._strict)
                 in_place = find_in_place(compilation, self.donated)
                 kernels = prepare_kernels(compilation.program, self.gpu, in_place)
                 refused = [str(k) for k in kernels.values() if isinstance(k, KernelRefusal)]

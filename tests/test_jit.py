@@ -510,14 +510,27 @@ def test_through_xla_a_function_with_effects_is_left_alone() -> None:
         return x * 2
 
     stitched = astitch.jit(fn)
-    with pytest.warns(RuntimeWarning, match=r"astitch: fn has effects \(.*\), so XLA computes all"):
+    with pytest.warns(RuntimeWarning, match=r"astitch: XLA computes all of fn: it has effects \("):
         assert_same(stitched(X), X * 2)
     jax.effects_barrier()
     assert seen == [66.0]
-    with pytest.raises(UnsupportedOp, match="astitch.jit of fn: it has effects"):
+    with pytest.raises(UnsupportedOp, match="astitch.jit of fn: XLA computes all of it"):
         stitched.lower(X)
-    with pytest.raises(UnsupportedOp, match="fn has effects"):
+    with pytest.raises(UnsupportedOp, match="all of fn: it has effects"):
         astitch.jit(fn, strict=True)(X)
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_what_cannot_be_read_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(hlo: bytes) -> None:
+        raise UnsupportedOp("HLO computation main, %c: calls a Python function\n  take it out")
+
+    monkeypatch.setattr("astitch.xla_engine.import_hlo", refuse)
+    reason = "XLA computes all of power: HLO computation main, %c: calls a Python function\n"
+    with pytest.warns(RuntimeWarning, match=reason):
+        assert_same(astitch.jit(power, static_argnums=1)(X, 2), X**2)
+    with pytest.raises(UnsupportedOp, match=reason):
+        astitch.jit(power, static_argnums=1, strict=True)(X, 2)
 
 
 @pytest.mark.usefixtures("_through_xla")

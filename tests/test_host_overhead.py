@@ -1,0 +1,29 @@
+"""benchmarks.host_overhead: rows for every engine that there is, reasons for the others, one table and one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import host_overhead
+
+
+def test_rows_reasons_and_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
+    file = tmp_path / "overhead.json"
+    engines = ["jax.jit", "xla", "host"]
+    host_overhead.main(
+        ["--arguments", "1", "3", "--calls", "3", "--json", str(file), "--engines", *engines]
+    )
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["arguments"], row["engine"]) for row in rows] == [
+        (1, "jax.jit"), (1, "host"), (3, "jax.jit"), (3, "host")
+    ]  # fmt: skip
+    assert all(row["idle_us"] > 0 and row["queued_us"] > 0 for row in rows)
+    *lines, missing = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(rows)
+    assert missing == "xla: engine='xla', but CuPy sees no GPU"
