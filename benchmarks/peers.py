@@ -95,6 +95,11 @@ def prepare_astitch(compiled: Any, arguments: Sequence[jax.Array]) -> tuple[Runn
     def wait(_: Any) -> None:
         cupy.cuda.get_current_stream().synchronize()
 
+    def wait_for_both(results: Any) -> None:
+        """Of the engines of astitch.jit one runs on CuPy's stream, one on XLA's."""
+        wait(results)
+        jax.block_until_ready(results)
+
     program = Runner(
         "astitch",
         run,
@@ -102,7 +107,9 @@ def prepare_astitch(compiled: Any, arguments: Sequence[jax.Array]) -> tuple[Runn
         lambda results: [array.to_jax() for array in results],
         functools.partial(time_queued_cupy, run),
     )
-    return program, Runner("astitch.jit", lambda: compiled(*arguments), wait, jax.tree.leaves)
+    return program, Runner(
+        "astitch.jit", lambda: compiled(*arguments), wait_for_both, jax.tree.leaves
+    )
 
 
 # ---- XLA ---------------------------------------------------------------------------------------------------------
