@@ -40,6 +40,7 @@ from astitch.program import (
     CudaKernel,
     IslandStep,
     KernelStep,
+    LibraryStep,
     Program,
     Step,
     View,
@@ -198,6 +199,34 @@ def prepare_kernels(
     for kernel, result in zip(texts, compiled, strict=True):
         prepared[kernel.name] = _admit(kernel, result, gpu, tuple(in_place.get(kernel.name, ())))
     return prepared
+
+
+def leave_moves(compilation: Compilation) -> dict[str, KernelRefusal]:
+    """The kernels that only permute what products give or take: XLA has products write and read it so."""
+    program, graph = compilation.program, compilation.scopes.graph
+    products: set[str] = set()
+    others = {view.buffer for view in program.outputs}
+    for step in program.steps:
+        if isinstance(step, LibraryStep):
+            products.update(view.buffer for view in (*step.operands, *step.results))
+        else:
+            others.update(view.buffer for view in _read_by(step))
+    members = {plan.kernel.name: plan.scope.members for plan in compilation.plans}
+    left = {}
+    for step in program.steps:
+        if not isinstance(step, KernelStep):
+            continue
+        name = step.kernel.name
+        moves = all(graph[member].op in _MOVES for member in members[name])
+        written = {step.arguments[i].buffer for i in step.written}
+        read = {view.buffer for view in _read_by(step)}
+        between = read <= products or (written <= products and not written & others)
+        if moves and between:
+            left[name] = KernelRefusal(name, "it only permutes what products give or take")
+    return left
+
+
+_MOVES = frozenset({"transpose", "reshape", "copy", "bitcast"})
 
 
 def _admit(
@@ -656,6 +685,7 @@ class Stitched:
                 compilation = compile_graph(self.graph, self.gpu, tune=tune, strict=self._strict)
                 in_place = find_in_place(compilation, self.donated)
                 kernels = prepare_kernels(compilation.program, self.gpu, in_place)
+                kernels.update(leave_moves(compilation))
                 refused = [str(k) for k in kernels.values() if isinstance(k, KernelRefusal)]
                 noted = replace(compilation.program, notes=(*compilation.program.notes, *refused))
                 compilation = replace(compilation, program=noted)

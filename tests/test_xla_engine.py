@@ -500,7 +500,8 @@ def lower_for_cuda(fn: Any, *arguments: Any) -> tuple[Stitched, str]:
 def test_jax_lowers_a_call_of_the_program(name: str) -> None:
     fn, arguments = CASES[name]
     stitched, text = lower_for_cuda(astitch.jit(fn), *arguments)
-    assert text.count(f"@{TARGET}(") == len(stitched.compilation.program.kernels) > 0
+    program = stitched.compilation.program
+    assert text.count(f"@{TARGET}(") == len(program.kernels) - len(program.notes) > 0
     (call,) = re.findall(r"call @(stitched_\S+)\(", text)
     assert f"func.func private @{call}(" in text
     assert "result_tilings" not in text
@@ -562,6 +563,23 @@ def test_donations_are_found_as_jax_finds_them(options: dict[str, Any], names: s
         stitched = find_stitched(traced.jaxpr)
         assert stitched is not None
         assert stitched.donated == tuple(letter in names for letter in order)
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+def test_transposes_between_products_are_left_to_xla() -> None:
+    def products(x: jax.Array, w: jax.Array) -> jax.Array:
+        heads = (x @ w).reshape(64, 4, 32).transpose(1, 2, 0)
+        return jax.lax.optimization_barrier(heads) @ w
+
+    stitched, text = lower_for_cuda(astitch.jit(products), normal(64, 64), normal(64, 128))
+    program = stitched.compilation.program
+    assert list(program.notes) == [
+        f"{kernel.name} is left to XLA: it only permutes what products give or take"
+        for kernel in program.kernels
+    ]
+    assert TARGET not in text
+    stitched, text = lower_for_cuda(astitch.jit(lambda x: x.T), normal(64, 32))
+    assert text.count(TARGET) == 1 and not stitched.compilation.program.notes
 
 
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
