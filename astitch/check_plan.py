@@ -287,6 +287,9 @@ class _KernelCheck:
         self.scopes: list[_Scope] = [_Scope()]
         self.level = 0
         self.meetings = 0
+        self.most_ahead = 0
+        self.published: set[k.Area] = set()
+        self.collected: set[k.Area] = set()
         self.section = -1
         self.read_levels: dict[str, list[int]] = {}
         self.write_levels: dict[str, list[int]] = {}
@@ -322,6 +325,11 @@ class _KernelCheck:
             self.level == self.kernel.global_barriers,
             f"{self.level} global barriers are written, {self.kernel.global_barriers} are announced",
         )
+        self.require(self.published == self.collected, "a part is published or collected in vain")
+        ends = 0
+        for area in sorted(self.published, key=lambda a: a.offset):
+            self.require(area.offset >= ends, f"{area} overlaps the one before")
+            ends = area.offset + area.results * area.parts * area.words
         self.check_memory()
 
     # -- declarations
@@ -507,8 +515,9 @@ class _KernelCheck:
                 self.check_form(position)
                 trace = self.read_array(array, dtype)
                 self.define(name, _Variable("value", dtype))
-            case k.LoadVector(name, dtype, array, position, width):
+            case k.LoadVector(name, dtype, array, position, width, guards):
                 self.check_width(name, dtype, width)
+                self.check_guards(guards)
                 self.check_form(position)
                 trace = self.read_array(array, dtype)
                 self.define(name, _Variable("vector", dtype))
@@ -543,12 +552,16 @@ class _KernelCheck:
             case k.Advance(target, source, _):
                 same = self.find(target, "ahead").dtype is self.find(source, "ahead").dtype
                 self.require(same, f"{source} and {target} hold different types")
-            case k.Prefetch(_, tasks, body):
+            case k.Prefetch(first, tasks, body, ahead, ring):
                 self.require(uniform, "a prefetch where not all threads come by")
                 self.require(tasks > 0, f"a prefetch of {tasks} tasks")
+                self.require(first or ahead > 0, "a prefetch of the task itself")
+                self.require(not ring or ahead < ring, f"a task {ahead} ahead in a ring of {ring}")
+                self.most_ahead = max(self.most_ahead, ahead)
                 trace = self.check_other_task(body, ("task", "next_turn"), uniform=False)
             case k.Fetch(target, at, dtype, array, position, width):
-                self.check_width(target, dtype, width)
+                if width != 1:
+                    self.check_width(target, dtype, width)
                 self.check_form(position)
                 self.check_form(at)
                 trace = [*self.read_array(array, dtype), *self.use_ahead(target, dtype)]
@@ -630,6 +643,11 @@ class _KernelCheck:
                 self.require(bool(guards), "an If without a guard")
                 self.check_guards(guards)
                 trace = self.check_body(body, {}, uniform=False)
+            case k.Switch(cases):
+                self.require(bool(cases), "a choice of nothing")
+                for found in cases:
+                    self.check_guards(found.guards)
+                    trace += self.check_body(found.body, {}, uniform=False)
             case k.Choose(name, dtype, branches):
                 self.require(
                     bool(branches) and not branches[-1].guards,
@@ -640,34 +658,76 @@ class _KernelCheck:
                     trace += self.check_branch(branch)
                 self.define(name, _Variable("value", dtype))
             case k.TaskLoop(tasks, once, body, ring, lag):
+                self.most_ahead = 0
                 self.require(ring != 1 and not (once and (ring or lag)), f"a ring of {ring}")
+                self.require(not lag or lag < ring, f"{lag} tasks behind in a ring of {ring}")
                 self.require(uniform, "a task loop where not all threads come by")
                 self.require(tasks > 0, f"a loop of {tasks} tasks")
                 fits = not once or tasks <= self.kernel.grid
                 self.require(fits, f"{tasks} tasks at once on {self.kernel.grid} blocks")
                 names = {"task": integer}
                 if ring:
-                    names |= {"turn": integer, "next_turn": integer}
+                    names |= {"turn": integer}
                 turn = self.check_body(body, names, uniform=True)
+                room = ring >= lag + self.most_ahead
+                self.require(not lag or room, f"{lag} behind, {self.most_ahead} ahead in {ring}")
                 trace = turn if once else [*turn, *turn]
                 self.check_trace(trace)
             case k.Current(tasks, body):
                 self.require(uniform, "a current task where not all threads come by")
                 trace = self.check_body(body, {}, uniform=True)
-            case k.Previous(ring, body):
+            case k.Previous(ring, body, lag):
+                self.require(0 < lag < ring, f"{lag} tasks behind in a ring of {ring}")
                 self.require(uniform, "a previous task where not all threads come by")
                 trace = self.check_other_task(body, ("task", "turn"), uniform=True)
-            case k.Barrier(level, reason, team):
-                of_team = level in ("team", "arrive", "wait") and self.kernel.grid % team == 0
-                self.require(
-                    level == "block" or of_team, f"a {level} barrier inside a section: {reason}"
-                )
-                self.meetings += level in ("team", "wait")
+            case k.Barrier(level, reason):
+                self.require(level == "block", f"a {level} barrier inside a section: {reason}")
                 self.require(uniform, f"a barrier where not all threads come by: {reason}")
                 trace = [None]
+            case k.Publish(area, element, part, state, at, reducer):
+                self.check_area(area, reducer)
+                self.published.add(area)
+                self.find(state, "state")
+                for form in (element, part, at):
+                    self.check_form(form)
+            case k.Collect(area, element, state, at, reducer, members, rank):
+                self.check_area(area, reducer)
+                self.collected.add(area)
+                self.find(state, "state")
+                self.require(members > 0, f"{members} threads collect")
+                for form in (element, rank, at):
+                    self.check_form(form)
+            case k.Meeting():
+                trace = self.check_meeting(statement, uniform)
             case k.Section():
                 raise self.fault(f"section {statement.number} inside a section")
         return trace
+
+    def check_area(self, area: k.Area, reducer: int) -> None:
+        end = area.offset + area.results * area.parts * area.words
+        self.require(
+            area.words == self.reducers[reducer].words and end <= self.kernel.tagged_words,
+            f"{area} does not lie in {self.kernel.tagged_words} tagged words",
+        )
+
+    def check_meeting(self, meeting: k.Meeting, uniform: bool) -> _Trace:
+        """All threads write and read the shared totals, a block barrier between."""
+        self.require(uniform, "a meeting of blocks where not all threads come by")
+        self.require(self.kernel.grid % meeting.team == 0, f"a meeting of {meeting.team} blocks")
+        self.require(self.kernel.block % 32 == 0, f"warps of {self.kernel.block} threads gather")
+        self.meetings += 1
+        trace = self.check_other_task(meeting.body, ("task", "to"), uniform=True)
+        found = {s.name for s in meeting.body if isinstance(s, k.States)}
+        self.require(found >= {t.found for t in meeting.totals}, "a total that no warp gathers")
+        for total in meeting.totals:
+            slot = self.slots.get(total.slot)
+            if slot is None or slot.reducer != total.reducer:
+                raise self.fault(
+                    f"{total.state} comes through {total.slot}, which holds no such states"
+                )
+            self.define(total.state, _Variable("state"))
+        trace += [_Use(total.slot, "write") for total in meeting.totals]
+        return [*trace, None, *(_Use(total.slot, "read") for total in meeting.totals)]
 
     def check_branch(self, branch: k.Branch) -> _Trace:
         self.scopes.append(_Scope())
@@ -695,9 +755,10 @@ class _KernelCheck:
     ) -> _Trace:
         """A body that stands in a task loop but works for another task: it has the names of a task for itself."""
         outside = self.scopes
-        own = ("task", "turn", "next_turn", "outer", "outer_raw", "row_tile", "col_tile")
+        own = ("task", "turn", "next_turn", "to", "outer", "outer_raw", "row_tile", "col_tile")
+        hidden = [n for n in own if n != "to" or n in names]
         self.scopes = [
-            _Scope({n: v for n, v in scope.names.items() if n not in own}) for scope in outside
+            _Scope({n: v for n, v in scope.names.items() if n not in hidden}) for scope in outside
         ]
         trace = self.check_body(body, dict.fromkeys(names, _Variable("integer")), uniform=uniform)
         self.scopes = outside
@@ -782,7 +843,7 @@ class _KernelCheck:
         states = (
             part.count * together * max(self.kernel.block // 32, 1)
             if step.stride == 1
-            else chunk * self.kernel.block
+            else chunk * k.count_lines(self.kernel.block, step.stride)
         )
         self.require(
             slot.count >= states,

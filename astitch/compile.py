@@ -46,6 +46,7 @@ from astitch.simplify import simplify
 from astitch.split_scopes import PlannedScopes, Split, split_scopes
 from astitch.stitch_scope import Scopes, find_scopes
 from astitch.tune import tune_scopes
+from astitch.widen import widen
 from astitch.xla_island import has_jax
 
 Product = TypeVar("Product")
@@ -68,6 +69,7 @@ STAGES = (
     "simplify",
     "expand",
     "reassociate",
+    "widen",
     "find_scopes",
     "stitch_remotely",
     "plan",
@@ -163,7 +165,8 @@ def compile_graph(
 
     short = timed("simplify", lambda: simplify(check_graph(graph)))
     long = timed("expand", lambda: expand(short))
-    simple = timed("reassociate", lambda: check_graph(reassociate(long)))
+    joined = timed("reassociate", lambda: reassociate(long))
+    simple = timed("widen", lambda: check_graph(widen(joined)))
     found = timed("find_scopes", lambda: find_scopes(simple))
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
     planned = timed("plan", lambda: plan_scopes(scopes, gpu, tune=tune))
@@ -214,6 +217,8 @@ def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
         return str(expand(simplify(graph)))
     if until == "reassociate":
         return str(reassociate(expand(simplify(graph))))
+    if until == "widen":
+        return str(widen(reassociate(expand(simplify(graph)))))
     compilation = compile_graph(graph, gpu)
     match until:
         case "find_scopes":

@@ -23,7 +23,8 @@ _NUMBERED = re.compile(r"_[0-9]+$")
 
 
 class Declarations:
-    """The declarations of one kernel.  block_barriers, notes: what lowering the loops adds up."""
+    """The declarations of one kernel.  block_barriers, notes: what lowering the loops adds up.  tagged_words: see
+    Kernel."""
 
     def __init__(self, arrangement: Arrangement):
         self.arrangement = arrangement
@@ -34,9 +35,11 @@ class Declarations:
         self.reducers: dict[object, k.Reducer] = {}
         self.reducer_of: dict[str, k.Reducer] = {}
         self.slots: list[k.Slot] = []
+        self.areas: dict[str, k.Area] = {}
         self.taken: set[str] = set()
         self.numbers: dict[str, int] = {}
         self.block_barriers = 0
+        self.tagged_words = 0
         self.notes: list[str] = []
         self.narrow_ends = find_narrow_ends(self.graph, arrangement.groups.scope.members)
         self.outputs = {storage_name(self.graph, o) for o in arrangement.groups.scope.outputs}
@@ -94,6 +97,18 @@ class Declarations:
             )
             names.append(known.name)
         return tuple(names)
+
+    def area(self, place: Placement) -> k.Area:
+        """Where a team exchanges the parts of a reduce: one for each."""
+        name = place.root.name
+        if name not in self.areas:
+            words, results = self.reducer(name).words, array_of(self.graph[name]).size
+            mapping = self.arrangement.loops[place.loop].mapping
+            self.areas[name] = k.Area(
+                self.tagged_words, results, place.partials, words, mapping.rows_last
+            )
+            self.tagged_words += results * place.partials * words
+        return self.areas[name]
 
     def reducer(self, root: str) -> k.Reducer:
         if root not in self.reducer_of:

@@ -8,7 +8,7 @@ what the propagation of a thread mapping (paper section 4.3) asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from astitch import index as ix
@@ -191,9 +191,24 @@ def _gather_pairs(
     return [(d, r) for d, r in pairs if gather.slice_sizes[d] == source[d]]
 
 
+def _is_regrouped(graph: Graph, reshape: Node, inside: Collection[str]) -> bool:
+    """What lies in memory, or goes through it as the result of a reduce does, and is reduced in other groups: only its
+    address counts, and the reduce keeps its dimensions whole, as wide accesses need them."""
+    users = [user for user in graph.users[reshape.name] if user in inside]
+    while len(users) == 1 and OPS[graph[users[0]].op].kind is Kind.ELEMENTWISE:
+        users = [user for user in graph.users[users[0]] if user in inside]
+    if not users or any(graph[user].op != "reduce" for user in users):
+        return False
+    source = reshape.operands[0]
+    while source in inside and graph[source].op in ("slice", "reshape"):
+        source = graph[source].operands[0]
+    return source not in inside or graph[source].op == "reduce"
+
+
 def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
     """Atoms of the members and of everything they read, by one walk in topological order."""
     inside = list(members)
+    known = frozenset(inside)
     union = _Union()
     raw: dict[str, list[list[int]]] = {}
 
@@ -211,7 +226,7 @@ def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
             if is_uniform(graph, operand) or is_embedded(graph, operand):
                 continue
             if node.op == "reshape":
-                if array_of(node).size:
+                if array_of(node).size and not _is_regrouped(graph, node, known):
                     union.unify([a for d in source for a in d], [a for d in result for a in d])
                 continue
             for d, r in _pairs(node, graph[operand], number):

@@ -229,10 +229,14 @@ class _Printer:
             case k.Load(name, dtype, array, position):
                 kind = compute_type(dtype)
                 yield f"{pad}const {kind} {name} = load_as<{kind}>({array}[{spell_form(position)}]);"
-            case k.LoadVector(name, dtype, array, position, width):
+            case k.LoadVector(name, dtype, array, position, width, guards):
                 vector = f"Vec<{STORAGE[dtype]}, {width}>"
                 at = f"{array} + ({spell_form(position)})"
-                yield f"{pad}const {vector} {name} = *reinterpret_cast<const {vector}*>({at});"
+                if guards:
+                    yield f"{pad}{vector} {name}{{}};"
+                    yield f"{pad}if ({spell_guards(guards)}) {name} = *reinterpret_cast<const {vector}*>({at});"
+                else:
+                    yield f"{pad}const {vector} {name} = *reinterpret_cast<const {vector}*>({at});"
             case k.VectorVariable(name, dtype, width):
                 kind = "Lanes" if dtype in F8 else "Vec"
                 yield f"{pad}{kind}<{STORAGE[dtype]}, {width}> {name};"
@@ -264,10 +268,11 @@ class _Printer:
                 else:
                     words = f"words_of<{kind}>::type"
                     yield f"{pad}{target}[{spell_form(at)}] = *reinterpret_cast<const {words}*>({source});"
-            case k.CopyWait(but_last):
-                if not but_last:
-                    yield f"{pad}copy_commit();"
-                yield f"{pad}copy_wait<{int(but_last)}>();"
+            case k.CopyWait(None):
+                yield f"{pad}copy_commit();"
+                yield f"{pad}copy_wait<0>();"
+            case k.CopyWait(pending):
+                yield f"{pad}copy_wait<{pending}>();"
             case k.TakeVector(name, dtype, source, at, width):
                 kind = f"Vec<{STORAGE[dtype]}, {width}>"
                 taken = f"from_words<{kind}>({source}[{spell_form(at)}])"
@@ -339,6 +344,13 @@ class _Printer:
                 yield f"{pad}if ({spell_guards(guards)}) {{"
                 yield from self.block(body, depth + 1)
                 yield f"{pad}}}"
+            case k.Switch(cases):
+                for number, found in enumerate(cases):
+                    head = "" if number == 0 else "} else "
+                    test = f"if ({spell_guards(found.guards)}) " if found.guards else ""
+                    yield f"{pad}{head}{test}{{"
+                    yield from self.block(found.body, depth + 1)
+                yield f"{pad}}}"
             case k.Choose(name, dtype, branches):
                 yield f"{pad}{compute_type(dtype)} {name};"
                 for number, branch in enumerate(branches):
@@ -356,17 +368,11 @@ class _Printer:
                     yield f"{pad}  const {self.integer} task = first;"
                 else:
                     if ring:
-                        yield f"{pad}int next_turn = 0;"
-                    if lag:
-                        yield f"{pad}unsigned half = 1, ticket = 0, last_ticket = 0;"
-                    end = f"{tasks} + gridDim.x" if lag else f"{tasks}"
+                        yield f"{pad}int turn = {ring - 1};"
+                    end = f"{tasks} + {lag} * gridDim.x" if lag else f"{tasks}"
                     yield f"{pad}for ({self.integer} task = first; task < {end}; task += gridDim.x) {{"
                     if ring:
-                        yield f"{pad}  const int turn = next_turn;"
-                        yield f"{pad}  next_turn = turn == {ring - 1} ? 0 : turn + 1;"
-                    if lag:
-                        yield f"{pad}  half ^= 1;"
-                        yield f"{pad}  last_ticket = ticket;"
+                        yield f"{pad}  turn = turn == {ring - 1} ? 0 : turn + 1;"
                 yield from self.block(body, depth + 1)
                 yield f"{pad}}}"
             case k.Barrier("global", reason):
@@ -374,42 +380,70 @@ class _Printer:
             case k.Current(tasks, body):
                 yield f"{pad}if (task < {tasks}) {{"
                 yield from self.block(body, depth + 1)
-                yield f"{pad}}}"
-            case k.Previous(ring, body):
-                yield f"{pad}if (task != first) {{"
-                yield f"{pad}  const {self.integer} last_task = task - gridDim.x;"
-                yield f"{pad}  const int last_turn = turn == 0 ? {ring - 1} : turn - 1;"
+                yield f"{pad}}} else __syncthreads();  // parts what comes before from what comes after, as inside"
+            case k.Previous(ring, body, lag):
+                back = f"{lag} * int(gridDim.x)"
+                yield f"{pad}if (task - {back} >= first) {{"
+                yield f"{pad}  const {self.integer} last_task = task - {back};"
+                yield f"{pad}  const int last_turn = turn < {lag} ? turn + {ring - lag} : turn - {lag};"
                 yield f"{pad}  {{"
                 yield f"{pad}    const {self.integer} task = last_task;"
                 yield f"{pad}    const int turn = last_turn;"
                 yield from self.block(body, depth + 2)
                 yield f"{pad}  }}"
-                yield f"{pad}}}"
-            case k.Barrier("arrive", reason, team):
-                yield f"{pad}ticket = astitch_team_arrive(barrier, {team}, half);  // {comment(reason)}"
-            case k.Barrier("wait", reason, team):
-                yield f"{pad}astitch_team_wait(barrier, {team}, half ^ 1, last_ticket);  // {comment(reason)}"
-            case k.Barrier("team", reason, team):
-                yield f"{pad}astitch_team_barrier(barrier, {team});  // {comment(reason)}"
+                yield f"{pad}}} else __syncthreads();"
+            case k.Publish(area, element, part, state, at, reducer):
+                each, other = area.strides
+                slot = ix.offset(
+                    ix.add(ix.scale(element, each), ix.scale(part, other)), area.offset
+                )
+                to = f"exchange + ({spell_form(slot)})"
+                yield f"{pad}Reduce{reducer}::publish({state}[{spell_form(at)}], {to}, tag);"
+            case k.Collect(area, element, state, at, reducer, members, rank):
+                each, other = area.strides
+                start = ix.offset(ix.scale(element, each), area.offset)
+                arguments = f"{state}[{spell_form(at)}], exchange + ({spell_form(start)}), {spell_form(rank)}, tag"
+                yield f"{pad}collect_parts<Reduce{reducer}, {members}, {area.parts}, {other}>({arguments});"
+            case k.Meeting():
+                yield from self.meeting(statement, depth)
             case k.Barrier(_, reason):
                 yield f"{pad}__syncthreads();  // {comment(reason)}"
 
     def prefetch(self, prefetch: k.Prefetch, depth: int) -> Iterator[str]:
         pad = "  " * depth
         asynchronous = any(s.target in self.slot_names for s in _fetches(prefetch.body))
-        if prefetch.first:
-            yield f"{pad}if (first < {prefetch.tasks}) {{"
-            yield f"{pad}  const {self.integer} task = first;"
-            if asynchronous:
-                yield f"{pad}  const int next_turn = 0;"
-            yield from self.block(prefetch.body, depth + 1)
-        else:
-            yield f"{pad}if (const {self.integer} next = task + gridDim.x; next < {prefetch.tasks}) {{"
-            yield f"{pad}  const {self.integer} task = next;"
-            yield from self.block(prefetch.body, depth + 1)
+        start, ahead, ring = "first" if prefetch.first else "task", prefetch.ahead, prefetch.ring
+        blocks = "gridDim.x" if ahead == 1 else f"{ahead} * gridDim.x"
+        later = f"{start} + {blocks}" if ahead else start
+        yield f"{pad}if (const {self.integer} next = {later}; next < {prefetch.tasks}) {{"
+        yield f"{pad}  const {self.integer} task = next;"
+        if asynchronous and prefetch.first:
+            yield f"{pad}  const int next_turn = {ahead};"
+        elif asynchronous:
+            place = f"turn < {ring - ahead} ? turn + {ahead} : turn - {ring - ahead}"
+            yield f"{pad}  const int next_turn = {place};"
+        yield from self.block(prefetch.body, depth + 1)
         yield f"{pad}}}"
         if asynchronous:
             yield f"{pad}copy_commit();"
+
+    def meeting(self, meeting: k.Meeting, depth: int) -> Iterator[str]:
+        pad = "  " * depth
+        ago = f", {meeting.lag} tasks ago" if meeting.lag else ""
+        warps = max(self.kernel.block // 32, 1)
+        yield f"{pad}// parts of {meeting.team} blocks{ago}"
+        if meeting.packed <= warps:
+            yield f"{pad}if (const int warp = thread / 32; warp < {meeting.packed}) {{"
+        else:
+            yield f"{pad}for (int warp = thread / 32; warp < {meeting.packed}; warp += {warps}) {{"
+        yield f"{pad}  const int to = warp;"
+        yield from self.block(meeting.body, depth + 1)
+        for total in meeting.totals:
+            yield f"{pad}  if (thread % 32 == 0) {total.slot}[to] = {total.found}[0];"
+        yield f"{pad}}}"
+        yield f"{pad}__syncthreads();"
+        for total in meeting.totals:
+            yield f"{pad}Reduce{total.reducer}::State {total.state}[1] = {{{total.slot}[to]}};"
 
     def section(self, section: k.Section, depth: int) -> Iterator[str]:
         pad = "  " * depth
@@ -442,8 +476,12 @@ class _Printer:
             if not part.slot:
                 yield f"reduce_lanes<{reducer}, {step.threads}, {step.stride}>({part.state});"
             else:
-                lanes = "true" if step.butterfly else "false"
-                sizes = f"{step.threads}, {step.stride}, {self.kernel.block}, {k.STRIDED_CHUNK}, {lanes}"
+                ways = (
+                    f"{'true' if step.butterfly else 'false'}, {'true' if step.alone else 'false'}"
+                )
+                sizes = (
+                    f"{step.threads}, {step.stride}, {self.kernel.block}, {k.STRIDED_CHUNK}, {ways}"
+                )
                 yield f"reduce_strided<{reducer}, {sizes}>({part.state}, {part.slot});"
 
     def reduction_of_warps(self, step: k.ReduceAcross) -> Iterator[str]:
@@ -464,7 +502,10 @@ class _Printer:
                     f"combine_warps_together<{reducer}, {step.threads}>({slot}, {states});"
                 )
         yield "__syncthreads();"
-        yield from second
+        if step.alone:
+            yield f"if (thread < 32) {{ {' '.join(second)} }}"
+        else:
+            yield from second
 
     # -- declarations --------------------------------------------------------------------------------------------
 
@@ -482,6 +523,8 @@ class _Printer:
         yield "  static __device__ __forceinline__ State combine(const State a, const State b) {"
         yield from self.region(reducer)
         yield "  }"
+        if self.kernel.teams:
+            yield from self.exchanged_fields(reducer)
         taken = ", ".join(f"value_of_lane(s.f{i}, lane)" for i, _ in fields)
         yield "  static __device__ __forceinline__ State take(const State s, int lane) {"
         yield f"    return State{{{taken}}};"
@@ -491,6 +534,22 @@ class _Printer:
         yield f"    return State{{{shuffled}}};"
         yield "  }"
         yield "};"
+
+    @staticmethod
+    def exchanged_fields(reducer: k.Reducer) -> Iterator[str]:
+        """A state as tagged words and back."""
+        kinds = [compute_type(d) for d in reducer.fields]
+        yield f"  static constexpr int words = {reducer.words};"
+        yield "  static __device__ __forceinline__ void publish(const State s, unsigned long long* to, unsigned tag) {"
+        for number, _ in enumerate(kinds):
+            yield f"    publish_field(to, s.f{number}, tag);"
+        yield "  }"
+        yield "  static __device__ __forceinline__ State state_of(const unsigned* words) {"
+        for number, kind in enumerate(kinds):
+            yield f"    const {kind} f{number} = field_of_words<{kind}>(words);"
+        names = ", ".join(f"f{number}" for number, _ in enumerate(kinds))
+        yield f"    return State{{{names}}};"
+        yield "  }"
 
     def region(self, reducer: k.Reducer) -> Iterator[str]:
         if reducer.joint:
@@ -564,7 +623,12 @@ class _Printer:
                 else STORAGE[slot.dtype or DType.F32]
             )
             yield f"  ASTITCH_SHARED({kind}, {slot.name}, {slot.offset}, {slot.count});"
+        if kernel.teams:
+            yield "  const unsigned tag = astitch_launch_tag(barrier);"
+            yield "  unsigned long long* const exchange = astitch_tagged_words(barrier);"
         yield from self.block(kernel.body, 1)
+        if kernel.teams:
+            yield "  astitch_end_launch(barrier);"
         yield "}"
 
 

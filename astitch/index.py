@@ -96,7 +96,20 @@ def _collect(value: int, pairs: Iterable[tuple[Term, int]]) -> Linear:
 
 
 def add(*forms: Linear) -> Linear:
-    return _collect(sum(f.constant for f in forms), (pair for f in forms for pair in f.terms))
+    total = _collect(sum(f.constant for f in forms), (pair for f in forms for pair in f.terms))
+    for term, coefficient in total.terms:
+        if not isinstance(term, Quotient):
+            continue
+        # a / d and a % d in the ratio of their digits are a again, as when a reshape is undone.
+        rest, least = Remainder(term.dividend, term.divisor), coefficient // term.divisor
+        if coefficient % term.divisor == 0 and total.coefficient(rest) == least:
+            gone = ((term, -coefficient), (rest, -least))
+            return add(
+                Linear(0, (*total.terms, *gone)),
+                scale(term.dividend, least),
+                constant(total.constant),
+            )
+    return total
 
 
 def scale(form: Linear, factor: int) -> Linear:

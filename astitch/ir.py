@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
 
@@ -515,8 +515,10 @@ def _show_attrs(attrs: Attrs) -> str:
         return (
             str(value.numpy().tolist()) if len(value.data) <= 64 else f"<{len(value.data)} bytes>"
         )
-    inner = repr(attrs)
-    return inner[inner.index("(") :]
+    told = {
+        f.name: getattr(attrs, f.name) for f in fields(attrs) if getattr(attrs, f.name) != f.default
+    }
+    return f"({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 
 
 _MOVES = frozenset({"broadcast", "reshape", "transpose", "slice", "reverse"})

@@ -140,13 +140,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadVector:
-    """const Vec<T, width> name = the `width` elements at array + position (aligned)."""
+    """const Vec<T, width> name = the `width` elements at array + position (aligned).  guards: zeros where one of them
+    does not hold, since nobody needs the elements."""
 
     name: str
     dtype: DType
     array: str
     position: Linear
     width: int
+    guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +218,17 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """The body for the task after this one, or (first) for the first task of the block, if there is such a task."""
+    """The body for a later task of the block, if there is one.
+
+    first: before the loop, for task number `ahead` of the block; else in the loop, for the task `ahead` turns on.
+    ring: see TaskLoop; `next_turn` is the task's place in it.
+    """
 
     first: bool
     tasks: int
     body: tuple[Statement, ...]
+    ahead: int = 1
+    ring: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +248,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class CopyWait:
-    """Until all asynchronous copies of this thread have come; but_last: not those of the last Prefetch."""
+    """Until all asynchronous copies of this thread have come but those of the last `pending` Prefetches; None: those
+    that no Prefetch holds too."""
 
-    but_last: bool
+    pending: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,13 +381,95 @@ class ReduceAcross:
 
     A set is `threads` threads, `stride` apart.  stride 1: consecutive threads (a row), and all parts share one block
     barrier; else: threads that own the same columns.  butterfly: the states of a set's warps, or of a set that is
-    `stride` apart, are combined by the lanes of a warp together, not by each thread alone.
+    `stride` apart, are combined by the lanes of a warp together, not by each thread alone.  alone: only the first warp
+    needs the totals.
     """
 
     parts: tuple[Part, ...]
     threads: int
     stride: int
     butterfly: bool = False
+    alone: bool = False
+
+
+def count_lines(block: int, stride: int) -> int:
+    """States that a block exchanges for each state of its threads, when it combines over threads `stride` apart: the
+    lanes of a warp that hold several of a set have combined theirs."""
+    return block // max(stride, 32) * stride
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """State of `reducer` that the gathering threads of a Meeting find in `found` and every thread gets in `state`,
+    through the shared states `slot`."""
+
+    found: str
+    state: str
+    reducer: int
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Where the blocks of a team exchange the states of one reduction: `results` elements with `parts` parts each.
+
+    It starts `offset` tagged words after the words of the grid's barrier; a state takes `words` of them.  The parts
+    of an element lie side by side, or with elements_inside all elements of a part.
+    """
+
+    offset: int
+    results: int
+    parts: int
+    words: int
+    elements_inside: bool = False
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Tagged words from one element to the next, and from one part to the next."""
+        if self.elements_inside:
+            return self.words, self.results * self.words
+        return self.parts * self.words, self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Part number `part` of result `element` is state[at], for all blocks of the team."""
+
+    area: Area
+    element: Linear
+    part: Linear
+    state: str
+    at: Linear
+    reducer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """state[at] joins parts rank, rank + members ... of result `element`, each as soon as its block has published
+    it."""
+
+    area: Area
+    element: Linear
+    state: str
+    at: Linear
+    reducer: int
+    members: int
+    rank: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The warps of a block gather what the `team` blocks published `lag` tasks ago: one warp for each of the `packed`
+    rows of a task, in turns.
+
+    body: what a warp does for row `to`.
+    """
+
+    team: int
+    lag: int
+    packed: int
+    body: tuple[Statement, ...]
+    totals: tuple[Total, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +501,13 @@ class If:
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """The body of the first case whose guards hold."""
+
+    cases: tuple[If, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Choose:
     """T name; the first branch whose guards hold computes and assigns it."""
 
@@ -428,14 +526,14 @@ class Branch:
 @dataclass(frozen=True, slots=True)
 class TaskLoop:
     """for (int task = first; task < tasks; task += blocks).  once: every block has at most one task.
-    ring: places of a ring in shared memory, `turn` and `next_turn` being those of this task and the next; 0: no ring.
-    lag: one more turn after the last task, for what Previous holds."""
+    ring: places of a ring in shared memory, `turn` being that of this task; 0: no ring.
+    lag: so many turns more after the last task, for what Previous holds."""
 
     tasks: int
     once: bool
     body: tuple[Statement, ...]
     ring: int = 0
-    lag: bool = False
+    lag: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,10 +546,11 @@ class Current:
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """In a task loop with lag: the body for the task of the turn before, if there was one.  ring: see TaskLoop."""
+    """In a task loop with lag: the body for the task `lag` turns before, if there was one.  ring: see TaskLoop."""
 
     ring: int
     body: tuple[Statement, ...]
+    lag: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,11 +574,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """level: block, team (of `team` blocks) or global; arrive and wait are the halves of a team's, a task apart."""
+    """level: block or global."""
 
     level: str
     reason: str
-    team: int = 0
 
 
 Statement = (
@@ -510,9 +608,13 @@ Statement = (
     | AccumulateBatch
     | AccumulateState
     | ReduceAcross
+    | Publish
+    | Collect
+    | Meeting
     | Finish
     | Loop
     | If
+    | Switch
     | Choose
     | Section
     | TaskLoop
@@ -547,6 +649,11 @@ class Reducer:
         for size in sizes:
             total = -(-total // size) * size + size
         return -(-total // max(sizes)) * max(sizes)
+
+    @property
+    def words(self) -> int:
+        """32-bit words of a state that blocks exchange."""
+        return sum(2 if f.bytes == 8 else 1 for f in self.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,6 +696,7 @@ class Scratch:
 class Kernel:
     """grid, block, shared_bytes: the launch.  blocks_per_sm: residency that the launch bounds ask for (0: free).
     global_barriers: meetings of the whole grid.  teams: how many teams the grid is cut into that meet by themselves.
+    tagged_words: of all areas in which teams exchange states.
     sources: op_name metadata of the ops inside, for the comment at the top."""
 
     name: str
@@ -609,6 +717,7 @@ class Kernel:
     writes_bytes: int
     sources: tuple[str, ...]
     teams: int = 0
+    tagged_words: int = 0
 
     @property
     def cooperative(self) -> bool:
@@ -617,5 +726,7 @@ class Kernel:
 
     @property
     def barrier_words(self) -> int:
-        """32-bit words that start at zero: one for the grid and two for each team, each on lines of its own."""
-        return (1 + 2 * self.teams) * BARRIER_STRIDE if self.cooperative else 0
+        """32-bit words that start at zero: the grid's, those that number the launches, and the areas of teams."""
+        if not self.teams:
+            return BARRIER_STRIDE if self.cooperative else 0
+        return 2 * BARRIER_STRIDE + 2 * self.tagged_words

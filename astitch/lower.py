@@ -127,6 +127,7 @@ def _assemble(
         blocks_per_sm=blocks_per_sm,
         global_barriers=arrangement.levels - 1,
         teams=grid // arrangement.team_parts if arrangement.team_parts > 1 else 0,
+        tagged_words=declarations.tagged_words,
         block_barriers=declarations.block_barriers + _count_block_barriers(body),
         wide_index=max(sizes, default=0) >= 1 << 31,
         pointer_table=len(parameters) + 1 > MAX_POINTERS,

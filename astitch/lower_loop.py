@@ -33,7 +33,17 @@ from astitch.stitch_scheme import (
 )
 from astitch.storage import storage_name, storage_type
 from astitch.thread_mapping import ceil_div
-from astitch.values import MAX_RING, Frame, Kept, Stage, Staged, Values, VectorLoad
+from astitch.values import (
+    MAX_AHEAD,
+    MAX_LAG,
+    MAX_RING,
+    Frame,
+    Kept,
+    Stage,
+    Staged,
+    Values,
+    VectorLoad,
+)
 from astitch.zones import LANE, Key, Zone
 
 MAX_OWN_STATES = 16
@@ -79,7 +89,7 @@ class LoopLowering(Values):
         self.places = [p for p in self.placements.values() if p.loop == loop.number]
         self.unrolled = loop.mapping.row_steps * loop.mapping.col_steps <= MAX_UNROLLED_STEPS
         self.loop_states: list[k.Statement] = []
-        self.ring, self.lag = 0, False
+        self.ring, self.ahead, self.lag = 0, 1, 0
         self.after_meeting: list[k.Statement] = []
         self.exchanges = 0
         self.exchange_slots: dict[tuple[int, int, int], str] = {}
@@ -110,7 +120,8 @@ class LoopLowering(Values):
         trial.lower_body(phases)
         known = [v for v in trial.vector_loads.values() if self.is_known_from_task(v)]
         moving = [v for v in known if self.moves_with_task(v) and self.is_large(v)]
-        still = [v for v in known if not self.moves_with_task(v)]
+        # Single elements lie in a ring or nowhere.
+        still = [v for v in known if not self.moves_with_task(v) and self.mapping.vector > 1]
         steps = self.mapping.row_steps * self.mapping.col_steps
 
         def bytes_of(loads: Sequence[VectorLoad]) -> int:
@@ -118,7 +129,10 @@ class LoopLowering(Values):
             return sum(v.dtype.bytes for v in loads) * self.mapping.vector * steps
 
         ring_bytes = bytes_of(moving) * self.mapping.block  # of one task
-        ahead = self.unrolled and bytes_of(moving) <= MAX_AHEAD_BYTES
+        fitting = self.keep_shared_bytes // ring_bytes if moving else 0
+        lags = self.may_lag() and fitting > MAX_AHEAD
+        ahead = self.unrolled and bytes_of(moving) <= MAX_AHEAD_BYTES and not lags
+        ahead = ahead and self.mapping.vector > 1
         if self.unrolled and still:
             # What fills the registers first: sums over tasks, this task's vectors and the next one's.
             sums = [p for p in self.places if p.span is Span.LOOP]
@@ -138,13 +152,24 @@ class LoopLowering(Values):
         if ahead:
             why = f"{bytes_of(moving)} B a thread of the next task are loaded ahead"
             self.stage(moving, Stage.AHEAD, why, phases)
-        elif 2 * ring_bytes <= self.keep_shared_bytes:
-            self.lag = self.may_lag() and MAX_RING * ring_bytes <= self.keep_shared_bytes
-            self.ring = MAX_RING if self.lag else 2
+        elif fitting >= 2:
+            self.choose_ring(fitting, lags=lags)
             self.keep_shared_bytes -= self.ring * ring_bytes
-            why = f"{self.ring} tasks of {ring_bytes} B a block lie in a ring"
-            why += ", blocks wait for a team a task later" if self.lag else ""
+            why = f"{self.ring} tasks of {ring_bytes} B a block lie in a ring, {self.ahead} on their way"
+            why += f", blocks wait for a team {self.lag} tasks later" if self.lag else ""
             self.stage(moving, Stage.RING, why, phases)
+
+    def choose_ring(self, fitting: int, *, lags: bool) -> None:
+        """Places of the ring, of which `fitting` >= 2 fit.
+
+        A lagging block starts a copy when its oldest task is done, at the end of a turn: that needs two on their way.
+        """
+        self.ring, self.ahead, self.lag = 2, 1, 0
+        if lags:
+            tasks = ceil_div(self.mapping.tasks, self.grid)  # of a block
+            self.ahead = MAX_AHEAD
+            self.lag = min(fitting - MAX_AHEAD, MAX_LAG, max(tasks - 1, 1))
+            self.ring = self.ahead + self.lag
 
     def may_lag(self) -> bool:
         """Can what follows the meeting of a team wait until the next task's part is done?  It must need nothing of the
@@ -188,15 +213,16 @@ class LoopLowering(Values):
         still = {*(() if m.row_tiles > 1 else m.row), *(() if m.col_tiles > 1 else m.col)}
         return any(s not in still for s in ix.symbols(load.form))
 
-    def prefetch(self) -> tuple[list[k.Statement], list[k.Statement]]:
-        """(before the task loop, at the start of its body)."""
+    def prefetch(self) -> tuple[list[k.Statement], list[k.Statement], list[k.Statement]]:
+        """(before the task loop, at the start of its body, at its end)."""
         if not self.staged:
-            return [], []
+            return [], [], []
         m = self.mapping
         width, steps = m.vector, m.row_steps * m.col_steps
         ahead: dict[str, str] = {}
         before: list[k.Statement] = []
         start: list[k.Statement] = []
+        end: list[k.Statement] = []
         for staged in self.staged.values():
             ahead[staged.name] = staged.name
             if staged.stage in (Stage.STILL, Stage.AHEAD):
@@ -210,27 +236,21 @@ class LoopLowering(Values):
         if still:
             before += self.fetch(still, ahead)
         if any(s.stage is Stage.STILL_SHARED for s in still):
-            before.append(k.CopyWait(False))
+            before.append(k.CopyWait(None))
         if moving:
             body = (*self.task_indices(), *self.fetch(moving, ahead))
-            before.append(k.Prefetch(True, m.tasks, body))
-            start.append(k.Prefetch(False, m.tasks, body))
+            before += [
+                k.Prefetch(True, m.tasks, body, number, self.ring) for number in range(self.ahead)
+            ]
+            fetch = k.Prefetch(False, m.tasks, body, self.ahead, self.ring)
+            (end if self.lag else start).append(fetch)
         if any(s.stage is Stage.RING for s in moving):
-            start.append(k.CopyWait(True))
-        return before, start
+            start.append(k.CopyWait(self.ahead - 1 if self.lag else self.ahead))
+        return before, start, end
 
     def fetch(self, wanted: Sequence[Staged], target: Mapping[str, str]) -> list[k.Statement]:
         """The nest that loads the vectors of a task to where they are staged.  target: by the name of a Staged."""
-        fetcher = LoopLowering(
-            self.declarations,
-            self.loop,
-            grid=self.grid,
-            offset=self.offset,
-            keep_registers=0,
-            keep_shared_bytes=0,
-            schedule=self.schedule,
-            backward=self.backward,
-        )
+        fetcher = self.for_another_task()
         next_turn = ix.of_symbol(Symbol("next_turn", MAX_RING))
         with fetcher.inner_frames():
             for staged in wanted:
@@ -246,6 +266,19 @@ class LoopLowering(Values):
             nest = fetcher.nest()
         frames = fetcher.frames
         return [*frames[Zone.KERNEL].statements, *frames[Zone.TASK].statements, *nest]
+
+    def for_another_task(self) -> LoopLowering:
+        """To spell positions of a task that is not the current one: no zone holds anything yet."""
+        return LoopLowering(
+            self.declarations,
+            self.loop,
+            grid=self.grid,
+            offset=self.offset,
+            keep_registers=0,
+            keep_shared_bytes=0,
+            schedule=self.schedule,
+            backward=self.backward,
+        )
 
     def keep_values(self, phases: int) -> None:
         """Declare what stays on chip across the phases of a task."""
@@ -279,7 +312,7 @@ class LoopLowering(Values):
         m = self.mapping
         phases = max((p.phase for p in self.places), default=0) + 1
         self.stage_loads(phases)
-        fetch_first, fetch_next = self.prefetch()
+        fetch_first, fetch_next, fetch_last = self.prefetch()
         body = self.lower_body(phases)
         across = [p for p in self.places if p.span is Span.LOOP]
         before: list[k.Statement] = [
@@ -293,7 +326,7 @@ class LoopLowering(Values):
         # An odd number of exchanges starts the next task on the slot that the last one used; a Regional buffer is read
         # until the end of the task.
         if self.lag:
-            pass  # arriving is a block barrier
+            pass  # a turn has at least the barrier of its meeting, or one in its place
         elif not self.once and (self.exchanges % 2 or any(p.shared for p in self.places)):
             body.append(
                 k.Barrier(
@@ -303,7 +336,8 @@ class LoopLowering(Values):
         body = [*self.task_indices(), *fetch_next, *body]
         if self.lag:
             current = k.Current(m.tasks, tuple(body))
-            body = [current, k.Previous(self.ring, (*self.task_indices(), *self.after_meeting))]
+            after_meeting = (*self.task_indices(), *self.after_meeting)
+            body = [current, k.Previous(self.ring, after_meeting, self.lag), *fetch_last]
         loop = k.TaskLoop(m.tasks, self.once, tuple(body), self.ring, self.lag)
         # Accumulators of blocks without a task hold identities; they only keep the barriers inside uniform.
         after: list[k.Statement] = list(self.reduce_across(across))
@@ -354,10 +388,13 @@ class LoopLowering(Values):
                     yield k.Index("outer", raw)
             else:
                 yield k.Index("outer", outer_tile)
+        row_task, col_task = ix.divide(task, m.col_tiles), task
+        if m.rows_last:
+            row_task, col_task = task, ix.divide(task, m.row_tiles)
         if m.row_tiles > 1:
-            yield k.Index("row_tile", ix.modulo(ix.divide(task, m.col_tiles), m.row_tiles))
+            yield k.Index("row_tile", ix.modulo(row_task, m.row_tiles))
         if m.col_tiles > 1:
-            yield k.Index("col_tile", ix.modulo(task, m.col_tiles))
+            yield k.Index("col_tile", ix.modulo(col_task, m.col_tiles))
 
     @property
     def outer_guard(self) -> tuple[Guard, ...]:
@@ -545,8 +582,8 @@ class LoopLowering(Values):
         complete = [place for place in reduces if place.span is not Span.LOOP]
         result += self.reduce_across(complete)
         team = [place for place in complete if place.span is Span.TEAM]
-        if team:
-            result += self.publish(team)
+        for place in team:
+            result += self.store_partials(place, self.tile_part(place))
         if team and self.lag:
             self.frames[Zone.TASK] = Frame()  # the rest works for the task before
             self.after_meeting += self.gather(team)
@@ -738,8 +775,11 @@ class LoopLowering(Values):
             self.emit(zone, guarded)
         return True
 
-    def reduce_across(self, places: Sequence[Placement]) -> Iterator[k.Statement]:
-        """Combine over threads; independent reductions of a row share their barriers."""
+    def reduce_across(
+        self, places: Sequence[Placement], *, publish: bool = True
+    ) -> Iterator[k.Statement]:
+        """Combine over threads; independent reductions of a row share their barriers.  publish: what a team reduces
+        goes to the other blocks next, and no other thread needs it."""
         rounds = [self.thread_sets(place) for place in places]
         for turn in range(max(map(len, rounds), default=0)):
             sets: dict[tuple[int, int], list[Placement]] = {}
@@ -748,10 +788,10 @@ class LoopLowering(Values):
                     sets.setdefault(steps[turn], []).append(place)
             for (threads, stride), together in sets.items():
                 if stride == 1:
-                    yield self.reduce_step(together, threads, stride)
+                    yield self.reduce_step(together, threads, stride, publish)
                 else:  # these exchange whole columns: one after the other, in the same shared memory
                     for place in together:
-                        yield self.reduce_step([place], threads, stride)
+                        yield self.reduce_step([place], threads, stride, publish)
 
     def thread_sets(self, place: Placement) -> list[tuple[int, int]]:
         """(threads, stride) of the sets to combine over, one after the other: the thread axes along which the result
@@ -783,7 +823,9 @@ class LoopLowering(Values):
             stride *= threads
         return sets
 
-    def reduce_step(self, places: Sequence[Placement], threads: int, stride: int) -> k.Statement:
+    def reduce_step(
+        self, places: Sequence[Placement], threads: int, stride: int, publish: bool
+    ) -> k.Statement:
         parts = []
         shared = threads * stride > 32
         together = self.reduced_together(places) if shared and stride == 1 else []
@@ -798,7 +840,8 @@ class LoopLowering(Values):
                 if stride == 1:
                     states = count * max(self.mapping.block // 32, 1)
                 else:
-                    states = min(count, k.STRIDED_CHUNK) * self.mapping.block
+                    lines = k.count_lines(self.mapping.block, stride)
+                    states = min(count, k.STRIDED_CHUNK) * lines
                 slot = self.exchange_slot(reducer, states, number)
             parts.append(k.Part(self.states[place.root.name], count, reducer.number, slot))
         if shared:
@@ -811,8 +854,13 @@ class LoopLowering(Values):
         if stride == 1:
             butterfly = work * (threads // 32) > MAX_OWN_STATES
         else:
-            butterfly = not reducers[0].commutative and 8 <= threads <= 32
-        return k.ReduceAcross(tuple(parts), threads, stride, butterfly)
+            butterfly = (
+                not reducers[0].commutative and 8 <= threads * stride // max(stride, 32) <= 32
+            )
+        alone = shared and publish and self.publishes_alone
+        alone = alone and threads * stride == self.mapping.block
+        alone = alone and all(p.span is Span.TEAM for p in places)
+        return k.ReduceAcross(tuple(parts), threads, stride, butterfly, alone)
 
     def reduced_together(self, places: Sequence[Placement]) -> list[Placement]:
         """The first reductions, up to four, of one simple kind with one state each; none if there is only one."""
@@ -913,46 +961,61 @@ class LoopLowering(Values):
                 part = ix.add(ix.scale(part, tiles), number)
         return part
 
-    def publish(self, places: Sequence[Placement]) -> list[k.Statement]:
-        """A block's parts of what its team reduces together, and its arrival."""
-        result: list[k.Statement] = []
+    @property
+    def publishes_alone(self) -> bool:
+        """Do all threads that publish something belong to the first warp?"""
         m = self.mapping
-        for place in places:
-            result += self.store_partials(place, self.tile_part(place))
-        names = ", ".join("%" + p.root.name for p in places)
-        level = "arrive" if self.lag else "team"
-        result.append(k.Barrier(level, f"{names}: {m.parts} blocks have a part each", m.parts))
-        return result
+        if m.packed_inside or m.rows_last:  # those of the first row
+            return m.outer_threads * m.col_threads <= 32
+        return m.outer_threads == 1
 
     def gather(self, places: Sequence[Placement]) -> list[k.Statement]:
-        """The parts of all blocks: the lanes of a warp that stand at the same element take some each and add them up,
-        in every warp alike."""
-        result: list[k.Statement] = []
+        """The parts of all blocks: for each row of the task a warp, whose lanes take some each and join them."""
         m = self.mapping
-        if self.lag:
-            result.append(k.Barrier("wait", "for the parts of all blocks", m.parts))
-        members = min(m.col_threads if m.packed_inside else m.row_threads * m.col_threads, 32)
-        rank = ix.modulo(ix.of_symbol(Symbol("thread", m.block)), members)
-        for place in places:
-            result.append(self.declare_state(place))
+        if m.rows_last:
+            return [s for place in places for s in self.gather_columns(place)]
+        other = self.for_another_task()  # the warp's row is not the one at which its threads stand
+        gathering: list[k.Statement] = []
+        totals = []
+        lane = ix.modulo(ix.of_symbol(Symbol("thread", m.block)), 32)
+        for number, place in enumerate(places):
+            gathering.append(self.declare_state(place))
             name = place.root.name
             shape = array_of(self.graph[name]).shape
-            self.frames[Zone.TASK].statements = []
-            at, _ = self.position(ix.linearize(place.root.result_index, shape))
-            turns = ceil_div(m.parts, members)
-            turn, part = Symbol(self.fresh("turn"), turns), Symbol(self.fresh("part"), m.parts)
-            mine = ix.add(ix.scale(ix.of_symbol(turn), members), rank)
-            where = ix.add(ix.scale(ix.of_symbol(part), math.prod(shape)), at)
+            at, _ = other.position(ix.linearize(place.root.result_index, shape))
             reducer = self.declarations.reducer(name)
-            arrays = self.declarations.partial_arrays(place, write=False)
-            take = k.AccumulateState(self.states[name], ix.ZERO, reducer.number, arrays, where)
-            guards = (Within(ix.of_symbol(part), 0, m.parts),) if m.parts % members else ()
-            body = (k.Index(part.name, mine), *self.guarded(guards, (take,)))
-            result += self.frames[Zone.TASK].statements
-            result.append(k.Loop(turn.name, turns, turns <= MAX_UNROLLED_STEPS, body))
-            part_of = k.Part(self.states[name], 1, reducer.number, "")
-            result.append(k.ReduceAcross((part_of,), members, 1))
-        return result
+            found, area = self.states[name], self.declarations.area(place)
+            gathering.append(k.Collect(area, at, found, ix.ZERO, reducer.number, 32, lane))
+            part_of = k.Part(found, 1, reducer.number, "")
+            gathering.append(k.ReduceAcross((part_of,), 32, 1))
+            self.states[name] = self.fresh(f"{name}_total")
+            slot = self.exchange_slot(reducer, m.outer_threads, number)
+            totals.append(k.Total(found, self.states[name], reducer.number, slot))
+        self.exchanges += 1
+        frames = other.frames
+        indices = [*frames[Zone.KERNEL].statements, *frames[Zone.TASK].statements]
+        body = (*self.task_indices(), *indices, *gathering)
+        return [k.Meeting(m.parts, self.lag, m.outer_threads, body, tuple(totals))]
+
+    def gather_columns(self, place: Placement) -> list[k.Statement]:
+        """The parts of a thread's own columns: the threads that share them take some each, then combine."""
+        m = self.mapping
+        name = place.root.name
+        reducer, area = self.declarations.reducer(name), self.declarations.area(place)
+        declared = self.declare_state(place)
+        shape = array_of(self.graph[name]).shape
+        self.frames[Zone.TASK].statements = []
+        rank = ix.of_symbol(Symbol("ty", m.row_threads))
+        with self.inner_frames():
+            element, level = self.spell(ix.linearize(place.root.result_index, shape))
+            slot, zone = self.slot_position(place)
+            state = self.states[name]
+            members = m.row_threads
+            collect = k.Collect(area, element, state, slot, reducer.number, members, rank)
+            self.emit(max(zone, level), collect)
+            nest = self.nest(row=False)
+        task = self.frames[Zone.TASK].statements
+        return [declared, *task, *nest, *self.reduce_across([place], publish=False)]
 
     def store_loop_partials(self, place: Placement) -> list[k.Statement]:
         rank = ix.of_symbol(Symbol("first", place.partials))
@@ -961,7 +1024,7 @@ class LoopLowering(Values):
         return [k.If((taking_part,), tuple(self.store_partials(place, rank)))]
 
     def store_partials(self, place: Placement, part: Linear) -> list[k.Statement]:
-        """partials[part][result element] = state, by one thread of those that hold it."""
+        """partials[part][result element] = state, by one thread of those that hold it; a team's are published."""
         name = place.root.name
         state = self.states[name]
         shape = array_of(self.graph[name]).shape
@@ -973,19 +1036,19 @@ class LoopLowering(Values):
         saved = self.frames[Zone.TASK].statements
         self.frames[Zone.TASK].statements = []
         with self.inner_frames():
-            form = ix.add(
-                ix.scale(part, math.prod(shape)),
-                self.spell(ix.linearize(place.root.result_index, shape))[0],
-            )
+            element = self.spell(ix.linearize(place.root.result_index, shape))[0]
             slot, zone = self.slot_position(place)
             level = max(zone, Zone.TASK)
-            arrays = self.declarations.partial_arrays(place, write=True)
-            stores = [
-                k.Store(array, form, dtype, k.Field(state, slot, number))
-                for number, (array, dtype) in enumerate(
-                    zip(arrays, self.declarations.reducer(name).fields, strict=True)
-                )
-            ]
+            reducer = self.declarations.reducer(name)
+            stores: list[k.Statement] = []
+            if place.span is Span.TEAM:
+                area = self.declarations.area(place)
+                stores.append(k.Publish(area, element, part, state, slot, reducer.number))
+            else:
+                form = ix.add(ix.scale(part, math.prod(shape)), element)
+                arrays = self.declarations.partial_arrays(place, write=True)
+                for number, (array, dtype) in enumerate(zip(arrays, reducer.fields, strict=True)):
+                    stores.append(k.Store(array, form, dtype, k.Field(state, slot, number)))
             for statement in self.guarded(guards, stores):
                 self.emit(level, statement)
             nest = self.nest(row=row)

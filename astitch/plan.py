@@ -243,6 +243,7 @@ def _schedules_for(arrangement: Arrangement, gpu: Gpu) -> tuple[Schedule, ...]:
         found += [Schedule(block=b, keep=Keep.NOTHING) for b in (256, 512)]
     if arrangement.cooperative:
         found += [Schedule(prefetch=False), Schedule(block=512, blocks_per_sm=3, prefetch=False)]
+        found.append(Schedule(block=1024, blocks_per_sm=1))
     else:
         found += [
             Schedule(block=b, blocks_per_sm=1024 // b, persistent=True) for b in (128, 256, 512)

@@ -53,8 +53,8 @@ WAITING_TEAM_SHARE = 0.8
 """Of the memory's speed, what teams reach whose blocks have nothing on its way while they meet: on an H100 softmax
 f32 64x1048576 0.79, 16x1048576 0.78, group-norm f32 32x64x64x512 0.74."""
 
-MEETING_BLOCK_US = 0.052
-"""What each block of a team adds to a meeting: all of them read the parts of all, from one line."""
+MEETING_BLOCK_US = 0.02
+"""What each block of a team adds to a meeting: its parts, and that it may be the last."""
 
 LEAST_FREE_REGISTERS = 8
 """Registers for loads in flight, however few there are."""

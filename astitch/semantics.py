@@ -551,11 +551,7 @@ def meaning_of_gather(node: Node, x: Array, indices: Array) -> Array:
         starts[d] = _clamp_start(vectors[..., i], x.shape[d] - a.slice_sizes[d])
     for d, b in zip(a.operand_batching_dims, a.start_indices_batching_dims, strict=True):
         starts[d] = batch_positions(vectors, b, a.index_vector_dim)
-    windows = (
-        slide(x, a.slice_sizes)[tuple(starts)]
-        if x.ndim
-        else np.broadcast_to(x, batch)
-    )
+    windows = slide(x, a.slice_sizes)[tuple(starts)] if x.ndim else np.broadcast_to(x, batch)
     dropped = set(a.collapsed_slice_dims) | set(a.operand_batching_dims)
     windows = windows.squeeze(tuple(len(batch) + d for d in sorted(dropped)))
     window_axes = iter(range(len(batch), windows.ndim))

@@ -136,10 +136,13 @@ def count_statements(body: Sequence[k.Statement]) -> int:
                 | k.Current()
                 | k.Previous()
                 | k.Prefetch()
+                | k.Meeting()
                 | k.Loop()
                 | k.If()
             ):
                 count += count_statements(statement.body)
+            case k.Switch():
+                count += count_statements(statement.cases)
             case k.Choose():
                 count += sum(count_statements(branch.body) for branch in statement.branches)
     return count

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Mapping as MappingType
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -212,8 +213,10 @@ def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
         return Span.TASK, 1
     # An outer row that is kept exists inside a task only, also where all rows are one tile.
     outer_kept = tiles["outer"][0][1] and mapping.outer_size > 1
-    (_, row_kept), (_, col_kept) = tiles["row"][0], tiles["col"][0]
-    if mapping.team and not row_kept and not col_kept and not tiles["outer"][0][0]:
+    (row_reduced, row_kept), (_, col_kept) = tiles["row"][0], tiles["col"][0]
+    # The tiles of a team are those along what it reduces.
+    meets = row_reduced and col_kept if mapping.rows_last else not row_kept and not col_kept
+    if mapping.team and meets and not tiles["outer"][0][0]:
         return Span.TEAM, mapping.parts
     if outer_kept or any(kept and count > 1 for (_, kept), count in tiles.values()):
         parts = 1
@@ -289,6 +292,7 @@ class RootReads:
             self._spaces[group.dominant] = replace(
                 space,
                 held_words=self.held_words(group, space),
+                again_words=self.words_read_again(group, space),
                 element_bytes=self.element_bytes(group, space),
             )
         return self._spaces[group.dominant]
@@ -345,6 +349,14 @@ class RootReads:
             sizes = [t.dtype.bytes for t in types if t.size >= size_of(space.atoms)]
             widest = max(widest, *sizes, 0)
         return widest or space.element_bytes
+
+    def words_read_again(self, group: Group, space: Space) -> float:
+        """Words for each element of the space that more than one root of the group reads there."""
+        roots = [self.root_of(name) for name in group.roots]
+        there = [r for r in roots if frozenset(r.space.atoms) >= frozenset(space.atoms)]
+        readers = Counter(array for root in there for array in self.reads_of(root)[1])
+        types = [array_of(self.graph[a]) for a, count in readers.items() if count > 1]
+        return sum(t.dtype.bytes / 4 for t in types if t.size >= size_of(space.atoms))
 
     def held_words(self, group: Group, space: Space) -> float:
         """Words for each element of a row: inputs that several phases need, and sums over the rows."""
@@ -606,7 +618,7 @@ class _Arranger:
             scheme, reason = Scheme.LOCAL, "its readers stand at the same index"
         elif draft.span is Span.TEAM:
             scheme = Scheme.GLOBAL
-            reason = f"split over the {draft.partials} blocks of a team: partials in scratch, the team meets"
+            reason = f"split over the {draft.partials} blocks of a team: they exchange their parts"
         else:
             scheme, reason = Scheme.REGIONAL, "each block reads just the elements that it computed"
         stored = output or bool(draft.global_reason)

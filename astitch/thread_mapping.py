@@ -36,12 +36,18 @@ MAX_HELD_WORDS = 32
 
 MAX_ROW_ELEMENTS = 16
 """Elements of a row in one thread: narrow ones too are worked on as 32-bit values, and more of them leave half of an
-H100's warps without registers (softmax and LayerNorm of bf16)."""
+H100's warps without registers (softmax and LayerNorm of bf16).  In a team's blocks, three tasks of so many lie in the
+shared memory of two blocks of 512 threads on an SM."""
 
-MAX_TEAM_ELEMENTS = 24
-"""The same where a block of a team has many tasks: the elements of two tasks lie in shared memory, so that two blocks
-of 512 threads fit an SM.  (A third task, so that no block waits for its team, was slower: it leaves 16 elements, and
-what a task costs whatever its size weighs more.)"""
+MIN_COLUMN_ELEMENTS = 8
+"""Elements that a thread of a column-reduce loads at least, where columns are many."""
+
+EXCHANGED_BYTES = 24
+"""A column's part of three words, each beside its tag."""
+
+TEAM_BYTES, TEAM_LINE_BYTES = 4, 128
+"""What a thread and a block read of a row whose columns a team sums and keeps.  Fewer columns in a thread are fewer
+sums to combine, and half the columns in a block are twice the rows, half the parts, a quarter of the exchange."""
 
 COALESCED_LANES = 8
 """Neighbouring threads that read one row at least, where it is long enough: 8 accesses of 16 bytes fill a line."""
@@ -66,8 +72,9 @@ class Mapping:
     reason: how the mapping was chosen, for people.
     packed_inside: the outer threads of a block stand between its row and its column threads, not around both: for
     rows whose neighbours on the outer axis are their neighbours in memory.
-    team: the tiles of one outer tile are worked on at the same time by as many blocks, a team, which meet at a
-    barrier of their own in each task; a tile is small enough to stay on chip until then.
+    team: the tiles of one outer tile are worked on at the same time by as many blocks, a team, which exchange their
+    parts in each task; a tile is small enough to stay on chip until then.
+    rows_last: tasks with neighbouring numbers are row tiles, not column tiles: a team shares one column tile.
     """
 
     outer: Atoms
@@ -82,11 +89,12 @@ class Mapping:
     reason: str = ""
     packed_inside: bool = False
     team: bool = False
+    rows_last: bool = False
 
     @property
     def parts(self) -> int:
-        """Tiles of one outer tile: the blocks of a team."""
-        return self.row_tiles * self.col_tiles
+        """Tiles that share a result: the blocks of a team."""
+        return self.row_tiles if self.rows_last else self.row_tiles * self.col_tiles
 
     @property
     def block(self) -> int:
@@ -119,7 +127,8 @@ class Mapping:
 
     @property
     def tasks(self) -> int:
-        """Tiles of the space; task number = (outer tile * row_tiles + row tile) * col_tiles + col tile."""
+        """Tiles of the space; task number = (outer tile * row_tiles + row tile) * col_tiles + col tile, or with
+        rows_last (outer tile * col_tiles + col tile) * row_tiles + row tile."""
         return self.outer_tiles * self.row_tiles * self.col_tiles
 
     @property
@@ -139,8 +148,12 @@ class Mapping:
 
     def elements(self, task: int, thread: int) -> Iterator[tuple[int, int, int]]:
         """(outer, row, col) positions that a thread computes in a task: the meaning of the Mapping."""
-        tile, col_part = divmod(task, self.col_tiles)
-        outer_part, row_part = divmod(tile, self.row_tiles)
+        if self.rows_last:
+            tile, row_part = divmod(task, self.row_tiles)
+            outer_part, col_part = divmod(tile, self.col_tiles)
+        else:
+            tile, col_part = divmod(task, self.col_tiles)
+            outer_part, row_part = divmod(tile, self.row_tiles)
         rest, tx = divmod(thread, self.col_threads)
         if self.packed_inside:
             ty, to = divmod(rest, self.outer_threads)
@@ -176,12 +189,14 @@ class Space:
 
     element_bytes: the widest element that is read or written along the space.
     held_words: 32-bit words that a thread holds for each element of its row while it works on a task.
+    again_words: those of arrays that are read again after the reduction.
     """
 
     atoms: Atoms
     reduced: frozenset[Symbol]
     element_bytes: int
     held_words: float = 0.0
+    again_words: float = 0.0
 
     @property
     def kept(self) -> Atoms:
@@ -260,9 +275,10 @@ def _map_rows(
     wanted = schedule.split
     # Parts that stay in registers; a row of more than one that fewer blocks than the GPU holds could work on whole.
     resident = ceil_div(vectors, block * max(MAX_ROW_ELEMENTS // vector, 1))
-    if rows * resident > wave:
-        resident = ceil_div(vectors, block * max(MAX_TEAM_ELEMENTS // vector, 1))
-    few = rows * 2 <= wave and cols * space.element_bytes > SPLIT_MIN_BYTES
+    row_bytes = cols * space.element_bytes
+    # A row that one block can keep is split only where rows leave most of the GPU idle.
+    whole = row_bytes * 4 <= gpu.shared_per_block_bytes * 3 and rows * 3 > gpu.sms
+    few = rows * 2 <= wave and row_bytes > SPLIT_MIN_BYTES and not whole
     if wanted is None:
         wanted = max(wave // rows, resident if resident * 2 <= wave else 1) if few else 1
     if wanted > 1:
@@ -272,7 +288,7 @@ def _map_rows(
             split = ceil_div(cols, tile)
             why = f"{rows} rows < {wave} blocks a wave" if schedule.split is None else "as asked"
             reason = f"row-reduce, {why}: each row split over {split} blocks"
-            team = resident <= split and split * 2 <= wave
+            team = resident <= split <= wave
             reason += " that keep their parts and meet" if team else ""
             return Mapping(outer, (), col, 1, 1, block, vector, 1, tile, reason, team=team)
     # As few threads a row as keep the GPU busy, so that the reduction stays within a warp where it can.
@@ -327,12 +343,22 @@ def _map_columns(
     vector = choose_vector(col, space.element_bytes, schedule.access_bytes)
     vectors = ceil_div(cols, vector)
     mixed = bool(col) and col[-1] in space.reduced
+    if not mixed and space.again_words and rows > wave:
+        team = _map_kept_columns(space, outer, row, col, block, wave, schedule)
+        if team is not None:
+            return team
     if mixed:
         col_threads = min(block, power_of_two_at_least(vectors))
         steps = ceil_div(vectors, col_threads)
+        most_rows = block
     else:
-        col_threads = min(32, block, power_of_two_at_least(vectors))
-        steps = 1
+        # Threads share columns only as far as columns do not fill the GPU (a wave of 1 says that they never do).
+        columns = vectors * size_of(outer)
+        full = wave > 1 and columns >= wave * block
+        most_rows = 1 if full else min(block // min(32, block), power_of_two_at_least(rows))
+        col_threads = min(block // most_rows, power_of_two_at_least(vectors))
+        wanted = MIN_COLUMN_ELEMENTS // max(rows * vector, 1)
+        steps = max(min(wanted, columns // (wave * block)), 1) if full else 1
     inside = mixed and _is_beside(outer, col, space.atoms)
     packed = 1
     if inside:  # neighbouring rows of the outer axis fill a warp's access
@@ -342,13 +368,9 @@ def _map_columns(
     outer_threads = block // (col_threads * row_threads)
     col_tile = col_threads * vector * steps
     tiles = ceil_div(size_of(outer), outer_threads) * ceil_div(cols, col_tile)
-    if inside and schedule.split is None:
-        most = MAX_ROW_ELEMENTS
-        if ceil_div(rows, max(most // (vector * steps), 1) * row_threads) * tiles > wave:
-            most = MAX_TEAM_ELEMENTS
-        held = max(most // (vector * steps), 1) * row_threads
-        parts = ceil_div(rows, held)
-        if parts > 1 and parts * 2 <= wave:
+    if inside:
+        held, parts = _rows_of_part(rows, row_threads, vector * steps, schedule)
+        if 1 < parts <= wave and (schedule.split is None or parts <= 2 * schedule.split):
             reason = (
                 f"mixed reduce: {row_threads} rows x {outer_threads} neighbours x {col_threads} threads a block, "
                 f"rows split over {parts} blocks that keep their parts and meet"
@@ -364,13 +386,13 @@ def _map_columns(
                 held,
                 col_tile,
                 reason,
-                True,
-                True,
+                packed_inside=True,
+                team=True,
             )
-    wanted = schedule.split
-    if wanted is None:
-        wanted = wave // tiles if tiles * 2 <= wave and rows > row_threads * 8 else 1
-    parts = max(min(wanted, ceil_div(rows, row_threads * 4)), 1)
+    split = schedule.split
+    if split is None:
+        split = wave // tiles if tiles * 2 <= wave and rows > row_threads * 8 else 1
+    parts = max(min(split, ceil_div(rows, row_threads * 4)), 1)
     row_tile = ceil_div(ceil_div(rows, parts), row_threads) * row_threads
     kind = "mixed reduce" if mixed else "column-reduce"
     reason = f"{kind}: {row_threads} rows x {col_threads} threads a block"
@@ -389,6 +411,50 @@ def _map_columns(
         col_tile,
         reason,
         inside,
+    )
+
+
+def _rows_of_part(rows: int, row_threads: int, width: int, schedule: Schedule) -> tuple[int, int]:
+    """(rows that a block keeps on chip, parts): width elements of a row in each thread."""
+    held = max(MAX_ROW_ELEMENTS // width, 1) * row_threads
+    if schedule.split is not None:
+        held = min(held, ceil_div(ceil_div(rows, schedule.split), row_threads) * row_threads)
+    return held, ceil_div(rows, held)
+
+
+def _map_kept_columns(
+    space: Space, outer: Atoms, row: Atoms, col: Atoms, block: int, wave: int, schedule: Schedule
+) -> Mapping | None:
+    """Columns whose elements are needed again after their reduction: teams of blocks keep them.  None where rows fit
+    one block or are too many for a team."""
+    rows, cols = size_of(row), size_of(col)
+    vector = choose_vector(col, space.element_bytes, min(schedule.access_bytes, TEAM_BYTES))
+    lanes = max(TEAM_LINE_BYTES // (vector * space.element_bytes), 1)
+    col_threads = min(lanes, block, power_of_two_at_least(ceil_div(cols, vector)))
+    row_threads = block // col_threads
+    width = vector * max(math.ceil(space.again_words), 1)
+    held, parts = _rows_of_part(rows, row_threads, width, schedule)
+    # Every block of a team reads the parts of all.
+    few = parts * EXCHANGED_BYTES <= held * space.element_bytes
+    if not (1 < parts <= wave and few) or (schedule.split or parts) * 2 < parts:
+        return None
+    reason = (
+        f"column-reduce: {row_threads} rows x {col_threads} threads a block, rows split over {parts} blocks that "
+        "keep their parts and meet"
+    )
+    return Mapping(
+        outer,
+        row,
+        col,
+        1,
+        row_threads,
+        col_threads,
+        vector,
+        held,
+        col_threads * vector,
+        reason,
+        team=True,
+        rows_last=True,
     )
 
 

@@ -17,8 +17,9 @@ from astitch.declarations import Declarations
 from astitch.dimensions import array_of, is_embedded
 from astitch.index import Linear, Quotient, Remainder, Symbol
 from astitch.ir import ArrayType, ConstantAttrs, DType, IotaAttrs, Literal
+from astitch.masks import find_mask
 from astitch.ops import OPS, Kind, monoid_of
-from astitch.propagation import Choice, Dynamic, Guard, Index, access
+from astitch.propagation import Choice, Dynamic, Guard, Index, Within, access
 from astitch.stitch_scheme import (
     Placement,
     RootKind,
@@ -62,8 +63,11 @@ class Stage(enum.Enum):
     RING = "a ring in shared memory, copied while the task before is worked on"
 
 
-MAX_RING = 3
-"""Tasks in a ring: the one that is copied, the one that is worked on, and one that waits for other blocks."""
+MAX_AHEAD, MAX_LAG = 2, 3
+"""Tasks whose copies are on their way, and tasks that wait for the other blocks of a team."""
+
+MAX_RING = MAX_AHEAD + MAX_LAG
+"""Tasks in a ring.  A copy starts when the oldest task has left its place: the one worked on needs no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,19 @@ class Frame:
     cache: dict[object, object] = field(default_factory=dict)
 
 
+@dataclass
+class Conditional:
+    """What only one branch of a choice computes.  vector: the choice is one for all lanes of a vector; what differs
+    between them stands in `lanes`, else everything in `outside`."""
+
+    outside: Frame
+    lanes: Frame
+    vector: bool
+
+    def frame(self, zone: Zone) -> Frame:
+        return self.lanes if zone is Zone.LANE else self.outside
+
+
 class Values:
     """The values of one task loop: where each is computed, and what the zones hold already."""
 
@@ -92,7 +109,7 @@ class Values:
         self.axes = make_axes(loop.mapping)
         self.axis_of = {atom: axis for axis in self.axes for atom in axis.atoms}
         self.frames = {zone: Frame() for zone in Zone}
-        self.conditionals: list[Frame] = []
+        self.conditionals: list[Conditional] = []
         self.kept: dict[Key, Kept] = {}
         self.filled: set[Key] = set()
         self.kept_whole: set[Key] = set()  # kept as vectors, not lane by lane
@@ -104,18 +121,27 @@ class Values:
 
     # -- statements and caches ---------------------------------------------------------------------------------
 
+    def frame(self, zone: Zone) -> Frame:
+        """Where a statement of the zone stands now."""
+        return self.conditionals[-1].frame(zone) if self.conditionals else self.frames[zone]
+
     def emit(self, zone: Zone, statement: k.Statement) -> None:
-        frame = self.conditionals[-1] if self.conditionals else self.frames[zone]
-        frame.statements.append(statement)
+        self.frame(zone).statements.append(statement)
 
     def remember(self, zone: Zone, key: object, value: object) -> None:
-        frame = self.conditionals[-1] if self.conditionals else self.frames[zone]
-        frame.cache[key] = value
+        self.frame(zone).cache[key] = value
 
     def recall(self, key: object) -> object | None:
-        for frame in (*reversed(self.conditionals), *(self.frames[z] for z in Zone)):
-            if key in frame.cache:
-                return frame.cache[key]
+        for conditional in reversed(self.conditionals):
+            for frame in (conditional.lanes, conditional.outside):
+                if key in frame.cache:
+                    return frame.cache[key]
+        # The choice of a vector stands before the loop over its lanes.
+        first = self.conditionals[:1]
+        hidden = (Zone.LANE, Zone.AFTER) if first and first[0].vector else ()
+        for zone in Zone:
+            if zone not in hidden and key in self.frames[zone].cache:
+                return self.frames[zone].cache[key]
         return None
 
     def fresh(self, hint: str) -> str:
@@ -340,13 +366,16 @@ class Values:
 
     def choose(self, key: Key, choices: Sequence[Choice]) -> tuple[k.Expr, Zone]:
         """pad, concatenate, dynamic-update-slice: only the branch that applies touches memory."""
+        guards_of = [[self.guard_of_vector(g) for g in choice.guards] for choice in choices]
+        if self.is_whole(key) and all(g is not None for guards in guards_of for g in guards):
+            return self.choose_vector(key, choices, guards_of)
         node = self.graph[key[0]]
         zone = Zone.KERNEL
         branches = []
         for choice in choices:
             guards = [self.guard(g) for g in choice.guards]
             frame = Frame()
-            self.conditionals.append(frame)
+            self.conditionals.append(Conditional(frame, frame, False))
             read = choice.reads[0]
             expr, where = self.value(read.operand, read.index)
             self.conditionals.pop()
@@ -355,6 +384,52 @@ class Values:
         variable = self.fresh(key[0])
         self.emit(zone, k.Choose(variable, node.dtype, tuple(branches)))
         return k.Name(variable), zone
+
+    def choose_vector(
+        self, key: Key, choices: Sequence[Choice], guards_of: Sequence[Sequence[Guard | None]]
+    ) -> tuple[k.Expr, Zone]:
+        """The same where all lanes of a vector take the same branch: its loads are vectors too."""
+        dtype, width = self.graph[key[0]].dtype, self.mapping.vector
+        chosen = self.fresh(f"{key[0]}_lanes")
+        cases = []
+        for choice, guards in zip(choices, guards_of, strict=True):
+            branch = Conditional(Frame(), Frame(), True)
+            self.conditionals.append(branch)
+            read = choice.reads[0]
+            expr, _ = self.value(read.operand, read.index)
+            self.conditionals.pop()
+            put = k.KeepSet(chosen, ix.of_symbol(LANE), dtype, expr, False)
+            lanes = k.Loop("lane", width, True, (*branch.lanes.statements, put))
+            known = tuple(g for g in guards if g is not None)
+            cases.append(k.If(known, (*branch.outside.statements, lanes)))
+        self.emit(Zone.COLUMN, k.Keep(chosen, dtype, width, False))
+        self.emit(Zone.COLUMN, k.Switch(tuple(cases)))
+        return k.Element(chosen, ix.of_symbol(LANE), dtype, False), Zone.LANE
+
+    def is_whole(self, key: Key) -> bool:
+        """May the lanes of a vector choose together?  They must be different elements, and stand in no branch of a
+        single one."""
+        together = all(conditional.vector for conditional in self.conditionals)
+        if self.mapping.vector == 1 or not self.mapping.col or not together:
+            return False
+        return any(self.mapping.col[-1] in ix.symbols(form) for form in key[1])
+
+    def guard_of_vector(self, guard: Guard) -> Guard | None:
+        """A guard that holds for all lanes of a vector or for none, as one of the first lane; None where it may part
+        them."""
+        if not self.mapping.col:
+            return None
+        if self.mapping.col[-1] in ix.symbols(guard.form):
+            width = self.mapping.vector
+            if not isinstance(guard, Within) or guard.low % width or guard.high % width:
+                return None
+            if not self.is_vector(guard.form):
+                return None
+        elif self.spell_base(guard.form)[1] > Zone.COLUMN:
+            return None
+        spelled, _ = self.spell_base(guard.form)
+        first = Linear(spelled.constant, tuple((t, c) for t, c in spelled.terms if t != LANE))
+        return replace(guard, form=first)
 
     def start(self, dynamic: Dynamic) -> None:
         """A start index known at run time, clamped as HLO says."""
@@ -372,7 +447,7 @@ class Values:
         shape = array_of(self.graph[name]).shape
         form = ix.linearize(index, shape)
         array = self.declarations.array(source, dtype, read=True)
-        if self.is_vector(form) and not self.conditionals:
+        if self.is_vector(form) and all(c.vector for c in self.conditionals):
             vector = self.recall(("vector", source, form))
             if not isinstance(vector, str):
                 position, _ = self.position(form)
@@ -381,11 +456,14 @@ class Values:
                     position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
                 )
                 width = self.mapping.vector
-                self.vector_loads[source, form] = VectorLoad(key, source, form, dtype)
+                if not self.conditionals:  # else it may lie outside of the array
+                    self.vector_loads[source, form] = VectorLoad(key, source, form, dtype)
                 staged = self.staged.get((source, form))
                 if staged is None:
-                    self.emit(Zone.COLUMN, k.LoadVector(vector, dtype, array, base, width))
-                    kept = self.kept.get(key)
+                    needed = () if self.conditionals else self.needed_lanes(key)
+                    load = k.LoadVector(vector, dtype, array, base, width, needed)
+                    self.emit(Zone.COLUMN, load)
+                    kept = self.kept.get(key) if not self.conditionals else None
                     if kept is not None and not kept.shared and kept.zone is Zone.LANE:
                         keep = k.KeepVector(kept.name, self.own_step(), dtype, vector)
                         self.emit(Zone.COLUMN, keep)
@@ -395,6 +473,12 @@ class Values:
                     self.emit(Zone.COLUMN, k.TakeVector(vector, dtype, staged.name, at, width))
                 self.remember(Zone.COLUMN, ("vector", source, form), vector)
             return self.define(key, dtype, k.Lane(vector, dtype), Zone.LANE)
+        if self.is_own_element(form):
+            self.vector_loads[source, form] = VectorLoad(key, source, form, dtype)
+            staged = self.staged.get((source, form))
+            if staged is not None:
+                at = self.staged_position(staged, ix.of_symbol(Symbol("turn", MAX_RING)))
+                return self.define(key, dtype, k.Element(staged.name, at, dtype, True), Zone.COLUMN)
         position, zone = self.position(form)
         variable = self.fresh(name)
         self.emit(zone, k.Load(variable, dtype, array, position))
@@ -416,6 +500,23 @@ class Values:
             if coefficient % width:
                 return False
         return True
+
+    def needed_lanes(self, key: Key) -> tuple[Guard, ...]:
+        """Guards that hold where somebody needs a lane of the vector, see masks.py."""
+        inside, kept = self.declarations.inside, self.declarations.outputs
+        found = []
+        for guard in find_mask(self.graph, *key, inside, kept):
+            form, zone = self.spell_base(guard.form)
+            last = form.coefficient(LANE) * (self.mapping.vector - 1)
+            base = Linear(form.constant, tuple((t, c) for t, c in form.terms if t != LANE))
+            if zone <= Zone.COLUMN and LANE not in ix.symbols(base):
+                found.append(Within(base, guard.low - max(last, 0), guard.high - min(last, 0)))
+        return tuple(found)
+
+    def is_own_element(self, form: Linear) -> bool:
+        """A single element for each step of a thread, where a team may copy it ahead as it does vectors."""
+        team = self.mapping.team and self.mapping.vector == 1 and not self.conditionals
+        return team and self.spell_base(form)[1] is Zone.COLUMN
 
     # -- values of other roots -----------------------------------------------------------------------------------
 

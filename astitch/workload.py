@@ -221,7 +221,7 @@ LOADED_WORDS, LEAST_LOADED_WORDS = 32, 8
 """Words of vectors that the compiler keeps in flight where registers suffice, and where they do not."""
 
 LATE_SHARE = 0.25
-"""Of a meeting's cost: what waiting costs blocks that arrived a task earlier."""
+"""Of a meeting's cost: what waiting costs blocks that arrived a task earlier, and the share of that a task before."""
 
 NEAR_BYTES = 64 * 1024
 """Arrays of no more than this that all tasks read stay in the L1."""
@@ -320,6 +320,7 @@ class _Counter:
         self.threads: dict[str, np.ndarray] = {}
         self.loop = LoopWork(0, 1, True)
         self.in_task = False
+        self.lag = 0  # tasks that blocks are behind what they published
         self.prefetching = False
         self.touched: set[str] = set()
         self.waiting_near = False  # for what the L1 has
@@ -588,7 +589,9 @@ class _Counter:
             case k.Load(_, dtype, array, position):
                 self.access(array, position, dtype.bytes, 1, False, frame)
                 self.load(max(dtype.bytes, 4) / 4 * min(frame.together, 8))
-            case k.LoadVector(_, dtype, array, position, width):
+            case k.LoadVector(_, dtype, array, position, width, guards):
+                if guards:
+                    frame = frame.scaled(*self.passing(guards))
                 self.access(array, position, dtype.bytes, width, False, frame)
                 self.load(width * dtype.bytes / 4 * frame.together)
             case k.StoreLane(_, dtype, expr):
@@ -612,11 +615,11 @@ class _Counter:
                 self.add({_I: self.words[target]}, frame.trips, frame.copies)
             case k.CopyWait():
                 self.add({_I: 1.0}, frame.trips)
-            case k.Prefetch(first, _, inner):
+            case k.Prefetch(first, _, inner, ahead):
                 self.loop.prefetched = True
                 self.prefetching = True
                 if first:  # waited for, but counted with the others
-                    self.loop.once_batches += 1
+                    self.loop.once_batches += ahead == 0
                 else:
                     self.walk(inner, frame)
                 self.prefetching = False
@@ -670,31 +673,58 @@ class _Counter:
                 threads, warps = self.passing(guards)
                 self.add({_I: 1.0 + len(guards)}, frame.trips, frame.copies)
                 self.walk(inner, frame.scaled(threads, warps))
+            case k.Switch(cases):
+                self.choices([(found.guards, found.body) for found in cases], frame)
             case k.Choose(_, _, branches):
-                for branch in branches:
-                    threads, warps = self.passing(branch.guards)
-                    self.add({_I: 2.0}, frame.trips, frame.copies)
-                    self.walk(branch.body, frame.scaled(threads, warps))
+                self.choices([(branch.guards, branch.body) for branch in branches], frame)
             case k.Barrier(level="global"):
                 self.level += 1
             case k.Barrier():
                 self.sync(frame, 1)
-                if statement.team and statement.level != "arrive":
-                    # Halves that lie a task apart find the others there already, most of the time.
-                    late = LATE_SHARE if statement.level == "wait" else 1.0
-                    self.loop.meetings += frame.trips * late
-                    self.loop.team = max(self.loop.team, statement.team)
+            case k.Publish(area):
+                self.add({_I: 3.0 * area.words}, frame.trips)
+            case k.Collect(area, _, _, _, reducer, members, _):
+                # Columns are collected where they are needed, without a Meeting.
+                self.loop.meetings = max(self.loop.meetings, LATE_SHARE**self.lag)
+                self.loop.team = max(self.loop.team, area.parts)
+                turns = math.ceil(area.parts / members)
+                mix = {unit: n * turns for unit, n in self.combine(reducer).items()}
+                mix[_I] = mix.get(_I, 0.0) + 3.0 * area.words * turns
+                self.add(mix, frame.trips, frame.copies)
+            case k.Meeting(team, lag, packed, inner):
+                self.sync(frame, 1)
+                # Blocks that wait tasks after they arrived find the others there already, most of the time.
+                met = self.loop.meetings + frame.trips * LATE_SHARE**lag
+                share = min(packed * 32 / self.kernel.block, 1.0)
+                self.walk(inner, frame.scaled(share, share))
+                self.loop.meetings, self.loop.team = met, max(self.loop.team, team)
             case k.Section():
                 self.section(statement)
             case k.TaskLoop():
                 self.tasks(statement)
-            case k.Current(_, inner) | k.Previous(_, inner):
+            case k.Current(_, inner):
                 self.add({_I: 2.0}, frame.trips)
                 self.walk(inner, frame)
+            case k.Previous(_, inner, lag):
+                self.add({_I: 2.0}, frame.trips)
+                self.lag = lag
+                self.walk(inner, frame)
+                self.lag = 0
             case k.VectorVariable():
                 pass
             case _:
                 assert_never(statement)
+
+    def choices(
+        self, cases: Sequence[tuple[Sequence[Guard], Sequence[k.Statement]]], frame: _Frame
+    ) -> None:
+        """The first case whose guards hold; the last one gets the threads that the others left."""
+        left = 1.0
+        for guards, body in cases:
+            threads, warps = self.passing(guards) if guards else (left, left)
+            left = max(left - threads, 0.0)
+            self.add({_I: 2.0}, frame.trips, frame.copies)
+            self.walk(body, frame.scaled(threads, warps))
 
     def load(self, words: float) -> None:
         self.loaded[self.turn] = self.loaded.get(self.turn, 0.0) + words

@@ -88,6 +88,12 @@ def group_norm(x: Any, gamma: Any, beta: Any) -> Any:
     return ((g - mean) * jax.lax.rsqrt(var + 1e-5)).reshape(x.shape) * gamma + beta
 
 
+def instance_norm(x: Any, gamma: Any, beta: Any) -> Any:
+    mean = x.mean((1, 2), keepdims=True)
+    var = jnp.square(x - mean).mean((1, 2), keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(var + 1e-5) * gamma + beta
+
+
 def _norm(dtype: Any, rows: int, cols: int, *, shift: bool) -> tuple[Any, ...]:
     return (((rows, cols), dtype), ((cols,), F32), *([((cols,), F32)] if shift else []))
 
@@ -140,6 +146,11 @@ PATTERNS = (
         "bias + gelu bf16 8192x8192",
         lambda x, b: jax.nn.gelu(x + b),
         (((8192, 8192), BF16), ((8192,), BF16)),
+    ),
+    Pattern(
+        "instance norm f32 32x64x64x512",
+        instance_norm,
+        (((32, 64, 64, 512), F32), ((512,), F32), ((512,), F32)),
     ),
     Pattern("bias + relu f32 16384x4096", _bias_relu, (((16384, 4096), F32), ((4096,), F32))),
     Pattern("adam f32 4096x4096", _adam, (((4096, 4096), F32),) * 4),

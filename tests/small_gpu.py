@@ -6,12 +6,13 @@ run_on(few_sms(4), jax.nn.softmax, x, check=True)   # a list of arrays, from the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
+from astitch import kernel_ir as k
 from astitch.build_program import build_program
 from astitch.check_plan import check_plan
 from astitch.compile import plan_scopes
@@ -33,6 +34,18 @@ from tests.hlo_runner import lower
 
 def few_sms(sms: int, gpu: str = "h100") -> Gpu:
     return dataclasses.replace(preset(gpu), sms=sms, name=f"{gpu} of {sms} SMs")
+
+
+Found = TypeVar("Found", bound=k.Statement)
+
+
+def find_statements(body: Iterable[k.Statement | k.Branch], kind: type[Found]) -> list[Found]:
+    """The statements of a kind, also those inside of others."""
+    found = [s for s in body if isinstance(s, kind)]
+    for statement in body:
+        for inside in ("body", "cases", "branches"):
+            found += find_statements(getattr(statement, inside, ()), kind)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

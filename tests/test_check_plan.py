@@ -12,10 +12,11 @@ from astitch import kernel_ir as k
 from astitch.check_plan import check_kernel, check_plan
 from astitch.errors import IllegalProduct
 from astitch.gpu import preset
-from astitch.index import Linear, Symbol, of_symbol
+from astitch.index import Linear, Symbol, add, divide, modulo, of_symbol
 from astitch.ir import ArrayType, DType
 from astitch.plan import Plan, plan_scope
 from astitch.propagation import Within
+from astitch.reducers import make_reducer
 from astitch.remote_stitch import stitch_remotely
 from astitch.stitch_scheme import Arrangement, Placement, Scheme
 from astitch.stitch_scope import find_scopes
@@ -315,6 +316,183 @@ def test_a_broken_kernel_is_refused(broken: k.Kernel, sentence: str) -> None:
         check_kernel(broken)
     assert sentence in str(caught.value)
     assert str(caught.value).startswith(f"kernel {broken.name}")
+
+
+# ---- teams, by hand
+
+
+def sum_reducer() -> k.Reducer:
+    g = GraphBuilder()
+    total = g.reduce(g.parameter("f32[4]"), (0,), "add")
+    return make_reducer(g.build(total), total, 0)
+
+
+SUM = sum_reducer()
+TASK, TO = of_symbol(Symbol("task", 12)), of_symbol(Symbol("to", 1))
+AREA = k.Area(0, 3, 4, 1)
+ROW = divide(TASK, 4)
+MEETS = k.Slot("met", None, 0, 1, 4, (0, 0), (0, 1), 0)
+RING = k.Slot("ring", F32, None, 160, 640, (0, 0), (0, 1), 128)
+TOTAL = k.Total("found", "total", 0, "met")
+FIRST_OF_WARP = Within(THREAD, 0, 1)
+
+
+def publish(**changes: object) -> Body:
+    statement = replace(k.Publish(AREA, ROW, modulo(TASK, 4), "mine", Linear(0), 0), **changes)
+    return (
+        k.States("mine", 0, 1),
+        k.Accumulate("mine", Linear(0), 0, (ONE,)),
+        k.ReduceAcross((k.Part("mine", 1, 0, ""),), 32, 1),
+        k.If((FIRST_OF_WARP,), (statement,)),
+    )
+
+
+def meeting(
+    *, body: Body | None = None, area: k.Area = AREA, members: int = 32, **changes: object
+) -> k.Meeting:
+    gather = (
+        k.Index("row", add(ROW, TO)),
+        k.States("found", 0, 1),
+        k.Collect(area, of_symbol(Symbol("row", 3)), "found", Linear(0), 0, members, THREAD),
+        k.ReduceAcross((k.Part("found", 1, 0, ""),), 32, 1),
+    )
+    made = k.Meeting(4, 0, 1, gather if body is None else body, (TOTAL,))
+    return replace(made, **changes)
+
+
+PUT_TOTAL = k.Store("y", THREAD, F32, k.Field("total", Linear(0), 0))
+
+
+def team_kernel(*body: k.Statement, loop: k.TaskLoop | None = None, **changes: object) -> k.Kernel:
+    """Three rows of four tasks each, four blocks."""
+    made = kernel(
+        section(loop or k.TaskLoop(12, False, body)), reducers=(SUM,), slots=(MEETS, RING), grid=4,
+        shared_bytes=1024, blocks_per_sm=1, teams=1, tagged_words=12,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def lagging_kernel(
+    *, lag: int = 2, ring: int = 5, ahead: int = 2, first: int = 1, back: int = 2
+) -> k.Kernel:
+    """Tasks two behind are met for; vectors of those two ahead are on their way."""
+    next_turn, turn = (of_symbol(Symbol(name, 5)) for name in ("next_turn", "turn"))
+    fetch = (k.Fetch("ring", next_turn, F32, "x", THREAD, 4),)
+    take = k.TakeVector("taken", F32, "ring", turn, 4)
+    states, accumulate, *publishing = publish()
+    lanes = k.Loop("lane", 4, True, (k.Value("value", F32, k.Lane("taken", F32)), accumulate))
+    current = k.Current(12, (k.CopyWait(1), take, states, lanes, *publishing, BLOCK))
+    previous = k.Previous(ring, (meeting(lag=lag), PUT_TOTAL), back)
+    later = k.Prefetch(False, 12, fetch, ahead, ring)
+    loop = k.TaskLoop(12, False, (current, previous, later), ring, lag)
+    body = (*(k.Prefetch(True, 12, fetch, number, ring) for number in (0, first)), loop)
+    made = team_kernel()
+    return replace(made, body=(section(*body),))
+
+
+def test_legal_teams() -> None:
+    check_kernel(team_kernel(LOAD, *publish(), meeting(), PUT_TOTAL, BLOCK))
+    check_kernel(lagging_kernel())
+    inside = replace(AREA, elements_inside=True)
+    check_kernel(team_kernel(LOAD, *publish(area=inside), meeting(area=inside), PUT_TOTAL, BLOCK))
+    case = k.If((FIRST_OF_WARP,), (k.Index("at", THREAD),))
+    check_kernel(kernel(section(task_loop(LOAD, STORE, k.Switch((case, k.If((), ())))))))
+
+
+def team_task(*body: k.Statement) -> k.Kernel:
+    return team_kernel(LOAD, *body)
+
+
+BROKEN_TEAMS: list[tuple[Callable[[], k.Kernel], str]] = [
+    (lambda: lagging_kernel(lag=5), "5 tasks behind in a ring of 5"),
+    (lambda: lagging_kernel(back=5), "5 tasks behind in a ring of 5"),
+    (lambda: lagging_kernel(back=0), "0 tasks behind in a ring of 5"),
+    (lambda: lagging_kernel(ahead=5), "a task 5 ahead in a ring of 5"),
+    (lambda: lagging_kernel(first=7), "a task 7 ahead in a ring of 5"),
+    (lambda: lagging_kernel(ahead=0), "a prefetch of the task itself"),
+    (lambda: lagging_kernel(lag=0, ring=1), "a ring of 1"),
+    (
+        lambda: team_kernel(loop=k.TaskLoop(12, False, (LOAD, STORE), 0, 1)),
+        "1 tasks behind in a ring of 0",
+    ),
+    (
+        lambda: team_task(*publish(), meeting(body=()), PUT_TOTAL, BLOCK),
+        "a total that no warp gathers",
+    ),
+    (
+        lambda: team_task(*publish(), meeting(totals=()), PUT_TOTAL, BLOCK),
+        "total is used before it is defined",
+    ),
+    (
+        lambda: team_task(*publish(), meeting(team=3), PUT_TOTAL, BLOCK),
+        "a meeting of 3 blocks",
+    ),
+    (
+        lambda: team_task(*publish(), meeting(totals=(replace(TOTAL, slot="ring"),)), PUT_TOTAL, BLOCK),
+        "total comes through ring, which holds no such states",
+    ),
+    (
+        lambda: team_task(*publish(), meeting(totals=(replace(TOTAL, slot="none"),)), PUT_TOTAL, BLOCK),
+        "total comes through none, which holds no such states",
+    ),
+    (
+        lambda: team_task(*publish(), k.If((FIRST_OF_WARP,), (meeting(),)), STORE),
+        "a meeting of blocks where not all threads come by",
+    ),
+    (
+        lambda: team_task(*publish(), meeting(), PUT_TOTAL),
+        "shared met (read) and met (write) meet in one place",
+    ),
+    (lambda: team_task(*publish(), meeting(members=0), PUT_TOTAL, BLOCK), "0 threads collect"),
+    (
+        lambda: replace(team_task(*publish(), meeting(), PUT_TOTAL, BLOCK), tagged_words=11),
+        "does not lie in 11 tagged words",
+    ),
+    (
+        lambda: team_task(*publish(area=replace(AREA, offset=1)), meeting(), PUT_TOTAL, BLOCK),
+        "does not lie in 12 tagged words",
+    ),
+    (
+        lambda: team_task(*publish(), meeting(area=replace(AREA, results=4)), PUT_TOTAL, BLOCK),
+        "does not lie in 12 tagged words",
+    ),
+    (
+        lambda: team_task(*publish(area=replace(AREA, parts=2, words=2)), meeting(), PUT_TOTAL, BLOCK),
+        "does not lie in 12 tagged words",
+    ),
+    (
+        lambda: team_task(*publish(state="other"), meeting(), PUT_TOTAL, BLOCK),
+        "other is used before it is defined",
+    ),
+    (
+        lambda: team_task(*publish(part=of_symbol(Symbol("nowhere", 4))), meeting(), PUT_TOTAL, BLOCK),
+        "nowhere is used before it is defined",
+    ),
+    (lambda: team_task(k.Barrier("team", "why"), STORE), "a team barrier inside a section: why"),
+    (lambda: team_task(k.Switch(()), STORE), "a choice of nothing"),
+    (
+        lambda: team_task(k.Switch((k.If((FIRST_OF_WARP,), (BLOCK,)), k.If((), ()))), STORE),
+        "a barrier where not all threads come by: why",
+    ),
+    (
+        lambda: kernel(
+            section(task_loop(k.Switch((k.If((GUARD,), (LOAD,)), k.If((), (LOAD,)))), STORE))
+        ),
+        "value is used before it is defined",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"), BROKEN_TEAMS, ids=[f"{i} {s}" for i, (_, s) in enumerate(BROKEN_TEAMS)]
+)
+def test_a_broken_team_is_refused(broken: Callable[[], k.Kernel], sentence: str) -> None:
+    with pytest.raises(IllegalProduct) as caught:
+        check_kernel(broken())
+    assert sentence in str(caught.value)
+
+
+# ---- kernels of the planner
 
 
 def replace_statements(body: Body, change: Callable[[k.Statement], Body]) -> Body:

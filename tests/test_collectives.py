@@ -1,4 +1,5 @@
-"""cuda/collectives.cuh in the checked emulation: each way to reduce over threads gives every thread its set's total."""
+"""cuda/collectives.cuh in the checked emulation: each way to reduce over threads gives every thread its set's total,
+and what the blocks of a team publish arrives."""
 
 from __future__ import annotations
 
@@ -7,12 +8,23 @@ import itertools
 import math
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from graphs import GraphBuilder
 
+from astitch import index as ix
+from astitch import kernel_ir as k
+from astitch.check_plan import check_kernel
+from astitch.emit_cuda import emit_cuda
 from astitch.emulate import HostModule, Order, compile_host
-from astitch.kernel_ir import STRIDED_CHUNK
+from astitch.index import Symbol, of_symbol
+from astitch.ir import Graph
+from astitch.kernel_ir import STRIDED_CHUNK, count_lines
 from astitch.nvrtc import compile_cuda
+from astitch.propagation import Within
+from astitch.reducers import make_reducer
+from tests.small_gpu import stitched_graph
 
 BLOCK = 128
 
@@ -88,7 +100,14 @@ class Way:
 
     @property
     def shared_states(self) -> int:
-        return BLOCK * STRIDED_CHUNK if self.how.startswith("strided") else BLOCK // 32 * self.count
+        if not self.how.startswith("strided"):
+            return BLOCK // 32 * self.count
+        return min(self.count, STRIDED_CHUNK) * count_lines(BLOCK, self.stride)
+
+    @property
+    def threads_served(self) -> int:
+        """The first so many threads of a block get the totals of their sets."""
+        return 32 if self.how == "strided_alone" else BLOCK
 
     @property
     def call(self) -> str:
@@ -112,8 +131,10 @@ class Way:
                     f"{split} reduce_warps_together<{kind}>(slot, {parts}); __syncthreads(); "
                     f"combine_warps_together<{kind}, {self.threads}>(slot, {parts}); {join}"
                 )
-        lanes = "true" if self.how == "strided_lanes" else "false"
-        return f"reduce_strided<{kind}, {sizes}, {BLOCK}, {STRIDED_CHUNK}, {lanes}>(states, slot);"
+        together = ", ".join(str(self.how == f"strided_{w}").lower() for w in ("lanes", "alone"))
+        return (
+            f"reduce_strided<{kind}, {sizes}, {BLOCK}, {STRIDED_CHUNK}, {together}>(states, slot);"
+        )
 
     @property
     def kernel(self) -> str:
@@ -141,6 +162,10 @@ extern "C" __global__ void __launch_bounds__({BLOCK}) {self.name}(const {kind.ty
 }}"""  # fmt: skip
 
 
+STRIDED = ((64, 2), (16, 8), (8, 8), (8, 16), (4, 32), (2, 32), (2, 64))
+"""(threads, stride) of sets that span warps: a block of them and, where it may be, half a block."""
+
+
 def ways() -> list[Way]:
     found: list[Way] = []
     for kind, count in itertools.product(KINDS, (1, 3)):
@@ -149,9 +174,11 @@ def ways() -> list[Way]:
         for threads, how in itertools.product((64, 128), ("warps", "butterfly")):
             found.append(Way(kind, threads, 1, count, how))
     for kind, count in itertools.product(KINDS, (1, 6)):  # more states than are exchanged at once
-        for sizes in ((4, 32), (2, 64), (8, 16), (16, 8), (2, 32)):
+        for sizes in STRIDED:
             found.append(Way(kind, *sizes, count, "strided"))
             found.append(Way(kind, *sizes, count, "strided_lanes"))
+            if math.prod(sizes) == BLOCK:
+                found.append(Way(kind, *sizes, count, "strided_alone"))
     for threads, count in itertools.product((64, 128), (2, 3, 4)):
         found.append(Way("Sum", threads, 1, count, "together"))
     return found
@@ -211,9 +238,13 @@ def total(kind: str, members: np.ndarray) -> np.ndarray:
 
 
 def sets_of(way: Way) -> list[np.ndarray]:
-    """The threads of each set, in order."""
+    """The threads of each set of which one is served, in order."""
     first = [t for t in range(BLOCK) if t // way.stride % way.threads == 0]
-    return [np.arange(f, f + way.threads * way.stride, way.stride) for f in first]
+    return [
+        np.arange(f, f + way.threads * way.stride, way.stride)
+        for f in first
+        if f < way.threads_served
+    ]
 
 
 def run(way: Way, states: np.ndarray, order: Order = Order.FORWARD) -> np.ndarray:
@@ -232,7 +263,7 @@ def test_every_thread_gets_the_total_of_its_set(kind: str) -> None:
         got = run(way, states)
         for threads in sets_of(way):
             for state in range(way.count):
-                mine = got[threads, state]
+                mine = got[threads[threads < way.threads_served], state]
                 assert len({row.tobytes() for row in mine}) == 1, f"{way.name}: threads differ"
                 wanted = total(kind, states[threads, state])
                 if KINDS[kind].exact:
@@ -271,8 +302,9 @@ def test_extremes_of_exponentials(
             for member, state in members.items():
                 states[threads[member % way.threads]] = state
         if len({m % way.threads for m in members}) == len(members):  # each has a thread of its own
-            expected = np.broadcast_to(np.float32(wanted), states.shape)
-            np.testing.assert_array_equal(run(way, states), expected, way.name)
+            got = run(way, states)[: way.threads_served]
+            expected = np.broadcast_to(np.float32(wanted), got.shape)
+            np.testing.assert_array_equal(got, expected, way.name)
 
 
 @pytest.mark.parametrize("value", [3e19, -1e30, 0.0, 1e-30])
@@ -282,10 +314,180 @@ def test_moments_of_one_value_among_idle_threads(value: float) -> None:
         states = np.zeros((BLOCK, way.count, 3), np.float32)
         for threads in sets_of(way):
             states[threads[way.threads // 2]] = (4, value, 0)
-        got = run(way, states)
+        got = run(way, states)[: way.threads_served]
         np.testing.assert_array_equal(got[..., 0], 4)
         np.testing.assert_allclose(got[..., 1], np.float32(value), rtol=1e-6)
         assert np.all(got[..., 2].astype(np.float64) <= 4 * (1e-6 * value) ** 2), way.name
+
+
+# ---- states of the blocks of a team ----------------------------------------------------------------------
+
+
+def sum_of(kind: str) -> Graph:
+    g = GraphBuilder()
+    return g.build(g.reduce(g.parameter(f"{kind}[4,6]", "x"), (1,), "add", name="root"))
+
+
+def largest_with_position(value: str, index: str) -> Graph:
+    g = GraphBuilder()
+    x = g.parameter(f"{value}[4,6]")
+    best = g.arg_max(x, g.iota(f"{index}[4,6]", 1), (1,), name="root")
+    return g.build(g.element(best, 0))
+
+
+def moments() -> Graph:
+    return stitched_graph(
+        lambda x: (x.mean(0), jnp.square(x - x.mean(0)).mean(0)), np.empty((40, 6), np.float32)
+    )
+
+
+def exchanged(graph: Graph) -> k.Reducer:
+    """The reducer of the graph's one reduce."""
+    (root,) = (name for name, node in graph.nodes.items() if node.op == "reduce")
+    return make_reducer(graph, root, 0)
+
+
+REDUCERS = {
+    "f32": exchanged(sum_of("f32")),
+    "f64": exchanged(sum_of("f64")),
+    "bf16": exchanged(sum_of("bf16")),
+    "s8": exchanged(sum_of("s8")),
+    "u64": exchanged(sum_of("u64")),
+    "f32 and s32": exchanged(largest_with_position("f32", "s32")),
+    "s64 and u8": exchanged(largest_with_position("s64", "u8")),
+    "s32 and f64": exchanged(largest_with_position("s32", "f64")),
+    "moments": exchanged(moments()),
+}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """`parts` blocks of a warp; `members` neighbouring threads share a result and gather its parts.
+
+    meets: a warp gathers the one result for all.
+    """
+
+    reducer: k.Reducer
+    parts: int
+    members: int
+    elements_inside: bool = False
+    meets: bool = False
+
+    def kernel(self) -> k.Kernel:
+        """Block p publishes, for each result, what its threads hold together; every thread stores the total."""
+        fields, number = self.reducer.fields, self.reducer.number
+        results = 32 // self.members
+        area = k.Area(3, results, self.parts, self.reducer.words, self.elements_inside)
+        thread, task = of_symbol(Symbol("thread", 32)), of_symbol(Symbol("task", self.parts))
+        element, rank = ix.divide(thread, self.members), ix.modulo(thread, self.members)
+        place = ix.add(ix.scale(task, 32), thread)
+        inputs = [k.Parameter(f"x{i}", d, f"x{i}", False, True) for i, d in enumerate(fields)]
+        outputs = [k.Parameter(f"y{i}", d, f"y{i}", True, False) for i, d in enumerate(fields)]
+        lanes = (self.members, 1)
+        body: list[k.Statement] = [k.States("mine", number, 1)]
+        body += [k.Load(f"v{i}", d, f"x{i}", place) for i, d in enumerate(fields)]
+        values = tuple(k.Name(f"v{i}") for i, _ in enumerate(fields))
+        body += [
+            k.Accumulate("mine", ix.ZERO, number, values),
+            k.ReduceAcross((k.Part("mine", 1, number, ""),), *lanes),
+            k.If((Within(rank, 0, 1),), (k.Publish(area, element, task, "mine", ix.ZERO, number),)),
+        ]
+        gather: tuple[k.Statement, ...] = (
+            k.States("found", number, 1),
+            k.Collect(area, element, "found", ix.ZERO, number, self.members, rank),
+            k.ReduceAcross((k.Part("found", 1, number, ""),), *lanes),
+        )
+        slots: tuple[k.Slot, ...] = ()
+        if self.meets:
+            total = k.Total("found", "total", number, "slot")
+            body.append(k.Meeting(self.parts, 0, 1, gather, (total,)))
+            size = self.reducer.state_bytes
+            slots = (k.Slot("slot", None, number, 1, size, (0, 0), (0, 0), 0),)
+        else:
+            body += gather
+        held = "total" if self.meets else "found"
+        body += [
+            k.Store(f"y{i}", place, d, k.Field(held, ix.ZERO, i)) for i, d in enumerate(fields)
+        ]
+        loop = k.TaskLoop(self.parts, True, tuple(body))
+        made = k.Kernel(
+            name="exchange", parameters=(*inputs, *outputs), scratch=(), reducers=(self.reducer,), slots=slots,
+            body=(k.Section(0, "exchange", 0, 1, 1, 32, (loop,)),), grid=self.parts, block=32, shared_bytes=256,
+            blocks_per_sm=1, global_barriers=0, block_barriers=0, wide_index=False, pointer_table=False,
+            reads_bytes=0, writes_bytes=0, sources=(), teams=1, tagged_words=3 + results * self.parts * area.words,
+        )  # fmt: skip
+        return check_kernel(made)
+
+    def draw(self, seed: int) -> list[np.ndarray]:
+        """(part, thread) of each field."""
+        rng = np.random.default_rng(seed)
+        shape = (self.parts, 32)
+        if self.reducer.joint:
+            count = rng.integers(1, 9, shape).astype(np.float32)
+            return [count, rng.normal(3, 2, shape).astype(np.float32), count - 1]
+        return [rng.integers(-50, 50, shape).astype(d.numpy) for d in self.reducer.fields]
+
+    def wanted(self, held: list[np.ndarray]) -> list[np.ndarray]:
+        """(result) of each field: over the parts and the members."""
+        together = [
+            h.reshape(self.parts, -1, self.members).transpose(1, 0, 2).reshape(32 // self.members, -1)
+            for h in held
+        ]  # fmt: skip
+        if self.reducer.joint:
+            states = np.stack(together, -1)
+            return list(np.stack([total("Moments", s) for s in states], -1))
+        if len(together) == 1:
+            return [together[0].sum(-1, dtype=held[0].dtype)]
+        values, positions = together  # of equal values the one at the first position
+        best = np.lexsort((positions, -values.astype(np.float64)), -1)[:, :1]
+        return [np.take_along_axis(f, best, -1)[:, 0] for f in together]
+
+
+EXCHANGES = {
+    f"{name}, {parts} parts, {members} members, {layout}": Exchange(
+        REDUCERS[name], parts, members, layout == "elements inside", layout == "meeting"
+    )
+    for (name, (parts, members, layout)) in [
+        *itertools.product(REDUCERS, [(21, 4, "elements inside"), (5, 32, "meeting")]),
+        *itertools.product(
+            ("f32 and s32", "moments", "u64"),
+            [(40, 32, "meeting"), (3, 8, "parts inside"), (7, 1, "parts inside")],
+        ),
+    ]
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_what_blocks_publish_arrives(name: str) -> None:
+    """Also where a thread takes many parts, and in a second launch, whose tag is the next."""
+    exchange = EXCHANGES[name]
+    kernel = exchange.kernel()
+    built = compile_host(emit_cuda(kernel), check=True)
+    words = np.zeros(kernel.barrier_words, np.uint32)
+    for launch in range(2):
+        held = exchange.draw(launch)
+        got = [np.empty_like(h) for h in held]
+        built.launch(
+            "exchange", kernel.grid, 32, [*held, *got, words], shared_bytes=256, cooperative=True,
+            order=(Order.FORWARD, Order.RANDOM)[launch], seed=3,
+        )  # fmt: skip
+        assert words[64] == launch + 1 and words[65] == 0
+        for mine, wanted in zip(got, exchange.wanted(held), strict=True):
+            everywhere = np.broadcast_to(np.repeat(wanted, exchange.members), mine.shape)
+            if exchange.reducer.joint:
+                assert len({row.tobytes() for row in mine}) == 1, "blocks differ"
+                np.testing.assert_allclose(mine, everywhere, 2e-6, 1e-6)
+            else:
+                np.testing.assert_array_equal(mine, everywhere)
+
+
+def test_a_device_compiles_exchanges() -> None:
+    for exchange in list(EXCHANGES.values())[::5]:
+        (built,) = compile_cuda(emit_cuda(exchange.kernel()), "sm_90").kernels.values()
+        assert not built.spill_store_bytes
+
+
+# ---- on a device -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -88,10 +88,10 @@ LARGE_GRIDS = """
 FEW_SMS = {
     "layer_norm_backward": 2,  # the next task's vectors in registers
     "layer_norm_backward_mixed": 2,  # and gamma in shared memory
-    "softmax_long_rows": 8,  # a team; a ring of two tasks
-    "softmax_long_rows_bf16": 8,  # blocks wait for their team a task later; a ring of three
-    "group_norm_many_pixels": 16,  # the same for groups, neighbours packed inside
-    "layer_norm_4x20000": 8,  # a team that meets once, one task a block
+    "softmax_long_rows": 8,  # blocks wait for their team a task later; a ring of three
+    "group_norm_many_pixels": 8,  # three tasks later, for groups; neighbours packed inside
+    "batch_norm_training_nhwc": 2,  # a team for columns; a part of each is exchanged
+    "layer_norm_4x20000": 16,  # a team that meets once, one task a block
 }
 """Programs that an H100 of so few SMs runs with many tasks a block, or with blocks that meet as teams."""
 

@@ -315,6 +315,8 @@ def test_guards(guards: tuple[Within | Divisible, ...], text: str) -> None:
 AT = of_symbol(I)
 VALUE = k.Name("value")
 BODY = (k.Index("x", AT),)
+FETCH = k.Fetch("ring", AT, BF16, "p", AT, 8)
+AREA = k.Area(6, 10, 6, 2)
 STATEMENTS: list[tuple[k.Statement, str]] = [
     (k.Index("at", ix.offset(AT, 2)), "const int at = i + 2;"),
     (
@@ -369,7 +371,21 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     ),
     (
         k.ReduceAcross((k.Part("s", 4, 0, "slot"),), 8, 32),
-        "reduce_strided<Reduce0, 8, 32, 256, 4, false>(s, slot);",
+        "reduce_strided<Reduce0, 8, 32, 256, 4, false, false>(s, slot);",
+    ),
+    (
+        k.ReduceAcross((k.Part("s", 4, 0, "slot"),), 8, 32, True),
+        "reduce_strided<Reduce0, 8, 32, 256, 4, true, false>(s, slot);",
+    ),
+    (
+        k.ReduceAcross((k.Part("s", 4, 0, "slot"),), 8, 32, alone=True),
+        "reduce_strided<Reduce0, 8, 32, 256, 4, false, true>(s, slot);",
+    ),
+    (
+        k.ReduceAcross((k.Part("s", 1, 0, "slot"), k.Part("t", 1, 1, "other")), 256, 1, alone=True),
+        "reduce_warps<Reduce0>(s, slot);\nreduce_warps<Reduce1>(t, other);\n__syncthreads();\n"
+        "if (thread < 32) { combine_warps<Reduce0, 256, false>(s, slot); "
+        "combine_warps<Reduce1, 256, false>(t, other); }",
     ),
     (
         k.Finish("s", 2, 0, (VALUE,)),
@@ -391,25 +407,54 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     ),
     (
         k.TaskLoop(7, False, BODY, 2),
-        "int next_turn = 0;\nfor (int task = first; task < 7; task += gridDim.x) {\n  const int turn = next_turn;\n"
-        "  next_turn = turn == 1 ? 0 : turn + 1;\n  const int x = i;\n}",
+        "int turn = 1;\nfor (int task = first; task < 7; task += gridDim.x) {\n"
+        "  turn = turn == 1 ? 0 : turn + 1;\n  const int x = i;\n}",
     ),
     (
-        k.TaskLoop(7, False, BODY, 3, True),
-        "int next_turn = 0;\nunsigned half = 1, ticket = 0, last_ticket = 0;\n"
-        "for (int task = first; task < 7 + gridDim.x; task += gridDim.x) {\n  const int turn = next_turn;\n"
-        "  next_turn = turn == 2 ? 0 : turn + 1;\n  half ^= 1;\n  last_ticket = ticket;\n  const int x = i;\n}",
+        k.TaskLoop(7, False, BODY, 5, 3),
+        "int turn = 4;\nfor (int task = first; task < 7 + 3 * gridDim.x; task += gridDim.x) {\n"
+        "  turn = turn == 4 ? 0 : turn + 1;\n  const int x = i;\n}",
     ),
-    (k.Current(7, BODY), "if (task < 7) {\n  const int x = i;\n}"),
     (
-        k.Previous(3, BODY),
-        "if (task != first) {\n  const int last_task = task - gridDim.x;\n"
-        "  const int last_turn = turn == 0 ? 2 : turn - 1;\n  {\n    const int task = last_task;\n"
-        "    const int turn = last_turn;\n    const int x = i;\n  }\n}",
+        k.Current(7, BODY),
+        "if (task < 7) {\n  const int x = i;\n"
+        "} else __syncthreads();  // parts what comes before from what comes after, as inside",
     ),
-    (k.Barrier("team", "why", 4), "astitch_team_barrier(barrier, 4);  // why"),
-    (k.Barrier("arrive", "why", 4), "ticket = astitch_team_arrive(barrier, 4, half);  // why"),
-    (k.Barrier("wait", "why", 4), "astitch_team_wait(barrier, 4, half ^ 1, last_ticket);  // why"),
+    (
+        k.Previous(5, BODY, 3),
+        "if (task - 3 * int(gridDim.x) >= first) {\n  const int last_task = task - 3 * int(gridDim.x);\n"
+        "  const int last_turn = turn < 3 ? turn + 2 : turn - 3;\n  {\n    const int task = last_task;\n"
+        "    const int turn = last_turn;\n    const int x = i;\n  }\n} else __syncthreads();",
+    ),
+    (
+        k.Publish(AREA, AT, of_symbol(J), "s", ix.ZERO, 0),
+        "Reduce0::publish(s[0], exchange + (i * 12 + j * 2 + 6), tag);",
+    ),
+    (
+        k.Publish(replace(AREA, elements_inside=True), AT, of_symbol(J), "s", AT, 0),
+        "Reduce0::publish(s[i], exchange + (i * 2 + j * 20 + 6), tag);",
+    ),
+    (
+        k.Collect(AREA, AT, "s", AT, 0, 32, of_symbol(J)),
+        "collect_parts<Reduce0, 32, 6, 2>(s[i], exchange + (i * 12 + 6), j, tag);",
+    ),
+    (
+        k.Collect(replace(AREA, elements_inside=True), AT, "s", ix.ZERO, 0, 4, of_symbol(J)),
+        "collect_parts<Reduce0, 4, 6, 20>(s[0], exchange + (i * 2 + 6), j, tag);",
+    ),
+    (
+        k.Meeting(6, 0, 1, BODY, (k.Total("s", "t", 0, "slot"),)),
+        "// parts of 6 blocks\nif (const int warp = thread / 32; warp < 1) {\n  const int to = warp;\n"
+        "  const int x = i;\n  if (thread % 32 == 0) slot[to] = s[0];\n}\n__syncthreads();\n"
+        "Reduce0::State t[1] = {slot[to]};",
+    ),
+    (
+        k.Meeting(6, 2, 20, BODY, (k.Total("s", "t", 0, "slot"), k.Total("u", "v", 1, "other"))),
+        "// parts of 6 blocks, 2 tasks ago\nfor (int warp = thread / 32; warp < 20; warp += 8) {\n"
+        "  const int to = warp;\n  const int x = i;\n  if (thread % 32 == 0) slot[to] = s[0];\n"
+        "  if (thread % 32 == 0) other[to] = u[0];\n}\n__syncthreads();\n"
+        "Reduce0::State t[1] = {slot[to]};\nReduce1::State v[1] = {other[to]};",
+    ),
     (k.AccumulateElement("s", AT, 0, VALUE), "add_to_(s[i], value);"),
     (k.Batch("b", F32, 4), "float b[4];"),
     (k.BatchSet("b", F32, VALUE), "b[lane] = value;"),
@@ -425,31 +470,53 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     ),
     (k.Advance("a", "b", 2), "#pragma unroll\nfor (int i = 0; i < 2; ++i) a[i] = b[i];"),
     (
-        k.Prefetch(True, 7, BODY),
-        "if (first < 7) {\n  const int task = first;\n  const int x = i;\n}",
+        k.Prefetch(True, 7, BODY, 0),
+        "if (const int next = first; next < 7) {\n  const int task = next;\n  const int x = i;\n}",
     ),
     (
-        k.Prefetch(False, 7, (k.Fetch("ring", AT, BF16, "p", AT, 8),)),
+        k.Prefetch(False, 7, BODY),
+        "if (const int next = task + gridDim.x; next < 7) {\n  const int task = next;\n  const int x = i;\n}",
+    ),
+    (
+        k.Prefetch(False, 7, (FETCH,), 1, 2),
         "if (const int next = task + gridDim.x; next < 7) {\n  const int task = next;\n"
+        "  const int next_turn = turn < 1 ? turn + 1 : turn - 1;\n"
         "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
     ),
     (
-        k.Prefetch(True, 7, (k.Fetch("ring", AT, BF16, "p", AT, 8),)),
-        "if (first < 7) {\n  const int task = first;\n  const int next_turn = 0;\n"
+        k.Prefetch(False, 7, (FETCH,), 2, 5),
+        "if (const int next = task + 2 * gridDim.x; next < 7) {\n  const int task = next;\n"
+        "  const int next_turn = turn < 3 ? turn + 2 : turn - 3;\n"
+        "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
+    ),
+    (
+        k.Prefetch(True, 7, (FETCH,), 0, 5),
+        "if (const int next = first; next < 7) {\n  const int task = next;\n  const int next_turn = 0;\n"
+        "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
+    ),
+    (
+        k.Prefetch(True, 7, (FETCH,), 1, 5),
+        "if (const int next = first + gridDim.x; next < 7) {\n  const int task = next;\n"
+        "  const int next_turn = 1;\n"
         "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
     ),
     (
         k.Fetch("a", AT, BF16, "p", AT, 8),
         "a[i] = *reinterpret_cast<const words_of<Vec<bf16, 8>>::type*>(p + (i));",
     ),
-    (k.CopyWait(True), "copy_wait<1>();"),
-    (k.CopyWait(False), "copy_commit();\ncopy_wait<0>();"),
+    (k.CopyWait(0), "copy_wait<0>();"),
+    (k.CopyWait(2), "copy_wait<2>();"),
+    (k.CopyWait(None), "copy_commit();\ncopy_wait<0>();"),
     (k.TakeVector("v", BF16, "a", AT, 8), "const Vec<bf16, 8> v = from_words<Vec<bf16, 8>>(a[i]);"),
     (
         k.TakeVector("v", BF16, "ring", AT, 8),
         "const Vec<bf16, 8> v = shared_vec<bf16, 8>(ring, (i) * 8);",
     ),
     (k.If((Within(AT, 0, 5),), BODY), "if (i < 5) {\n  const int x = i;\n}"),
+    (
+        k.Switch((k.If((Within(AT, 0, 5),), BODY), k.If((Within(AT, 5, 8),), ()), k.If((), BODY))),
+        "if (i < 5) {\n  const int x = i;\n} else if (i >= 5 && i < 8) {\n} else {\n  const int x = i;\n}",
+    ),
     (
         k.Choose(
             "c",
@@ -530,6 +597,19 @@ def test_the_head_of_a_kernel() -> None:
     )
 
 
+def test_a_kernel_of_teams_counts_its_launches() -> None:
+    text = emit_cuda(replace(small_kernel(), teams=1, tagged_words=12))
+    head, _, body = text.rpartition("    unsigned int* barrier) {\n")
+    assert body == (
+        "  const unsigned tag = astitch_launch_tag(barrier);\n"
+        "  unsigned long long* const exchange = astitch_tagged_words(barrier);\n"
+        "  astitch_end_launch(barrier);\n"
+        "}\n"
+    )
+    assert "static constexpr int words = 1;" in head
+    assert "words" not in emit_cuda(small_kernel()), "what no team exchanges needs no words"
+
+
 def test_a_pointer_that_is_written_and_read_may_have_other_names() -> None:
     both = k.Parameter("q", F32, "q", True, True)
     kernel = replace(small_kernel(), parameters=(small_kernel().parameters[0], both))
@@ -556,4 +636,23 @@ def test_a_reducer_of_several_fields() -> None:
     assert "return State{same_bits<float>(0xff800000u), 0};" in text
     assert "return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};" in text
     assert "hlo_compare_gt(a.f0, b.f0)" in text
+    assert list(compile_cuda(text, "sm_90").kernels) == ["kernel"]
+
+
+@pytest.mark.parametrize(
+    ("value", "index", "words", "index_kind"),
+    [("f32", "s32", 2, "int"), ("f64", "s64", 4, "long long"), ("f32", "u64", 3, "unsigned long long")],
+)  # fmt: skip
+def test_a_state_travels_as_words(value: str, index: str, words: int, index_kind: str) -> None:
+    """Two for a field of 8 bytes, in the order of the fields."""
+    g = GraphBuilder()
+    x = g.parameter(f"{value}[4,6]")
+    best = g.arg_max(x, g.iota(f"{index}[4,6]", 1), (1,))
+    reducer = make_reducer(g.build(g.element(best, 0)), best, 0)
+    assert reducer.words == words
+    text = emit_cuda(replace(small_kernel(), reducers=(reducer,), teams=1, tagged_words=words))
+    assert f"static constexpr int words = {words};" in text
+    first, second = (text.index(f"publish_field(to, s.f{i}, tag);") for i in range(2))
+    assert first < second
+    assert f"const {index_kind} f1 = field_of_words<{index_kind}>(words);" in text
     assert list(compile_cuda(text, "sm_90").kernels) == ["kernel"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +26,7 @@ from astitch.remote_stitch import stitch_remotely
 from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scope import find_scopes
 from astitch.storage import storage_name
+from tests.small_gpu import find_statements
 
 
 def plan(graph: Graph, gpu: str = "h100", schedule: Schedule | None = None) -> Plan:
@@ -36,26 +36,15 @@ def plan(graph: Graph, gpu: str = "h100", schedule: Schedule | None = None) -> P
     return check_plan(found)
 
 
-def statements(body: Iterable[k.Statement]) -> Iterator[k.Statement]:
-    for statement in body:
-        yield statement
-        match statement:
-            case k.Section() | k.TaskLoop() | k.Loop() | k.If():
-                yield from statements(statement.body)
-            case k.Choose():
-                for branch in statement.branches:
-                    yield from statements(branch.body)
-
-
 def loads_of(kernel: k.Kernel, source: str) -> int:
     """Statements that read the array of a graph value."""
     (name,) = [p.name for p in kernel.parameters if p.source == source]
-    found = [s for s in statements(kernel.body) if isinstance(s, k.Load | k.LoadVector)]
+    found = [s for kind in (k.Load, k.LoadVector) for s in find_statements(kernel.body, kind)]
     return sum(s.array == name for s in found)
 
 
 def count(kernel: k.Kernel, kind: type[k.Statement]) -> int:
-    return sum(isinstance(s, kind) for s in statements(kernel.body))
+    return len(find_statements(kernel.body, kind))
 
 
 def softmax(rows: int, cols: int, dtype: str = "f32") -> Graph:

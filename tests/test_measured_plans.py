@@ -29,6 +29,7 @@ from astitch.projected_latency import project
 from astitch.prune import bound_plan
 from astitch.schedule import schedule_from_json
 from astitch.speed_of_light import measure_work
+from astitch.stitch_scheme import RootReads
 from astitch.workload import count_workload
 
 DATA = json.loads((Path(__file__).parent / "data" / "measured_plans.json").read_text())
@@ -65,7 +66,7 @@ def rows(name: str) -> tuple[Row, ...]:
         if stored["us"] is None:
             continue
         schedule = schedule_from_json(stored["schedule"])
-        launch, arrangement = planning._arrange(graph, groups, GPU, schedule)
+        launch, arrangement = planning._arrange(RootReads(graph, groups), GPU, schedule)
         kernel = planning.plan_groups(graph, groups, GPU, schedule).kernel
         counted = count_workload(kernel)
         spills = stored["spill_bytes"]

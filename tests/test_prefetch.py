@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from astitch import kernel_ir as k
 from astitch.emulate import Order
 from astitch.schedule import DEFAULT, Keep, Schedule
-from tests.small_gpu import Planned, assert_close, by_jax, few_sms, plan_for
+from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.float16)
 TOLERANCE = {F32: 1e-4, BF16: 3e-2, F16: 4e-3}
@@ -117,8 +117,7 @@ def planned(name: str) -> Planned:
 
 
 def task_loops(found: Planned) -> list[k.TaskLoop]:
-    sections = [s for plan in found.plans for s in plan.kernel.body if isinstance(s, k.Section)]
-    return [s for section in sections for s in section.body if isinstance(s, k.TaskLoop)]
+    return [loop for p in found.plans for loop in find_statements(p.kernel.body, k.TaskLoop)]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -168,6 +167,15 @@ def test_rings_end_with_the_tasks(rows: int) -> None:
     (loop,) = task_loops(found)
     assert (loop.tasks, loop.once) == (rows, rows <= found.plan.kernel.grid)
     assert (RING in found.notes) == (loop.ring > 0)
+    first, later = [
+        [p for p in find_statements(found.plan.kernel.body, k.Prefetch) if p.first is where]
+        for where in (True, False)
+    ]
+    if loop.ring:  # no block waits for others: two places, the next task is on its way
+        assert (loop.ring, loop.lag) == (2, 0)
+        assert [p.ahead for p in first] == [0] and [p.ahead for p in later] == [1]
+        (wait,) = find_statements(loop.body, k.CopyWait)
+        assert wait.pending == 1
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -241,18 +249,8 @@ def test_a_second_reading_runs_backward(
 
 
 def bounds(found: Planned) -> list[k.Loop]:
-    def walk(body: tuple[k.Statement, ...]) -> list[k.Loop]:
-        inner = [
-            s
-            for s in body
-            if isinstance(s, k.Section | k.TaskLoop | k.Loop | k.If | k.Current | k.Previous)
-        ]
-        loops = [s for s in inner if isinstance(s, k.Loop)]
-        return loops + [loop for s in inner for loop in walk(s.body)]
-
-    return [
-        loop for plan in found.plans for loop in walk(plan.kernel.body) if loop.bound is not None
-    ]
+    loops = [loop for p in found.plans for loop in find_statements(p.kernel.body, k.Loop)]
+    return [loop for loop in loops if loop.bound is not None]
 
 
 @pytest.mark.parametrize("rows", [4097, 5000, 4999])

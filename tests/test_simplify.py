@@ -159,7 +159,7 @@ def keep_distinct_zeros(g: GraphBuilder) -> str | tuple[str, ...]:
 @case("""
 %p0 = f32[4] parameter() (index=0)
 %p1 = f32[4] parameter() (index=1)
-%custom-call.3 = f32[4] custom-call(%p0) (target='note', backend_config=b'')
+%custom-call.3 = f32[4] custom-call(%p0) (target='note')
 %negate.4 = f32[4] negate(%p0)
 return %negate.4
 """)
@@ -408,12 +408,12 @@ def choose_branch(g: GraphBuilder) -> str | tuple[str, ...]:
 %compare.9.constant = pred[] constant() True
 %compare.9 = pred[4,1] broadcast(%compare.9.constant) (dimensions=())
 %compare.27.reshape = s32[4] broadcast(%constant.7) (dimensions=())
-%compare.27.compare = pred[4] compare(%iota.0, %compare.27.reshape) (direction='LT', total_order=False)
+%compare.27.compare = pred[4] compare(%iota.0, %compare.27.reshape) (direction='LT')
 %compare.27 = pred[4,1] reshape(%compare.27.compare)
 %iota.28 = s8[300] iota() (dimension=0)
 %constant.29 = s8[] constant() 0
 %broadcast.30 = s8[300] broadcast(%constant.29) (dimensions=())
-%compare.31 = pred[300] compare(%iota.28, %broadcast.30) (direction='LT', total_order=False)
+%compare.31 = pred[300] compare(%iota.28, %broadcast.30) (direction='LT')
 return %reshape.1, %compare.9, %compare.9, %compare.9, %compare.4, %compare.4, %compare.4, %compare.27, %compare.31
 """)
 def decide_compare_by_range(g: GraphBuilder) -> str | tuple[str, ...]:
@@ -868,7 +868,7 @@ def sort_reduced_dimensions(g: GraphBuilder) -> str | tuple[str, ...]:
 @case("""
 %p0 = f32[2,3] parameter() (index=0)
 %p1 = f32[4,3] parameter() (index=1)
-%dot.3 = f32[2,4] dot(%p0, %p1) (lhs_contracting=(1,), rhs_contracting=(1,), lhs_batch=(), rhs_batch=())
+%dot.3 = f32[2,4] dot(%p0, %p1) (lhs_contracting=(1,), rhs_contracting=(1,))
 return %dot.3, %dot.3
 """)
 def absorb_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
@@ -898,7 +898,7 @@ def absorb_batched_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
 %transpose.4 = f32[2,3,4] transpose(%p2) (permutation=(1, 0, 2))
 %dot.5 = f32[2,3,5,5] dot(%transpose.1, %p1) (lhs_contracting=(3,), rhs_contracting=(3,), lhs_batch=(0, 1), rhs_batch=(0, 1))
 %p3 = f32[4,6] parameter() (index=3)
-%dot.7 = f32[2,3,6] dot(%transpose.4, %p3) (lhs_contracting=(2,), rhs_contracting=(0,), lhs_batch=(), rhs_batch=())
+%dot.7 = f32[2,3,6] dot(%transpose.4, %p3) (lhs_contracting=(2,), rhs_contracting=(0,))
 return %dot.5, %dot.7
 """)  # noqa: E501
 def keep_transpose_that_no_strided_batch_reads(g: GraphBuilder) -> str | tuple[str, ...]:
@@ -946,7 +946,7 @@ return %p1, %get-tuple-element.4
 |   %constant.2 = f32[] constant() 0.0
 |   %reduce.3 = f32[] reduce(%p1, %constant.2) (dimensions=(0,)) region=add_f32
 |   %constant.4 = f32[] constant() 100.0
-|   %compare.5 = pred[] compare(%reduce.3, %constant.4) (direction='LT', total_order=False)
+|   %compare.5 = pred[] compare(%reduce.3, %constant.4) (direction='LT')
 |   return %compare.5
 |   | graph add_f32 (parameters: %a, %b)
 |   |   %a = f32[] parameter() (index=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from graphs import GraphBuilder
 from hypothesis import given, settings
@@ -103,8 +105,30 @@ def test_softmax_of_rows_that_fit_a_team_is_one_loop() -> None:
         assert (place.span, place.partials, place.in_task) == (Span.TEAM, parts, True)
         assert (place.scheme, place.stored, place.inline) == (Scheme.GLOBAL, False, False)
         assert place.reason == (
-            f"split over the {parts} blocks of a team: partials in scratch, the team meets"
+            f"split over the {parts} blocks of a team: they exchange their parts"
         )
+
+
+def softmax_of_columns(rows: int, cols: int) -> Graph:
+    g = GraphBuilder()
+    x = g.parameter(f"f32[{rows},{cols}]")
+    largest = g.broadcast(g.reduce(x, (0,), "maximum", name="largest"), (rows, cols), (1,))
+    e = g.same("exponential", g.same("subtract", x, largest))
+    total = g.broadcast(g.reduce(e, (0,), "add", name="total"), (rows, cols), (1,))
+    return g.build(g.same("divide", e, total, name="y"))
+
+
+def test_columns_that_are_needed_again_are_one_loop() -> None:
+    """Its teams are of row tiles, and exchange a part for each column."""
+    arrangement = arrange(softmax_of_columns(8192, 256))
+    assert where(arrangement) == {"largest": (0, 0, 0), "total": (0, 0, 1), "y": (0, 0, 2)}
+    assert (arrangement.levels, arrangement.cooperative) == (1, True)
+    mapping = arrangement.loops[0].mapping
+    assert mapping.rows_last and mapping.col_tiles > 1
+    assert arrangement.team_parts == mapping.parts == mapping.row_tiles > 1
+    for name in ("largest", "total"):
+        place = arrangement.placements[name]
+        assert (place.span, place.partials, place.in_task) == (Span.TEAM, mapping.parts, True)
 
 
 def test_a_kernel_has_teams_of_one_size() -> None:
@@ -279,6 +303,7 @@ TILED = Mapping((A,), (), (B,), 1, 1, 8, 1, 1, 8)
 C = Symbol("c", 4)
 ROW_TEAM = Mapping((A,), (), (B,), 1, 1, 8, 1, 1, 8, team=True)
 GROUP_TEAM = Mapping((A,), (B,), (C,), 2, 4, 4, 1, 4, 4, packed_inside=True, team=True)
+COLUMN_TEAM = replace(GROUP_TEAM, packed_inside=False, rows_last=True)
 KEPT = Root(
     "kept",
     RootKind.POINTWISE,
@@ -334,6 +359,12 @@ def group_root(*reduced: Symbol) -> Root:
         (GROUP_TEAM, group_root(B, C), (Span.TEAM, 4)),
         (GROUP_TEAM, group_root(B), (Span.TILE, 4)),  # every column has a sum of its own
         (GROUP_TEAM, group_root(C), (Span.TASK, 1)),
+        (COLUMN_TEAM, group_root(B), (Span.TEAM, 4)),
+        (replace(COLUMN_TEAM, col_tile=2), group_root(B), (Span.TEAM, 4)),
+        (COLUMN_TEAM, group_root(B, C), (Span.TILE, 4)),  # a sum over the columns too is another
+        (COLUMN_TEAM, group_root(C), (Span.TASK, 1)),
+        (replace(COLUMN_TEAM, col_tile=2), group_root(C), (Span.TILE, 2)),
+        (COLUMN_TEAM, group_root(A), (Span.TILE, 4)),
     ],
 )  # fmt: skip
 def test_where_a_reduce_is_complete(

@@ -1,9 +1,10 @@
-"""Teams of blocks on few SMs: rows and groups whose parts stay with the blocks that meet, lagged by a task or not."""
+"""Teams of blocks on few SMs: rows, groups and columns whose parts stay with the blocks that meet, lagged by up to
+three tasks or not."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +15,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from astitch import kernel_ir as k
+from astitch.build_program import make_cuda_kernel
 from astitch.emulate import Order
 from astitch.gpu import Gpu, preset
+from astitch.host_engine import HostEngine
 from astitch.kernel_ir import BARRIER_STRIDE
-from astitch.schedule import DEFAULT
-from tests.small_gpu import Planned, assert_close, by_jax, few_sms, plan_for
+from astitch.nvrtc import compile_cuda
+from astitch.program import KernelStep
+from astitch.schedule import DEFAULT, Schedule
+from astitch.values import MAX_LAG
+from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.float16)
 TOLERANCE = {F32: 2e-5, BF16: 2e-2, F16: 3e-3}
+EXACT_NUMBERS = {F32: 1e-4, np.dtype(np.int32): 0.0, np.dtype(bool): 0.0}
 
 
 def softmax(x: jax.Array) -> jax.Array:
@@ -59,52 +67,85 @@ def group_norm(x: jax.Array, groups: int = 8) -> tuple[jax.Array, ...]:
     return scaled.reshape(x.shape).astype(x.dtype), mean, variance
 
 
+def group_norm_of_five(x: jax.Array) -> tuple[jax.Array, ...]:
+    return group_norm(x, 5)
+
+
+def instance_norm(x: jax.Array) -> tuple[jax.Array, ...]:
+    """Columns are the channels: each is a sum over the rows of an image, which are read again."""
+    y = x.astype(jnp.float32)
+    mean = y.mean((1, 2), keepdims=True)
+    variance = jnp.square(y - mean).mean((1, 2), keepdims=True)
+    return ((y - mean) * jax.lax.rsqrt(variance + 1e-5)).astype(x.dtype), mean, variance
+
+
+def batch_norm(x: jax.Array) -> jax.Array:
+    y = x.astype(jnp.float32)
+    mean = y.mean(0)
+    variance = jnp.square(y - mean).mean(0)
+    return ((y - mean) * jax.lax.rsqrt(variance + 1e-5)).astype(x.dtype)
+
+
+def softmax_of_columns(x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(x, 0)
+
+
 def normal(*shape: int, dtype: np.dtype = F32, seed: int = 0, mean: float = 0.0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(shape) + mean).astype(dtype)
 
 
-CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...], int]] = {
-    # name: function, arguments, SMs.  Prime and odd columns have vectors of one element or two.
-    "softmax": (softmax, (normal(8, 60_000),), 8),
-    "softmax of odd rows": (softmax, (normal(7, 59_999),), 11),
-    "softmax of even rows": (softmax, (normal(5, 33_002, dtype=BF16),), 8),
-    "softmax and logsumexp": (softmax_and_logsumexp, (normal(6, 40_004, dtype=F16),), 8),
-    "layer norm": (layer_norm, (normal(9, 40_000, mean=3),), 16),
-    "softmax of halves": (softmax, (normal(6, 40_004, dtype=F16),), 8),
-    "rms norm of bf16": (rms_norm_sum, tuple(normal(*s, 40_960, dtype=BF16) for s in ((7,), (7,), ())), 8),
-    "layer norm of two rows": (layer_norm, (normal(2, 70_001),), 16),
-    "sum and rms norm": (rms_norm_sum, (*(normal(6, 32_768, seed=s) for s in (1, 2)), normal(32_768)), 8),
-    "softmax backward": (softmax_backward, (normal(5, 30_000), normal(5, 30_000, seed=1)), 8),
-    "group norm": (group_norm, (normal(6, 64, 40, 32, mean=3),), 8),
-    "group norm of two channels": (functools.partial(group_norm, groups=5), (normal(5, 61, 53, 10),), 8),
-    "group norm of bf16": (group_norm, (normal(6, 32, 40, 64, dtype=BF16),), 8),
+FOURTHS, FIFTHS = Schedule(split=4), Schedule(split=5)
+"""For rows that one block could keep: the rules split those only where most of the GPU were idle."""
+
+Case = tuple[Callable[..., Any], tuple[np.ndarray, ...], int, Schedule]
+
+CASES: dict[str, Case] = {
+    # name: function, arguments, SMs, schedule.  Prime and odd columns have vectors of one element or two.
+    "softmax": (softmax, (normal(8, 60_000),), 8, DEFAULT),
+    "softmax of odd rows": (softmax, (normal(7, 59_999),), 11, DEFAULT),
+    "softmax of even rows": (softmax, (normal(5, 33_002, dtype=BF16),), 8, FIFTHS),
+    "softmax and logsumexp": (softmax_and_logsumexp, (normal(6, 40_004, dtype=F16),), 8, FIFTHS),
+    "layer norm": (layer_norm, (normal(9, 40_000, mean=3),), 16, FIFTHS),
+    "softmax of halves": (softmax, (normal(6, 40_004, dtype=F16),), 8, FIFTHS),
+    "rms norm of bf16": (rms_norm_sum, tuple(normal(*s, 40_960, dtype=BF16) for s in ((7,), (7,), ())), 8, FIFTHS),
+    "layer norm of two rows": (layer_norm, (normal(2, 70_001),), 16, DEFAULT),
+    "sum and rms norm": (rms_norm_sum, (*(normal(6, 32_768, seed=s) for s in (1, 2)), normal(32_768)), 8, FOURTHS),
+    "softmax backward": (softmax_backward, (normal(5, 30_000), normal(5, 30_000, seed=1)), 8, FOURTHS),
+    "group norm": (group_norm, (normal(6, 64, 40, 32, mean=3),), 8, DEFAULT),
+    "group norm of two channels": (group_norm_of_five, (normal(5, 61, 53, 10),), 8, DEFAULT),
+    "group norm of bf16": (group_norm, (normal(6, 32, 40, 64, dtype=BF16),), 8, DEFAULT),
+    "instance norm": (instance_norm, (normal(6, 20, 20, 64, mean=3),), 4, DEFAULT),
+    "instance norm of odd channels": (instance_norm, (normal(5, 19, 23, 21, mean=3),), 4, DEFAULT),
+    "instance norm of bf16": (instance_norm, (normal(4, 20, 25, 96, dtype=BF16),), 4, DEFAULT),
+    "batch norm": (batch_norm, (normal(1500, 64, mean=2),), 4, DEFAULT),
+    "softmax of columns": (softmax_of_columns, (normal(500, 100),), 4, DEFAULT),
 }  # fmt: skip
 
 
 @functools.cache
 def planned(name: str) -> Planned:
-    """By the rules alone: which plan a search takes is a matter of projections."""
-    fn, arguments, sms = CASES[name]
-    return plan_for(few_sms(sms), fn, *arguments, schedule=DEFAULT)
+    """By the rules and the schedule alone: which plan a search takes is a matter of projections."""
+    fn, arguments, sms, schedule = CASES[name]
+    return plan_for(few_sms(sms), fn, *arguments, schedule=schedule)
 
 
 def assert_legal_teams(found: Planned, gpu: Gpu) -> None:
-    """All blocks are resident, each belongs to one team of the one size, and every team has its two words."""
+    """All blocks are resident, each belongs to one team of the one size, and all parts have words of their own."""
     kernel = found.plan.kernel
     (parts,) = set(found.teams)
     assert kernel.cooperative and parts > 1
     assert kernel.grid % parts == 0 and kernel.teams == kernel.grid // parts
-    assert kernel.barrier_words >= (1 + 2 * kernel.teams) * BARRIER_STRIDE
+    assert kernel.barrier_words == 2 * BARRIER_STRIDE + 2 * kernel.tagged_words
     blocks_per_sm = gpu.blocks_per_sm(kernel.block, 64, found.program.kernels[0].shared_bytes)
     assert kernel.grid <= gpu.sms * max(blocks_per_sm, 1)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_teams_compute_what_jax_computes(name: str) -> None:
-    fn, arguments, sms = CASES[name]
+    fn, arguments, sms, _ = CASES[name]
     found = planned(name)
     assert_legal_teams(found, few_sms(sms))
-    assert "astitch_team_" in found.text and "ASTITCH_GLOBAL_BARRIER" not in found.text
+    assert "collect_parts" in found.text and "ASTITCH_GLOBAL_BARRIER" not in found.text
     assert_close(found.run(*arguments), by_jax(fn, *arguments), TOLERANCE)
 
 
@@ -114,19 +155,25 @@ RACES = [
     "sum and rms norm",
     "group norm of bf16",
     "group norm of two channels",
+    "instance norm of odd channels",
+    "instance norm of bf16",
+    "softmax of columns",
 ]
 
 
 @pytest.mark.parametrize("name", RACES)
 def test_nothing_races(name: str) -> None:
-    fn, arguments, _ = CASES[name]
+    fn, arguments, *_ = CASES[name]
     assert_close(planned(name).run(*arguments, check=True), by_jax(fn, *arguments), TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["softmax", "softmax of halves", "group norm of two channels"])
+@pytest.mark.parametrize(
+    "name",
+    ["softmax", "softmax of halves", "group norm of two channels", "instance norm of odd channels"],
+)
 def test_any_order_of_threads_and_any_launch_gives_the_same_bits(name: str) -> None:
-    """Barrier words carry over from launch to launch; parts are added in a fixed order."""
-    _, arguments, _ = CASES[name]
+    """Launch numbers and old parts carry over from launch to launch; parts are added in a fixed order."""
+    _, arguments, *_ = CASES[name]
     found = planned(name)
     wanted = [a.tobytes() for a in found.run(*arguments)]
     for order, seed in ((Order.REVERSE, 0), (Order.RANDOM, 1), (Order.RANDOM, 2)):
@@ -135,9 +182,9 @@ def test_any_order_of_threads_and_any_launch_gives_the_same_bits(name: str) -> N
             assert [a.tobytes() for a in engine.run(arguments)] == wanted
 
 
-@pytest.mark.parametrize("name", ["softmax", "layer norm", "group norm"])
+@pytest.mark.parametrize("name", ["softmax", "layer norm", "group norm", "instance norm"])
 def test_a_program_runs_again_with_other_arguments(name: str) -> None:
-    fn, arguments, _ = CASES[name]
+    fn, arguments, *_ = CASES[name]
     engine = planned(name).engine()
     for turn in range(3):
         moved = [(a * (turn + 1)).astype(a.dtype) for a in arguments]
@@ -162,7 +209,7 @@ def edge_rows(columns: int) -> np.ndarray:
 @pytest.mark.parametrize("columns", [40_000, 40_009])
 def test_nans_and_infinities_are_where_jax_has_them(columns: int) -> None:
     x = edge_rows(columns)
-    found = plan_for(few_sms(8), softmax_and_logsumexp, x, schedule=DEFAULT)
+    found = plan_for(few_sms(8), softmax_and_logsumexp, x, schedule=FIFTHS)
     assert found.teams
     assert_close(found.run(x), by_jax(softmax_and_logsumexp, x), 2e-5)
 
@@ -245,7 +292,7 @@ def test_statistics_are_no_worse_than_two_passes(
 def test_equal_elements_have_no_variance(value: float) -> None:
     """Their squares would overflow, or vanish; joining with the identity of idle threads must not."""
     x = np.full((3, 40_001), value, np.float32)
-    found = plan_for(few_sms(8), layer_norm, x, schedule=DEFAULT)
+    found = plan_for(few_sms(8), layer_norm, x, schedule=FIFTHS)
     assert found.teams
     _, mean, variance = found.run(x)
     np.testing.assert_allclose(mean, value, rtol=1e-6)
@@ -255,43 +302,224 @@ def test_equal_elements_have_no_variance(value: float) -> None:
 # ---- what is emitted
 
 
-def test_a_team_meets_once_a_task() -> None:
-    """Max and sum, mean and variance are one reduction each: one meeting, and each element is loaded once."""
-    for name in ("softmax", "softmax of halves", "layer norm", "group norm"):
-        text = planned(name).text
-        meetings = len(re.findall(r"astitch_team_barrier\(|astitch_team_arrive\(", text))
-        assert meetings == 1, name
-        assert text.count("astitch_team_arrive(") == text.count("astitch_team_wait(")
+def loop_of(found: Planned) -> k.TaskLoop:
+    (loop,) = find_statements(found.plan.kernel.body, k.TaskLoop)
+    return loop
 
 
-def lagging(name: str) -> bool:
-    return "astitch_team_wait(" in planned(name).text
+@pytest.mark.parametrize(
+    "name", ["softmax", "softmax of halves", "layer norm", "group norm", "instance norm", "softmax of columns"]
+)  # fmt: skip
+def test_a_team_meets_once_a_task(name: str) -> None:
+    """Max and sum, mean and variance are one reduction each: one meeting, and each element is read once."""
+    found = planned(name)
+    body = found.plan.kernel.body
+    (publish,), (collect,) = find_statements(body, k.Publish), find_statements(body, k.Collect)
+    assert publish.area == collect.area
+    columns = found.plan.arrangement.loops[0].mapping.rows_last
+    assert len(find_statements(body, k.Meeting)) == (0 if columns else 1)
+    source = found.plan.kernel.parameters[0].name
+    reads = [s for kind in (k.Fetch, k.Load, k.LoadVector) for s in find_statements(body, kind)]
+    ahead = loop_of(found).ring and 2 + (loop_of(found).lag > 0)  # of the first tasks and the next
+    assert sum(s.array == source for s in reads) == (ahead or 1)
 
 
-def test_blocks_with_many_tasks_wait_a_task_later() -> None:
-    """The parts of a task are published, the next task is begun, then the sums of the first are read."""
-    assert any(lagging(name) for name in CASES) and not all(lagging(name) for name in CASES)
-    for name in filter(lagging, CASES):
-        found = planned(name)
-        text = found.text
-        assert found.plan.kernel.grid < max(
-            loop.mapping.tasks for loop in found.plan.arrangement.loops
-        )
-        assert text.index("astitch_team_arrive(") < text.index("if (task != first)")
-        assert text.index("if (task != first)") < text.index("astitch_team_wait(")
-        assert "blocks wait for a team a task later" in found.notes
+@pytest.mark.parametrize("name", CASES)
+def test_every_part_has_words_of_its_own(name: str) -> None:
+    """For each result one of each block; what the areas of several reductions take adds up."""
+    found = planned(name)
+    areas = {s.area for s in find_statements(found.plan.kernel.body, k.Publish)}
+    assert {a.parts for a in areas} == set(found.teams)
+    end = 0
+    for area in sorted(areas, key=lambda a: a.offset):
+        assert area.offset == end
+        places = {
+            e * area.strides[0] + p * area.strides[1] + w
+            for e in range(area.results)
+            for p in range(area.parts)
+            for w in range(area.words)
+        }
+        assert places == set(range(len(places)))
+        assert len(places) == area.results * area.parts * area.words
+        end += len(places)
+    assert found.plan.kernel.tagged_words == end
+
+
+# ---- blocks that go on while they wait
+
+
+@dataclasses.dataclass(frozen=True)
+class Lagging:
+    """A plan whose blocks wait `lag` tasks after they have published."""
+
+    fn: Callable[..., Any]
+    argument: np.ndarray
+    sms: int
+    schedule: Schedule
+    lag: int
+
+
+LAGGING = {
+    "rows, 1": Lagging(softmax, normal(8, 17_000), 6, Schedule(block=256, blocks_per_sm=4, split=6), 1),
+    "rows, 2": Lagging(layer_norm, normal(8, 20_000, mean=3), 6, Schedule(block=256, blocks_per_sm=4, split=9), 2),
+    "rows, 3": Lagging(softmax, normal(7, 16_999), 6, Schedule(block=128, blocks_per_sm=4, split=9), 3),
+    "groups, 1": Lagging(group_norm_of_five, normal(6, 21, 23, 10), 2, Schedule(block=128, blocks_per_sm=4), 1),
+    "groups, 2": Lagging(group_norm, normal(6, 24, 20, 32, mean=3), 4, Schedule(block=128, blocks_per_sm=4), 2),
+    "groups, 3": Lagging(group_norm, normal(6, 24, 20, 32, mean=3), 2, Schedule(block=256, blocks_per_sm=2), 3),
+    "columns, 1": Lagging(softmax_of_columns, normal(500, 100), 4, Schedule(block=128, blocks_per_sm=4, split=4), 1),
+    "columns, 2": Lagging(instance_norm, normal(5, 19, 23, 21, mean=3), 4, Schedule(block=128, blocks_per_sm=4), 2),
+    "columns, 3": Lagging(instance_norm, normal(4, 20, 25, 96, dtype=BF16), 4, DEFAULT, 3),
+}  # fmt: skip
+"""Some blocks of the second and the third have a task more than others."""
+
+
+@functools.cache
+def lagging(name: str) -> Planned:
+    what = LAGGING[name]
+    return plan_for(few_sms(what.sms), what.fn, what.argument, schedule=what.schedule)
+
+
+@pytest.mark.parametrize("name", LAGGING)
+def test_blocks_with_many_tasks_wait_tasks_later(name: str) -> None:
+    """The parts of a task are published, the next ones are begun, then the sums of the first are read and its place
+    in the ring is free for the task after the next."""
+    what, found, loop = LAGGING[name], lagging(name), loop_of(lagging(name))
+    assert_legal_teams(found, few_sms(what.sms))
+    assert (loop.lag, loop.ring) == (what.lag, what.lag + 2)
+    assert loop.lag <= -(-loop.tasks // found.plan.kernel.grid)
+    current, previous, fetch = loop.body
+    assert isinstance(current, k.Current) and isinstance(previous, k.Previous)
+    assert isinstance(fetch, k.Prefetch)
+    assert (previous.lag, previous.ring, fetch.ahead) == (what.lag, loop.ring, 2)
+    assert find_statements(current.body, k.Publish) and not find_statements(current.body, k.Collect)
+    assert find_statements(previous.body, k.Collect) and not find_statements(
+        previous.body, k.Publish
+    )
+    assert {m.lag for m in find_statements(previous.body, k.Meeting)} <= {what.lag}
+    first = [s for s in find_statements(found.plan.kernel.body, k.Prefetch) if s.first]
+    assert [s.ahead for s in first] == [0, 1]
+    (wait,) = find_statements(current.body, k.CopyWait)
+    assert wait.pending == 1, "the next task's may be on their way"
+    assert f"blocks wait for a team {what.lag} tasks later" in found.notes
+    engine = found.engine()
+    for turn in range(2):
+        argument = (what.argument * (turn + 1)).astype(what.argument.dtype)
+        assert_close(engine.run([argument]), by_jax(what.fn, argument), TOLERANCE)
+
+
+@pytest.mark.parametrize("name", LAGGING)
+def test_no_lag_changes_a_bit(name: str) -> None:
+    """Of the same parts in the same order: one task after the other, or as many threads in another order."""
+    what = LAGGING[name]
+    wanted = [a.tobytes() for a in lagging(name).run(what.argument)]
+    at_once = dataclasses.replace(what.schedule, prefetch=False)
+    plain = plan_for(few_sms(what.sms), what.fn, what.argument, schedule=at_once)
+    assert plain.teams == lagging(name).teams and loop_of(plain).lag == 0
+    assert [a.tobytes() for a in plain.run(what.argument)] == wanted
+    engine = lagging(name).engine(order=Order.RANDOM, seed=1)
+    assert [a.tobytes() for a in engine.run([what.argument])] == wanted
+
+
+@pytest.mark.parametrize("name", ["rows, 2", "rows, 3", "groups, 3", "columns, 2", "columns, 3"])
+def test_nothing_races_while_blocks_wait(name: str) -> None:
+    what = LAGGING[name]
+    engine = lagging(name).engine(check=True)
+    for _ in range(2):
+        assert_close(engine.run([what.argument]), by_jax(what.fn, what.argument), TOLERANCE)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 5, 6, 7, 9, 11])
+def test_lags_end_with_the_tasks(rows: int) -> None:
+    """Blocks with fewer tasks than they may lag, with as many, and where the last round is not full."""
+    x = normal(rows, 17_000)
+    schedule = Schedule(block=256, blocks_per_sm=2, split=6)
+    found = plan_for(few_sms(6), softmax, x, schedule=schedule)
+    assert found.teams == (6,) and found.plan.kernel.grid == 12
+    tasks = -(-rows // 2)  # of a block: there are two teams
+    assert loop_of(found).lag == (min(max(tasks - 1, 1), MAX_LAG) if tasks > 1 else 0)
+    assert_close(found.run(x, check=True), by_jax(softmax, x), TOLERANCE)
+
+
+def test_a_lagging_kernel_of_large_arrays_compiles() -> None:
+    """Its task numbers are long long."""
+    found = lagging("rows, 3")
+    wide = dataclasses.replace(found.plan.kernel, wide_index=True)
+    (step,) = found.program.steps
+    assert isinstance(step, KernelStep)
+    step = dataclasses.replace(step, kernel=make_cuda_kernel(wide))
+    program = dataclasses.replace(found.program, steps=(step,))
+    x = LAGGING["rows, 3"].argument
+    assert_close(HostEngine(program).run([x]), by_jax(softmax, x), TOLERANCE)
+    assert list(compile_cuda(step.kernel.source, "sm_90").kernels) == [wide.name]
+
+
+def test_a_tile_too_large_for_a_ring_of_three_does_not_lag() -> None:
+    x = normal(4, 50_000)
+    schedule = Schedule(block=1024, blocks_per_sm=2, split=4)
+    found = plan_for(few_sms(2), softmax, x, schedule=schedule)
+    loop = loop_of(found)
+    assert found.teams and loop.tasks > found.plan.kernel.grid and loop.lag == 0
+    assert_close(found.run(x, check=True), by_jax(softmax, x), TOLERANCE)
 
 
 def test_kernels_of_one_task_a_block_do_not_lag() -> None:
     found = plan_for(few_sms(8), softmax, normal(2, 60_000), schedule=DEFAULT)
-    assert found.teams and "astitch_team_barrier(" in found.text
-    assert "task != first" not in found.text
+    (meeting,) = find_statements(found.plan.kernel.body, k.Meeting)
+    loop = loop_of(found)
+    assert found.teams and (meeting.lag, loop.once, loop.lag, loop.ring) == (0, True, 0, 0)
+    assert "tasks ago" not in found.text
+
+
+# ---- states of all kinds
+
+
+def largest_and_where(axis: int, x: jax.Array) -> tuple[jax.Array, ...]:
+    return x - x.max(axis, keepdims=True), x.argmax(axis), x.min(axis)
+
+
+def any_and_all(axis: int, x: jax.Array) -> tuple[jax.Array, ...]:
+    some = (x > 3).any(axis, keepdims=True)
+    return jnp.where(some, x, -x), (x > 0).all(axis)
+
+
+def whole_numbers(axis: int, x: jax.Array) -> jax.Array:
+    y = jnp.round(x * 9).astype(jnp.int32)
+    return y * y.sum(axis, keepdims=True)
+
+
+def three_sums(axis: int, x: jax.Array) -> tuple[jax.Array, ...]:
+    y = x[::-1]
+    total, squares, gap = x.sum(axis), jnp.square(y).sum(axis), jnp.abs(x - y).max(axis)
+    spread = [jnp.expand_dims(s, axis) for s in (total, squares, gap)]
+    return x * spread[0] + y * spread[1] + spread[2], total, squares, gap
+
+
+def one_after_the_other(axis: int, x: jax.Array) -> jax.Array:
+    """Three meetings a task: each needs what the one before gave."""
+    y = jax.nn.softmax(x, axis)
+    z = y - y.mean(axis, keepdims=True)
+    return z / jnp.sqrt(jnp.square(z).sum(axis, keepdims=True) + 1)
+
+
+@pytest.mark.parametrize("axis", [-1, 0], ids=["rows", "columns"])
+@pytest.mark.parametrize(
+    "fn", [largest_and_where, any_and_all, whole_numbers, three_sums, one_after_the_other]
+)
+def test_teams_exchange_states_of_all_kinds(fn: Callable[..., Any], axis: int) -> None:
+    x = normal(5, 30_000) if axis else normal(700, 72)
+    schedule = Schedule(block=256, blocks_per_sm=4, split=8)
+    found = plan_for(few_sms(4), functools.partial(fn, axis), x, schedule=schedule)
+    assert set(found.teams) == {8} and found.plan.kernel.teams > 0
+    wanted = by_jax(functools.partial(fn, axis), x)
+    engine = found.engine(check=True)
+    for _ in range(2):
+        assert_close(engine.run([x]), wanted, EXACT_NUMBERS)
 
 
 # ---- more than one reduction in a kernel
 
 
-def test_rows_of_different_lengths_do_not_share_barrier_words() -> None:
+def test_rows_of_different_lengths_do_not_share_words() -> None:
     """The blocks of a team of one loop are not those of a team of the other."""
 
     def both(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -356,7 +584,7 @@ def test_teams_on_a_gpu(name: str) -> None:
     """On the device as it is: the plan may have other teams, the results are the same."""
     import astitch
 
-    fn, arguments, _ = CASES[name]
+    fn, arguments, *_ = CASES[name]
     compiled = astitch.jit(fn)
     for _ in range(2):
         got = [np.asarray(leaf) for leaf in jax.tree.leaves(compiled(*arguments))]

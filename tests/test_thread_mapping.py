@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,10 @@ from astitch.gpu import PRESETS, preset
 from astitch.index import Symbol
 from astitch.schedule import Schedule
 from astitch.thread_mapping import (
-    MAX_TEAM_ELEMENTS,
+    MAX_ROW_ELEMENTS,
     SPLIT_MIN_BYTES,
+    TEAM_BYTES,
+    TEAM_LINE_BYTES,
     Mapping,
     Space,
     ceil_div,
@@ -26,9 +29,11 @@ from astitch.thread_mapping import (
 LARGEST = 5000
 
 
-def space(shape: tuple[int, ...], reduced: tuple[int, ...] = (), element_bytes: int = 4) -> Space:
+def space(
+    shape: tuple[int, ...], reduced: tuple[int, ...] = (), element_bytes: int = 4, held: int = 0
+) -> Space:
     atoms = tuple(Symbol(f"d{d}", n) for d, n in enumerate(shape))
-    return Space(atoms, frozenset(atoms[d] for d in reduced), element_bytes)
+    return Space(atoms, frozenset(atoms[d] for d in reduced), element_bytes, held, held)
 
 
 def is_power_of_two(n: int) -> bool:
@@ -142,6 +147,7 @@ def test_the_law_needs_nothing_but_the_numbers(data: st.DataObject) -> None:
         row_threads * data.draw(st.integers(1, 4)),
         vector * data.draw(st.integers(1, 20)),
         packed_inside=data.draw(st.booleans()),
+        rows_last=data.draw(st.booleans()),
     )
     seen = covered_elements(mapping)
     assert len(seen) == math.prod(shape)
@@ -156,6 +162,9 @@ GROUPS = [
     (space((90, 6, 8), (0, 2)), 32),
     (space((2, 17_000), (1,)), 512),
     (space((3, 8209), (1,), 8), 256),
+    (space((150, 70), (0,), held=2), 64),
+    (space((2, 300, 40), (1,), held=1), 128),
+    (space((600, 9), (0,), 2, held=1), 128),
 ]
 
 
@@ -164,19 +173,49 @@ GROUPS = [
 def test_the_law_holds_for_groups_and_teams(space: Space, block: int, wave: int) -> None:
     mapping = map_space(space, preset("h100"), block, wave)
     check_law(space, mapping, block)
-    assert mapping.tasks == mapping.outer_tiles * mapping.parts
+    teams = mapping.outer_tiles * (mapping.col_tiles if mapping.rows_last else 1)
+    assert mapping.tasks == teams * mapping.parts
     if mapping.team:
-        assert 1 < mapping.parts <= wave // 2
-        assert mapping.elements_per_thread <= max(MAX_TEAM_ELEMENTS, mapping.vector)
+        assert 1 < mapping.parts <= wave
+        assert mapping.elements_per_thread <= max(MAX_ROW_ELEMENTS, mapping.vector)
+        check_teams(mapping, space)
     if mapping.packed_inside:
         assert mapping.outer_threads > 1 and set(mapping.row) <= space.reduced
 
 
+def check_teams(mapping: Mapping, space: Space) -> None:
+    """Neighbouring tasks, as many as a team has blocks, hold all that a result sums; no other team has any of it."""
+    axes = (mapping.outer, mapping.row, mapping.col)
+    kept = [bool(axis) and axis[0] not in space.reduced for axis in axes]
+    team_of: dict[tuple[int, ...], int] = {}
+    for task in range(mapping.tasks):
+        for thread in range(mapping.block):
+            for element in mapping.elements(task, thread):
+                result = tuple(at for at, keep in zip(element, kept, strict=True) if keep)
+                assert team_of.setdefault(result, task // mapping.parts) == task // mapping.parts
+
+
 def test_groups_and_teams_are_among_them() -> None:
-    found = [map_space(s, preset("h100"), b, w) for s, b in GROUPS for w in (16, 264)]
+    found = [map_space(s, preset("h100"), b, w) for s, b in GROUPS for w in (16, 40, 264)]
     assert any(m.team and m.packed_inside for m in found)
-    assert any(m.team and not m.packed_inside for m in found)
+    assert any(m.team and not m.packed_inside and not m.rows_last for m in found)
+    assert any(m.team and m.rows_last and m.col_tiles > 1 for m in found)
     assert any(m.packed_inside and not m.team for m in found)
+
+
+def test_rows_last_orders_the_tasks() -> None:
+    """Neighbouring tasks share a column tile: those of a team."""
+    axes = tuple((Symbol(name, n),) for name, n in (("o", 2), ("r", 3), ("c", 2)))
+    columns_last = Mapping(*axes, 1, 1, 1, 1, 1, 1)
+    rows_last = replace(columns_last, rows_last=True)
+    of_task = {
+        m: [next(iter(m.elements(t, 0))) for t in range(12)] for m in (columns_last, rows_last)
+    }
+    assert of_task[columns_last] == [
+        (o, r, c) for o in range(2) for r in range(3) for c in range(2)
+    ]
+    assert of_task[rows_last] == [(o, r, c) for o in range(2) for c in range(2) for r in range(3)]
+    assert (columns_last.parts, rows_last.parts) == (6, 3)
 
 
 def test_packed_inside_orders_the_threads() -> None:
@@ -223,7 +262,7 @@ def test_parts_that_stay_on_chip_meet() -> None:
     mapping = map_space(space((60, 100_000), (1,)), preset("h100"), 512, 264)
     assert mapping.team
     assert mapping.parts == mapping.col_tiles > 1
-    assert mapping.elements_per_thread <= MAX_TEAM_ELEMENTS
+    assert mapping.elements_per_thread <= MAX_ROW_ELEMENTS
     assert mapping.parts * 2 <= 264, "several teams side by side"
     assert mapping.reason.endswith(
         f"split over {mapping.parts} blocks that keep their parts and meet"
@@ -268,6 +307,26 @@ def test_a_tall_column_reduce_splits_its_rows() -> None:
     assert mapping.tasks <= 264
     assert "column-reduce" in mapping.reason
     assert f"rows split over {mapping.row_tiles} blocks" in mapping.reason
+
+
+def test_columns_that_are_needed_again_are_a_team_s() -> None:
+    """Its blocks share some columns, a run of memory in each row, and each keeps its rows of them."""
+    mapping = map_space(space((4096, 256), (0,), held=1), preset("h100"), 512, 264)
+    assert mapping.team and mapping.rows_last and mapping.parts == mapping.row_tiles > 1
+    assert mapping.vector * 4 <= TEAM_BYTES and mapping.col_tile * 4 == TEAM_LINE_BYTES
+    assert mapping.elements_per_thread <= MAX_ROW_ELEMENTS
+    assert mapping.reason.startswith("column-reduce: ")
+    assert mapping.reason.endswith(
+        f"rows split over {mapping.parts} blocks that keep their parts and meet"
+    )
+    sums_only = map_space(space((4096, 256), (0,)), preset("h100"), 512, 264)
+    assert not sums_only.team, "what is not read again need not stay"
+    too_tall = map_space(space((1 << 22, 256), (0,), held=1), preset("h100"), 512, 264)
+    assert not too_tall.team and too_tall.row_tiles > 1
+    split = map_space(
+        space((4096, 256), (0,), held=1), preset("h100"), 512, 264, Schedule(split=16)
+    )
+    assert split.team and 16 <= split.parts <= 32
 
 
 def test_a_wide_column_reduce_keeps_its_rows() -> None:

@@ -25,6 +25,7 @@ from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.simplify import simplify
 from astitch.stitch_scope import find_scopes
 from astitch.workload import (
+    LATE_SHARE,
     UNROLLED_BY,
     Access,
     Unit,
@@ -32,6 +33,7 @@ from astitch.workload import (
     count_workload,
     price_op,
 )
+from tests.small_gpu import find_statements
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16
 
@@ -146,6 +148,59 @@ def test_only_the_share_of_warps_that_passes_a_guard_counts():
     assert result.bytes == 4096 * 4
     # One warp of each row's stores a sector.
     assert result.sector_bytes == 4096 * 32
+
+
+def test_a_choice_of_vectors_reads_vectors_of_what_it_takes():
+    def join(a, b):
+        return jnp.concatenate([a, b], 1)
+
+    work = count(join, ((4096, 1024), F32), ((4096, 3072), F32))
+    assert all(a.vector_bytes == 16 for a in work.accesses)
+    first = min(reads(work), key=lambda a: a.bytes)
+    assert first.bytes == pytest.approx(4096 * 1024 * 4, rel=0.01)
+    unaligned = count(join, ((4096, 1023), F32), ((4096, 3073), F32))
+    assert {a.vector_bytes for a in reads(unaligned)} == {4}
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2, 3])
+def test_who_waits_tasks_later_waits_less(lag):
+    """The meeting itself: a lag of its own, as the rest of the kernel has."""
+    found = plan(softmax, ((60, 100_000), F32), schedule=DEFAULT)
+    parts = found.arrangement.loops[0].mapping.parts
+
+    def with_lag(body):
+        inside = [
+            dataclasses.replace(s, body=with_lag(s.body)) if hasattr(s, "body") else s for s in body
+        ]
+        return tuple(
+            dataclasses.replace(s, lag=lag) if isinstance(s, k.Meeting) else s for s in inside
+        )
+
+    kernel = dataclasses.replace(found.kernel, body=with_lag(found.kernel.body))
+    (loop,) = count_workload(kernel).loops
+    meetings = len(find_statements(kernel.body, k.Meeting))
+    assert loop.team == parts > 1
+    assert loop.meetings == meetings * LATE_SHARE**lag
+
+
+def test_parts_that_more_blocks_exchange_cost_more():
+    def gathering(split):
+        """Of the one task of a block, what does not grow with its elements."""
+        found = plan(softmax, ((8, 1 << 20), F32), schedule=Schedule(split=split)).kernel
+        without = dataclasses.replace(found, body=drop_collects(found.body))
+        return sum(count_workload(found).loops[0].mix.values()) - sum(
+            count_workload(without).loops[0].mix.values()
+        )
+
+    assert 0 < gathering(128) == gathering(160) < gathering(200)
+
+
+def drop_collects(body):
+    kept = [s for s in body if not isinstance(s, k.Collect)]
+    return tuple(
+        dataclasses.replace(s, body=drop_collects(s.body)) if hasattr(s, "body") else s
+        for s in kept
+    )
 
 
 def test_levels_are_counted_by_global_barriers():

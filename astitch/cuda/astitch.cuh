@@ -5,7 +5,8 @@
 //   ASTITCH_SHARED(T, name, offset_bytes, count);  a slot of it, used as name[i]; slots may overlap
 //   ASTITCH_GLOBAL_BARRIER(word);                  all threads of all (resident) blocks; orders all memory
 //   shared_vec<T, N>(name, i)                      elements i .. i + N - 1 of a slot as one access
-//   astitch_load_acquire, astitch_store_release, astitch_add_release   on unsigned words, device scope
+//   astitch_load_acquire, astitch_load_relaxed, astitch_store_release, astitch_add_release   on unsigned words, device scope
+//   astitch_publish_word(to, value, tag), astitch_take_word(from, tag, value)    a tagged word; taking may fail
 #pragma once
 
 #ifndef ASTITCH_HOST
@@ -19,6 +20,24 @@ __device__ __forceinline__ unsigned astitch_load_acquire(const unsigned* word)
     unsigned value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
     return value;
+}
+__device__ __forceinline__ unsigned astitch_load_relaxed(const unsigned* word)
+{
+    unsigned value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+__device__ __forceinline__ void astitch_publish_word(unsigned long long* to, unsigned value, unsigned tag)
+{
+    const unsigned long long both = (unsigned long long)tag << 32 | value;
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" : : "l"(to), "l"(both) : "memory");
+}
+__device__ __forceinline__ bool astitch_take_word(const unsigned long long* from, unsigned tag, unsigned& value)
+{
+    unsigned long long both;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(from) : "memory");
+    value = unsigned(both);
+    return unsigned(both >> 32) == tag;
 }
 __device__ __forceinline__ void astitch_store_release(unsigned* word, unsigned value)
 {
@@ -50,28 +69,26 @@ __device__ __forceinline__ void astitch_global_barrier(unsigned* word)
 
 #endif  // ASTITCH_HOST
 
-// The same for a team: `blocks` blocks with neighbouring numbers, in two halves that may lie a task apart.  A team has
-// two words, used in turns, so that the next arrival does not disturb who still waits; each word on a line of its own,
-// after the whole grid's.  The ticket that arriving gives is thread 0's.
-__device__ __forceinline__ unsigned astitch_team_arrive(unsigned* words, unsigned blocks, unsigned half)
+// ---- exchange between the blocks of a team ---------------------------------------------------------------
+// A word of 32 bits travels beside the tag of its launch, in one store: who finds the tag has the word.  That needs no
+// fence, no counter and no reset.  Launches are numbered by the second line of barrier words.
+
+__device__ __forceinline__ unsigned astitch_launch_tag(const unsigned* words)
+{
+    return astitch_load_relaxed(words + 64) + 1;
+}
+// The last block of a launch ends its number.
+__device__ __forceinline__ void astitch_end_launch(unsigned* words)
 {
     __syncthreads();
-    if (threadIdx.x != 0) return 0;
-    unsigned* const word = words + (1 + blockIdx.x / blocks * 2 + half) * 64;
-    return astitch_add_release(word, blockIdx.x % blocks == 0 ? 0x80000000u - (blocks - 1) : 1u);
-}
-__device__ __forceinline__ void astitch_team_wait(unsigned* words, unsigned blocks, unsigned half, unsigned ticket)
-{
-    if (threadIdx.x == 0) {
-        const unsigned* const word = words + (1 + blockIdx.x / blocks * 2 + half) * 64;
-        while (!((astitch_load_acquire(word) ^ ticket) & 0x80000000u)) {
-        }
+    if (threadIdx.x == 0 && astitch_add_release(words + 65, 1) == gridDim.x - 1) {
+        astitch_store_release(words + 65, 0);
+        astitch_store_release(words + 64, astitch_load_relaxed(words + 64) + 1);
     }
-    __syncthreads();
 }
-__device__ __forceinline__ void astitch_team_barrier(unsigned* words, unsigned blocks)
+__device__ __forceinline__ unsigned long long* astitch_tagged_words(unsigned* words)
 {
-    astitch_team_wait(words, blocks, 0, astitch_team_arrive(words, blocks, 0));
+    return reinterpret_cast<unsigned long long*>(words + 128);
 }
 
 // N elements moved by one instruction; the address must be a multiple of the whole size.

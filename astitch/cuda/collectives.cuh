@@ -221,56 +221,118 @@ __device__ __forceinline__ void combine_warps_together(Slot slot, States&... sta
     ((states[0] = totals[i++]), ...);
 }
 
-// Sets of THREADS threads that are STRIDE apart and span warps: threads that own the same columns.
-// slot: CHUNK states for each thread of the block; more states than that take turns.
-// LANES: the lanes of a warp combine the THREADS <= 32 states of a set together, where combining two takes long.
-template <class R, int THREADS, int STRIDE, int BLOCK, int CHUNK, bool LANES, int COUNT, class Slot>
+// Sets of THREADS threads that are STRIDE apart and span warps: threads that own the same columns.  Where a warp holds
+// several of a set, its lanes combine theirs first.
+// slot: CHUNK states for each column of each line of the block, a line being a warp (STRIDE < 32) or STRIDE threads; more
+// states than that take turns.
+// LANES: the lanes of a warp combine the lines' states together, where combining two takes long.
+// ALONE: only the first warp needs the totals.
+template <class R, int THREADS, int STRIDE, int BLOCK, int CHUNK, bool LANES, bool ALONE, int COUNT, class Slot>
 __device__ __forceinline__ void reduce_strided(typename R::State (&states)[COUNT], Slot slot)
 {
+    constexpr int LINE = STRIDE < 32 ? 32 : STRIDE, LINES = BLOCK / LINE, MEMBERS = THREADS * STRIDE / LINE;
+    constexpr int ALL = LINES * STRIDE, SETS = ALL / MEMBERS;
+    if constexpr (STRIDE < 32) reduce_lanes<R, 32 / STRIDE, STRIDE>(states);
+    const int column = threadIdx.x % STRIDE, line = threadIdx.x / LINE, group = line / MEMBERS;
+    const bool writes = threadIdx.x % LINE < STRIDE;
     if constexpr (LANES) {
-        const int set = threadIdx.x / THREADS, member = threadIdx.x % THREADS;
-        const int from = set / STRIDE * (THREADS * STRIDE) + set % STRIDE + member * STRIDE;
-        const int own = threadIdx.x / (THREADS * STRIDE) * STRIDE + threadIdx.x % STRIDE;
+        const int set = threadIdx.x / MEMBERS % SETS, member = threadIdx.x % MEMBERS;
+        const int from = (set / STRIDE * MEMBERS + member) * STRIDE + set % STRIDE;
 #pragma unroll
         for (int base = 0; base < COUNT; base += CHUNK) {
             if (base) __syncthreads();
             typename R::State taken[CHUNK < COUNT ? CHUNK : COUNT];
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i)
-                if (base + i < COUNT) slot[i * BLOCK + threadIdx.x] = states[base + i];
+                if (base + i < COUNT && writes) slot[i * ALL + line * STRIDE + column] = states[base + i];
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i)
-                if (base + i < COUNT) taken[i] = slot[i * BLOCK + from];
-            reduce_lanes<R, THREADS, 1>(taken);
+                if (base + i < COUNT) taken[i] = slot[i * ALL + from];
+            reduce_lanes<R, MEMBERS, 1>(taken);
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i)
-                if (base + i < COUNT && member == 0) slot[i * BLOCK + set] = taken[i];
+                if (base + i < COUNT && member == 0 && threadIdx.x < SETS * MEMBERS) slot[i * ALL + set] = taken[i];
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i)
-                if (base + i < COUNT) states[base + i] = slot[i * BLOCK + own];
+                if (base + i < COUNT) states[base + i] = slot[i * ALL + group * STRIDE + column];
         }
         return;
     }
-    const int first = threadIdx.x / (THREADS * STRIDE) * (THREADS * STRIDE) + threadIdx.x % STRIDE;
+    const int first = group * MEMBERS * STRIDE + column;
 #pragma unroll
     for (int base = 0; base < COUNT; base += CHUNK) {
         if (base) __syncthreads();
 #pragma unroll
         for (int i = 0; i < CHUNK; ++i)
-            if (base + i < COUNT) slot[i * BLOCK + threadIdx.x] = states[base + i];
+            if (base + i < COUNT && writes) slot[i * ALL + line * STRIDE + column] = states[base + i];
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            if (base + i < COUNT) {
-                typename R::State total = slot[i * BLOCK + first];
+            if (base + i < COUNT && (!ALONE || threadIdx.x < 32)) {
+                typename R::State total = slot[i * ALL + first];
 #pragma unroll 8
-                for (int j = 1; j < THREADS; ++j)
-                    total = R::combine(total, slot[i * BLOCK + first + j * STRIDE]);
+                for (int j = 1; j < MEMBERS; ++j) total = R::combine(total, slot[i * ALL + first + j * STRIDE]);
                 states[base + i] = total;
             }
         }
+    }
+}
+
+// ---- states of the blocks of a team ----------------------------------------------------------------------
+// A field travels as one or two tagged words.
+
+template <class T> __device__ __forceinline__ void publish_field(unsigned long long*& to, T value, unsigned tag)
+{
+    if constexpr (sizeof(T) == 8) {
+        const unsigned long long bits = same_bits<unsigned long long>(value);
+        astitch_publish_word(to++, unsigned(bits), tag);
+        astitch_publish_word(to++, unsigned(bits >> 32), tag);
+    } else if constexpr (is_same<T, float>) {
+        astitch_publish_word(to++, same_bits<unsigned>(value), tag);
+    } else {
+        astitch_publish_word(to++, unsigned(value), tag);
+    }
+}
+template <class T> __device__ __forceinline__ T field_of_words(const unsigned*& words)
+{
+    if constexpr (sizeof(T) == 8) {
+        const unsigned long long low = *words++, high = *words++;
+        return same_bits<T>(high << 32 | low);
+    } else if constexpr (is_same<T, float>) {
+        return same_bits<float>(*words++);
+    } else {
+        return T(*words++);
+    }
+}
+
+// This thread's share of the parts of one result joins its state: parts rank, rank + MEMBERS ..., in this order.  Several
+// are asked for at once.  STRIDE: tagged words from part to part.
+template <class R, int MEMBERS, int PARTS, int STRIDE>
+__device__ __forceinline__ void collect_parts(
+    typename R::State& state, const unsigned long long* parts, int rank, unsigned tag)
+{
+    constexpr int TURNS = (PARTS + MEMBERS - 1) / MEMBERS, TOGETHER = TURNS < 4 ? TURNS : 4;
+#pragma unroll 1
+    for (int turn = 0; turn < TURNS; turn += TOGETHER) {
+        unsigned found[TOGETHER][R::words];
+        bool ready;
+        do {
+            ready = true;
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) {
+                const int part = (turn + i) * MEMBERS + rank;
+                if (part < PARTS) {
+#pragma unroll
+                    for (int word = 0; word < R::words; ++word)
+                        ready &= astitch_take_word(parts + part * STRIDE + word, tag, found[i][word]);
+                }
+            }
+        } while (!ready);
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i)
+            if ((turn + i) * MEMBERS + rank < PARTS) state = R::combine(state, R::state_of(found[i]));
     }
 }

@@ -206,6 +206,25 @@ ASTITCH_INLINE unsigned astitch_load_acquire(const unsigned* word)
 {
     return astitch_atomic_load(word, ASTITCH_ACQUIRE);
 }
+ASTITCH_INLINE unsigned astitch_load_relaxed(const unsigned* word)
+{
+    return astitch_atomic_load(word, ASTITCH_RELAXED);
+}
+// Two words here, in an order that says the same; taking waits, since only who polls one word lets other threads run.
+ASTITCH_INLINE void astitch_publish_word(unsigned long long* to, unsigned value, unsigned tag)
+{
+    unsigned* const word = reinterpret_cast<unsigned*>(to);
+    word[0] = value;
+    astitch_atomic_store(word + 1, tag, ASTITCH_RELEASE);
+}
+ASTITCH_INLINE bool astitch_take_word(const unsigned long long* from, unsigned tag, unsigned& value)
+{
+    const unsigned* const word = reinterpret_cast<const unsigned*>(from);
+    while (astitch_atomic_load(word + 1, ASTITCH_ACQUIRE) != tag) {
+    }
+    value = word[0];
+    return true;
+}
 ASTITCH_INLINE void astitch_store_release(unsigned* word, unsigned value)
 {
     astitch_atomic_store(word, value, ASTITCH_RELEASE);

@@ -151,8 +151,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4, true>(reduce_11_state_0, exchange_0_0);
-      reduce_strided<Reduce1, 8, 32, 256, 4, true>(reduce_53_state_0, exchange_1_1);
+      reduce_strided<Reduce0, 8, 32, 256, 4, true, false>(reduce_11_state_0, exchange_0_0);
+      reduce_strided<Reduce1, 8, 32, 256, 4, true, false>(reduce_53_state_0, exchange_1_1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -231,8 +231,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4, true>(reduce_25_state_0, exchange_0_0__1);
-      reduce_strided<Reduce1, 8, 32, 256, 4, true>(reduce_67_state_0, exchange_1_1__1);
+      reduce_strided<Reduce0, 8, 32, 256, 4, true, false>(reduce_25_state_0, exchange_0_0__1);
+      reduce_strided<Reduce1, 8, 32, 256, 4, true, false>(reduce_67_state_0, exchange_1_1__1);
       reduce_lanes<Reduce0, 32, 1>(reduce_39_state_0);
       reduce_lanes<Reduce1, 32, 1>(reduce_81_state_0);
       {
@@ -326,8 +326,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 8, 32, 256, 4, true>(reduce_95_state_0, exchange_2_0);
-      reduce_strided<Reduce3, 8, 32, 256, 4, true>(reduce_137_state_0, exchange_3_1);
+      reduce_strided<Reduce2, 8, 32, 256, 4, true, false>(reduce_95_state_0, exchange_2_0);
+      reduce_strided<Reduce3, 8, 32, 256, 4, true, false>(reduce_137_state_0, exchange_3_1);
       {
         const int l = 0;
         const int col = l * 64 + tx * 2 + col_tile * 64;
@@ -406,8 +406,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 8, 32, 256, 4, true>(reduce_109_state_0, exchange_2_0__1);
-      reduce_strided<Reduce3, 8, 32, 256, 4, true>(reduce_151_state_0, exchange_3_1__1);
+      reduce_strided<Reduce2, 8, 32, 256, 4, true, false>(reduce_109_state_0, exchange_2_0__1);
+      reduce_strided<Reduce3, 8, 32, 256, 4, true, false>(reduce_151_state_0, exchange_3_1__1);
       reduce_lanes<Reduce2, 32, 1>(reduce_123_state_0);
       reduce_lanes<Reduce3, 32, 1>(reduce_165_state_0);
       {

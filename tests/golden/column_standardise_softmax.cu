@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4, true>(reduce_sum_21_moments_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 8, 64, 512, 4, true, false>(reduce_sum_21_moments_state_0, exchange_0_0);
     if (first < 12) {
       {
         const int l = 0;
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, true>(reduce_sum_21_moments_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4, true, false>(reduce_sum_21_moments_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 32 + tx + col_tile * 32;

@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, false>(reduce_sum_7_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 16, 32, 512, 4, false, false>(reduce_sum_7_state_0, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
@@ -71,13 +71,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
-  {  // loop 1: outer 1 / 2 threads, row 8 / 8 threads x 1, col 192 / 32 threads x 1 x 1; 6 tasks; column-reduce: 8 rows x 32 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 8 / 8 threads x 1, col 192 / 64 threads x 1 x 1; 3 tasks; column-reduce: 8 rows x 64 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 8;
-    const int to = thread / 256;
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 8;
+    const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 6) {
+    if (first < 3) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_7_state_0__1[1];
@@ -88,19 +88,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 8 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 64 + tx + col_tile * 64;
           const int at_0__1 = row * 192 + col;
-          if (to < 1) {
-            reduce_sum_7_state_0__1[l] = Reduce0::combine(reduce_sum_7_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1])});
-          }
+          reduce_sum_7_state_0__1[l] = Reduce0::combine(reduce_sum_7_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1])});
         }
       }
-      reduce_strided<Reduce0, 8, 32, 512, 4, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 8, 64, 512, 4, false, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 64 + tx + col_tile * 64;
         const float reduce_sum_7 = reduce_sum_7_state_0__1[l].f0;
-        if (to < 1 && ty < 1) {
+        if (ty < 1) {
           p_reduce_sum_7[col] = store_as<float>(reduce_sum_7);
         }
       }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 12 x 512 threads, 2048 B shared
+// stitch_0: grid 12 x 512 threads, 512 B shared
 //   jit(column_sum_narrow)/reduce_sum
 struct Reduce0 {
   static constexpr bool commutative = true;
@@ -22,9 +22,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_7,
     float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 512);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
+  ASTITCH_SHARED_ARENA(512);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 128);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 128);
   {  // loop 0: outer 1 / 1 threads, row 3000 / 64 threads x 4, col 5 / 8 threads x 1 x 1; 12 tasks; column-reduce: 64 rows x 8 threads a block, 1 tiles < 264 blocks a wave:...
     const int thread = threadIdx.x;
     const int tx = thread % 8;
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 64, 8, 512, 4, false>(reduce_sum_7_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 64, 8, 512, 4, false, false>(reduce_sum_7_state_0, exchange_0_0);
     if (first < 12) {
       {
         const int l = 0;
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 8, 512, 4, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 8, 512, 4, false, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 8 + tx;

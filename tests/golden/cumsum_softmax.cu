@@ -144,16 +144,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              float reduce_window_sum_7_pad_6;
-              if (col + lane - 32 >= 0 && col + lane - 32 < 1000) {
-                float reduce_window_sum_7_pad_5;
-                if (col + lane - 48 >= 0 && col + lane - 48 < 1000) {
-                  float reduce_window_sum_7_pad_4;
-                  if (col + lane - 56 >= 0 && col + lane - 56 < 1000) {
-                    float reduce_window_sum_7_pad_3;
-                    if (col + lane - 60 >= 0 && col + lane - 60 < 1000) {
+            float reduce_window_sum_7_pad_6_lanes_0[4];
+            if (col - 32 >= 0) {
+              float reduce_window_sum_7_pad_5_lanes_0[4];
+              if (col - 48 >= 0) {
+                float reduce_window_sum_7_pad_4_lanes_0[4];
+                if (col - 56 >= 0) {
+                  float reduce_window_sum_7_pad_3_lanes_0[4];
+                  if (col - 60 >= 0) {
+                    #pragma unroll
+                    for (int lane = 0; lane < 4; ++lane) {
                       float reduce_window_sum_7_pad_2;
                       if (col + lane - 62 >= 0 && col + lane - 62 < 1000) {
                         const float reduce_window_sum_7_add_0__1 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 62]);
@@ -163,10 +163,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                       }
                       const float reduce_window_sum_7_add_0__2 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 60]);
                       const float reduce_window_sum_7_add_2 = hlo_add(reduce_window_sum_7_pad_2, reduce_window_sum_7_add_0__2);
-                      reduce_window_sum_7_pad_3 = reduce_window_sum_7_add_2;
-                    } else {
-                      reduce_window_sum_7_pad_3 = 0.0f;
+                      reduce_window_sum_7_pad_3_lanes_0[lane] = reduce_window_sum_7_add_2;
                     }
+                  } else {
+                    #pragma unroll
+                    for (int lane = 0; lane < 4; ++lane) {
+                      reduce_window_sum_7_pad_3_lanes_0[lane] = 0.0f;
+                    }
+                  }
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
                     float reduce_window_sum_7_pad_2__1;
                     if (col + lane - 58 >= 0 && col + lane - 58 < 1000) {
                       const float reduce_window_sum_7_add_0__3 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 58]);
@@ -176,13 +182,19 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                     }
                     const float reduce_window_sum_7_add_0__4 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 56]);
                     const float reduce_window_sum_7_add_2__1 = hlo_add(reduce_window_sum_7_pad_2__1, reduce_window_sum_7_add_0__4);
-                    const float reduce_window_sum_7_add_3 = hlo_add(reduce_window_sum_7_pad_3, reduce_window_sum_7_add_2__1);
-                    reduce_window_sum_7_pad_4 = reduce_window_sum_7_add_3;
-                  } else {
-                    reduce_window_sum_7_pad_4 = 0.0f;
+                    const float reduce_window_sum_7_add_3 = hlo_add(reduce_window_sum_7_pad_3_lanes_0[lane], reduce_window_sum_7_add_2__1);
+                    reduce_window_sum_7_pad_4_lanes_0[lane] = reduce_window_sum_7_add_3;
                   }
-                  float reduce_window_sum_7_pad_3__1;
-                  if (col + lane - 52 >= 0 && col + lane - 52 < 1000) {
+                } else {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    reduce_window_sum_7_pad_4_lanes_0[lane] = 0.0f;
+                  }
+                }
+                float reduce_window_sum_7_pad_3_lanes_0__1[4];
+                if (col - 52 >= 0) {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
                     float reduce_window_sum_7_pad_2__2;
                     if (col + lane - 54 >= 0 && col + lane - 54 < 1000) {
                       const float reduce_window_sum_7_add_0__5 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 54]);
@@ -192,10 +204,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                     }
                     const float reduce_window_sum_7_add_0__6 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 52]);
                     const float reduce_window_sum_7_add_2__2 = hlo_add(reduce_window_sum_7_pad_2__2, reduce_window_sum_7_add_0__6);
-                    reduce_window_sum_7_pad_3__1 = reduce_window_sum_7_add_2__2;
-                  } else {
-                    reduce_window_sum_7_pad_3__1 = 0.0f;
+                    reduce_window_sum_7_pad_3_lanes_0__1[lane] = reduce_window_sum_7_add_2__2;
                   }
+                } else {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    reduce_window_sum_7_pad_3_lanes_0__1[lane] = 0.0f;
+                  }
+                }
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
                   float reduce_window_sum_7_pad_2__3;
                   if (col + lane - 50 >= 0 && col + lane - 50 < 1000) {
                     const float reduce_window_sum_7_add_0__7 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 50]);
@@ -205,16 +223,22 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                   }
                   const float reduce_window_sum_7_add_0__8 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 48]);
                   const float reduce_window_sum_7_add_2__3 = hlo_add(reduce_window_sum_7_pad_2__3, reduce_window_sum_7_add_0__8);
-                  const float reduce_window_sum_7_add_3__1 = hlo_add(reduce_window_sum_7_pad_3__1, reduce_window_sum_7_add_2__3);
-                  const float reduce_window_sum_7_add_4 = hlo_add(reduce_window_sum_7_pad_4, reduce_window_sum_7_add_3__1);
-                  reduce_window_sum_7_pad_5 = reduce_window_sum_7_add_4;
-                } else {
-                  reduce_window_sum_7_pad_5 = 0.0f;
+                  const float reduce_window_sum_7_add_3__1 = hlo_add(reduce_window_sum_7_pad_3_lanes_0__1[lane], reduce_window_sum_7_add_2__3);
+                  const float reduce_window_sum_7_add_4 = hlo_add(reduce_window_sum_7_pad_4_lanes_0[lane], reduce_window_sum_7_add_3__1);
+                  reduce_window_sum_7_pad_5_lanes_0[lane] = reduce_window_sum_7_add_4;
                 }
-                float reduce_window_sum_7_pad_4__1;
-                if (col + lane - 40 >= 0 && col + lane - 40 < 1000) {
-                  float reduce_window_sum_7_pad_3__2;
-                  if (col + lane - 44 >= 0 && col + lane - 44 < 1000) {
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_5_lanes_0[lane] = 0.0f;
+                }
+              }
+              float reduce_window_sum_7_pad_4_lanes_0__1[4];
+              if (col - 40 >= 0) {
+                float reduce_window_sum_7_pad_3_lanes_0__2[4];
+                if (col - 44 >= 0) {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
                     float reduce_window_sum_7_pad_2__4;
                     if (col + lane - 46 >= 0 && col + lane - 46 < 1000) {
                       const float reduce_window_sum_7_add_0__9 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 46]);
@@ -224,10 +248,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                     }
                     const float reduce_window_sum_7_add_0__10 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 44]);
                     const float reduce_window_sum_7_add_2__4 = hlo_add(reduce_window_sum_7_pad_2__4, reduce_window_sum_7_add_0__10);
-                    reduce_window_sum_7_pad_3__2 = reduce_window_sum_7_add_2__4;
-                  } else {
-                    reduce_window_sum_7_pad_3__2 = 0.0f;
+                    reduce_window_sum_7_pad_3_lanes_0__2[lane] = reduce_window_sum_7_add_2__4;
                   }
+                } else {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    reduce_window_sum_7_pad_3_lanes_0__2[lane] = 0.0f;
+                  }
+                }
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
                   float reduce_window_sum_7_pad_2__5;
                   if (col + lane - 42 >= 0 && col + lane - 42 < 1000) {
                     const float reduce_window_sum_7_add_0__11 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 42]);
@@ -237,13 +267,19 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                   }
                   const float reduce_window_sum_7_add_0__12 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 40]);
                   const float reduce_window_sum_7_add_2__5 = hlo_add(reduce_window_sum_7_pad_2__5, reduce_window_sum_7_add_0__12);
-                  const float reduce_window_sum_7_add_3__2 = hlo_add(reduce_window_sum_7_pad_3__2, reduce_window_sum_7_add_2__5);
-                  reduce_window_sum_7_pad_4__1 = reduce_window_sum_7_add_3__2;
-                } else {
-                  reduce_window_sum_7_pad_4__1 = 0.0f;
+                  const float reduce_window_sum_7_add_3__2 = hlo_add(reduce_window_sum_7_pad_3_lanes_0__2[lane], reduce_window_sum_7_add_2__5);
+                  reduce_window_sum_7_pad_4_lanes_0__1[lane] = reduce_window_sum_7_add_3__2;
                 }
-                float reduce_window_sum_7_pad_3__3;
-                if (col + lane - 36 >= 0 && col + lane - 36 < 1000) {
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_4_lanes_0__1[lane] = 0.0f;
+                }
+              }
+              float reduce_window_sum_7_pad_3_lanes_0__3[4];
+              if (col - 36 >= 0) {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
                   float reduce_window_sum_7_pad_2__6;
                   if (col + lane - 38 >= 0 && col + lane - 38 < 1000) {
                     const float reduce_window_sum_7_add_0__13 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 38]);
@@ -253,10 +289,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                   }
                   const float reduce_window_sum_7_add_0__14 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 36]);
                   const float reduce_window_sum_7_add_2__6 = hlo_add(reduce_window_sum_7_pad_2__6, reduce_window_sum_7_add_0__14);
-                  reduce_window_sum_7_pad_3__3 = reduce_window_sum_7_add_2__6;
-                } else {
-                  reduce_window_sum_7_pad_3__3 = 0.0f;
+                  reduce_window_sum_7_pad_3_lanes_0__3[lane] = reduce_window_sum_7_add_2__6;
                 }
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_3_lanes_0__3[lane] = 0.0f;
+                }
+              }
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
                 float reduce_window_sum_7_pad_2__7;
                 if (col + lane - 34 >= 0 && col + lane - 34 < 1000) {
                   const float reduce_window_sum_7_add_0__15 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 34]);
@@ -266,19 +308,25 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 }
                 const float reduce_window_sum_7_add_0__16 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 32]);
                 const float reduce_window_sum_7_add_2__7 = hlo_add(reduce_window_sum_7_pad_2__7, reduce_window_sum_7_add_0__16);
-                const float reduce_window_sum_7_add_3__3 = hlo_add(reduce_window_sum_7_pad_3__3, reduce_window_sum_7_add_2__7);
-                const float reduce_window_sum_7_add_4__1 = hlo_add(reduce_window_sum_7_pad_4__1, reduce_window_sum_7_add_3__3);
-                const float reduce_window_sum_7_add_5 = hlo_add(reduce_window_sum_7_pad_5, reduce_window_sum_7_add_4__1);
-                reduce_window_sum_7_pad_6 = reduce_window_sum_7_add_5;
-              } else {
-                reduce_window_sum_7_pad_6 = 0.0f;
+                const float reduce_window_sum_7_add_3__3 = hlo_add(reduce_window_sum_7_pad_3_lanes_0__3[lane], reduce_window_sum_7_add_2__7);
+                const float reduce_window_sum_7_add_4__1 = hlo_add(reduce_window_sum_7_pad_4_lanes_0__1[lane], reduce_window_sum_7_add_3__3);
+                const float reduce_window_sum_7_add_5 = hlo_add(reduce_window_sum_7_pad_5_lanes_0[lane], reduce_window_sum_7_add_4__1);
+                reduce_window_sum_7_pad_6_lanes_0[lane] = reduce_window_sum_7_add_5;
               }
-              float reduce_window_sum_7_pad_5__1;
-              if (col + lane - 16 >= 0 && col + lane - 16 < 1000) {
-                float reduce_window_sum_7_pad_4__2;
-                if (col + lane - 24 >= 0 && col + lane - 24 < 1000) {
-                  float reduce_window_sum_7_pad_3__4;
-                  if (col + lane - 28 >= 0 && col + lane - 28 < 1000) {
+            } else {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                reduce_window_sum_7_pad_6_lanes_0[lane] = 0.0f;
+              }
+            }
+            float reduce_window_sum_7_pad_5_lanes_0__1[4];
+            if (col - 16 >= 0) {
+              float reduce_window_sum_7_pad_4_lanes_0__2[4];
+              if (col - 24 >= 0) {
+                float reduce_window_sum_7_pad_3_lanes_0__4[4];
+                if (col - 28 >= 0) {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
                     float reduce_window_sum_7_pad_2__8;
                     if (col + lane - 30 >= 0 && col + lane - 30 < 1000) {
                       const float reduce_window_sum_7_add_0__17 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 30]);
@@ -288,10 +336,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                     }
                     const float reduce_window_sum_7_add_0__18 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 28]);
                     const float reduce_window_sum_7_add_2__8 = hlo_add(reduce_window_sum_7_pad_2__8, reduce_window_sum_7_add_0__18);
-                    reduce_window_sum_7_pad_3__4 = reduce_window_sum_7_add_2__8;
-                  } else {
-                    reduce_window_sum_7_pad_3__4 = 0.0f;
+                    reduce_window_sum_7_pad_3_lanes_0__4[lane] = reduce_window_sum_7_add_2__8;
                   }
+                } else {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    reduce_window_sum_7_pad_3_lanes_0__4[lane] = 0.0f;
+                  }
+                }
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
                   float reduce_window_sum_7_pad_2__9;
                   if (col + lane - 26 >= 0 && col + lane - 26 < 1000) {
                     const float reduce_window_sum_7_add_0__19 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 26]);
@@ -301,13 +355,19 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                   }
                   const float reduce_window_sum_7_add_0__20 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 24]);
                   const float reduce_window_sum_7_add_2__9 = hlo_add(reduce_window_sum_7_pad_2__9, reduce_window_sum_7_add_0__20);
-                  const float reduce_window_sum_7_add_3__4 = hlo_add(reduce_window_sum_7_pad_3__4, reduce_window_sum_7_add_2__9);
-                  reduce_window_sum_7_pad_4__2 = reduce_window_sum_7_add_3__4;
-                } else {
-                  reduce_window_sum_7_pad_4__2 = 0.0f;
+                  const float reduce_window_sum_7_add_3__4 = hlo_add(reduce_window_sum_7_pad_3_lanes_0__4[lane], reduce_window_sum_7_add_2__9);
+                  reduce_window_sum_7_pad_4_lanes_0__2[lane] = reduce_window_sum_7_add_3__4;
                 }
-                float reduce_window_sum_7_pad_3__5;
-                if (col + lane - 20 >= 0 && col + lane - 20 < 1000) {
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_4_lanes_0__2[lane] = 0.0f;
+                }
+              }
+              float reduce_window_sum_7_pad_3_lanes_0__5[4];
+              if (col - 20 >= 0) {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
                   float reduce_window_sum_7_pad_2__10;
                   if (col + lane - 22 >= 0 && col + lane - 22 < 1000) {
                     const float reduce_window_sum_7_add_0__21 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 22]);
@@ -317,10 +377,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                   }
                   const float reduce_window_sum_7_add_0__22 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 20]);
                   const float reduce_window_sum_7_add_2__10 = hlo_add(reduce_window_sum_7_pad_2__10, reduce_window_sum_7_add_0__22);
-                  reduce_window_sum_7_pad_3__5 = reduce_window_sum_7_add_2__10;
-                } else {
-                  reduce_window_sum_7_pad_3__5 = 0.0f;
+                  reduce_window_sum_7_pad_3_lanes_0__5[lane] = reduce_window_sum_7_add_2__10;
                 }
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_3_lanes_0__5[lane] = 0.0f;
+                }
+              }
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
                 float reduce_window_sum_7_pad_2__11;
                 if (col + lane - 18 >= 0 && col + lane - 18 < 1000) {
                   const float reduce_window_sum_7_add_0__23 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 18]);
@@ -330,16 +396,22 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 }
                 const float reduce_window_sum_7_add_0__24 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 16]);
                 const float reduce_window_sum_7_add_2__11 = hlo_add(reduce_window_sum_7_pad_2__11, reduce_window_sum_7_add_0__24);
-                const float reduce_window_sum_7_add_3__5 = hlo_add(reduce_window_sum_7_pad_3__5, reduce_window_sum_7_add_2__11);
-                const float reduce_window_sum_7_add_4__2 = hlo_add(reduce_window_sum_7_pad_4__2, reduce_window_sum_7_add_3__5);
-                reduce_window_sum_7_pad_5__1 = reduce_window_sum_7_add_4__2;
-              } else {
-                reduce_window_sum_7_pad_5__1 = 0.0f;
+                const float reduce_window_sum_7_add_3__5 = hlo_add(reduce_window_sum_7_pad_3_lanes_0__5[lane], reduce_window_sum_7_add_2__11);
+                const float reduce_window_sum_7_add_4__2 = hlo_add(reduce_window_sum_7_pad_4_lanes_0__2[lane], reduce_window_sum_7_add_3__5);
+                reduce_window_sum_7_pad_5_lanes_0__1[lane] = reduce_window_sum_7_add_4__2;
               }
-              float reduce_window_sum_7_pad_4__3;
-              if (col + lane - 8 >= 0 && col + lane - 8 < 1000) {
-                float reduce_window_sum_7_pad_3__6;
-                if (col + lane - 12 >= 0 && col + lane - 12 < 1000) {
+            } else {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                reduce_window_sum_7_pad_5_lanes_0__1[lane] = 0.0f;
+              }
+            }
+            float reduce_window_sum_7_pad_4_lanes_0__3[4];
+            if (col - 8 >= 0) {
+              float reduce_window_sum_7_pad_3_lanes_0__6[4];
+              if (col - 12 >= 0) {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
                   float reduce_window_sum_7_pad_2__12;
                   if (col + lane - 14 >= 0 && col + lane - 14 < 1000) {
                     const float reduce_window_sum_7_add_0__25 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 14]);
@@ -349,10 +421,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                   }
                   const float reduce_window_sum_7_add_0__26 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 12]);
                   const float reduce_window_sum_7_add_2__12 = hlo_add(reduce_window_sum_7_pad_2__12, reduce_window_sum_7_add_0__26);
-                  reduce_window_sum_7_pad_3__6 = reduce_window_sum_7_add_2__12;
-                } else {
-                  reduce_window_sum_7_pad_3__6 = 0.0f;
+                  reduce_window_sum_7_pad_3_lanes_0__6[lane] = reduce_window_sum_7_add_2__12;
                 }
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_3_lanes_0__6[lane] = 0.0f;
+                }
+              }
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
                 float reduce_window_sum_7_pad_2__13;
                 if (col + lane - 10 >= 0 && col + lane - 10 < 1000) {
                   const float reduce_window_sum_7_add_0__27 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 10]);
@@ -362,13 +440,19 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 }
                 const float reduce_window_sum_7_add_0__28 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 8]);
                 const float reduce_window_sum_7_add_2__13 = hlo_add(reduce_window_sum_7_pad_2__13, reduce_window_sum_7_add_0__28);
-                const float reduce_window_sum_7_add_3__6 = hlo_add(reduce_window_sum_7_pad_3__6, reduce_window_sum_7_add_2__13);
-                reduce_window_sum_7_pad_4__3 = reduce_window_sum_7_add_3__6;
-              } else {
-                reduce_window_sum_7_pad_4__3 = 0.0f;
+                const float reduce_window_sum_7_add_3__6 = hlo_add(reduce_window_sum_7_pad_3_lanes_0__6[lane], reduce_window_sum_7_add_2__13);
+                reduce_window_sum_7_pad_4_lanes_0__3[lane] = reduce_window_sum_7_add_3__6;
               }
-              float reduce_window_sum_7_pad_3__7;
-              if (col + lane - 4 >= 0 && col + lane - 4 < 1000) {
+            } else {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                reduce_window_sum_7_pad_4_lanes_0__3[lane] = 0.0f;
+              }
+            }
+            float reduce_window_sum_7_pad_3_lanes_0__7[4];
+            if (col - 4 >= 0) {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
                 float reduce_window_sum_7_pad_2__14;
                 if (col + lane - 6 >= 0 && col + lane - 6 < 1000) {
                   const float reduce_window_sum_7_add_0__29 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 6]);
@@ -378,10 +462,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 }
                 const float reduce_window_sum_7_add_0__30 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 4]);
                 const float reduce_window_sum_7_add_2__14 = hlo_add(reduce_window_sum_7_pad_2__14, reduce_window_sum_7_add_0__30);
-                reduce_window_sum_7_pad_3__7 = reduce_window_sum_7_add_2__14;
-              } else {
-                reduce_window_sum_7_pad_3__7 = 0.0f;
+                reduce_window_sum_7_pad_3_lanes_0__7[lane] = reduce_window_sum_7_add_2__14;
               }
+            } else {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                reduce_window_sum_7_pad_3_lanes_0__7[lane] = 0.0f;
+              }
+            }
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
               float reduce_window_sum_7_pad_2__15;
               if (col + lane - 2 >= 0 && col + lane - 2 < 1000) {
                 const float reduce_window_sum_7_add_0__31 = load_as<float>(reduce_window_sum_7_add_shared_0[col + lane + to * 1000 - 2]);
@@ -391,10 +481,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               }
               const float reduce_window_sum_7_add_0__32 = reduce_window_sum_7_add_kept_0[k * 4 + l * 4 + lane];
               const float reduce_window_sum_7_add_2__15 = hlo_add(reduce_window_sum_7_pad_2__15, reduce_window_sum_7_add_0__32);
-              const float reduce_window_sum_7_add_3__7 = hlo_add(reduce_window_sum_7_pad_3__7, reduce_window_sum_7_add_2__15);
-              const float reduce_window_sum_7_add_4__3 = hlo_add(reduce_window_sum_7_pad_4__3, reduce_window_sum_7_add_3__7);
-              const float reduce_window_sum_7_add_5__1 = hlo_add(reduce_window_sum_7_pad_5__1, reduce_window_sum_7_add_4__3);
-              const float reduce_window_sum_7_add_6 = hlo_add(reduce_window_sum_7_pad_6, reduce_window_sum_7_add_5__1);
+              const float reduce_window_sum_7_add_3__7 = hlo_add(reduce_window_sum_7_pad_3_lanes_0__7[lane], reduce_window_sum_7_add_2__15);
+              const float reduce_window_sum_7_add_4__3 = hlo_add(reduce_window_sum_7_pad_4_lanes_0__3[lane], reduce_window_sum_7_add_3__7);
+              const float reduce_window_sum_7_add_5__1 = hlo_add(reduce_window_sum_7_pad_5_lanes_0__1[lane], reduce_window_sum_7_add_4__3);
+              const float reduce_window_sum_7_add_6 = hlo_add(reduce_window_sum_7_pad_6_lanes_0[lane], reduce_window_sum_7_add_5__1);
               reduce_window_sum_7_add_6_kept_0[k * 4 + l * 4 + lane] = reduce_window_sum_7_add_6;
               reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000] = store_as<float>(reduce_window_sum_7_add_6);
             }
@@ -408,131 +498,221 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 1024 + tx * 4;
           if (col < 1000) {
+            float reduce_window_sum_7_pad_10_lanes_0[4];
+            if (col - 512 >= 0) {
+              float reduce_window_sum_7_pad_9_lanes_0[4];
+              if (col - 768 >= 0) {
+                float reduce_window_sum_7_pad_8_lanes_0[4];
+                if (col - 896 >= 0) {
+                  float reduce_window_sum_7_pad_7_lanes_0[4];
+                  if (col - 960 >= 0) {
+                    #pragma unroll
+                    for (int lane = 0; lane < 4; ++lane) {
+                      const float reduce_window_sum_7_add_6__1 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 960]);
+                      reduce_window_sum_7_pad_7_lanes_0[lane] = reduce_window_sum_7_add_6__1;
+                    }
+                  } else {
+                    #pragma unroll
+                    for (int lane = 0; lane < 4; ++lane) {
+                      reduce_window_sum_7_pad_7_lanes_0[lane] = 0.0f;
+                    }
+                  }
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    const float reduce_window_sum_7_add_6__2 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 896]);
+                    const float reduce_window_sum_7_add_7 = hlo_add(reduce_window_sum_7_pad_7_lanes_0[lane], reduce_window_sum_7_add_6__2);
+                    reduce_window_sum_7_pad_8_lanes_0[lane] = reduce_window_sum_7_add_7;
+                  }
+                } else {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    reduce_window_sum_7_pad_8_lanes_0[lane] = 0.0f;
+                  }
+                }
+                float reduce_window_sum_7_pad_7_lanes_0__1[4];
+                if (col - 832 >= 0) {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    const float reduce_window_sum_7_add_6__3 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 832]);
+                    reduce_window_sum_7_pad_7_lanes_0__1[lane] = reduce_window_sum_7_add_6__3;
+                  }
+                } else {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    reduce_window_sum_7_pad_7_lanes_0__1[lane] = 0.0f;
+                  }
+                }
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  const float reduce_window_sum_7_add_6__4 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 768]);
+                  const float reduce_window_sum_7_add_7__1 = hlo_add(reduce_window_sum_7_pad_7_lanes_0__1[lane], reduce_window_sum_7_add_6__4);
+                  const float reduce_window_sum_7_add_8 = hlo_add(reduce_window_sum_7_pad_8_lanes_0[lane], reduce_window_sum_7_add_7__1);
+                  reduce_window_sum_7_pad_9_lanes_0[lane] = reduce_window_sum_7_add_8;
+                }
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_9_lanes_0[lane] = 0.0f;
+                }
+              }
+              float reduce_window_sum_7_pad_8_lanes_0__1[4];
+              if (col - 640 >= 0) {
+                float reduce_window_sum_7_pad_7_lanes_0__2[4];
+                if (col - 704 >= 0) {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    const float reduce_window_sum_7_add_6__5 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 704]);
+                    reduce_window_sum_7_pad_7_lanes_0__2[lane] = reduce_window_sum_7_add_6__5;
+                  }
+                } else {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    reduce_window_sum_7_pad_7_lanes_0__2[lane] = 0.0f;
+                  }
+                }
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  const float reduce_window_sum_7_add_6__6 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 640]);
+                  const float reduce_window_sum_7_add_7__2 = hlo_add(reduce_window_sum_7_pad_7_lanes_0__2[lane], reduce_window_sum_7_add_6__6);
+                  reduce_window_sum_7_pad_8_lanes_0__1[lane] = reduce_window_sum_7_add_7__2;
+                }
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_8_lanes_0__1[lane] = 0.0f;
+                }
+              }
+              float reduce_window_sum_7_pad_7_lanes_0__3[4];
+              if (col - 576 >= 0) {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  const float reduce_window_sum_7_add_6__7 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 576]);
+                  reduce_window_sum_7_pad_7_lanes_0__3[lane] = reduce_window_sum_7_add_6__7;
+                }
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_7_lanes_0__3[lane] = 0.0f;
+                }
+              }
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                const float reduce_window_sum_7_add_6__8 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 512]);
+                const float reduce_window_sum_7_add_7__3 = hlo_add(reduce_window_sum_7_pad_7_lanes_0__3[lane], reduce_window_sum_7_add_6__8);
+                const float reduce_window_sum_7_add_8__1 = hlo_add(reduce_window_sum_7_pad_8_lanes_0__1[lane], reduce_window_sum_7_add_7__3);
+                const float reduce_window_sum_7_add_9 = hlo_add(reduce_window_sum_7_pad_9_lanes_0[lane], reduce_window_sum_7_add_8__1);
+                reduce_window_sum_7_pad_10_lanes_0[lane] = reduce_window_sum_7_add_9;
+              }
+            } else {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                reduce_window_sum_7_pad_10_lanes_0[lane] = 0.0f;
+              }
+            }
+            float reduce_window_sum_7_pad_9_lanes_0__1[4];
+            if (col - 256 >= 0) {
+              float reduce_window_sum_7_pad_8_lanes_0__2[4];
+              if (col - 384 >= 0) {
+                float reduce_window_sum_7_pad_7_lanes_0__4[4];
+                if (col - 448 >= 0) {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    const float reduce_window_sum_7_add_6__9 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 448]);
+                    reduce_window_sum_7_pad_7_lanes_0__4[lane] = reduce_window_sum_7_add_6__9;
+                  }
+                } else {
+                  #pragma unroll
+                  for (int lane = 0; lane < 4; ++lane) {
+                    reduce_window_sum_7_pad_7_lanes_0__4[lane] = 0.0f;
+                  }
+                }
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  const float reduce_window_sum_7_add_6__10 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 384]);
+                  const float reduce_window_sum_7_add_7__4 = hlo_add(reduce_window_sum_7_pad_7_lanes_0__4[lane], reduce_window_sum_7_add_6__10);
+                  reduce_window_sum_7_pad_8_lanes_0__2[lane] = reduce_window_sum_7_add_7__4;
+                }
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_8_lanes_0__2[lane] = 0.0f;
+                }
+              }
+              float reduce_window_sum_7_pad_7_lanes_0__5[4];
+              if (col - 320 >= 0) {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  const float reduce_window_sum_7_add_6__11 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 320]);
+                  reduce_window_sum_7_pad_7_lanes_0__5[lane] = reduce_window_sum_7_add_6__11;
+                }
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_7_lanes_0__5[lane] = 0.0f;
+                }
+              }
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                const float reduce_window_sum_7_add_6__12 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 256]);
+                const float reduce_window_sum_7_add_7__5 = hlo_add(reduce_window_sum_7_pad_7_lanes_0__5[lane], reduce_window_sum_7_add_6__12);
+                const float reduce_window_sum_7_add_8__2 = hlo_add(reduce_window_sum_7_pad_8_lanes_0__2[lane], reduce_window_sum_7_add_7__5);
+                reduce_window_sum_7_pad_9_lanes_0__1[lane] = reduce_window_sum_7_add_8__2;
+              }
+            } else {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                reduce_window_sum_7_pad_9_lanes_0__1[lane] = 0.0f;
+              }
+            }
+            float reduce_window_sum_7_pad_8_lanes_0__3[4];
+            if (col - 128 >= 0) {
+              float reduce_window_sum_7_pad_7_lanes_0__6[4];
+              if (col - 192 >= 0) {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  const float reduce_window_sum_7_add_6__13 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 192]);
+                  reduce_window_sum_7_pad_7_lanes_0__6[lane] = reduce_window_sum_7_add_6__13;
+                }
+              } else {
+                #pragma unroll
+                for (int lane = 0; lane < 4; ++lane) {
+                  reduce_window_sum_7_pad_7_lanes_0__6[lane] = 0.0f;
+                }
+              }
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                const float reduce_window_sum_7_add_6__14 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 128]);
+                const float reduce_window_sum_7_add_7__6 = hlo_add(reduce_window_sum_7_pad_7_lanes_0__6[lane], reduce_window_sum_7_add_6__14);
+                reduce_window_sum_7_pad_8_lanes_0__3[lane] = reduce_window_sum_7_add_7__6;
+              }
+            } else {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                reduce_window_sum_7_pad_8_lanes_0__3[lane] = 0.0f;
+              }
+            }
+            float reduce_window_sum_7_pad_7_lanes_0__7[4];
+            if (col - 64 >= 0) {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                const float reduce_window_sum_7_add_6__15 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 64]);
+                reduce_window_sum_7_pad_7_lanes_0__7[lane] = reduce_window_sum_7_add_6__15;
+              }
+            } else {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                reduce_window_sum_7_pad_7_lanes_0__7[lane] = 0.0f;
+              }
+            }
             const int at_0__2 = outer * 1000 + col;
             Vec<float, 4> reduce_window_sum_7_add_10_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              float reduce_window_sum_7_pad_10;
-              if (col + lane - 512 >= 0 && col + lane - 512 < 1000) {
-                float reduce_window_sum_7_pad_9;
-                if (col + lane - 768 >= 0 && col + lane - 768 < 1000) {
-                  float reduce_window_sum_7_pad_8;
-                  if (col + lane - 896 >= 0 && col + lane - 896 < 1000) {
-                    float reduce_window_sum_7_pad_7;
-                    if (col + lane - 960 >= 0 && col + lane - 960 < 1000) {
-                      const float reduce_window_sum_7_add_6__1 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 960]);
-                      reduce_window_sum_7_pad_7 = reduce_window_sum_7_add_6__1;
-                    } else {
-                      reduce_window_sum_7_pad_7 = 0.0f;
-                    }
-                    const float reduce_window_sum_7_add_6__2 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 896]);
-                    const float reduce_window_sum_7_add_7 = hlo_add(reduce_window_sum_7_pad_7, reduce_window_sum_7_add_6__2);
-                    reduce_window_sum_7_pad_8 = reduce_window_sum_7_add_7;
-                  } else {
-                    reduce_window_sum_7_pad_8 = 0.0f;
-                  }
-                  float reduce_window_sum_7_pad_7__1;
-                  if (col + lane - 832 >= 0 && col + lane - 832 < 1000) {
-                    const float reduce_window_sum_7_add_6__3 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 832]);
-                    reduce_window_sum_7_pad_7__1 = reduce_window_sum_7_add_6__3;
-                  } else {
-                    reduce_window_sum_7_pad_7__1 = 0.0f;
-                  }
-                  const float reduce_window_sum_7_add_6__4 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 768]);
-                  const float reduce_window_sum_7_add_7__1 = hlo_add(reduce_window_sum_7_pad_7__1, reduce_window_sum_7_add_6__4);
-                  const float reduce_window_sum_7_add_8 = hlo_add(reduce_window_sum_7_pad_8, reduce_window_sum_7_add_7__1);
-                  reduce_window_sum_7_pad_9 = reduce_window_sum_7_add_8;
-                } else {
-                  reduce_window_sum_7_pad_9 = 0.0f;
-                }
-                float reduce_window_sum_7_pad_8__1;
-                if (col + lane - 640 >= 0 && col + lane - 640 < 1000) {
-                  float reduce_window_sum_7_pad_7__2;
-                  if (col + lane - 704 >= 0 && col + lane - 704 < 1000) {
-                    const float reduce_window_sum_7_add_6__5 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 704]);
-                    reduce_window_sum_7_pad_7__2 = reduce_window_sum_7_add_6__5;
-                  } else {
-                    reduce_window_sum_7_pad_7__2 = 0.0f;
-                  }
-                  const float reduce_window_sum_7_add_6__6 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 640]);
-                  const float reduce_window_sum_7_add_7__2 = hlo_add(reduce_window_sum_7_pad_7__2, reduce_window_sum_7_add_6__6);
-                  reduce_window_sum_7_pad_8__1 = reduce_window_sum_7_add_7__2;
-                } else {
-                  reduce_window_sum_7_pad_8__1 = 0.0f;
-                }
-                float reduce_window_sum_7_pad_7__3;
-                if (col + lane - 576 >= 0 && col + lane - 576 < 1000) {
-                  const float reduce_window_sum_7_add_6__7 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 576]);
-                  reduce_window_sum_7_pad_7__3 = reduce_window_sum_7_add_6__7;
-                } else {
-                  reduce_window_sum_7_pad_7__3 = 0.0f;
-                }
-                const float reduce_window_sum_7_add_6__8 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 512]);
-                const float reduce_window_sum_7_add_7__3 = hlo_add(reduce_window_sum_7_pad_7__3, reduce_window_sum_7_add_6__8);
-                const float reduce_window_sum_7_add_8__1 = hlo_add(reduce_window_sum_7_pad_8__1, reduce_window_sum_7_add_7__3);
-                const float reduce_window_sum_7_add_9 = hlo_add(reduce_window_sum_7_pad_9, reduce_window_sum_7_add_8__1);
-                reduce_window_sum_7_pad_10 = reduce_window_sum_7_add_9;
-              } else {
-                reduce_window_sum_7_pad_10 = 0.0f;
-              }
-              float reduce_window_sum_7_pad_9__1;
-              if (col + lane - 256 >= 0 && col + lane - 256 < 1000) {
-                float reduce_window_sum_7_pad_8__2;
-                if (col + lane - 384 >= 0 && col + lane - 384 < 1000) {
-                  float reduce_window_sum_7_pad_7__4;
-                  if (col + lane - 448 >= 0 && col + lane - 448 < 1000) {
-                    const float reduce_window_sum_7_add_6__9 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 448]);
-                    reduce_window_sum_7_pad_7__4 = reduce_window_sum_7_add_6__9;
-                  } else {
-                    reduce_window_sum_7_pad_7__4 = 0.0f;
-                  }
-                  const float reduce_window_sum_7_add_6__10 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 384]);
-                  const float reduce_window_sum_7_add_7__4 = hlo_add(reduce_window_sum_7_pad_7__4, reduce_window_sum_7_add_6__10);
-                  reduce_window_sum_7_pad_8__2 = reduce_window_sum_7_add_7__4;
-                } else {
-                  reduce_window_sum_7_pad_8__2 = 0.0f;
-                }
-                float reduce_window_sum_7_pad_7__5;
-                if (col + lane - 320 >= 0 && col + lane - 320 < 1000) {
-                  const float reduce_window_sum_7_add_6__11 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 320]);
-                  reduce_window_sum_7_pad_7__5 = reduce_window_sum_7_add_6__11;
-                } else {
-                  reduce_window_sum_7_pad_7__5 = 0.0f;
-                }
-                const float reduce_window_sum_7_add_6__12 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 256]);
-                const float reduce_window_sum_7_add_7__5 = hlo_add(reduce_window_sum_7_pad_7__5, reduce_window_sum_7_add_6__12);
-                const float reduce_window_sum_7_add_8__2 = hlo_add(reduce_window_sum_7_pad_8__2, reduce_window_sum_7_add_7__5);
-                reduce_window_sum_7_pad_9__1 = reduce_window_sum_7_add_8__2;
-              } else {
-                reduce_window_sum_7_pad_9__1 = 0.0f;
-              }
-              float reduce_window_sum_7_pad_8__3;
-              if (col + lane - 128 >= 0 && col + lane - 128 < 1000) {
-                float reduce_window_sum_7_pad_7__6;
-                if (col + lane - 192 >= 0 && col + lane - 192 < 1000) {
-                  const float reduce_window_sum_7_add_6__13 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 192]);
-                  reduce_window_sum_7_pad_7__6 = reduce_window_sum_7_add_6__13;
-                } else {
-                  reduce_window_sum_7_pad_7__6 = 0.0f;
-                }
-                const float reduce_window_sum_7_add_6__14 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 128]);
-                const float reduce_window_sum_7_add_7__6 = hlo_add(reduce_window_sum_7_pad_7__6, reduce_window_sum_7_add_6__14);
-                reduce_window_sum_7_pad_8__3 = reduce_window_sum_7_add_7__6;
-              } else {
-                reduce_window_sum_7_pad_8__3 = 0.0f;
-              }
-              float reduce_window_sum_7_pad_7__7;
-              if (col + lane - 64 >= 0 && col + lane - 64 < 1000) {
-                const float reduce_window_sum_7_add_6__15 = load_as<float>(reduce_window_sum_7_add_6_shared_0[col + lane + to * 1000 - 64]);
-                reduce_window_sum_7_pad_7__7 = reduce_window_sum_7_add_6__15;
-              } else {
-                reduce_window_sum_7_pad_7__7 = 0.0f;
-              }
               const float reduce_window_sum_7_add_6__16 = reduce_window_sum_7_add_6_kept_0[k * 4 + l * 4 + lane];
-              const float reduce_window_sum_7_add_7__7 = hlo_add(reduce_window_sum_7_pad_7__7, reduce_window_sum_7_add_6__16);
-              const float reduce_window_sum_7_add_8__3 = hlo_add(reduce_window_sum_7_pad_8__3, reduce_window_sum_7_add_7__7);
-              const float reduce_window_sum_7_add_9__1 = hlo_add(reduce_window_sum_7_pad_9__1, reduce_window_sum_7_add_8__3);
-              const float reduce_window_sum_7_add_10 = hlo_add(reduce_window_sum_7_pad_10, reduce_window_sum_7_add_9__1);
+              const float reduce_window_sum_7_add_7__7 = hlo_add(reduce_window_sum_7_pad_7_lanes_0__7[lane], reduce_window_sum_7_add_6__16);
+              const float reduce_window_sum_7_add_8__3 = hlo_add(reduce_window_sum_7_pad_8_lanes_0__3[lane], reduce_window_sum_7_add_7__7);
+              const float reduce_window_sum_7_add_9__1 = hlo_add(reduce_window_sum_7_pad_9_lanes_0__1[lane], reduce_window_sum_7_add_8__3);
+              const float reduce_window_sum_7_add_10 = hlo_add(reduce_window_sum_7_pad_10_lanes_0[lane], reduce_window_sum_7_add_9__1);
               reduce_window_sum_7_add_10_w_0.v[lane] = store_as<float>(reduce_window_sum_7_add_10);
             }
             *reinterpret_cast<Vec<float, 4>*>(p_reduce_window_sum_7_add_10 + (at_0__2)) = reduce_window_sum_7_add_10_w_0;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 26 x 256 threads, 2048 B shared
+// stitch_0: grid 34 x 256 threads, 2048 B shared
 //   jit(f8_storage)/convert_element_type
 //   jit(f8_storage)/mul
 //   jit(f8_storage)/reduce_sum
@@ -66,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_reduce_sum_7,
     f8e4m3fn* __restrict__ p_reduce_11,
     f8e4m3fn* __restrict__ p_convert_element_type_11,
-    f8e5m2* __restrict__ p_add_3,
-    f8e5m2* __restrict__ p_reduce_10) {
+    f8e5m2* __restrict__ p_reduce_10,
+    f8e5m2* __restrict__ p_add_3) {
   ASTITCH_SHARED_ARENA(2048);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 32, 8);
@@ -158,16 +158,15 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 1: outer 20 / 4 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 2; 10 tasks; column-reduce: 2 rows x 32 threads a block
+  {  // loop 1: outer 20 / 2 threads, row 2 / 2 threads x 1, col 90 / 64 threads x 1 x 2; 10 tasks; column-reduce: 2 rows x 64 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 2;
-    const int to = thread / 64;
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 2;
+    const int to = thread / 128;
     const int first = blockIdx.x - 16 + (blockIdx.x < 16 ? gridDim.x : 0);
     if (first < 10) {
       const int task = first;
-      const int outer = ((task) / 2) * 4 + to;
-      const int col_tile = ((task) % 2);
+      const int outer = task * 2 + to;
       Reduce2::State reduce_10_state_0[2];
       #pragma unroll
       for (int i = 0; i < 2; ++i) reduce_10_state_0[i] = Reduce2::identity();
@@ -176,34 +175,22 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col = l * 64 + tx * 2 + col_tile * 64;
+          const int col = l * 128 + tx * 2;
           if (col < 90) {
             const int at_0__2 = outer * 180 + row * 90 + col;
             const Vec<f8e5m2, 2> g_1_v_0 = *reinterpret_cast<const Vec<f8e5m2, 2>*>(p_g_1 + (at_0__2));
-            const Vec<f8e5m2, 2> g_1_v_0__1 = *reinterpret_cast<const Vec<f8e5m2, 2>*>(p_g_1 + (at_0__2));
-            Lanes<f8e5m2, 2> add_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               const float g_1 = load_as<float>(g_1_v_0.v[lane]);
               reduce_10_state_0[l * 2 + lane] = Reduce2::combine(reduce_10_state_0[l * 2 + lane], Reduce2::State{g_1});
-              const float g_1__1 = load_as<float>(g_1_v_0__1.v[lane]);
-              const float abs_1 = hlo_abs(g_1__1);
-              const float neg_1 = hlo_negate(abs_1);
-              const bool gt_3 = hlo_compare_gt(g_1__1, 1.0f);
-              const float mul_23 = round_to<f8e5m2>(hlo_multiply(g_1__1, g_1__1));
-              const float tanh_1 = round_to<f8e5m2>(hlo_tanh(g_1__1));
-              const float select_n_1 = (gt_3 ? mul_23 : tanh_1);
-              const float add_3 = hlo_add(neg_1, select_n_1);
-              add_3_w_0.v[lane] = add_3;
             }
-            store_lanes(p_add_3 + (at_0__2), add_3_w_0);
           }
         }
       }
-      reduce_strided<Reduce2, 2, 32, 256, 4, false>(reduce_10_state_0, exchange_2_0);
+      reduce_strided<Reduce2, 2, 64, 256, 4, false, false>(reduce_10_state_0, exchange_2_0);
       {
         const int l = 0;
-        const int col = l * 64 + tx * 2 + col_tile * 64;
+        const int col = l * 128 + tx * 2;
         if (col < 90) {
           const int at_0__3 = outer * 90 + col;
           Lanes<f8e5m2, 2> reduce_10_w_0;
@@ -214,6 +201,41 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
           if (ty < 1) {
             store_lanes(p_reduce_10 + (at_0__3), reduce_10_w_0);
+          }
+        }
+      }
+    }
+  }
+  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 40x90 / 256 threads x 1 x 2; 8 tasks; element-wise: flat tiles
+    const int thread = threadIdx.x;
+    const int tx = thread % 256;
+    const int ty = thread / 256 % 1;
+    const int to = thread / 256;
+    const int first = blockIdx.x - 26 + (blockIdx.x < 26 ? gridDim.x : 0);
+    if (first < 8) {
+      const int task = first;
+      const int col_tile = task;
+      {
+        const int k = 0;
+        {
+          const int l = 0;
+          const int col = l * 512 + tx * 2 + col_tile * 512;
+          if (col < 3600) {
+            const Vec<f8e5m2, 2> g_1_v_0__1 = *reinterpret_cast<const Vec<f8e5m2, 2>*>(p_g_1 + (col));
+            Lanes<f8e5m2, 2> add_3_w_0;
+            #pragma unroll
+            for (int lane = 0; lane < 2; ++lane) {
+              const float g_1__1 = load_as<float>(g_1_v_0__1.v[lane]);
+              const float abs_1 = hlo_abs(g_1__1);
+              const float neg_1 = hlo_negate(abs_1);
+              const bool gt_3 = hlo_compare_gt(g_1__1, 1.0f);
+              const float mul_23 = round_to<f8e5m2>(hlo_multiply(g_1__1, g_1__1));
+              const float tanh_1 = round_to<f8e5m2>(hlo_tanh(g_1__1));
+              const float select_n_1 = (gt_3 ? mul_23 : tanh_1);
+              const float add_3 = hlo_add(neg_1, select_n_1);
+              add_3_w_0.v[lane] = add_3;
+            }
+            store_lanes(p_add_3 + (col), add_3_w_0);
           }
         }
       }

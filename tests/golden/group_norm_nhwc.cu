@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 4 x 256 threads, 3072 B shared
+// stitch_0: grid 4 x 256 threads, 1536 B shared
 //   jit(group_norm_nhwc)/reshape
 //   reduce_sum
 //   jit(group_norm_nhwc)/reduce_sum
@@ -29,8 +29,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_11) {
-  ASTITCH_SHARED_ARENA(3072);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 256);
+  ASTITCH_SHARED_ARENA(1536);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 128);
   {  // loop 0: outer 4x8 / 8 threads, row 8x8 / 16 threads x 4, col 8 / 2 threads x 1 x 4; 4 tasks; mixed reduce: 16 rows x 2 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 2;
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       reduce_lanes<Reduce0, 2, 1>(reduce_sum_23_moments_state_0);
-      reduce_strided<Reduce0, 16, 16, 256, 4, true>(reduce_sum_23_moments_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 16, 16, 256, 4, true, false>(reduce_sum_23_moments_state_0, exchange_0_0);
       const float reduce_sum_23_get_tuple_element_0 = reduce_sum_23_moments_state_0[0].f1;
       const float reduce_sum_23_multiply_0 = hlo_multiply(reduce_sum_23_get_tuple_element_0, 512.0f);
       const float div_11_divide_0 = hlo_divide_shared(reduce_sum_23_multiply_0, 512.0f);

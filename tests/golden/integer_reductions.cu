@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 14 x 512 threads, 8512 B shared
+// stitch_0: grid 12 x 512 threads, 8512 B shared
 //   jit(integer_reductions)/reduce_sum
 //   jit(integer_reductions)/reduce_prod
 //   jit(integer_reductions)/reduce_max
@@ -305,8 +305,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_or_14[outer] = store_as<int>(reduce_or_14);
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4, false>(reduce_prod_7_state_0, exchange_0_1);
-    reduce_strided<Reduce2, 8, 64, 512, 4, false>(reduce_and_14_state_0, exchange_2_0);
+    reduce_strided<Reduce0, 8, 64, 512, 4, false, false>(reduce_prod_7_state_0, exchange_0_1);
+    reduce_strided<Reduce2, 8, 64, 512, 4, false, false>(reduce_and_14_state_0, exchange_2_0);
     reduce_warps<Reduce1>(reduce_max_14_state_0, exchange_1_1);
     reduce_warps<Reduce3>(reduce_xor_7_state_0, exchange_3_1);
     __syncthreads();
@@ -395,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_max_15[outer] = store_as<unsigned char>(reduce_max_15);
       }
     }
-    reduce_strided<Reduce7, 8, 64, 512, 4, false>(reduce_sum_22_state_0, exchange_7_1);
+    reduce_strided<Reduce7, 8, 64, 512, 4, false, false>(reduce_sum_22_state_0, exchange_7_1);
     if (first < 4) {
       {
         const int l = 0;
@@ -466,7 +466,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_sum_23[outer] = store_as<int>(reduce_sum_23);
       }
     }
-    reduce_strided<Reduce9, 8, 64, 512, 4, false>(reduce_or_15_state_0, exchange_9_1);
+    reduce_strided<Reduce9, 8, 64, 512, 4, false, false>(reduce_or_15_state_0, exchange_9_1);
     if (first < 4) {
       {
         const int l = 0;
@@ -483,15 +483,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_xor.7, %reduce_sum.22, %reduce_or.15 before level 1
-  {  // loop 3: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 1; 3 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 3: outer 1 / 1 threads, row 4 / 4 threads x 1, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 4;
-    const int to = thread / 128;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 4;
+    const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 3) {
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       Reduce0::State reduce_prod_7_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_prod_7_state_0__1[i] = Reduce0::identity();
@@ -500,22 +499,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx;
           if (col < 70) {
             const int at_0__3 = row * 70 + col;
-            if (to < 1) {
-              reduce_prod_7_state_0__1[l] = Reduce0::combine(reduce_prod_7_state_0__1[l], Reduce0::State{load_as<int>(p_reduce_prod_7_partial0_0[at_0__3])});
-            }
+            reduce_prod_7_state_0__1[l] = Reduce0::combine(reduce_prod_7_state_0__1[l], Reduce0::State{load_as<int>(p_reduce_prod_7_partial0_0[at_0__3])});
           }
         }
       }
-      reduce_strided<Reduce0, 4, 32, 512, 4, false>(reduce_prod_7_state_0__1, exchange_0_0);
+      reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_prod_7_state_0__1, exchange_0_0);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx;
         if (col < 70) {
           const int reduce_prod_7 = reduce_prod_7_state_0__1[l].f0;
-          if (to < 1 && ty < 1) {
+          if (ty < 1) {
             p_reduce_prod_7[col] = store_as<int>(reduce_prod_7);
           }
         }
@@ -527,7 +524,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 4;
     const int ty = thread / 4 % 1;
     const int to = thread / 4;
-    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
+    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce1::State reduce_max_14_state_0__1[1];
@@ -551,15 +548,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 5: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 1; 3 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 5: outer 1 / 1 threads, row 4 / 4 threads x 1, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 4;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
-    if (first < 3) {
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 4;
+    const int to = thread / 512;
+    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       Reduce2::State reduce_and_14_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_and_14_state_0__1[i] = Reduce2::identity();
@@ -568,22 +564,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx;
           if (col < 70) {
             const int at_0__4 = row * 70 + col;
-            if (to < 1) {
-              reduce_and_14_state_0__1[l] = Reduce2::combine(reduce_and_14_state_0__1[l], Reduce2::State{load_as<int>(p_reduce_and_14_partial0_0[at_0__4])});
-            }
+            reduce_and_14_state_0__1[l] = Reduce2::combine(reduce_and_14_state_0__1[l], Reduce2::State{load_as<int>(p_reduce_and_14_partial0_0[at_0__4])});
           }
         }
       }
-      reduce_strided<Reduce2, 4, 32, 512, 4, false>(reduce_and_14_state_0__1, exchange_2_0__1);
+      reduce_strided<Reduce2, 4, 128, 512, 4, false, false>(reduce_and_14_state_0__1, exchange_2_0__1);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx;
         if (col < 70) {
           const int reduce_and_14 = reduce_and_14_state_0__1[l].f0;
-          if (to < 1 && ty < 1) {
+          if (ty < 1) {
             p_reduce_and_14[col] = store_as<int>(reduce_and_14);
           }
         }
@@ -595,7 +589,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int tx = thread % 4;
     const int ty = thread / 4 % 1;
     const int to = thread / 4;
-    const int first = blockIdx.x - 7 + (blockIdx.x < 7 ? gridDim.x : 0);
+    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce3::State reduce_xor_7_state_0__1[1];
@@ -619,15 +613,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 7: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 1; 3 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 7: outer 1 / 1 threads, row 4 / 4 threads x 1, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 4;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 8 + (blockIdx.x < 8 ? gridDim.x : 0);
-    if (first < 3) {
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 4;
+    const int to = thread / 512;
+    const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       Reduce7::State reduce_sum_22_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_22_state_0__1[i] = Reduce7::identity();
@@ -636,22 +629,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx;
           if (col < 70) {
             const int at_0__5 = row * 70 + col;
-            if (to < 1) {
-              reduce_sum_22_state_0__1[l] = Reduce7::combine(reduce_sum_22_state_0__1[l], Reduce7::State{load_as<unsigned char>(p_reduce_sum_22_partial0_0[at_0__5])});
-            }
+            reduce_sum_22_state_0__1[l] = Reduce7::combine(reduce_sum_22_state_0__1[l], Reduce7::State{load_as<unsigned char>(p_reduce_sum_22_partial0_0[at_0__5])});
           }
         }
       }
-      reduce_strided<Reduce7, 4, 32, 512, 4, false>(reduce_sum_22_state_0__1, exchange_7_0);
+      reduce_strided<Reduce7, 4, 128, 512, 4, false, false>(reduce_sum_22_state_0__1, exchange_7_0);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx;
         if (col < 70) {
           const unsigned char reduce_sum_22 = reduce_sum_22_state_0__1[l].f0;
-          if (to < 1 && ty < 1) {
+          if (ty < 1) {
             p_reduce_sum_22[col] = store_as<unsigned char>(reduce_sum_22);
           }
         }
@@ -659,15 +650,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 8: outer 1 / 4 threads, row 4 / 4 threads x 1, col 70 / 32 threads x 1 x 1; 3 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 8: outer 1 / 1 threads, row 4 / 4 threads x 1, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 4;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 11 + (blockIdx.x < 11 ? gridDim.x : 0);
-    if (first < 3) {
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 4;
+    const int to = thread / 512;
+    const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       Reduce9::State reduce_or_15_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_or_15_state_0__1[i] = Reduce9::identity();
@@ -676,22 +666,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx;
           if (col < 70) {
             const int at_0__6 = row * 70 + col;
-            if (to < 1) {
-              reduce_or_15_state_0__1[l] = Reduce9::combine(reduce_or_15_state_0__1[l], Reduce9::State{load_as<bool>(p_reduce_or_15_partial0_0[at_0__6])});
-            }
+            reduce_or_15_state_0__1[l] = Reduce9::combine(reduce_or_15_state_0__1[l], Reduce9::State{load_as<bool>(p_reduce_or_15_partial0_0[at_0__6])});
           }
         }
       }
-      reduce_strided<Reduce9, 4, 32, 512, 4, false>(reduce_or_15_state_0__1, exchange_9_0);
+      reduce_strided<Reduce9, 4, 128, 512, 4, false, false>(reduce_or_15_state_0__1, exchange_9_0);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx;
         if (col < 70) {
           const bool reduce_or_15 = reduce_or_15_state_0__1[l].f0;
-          if (to < 1 && ty < 1) {
+          if (ty < 1) {
             p_reduce_or_15[col] = store_as<bool>(reduce_or_15);
           }
         }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 16 x 512 threads, 192 B shared
+// stitch_0: grid 20 x 512 threads, 208 B shared
 //   jit(layer_norm)/reduce_sum
 //   jit(layer_norm)/div
 //   jit(layer_norm)/sub
@@ -14,6 +14,18 @@ struct Reduce0 {
   static __device__ __forceinline__ State combine(const State a, const State b) {
     return join_moments(a, b);
   }
+  static constexpr int words = 3;
+  static __device__ __forceinline__ void publish(const State s, unsigned long long* to, unsigned tag) {
+    publish_field(to, s.f0, tag);
+    publish_field(to, s.f1, tag);
+    publish_field(to, s.f2, tag);
+  }
+  static __device__ __forceinline__ State state_of(const unsigned* words) {
+    const float f0 = field_of_words<float>(words);
+    const float f1 = field_of_words<float>(words);
+    const float f2 = field_of_words<float>(words);
+    return State{f0, f1, f2};
+  }
   static __device__ __forceinline__ State take(const State s, int lane) {
     return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane), value_of_lane(s.f2, lane)};
   }
@@ -26,35 +38,35 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_9,
-    float* p_reduce_sum_14_moments_partial0_0,
-    float* p_reduce_sum_14_moments_partial1_0,
-    float* p_reduce_sum_14_moments_partial2_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(192);
+  ASTITCH_SHARED_ARENA(208);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
-  {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 20000 / 512 threads x 3 x 4; 16 tasks; row-reduce, 4 rows < 16 blocks a wave: each row split over 4 blocks th...
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 192, 1);
+  const unsigned tag = astitch_launch_tag(barrier);
+  unsigned long long* const exchange = astitch_tagged_words(barrier);
+  {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 20000 / 512 threads x 2 x 4; 20 tasks; row-reduce, 4 rows < 32 blocks a wave: each row split over 5 blocks th...
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    words_of<Vec<float, 4>>::type x_1_kept_0[3];
-    if (first < 16) {
+    words_of<Vec<float, 4>>::type x_1_kept_0[2];
+    if (first < 20) {
       const int task = first;
-      const int outer = ((task) / 4);
-      const int col_tile = ((task) % 4);
+      const int outer = ((task) / 5);
+      const int col_tile = ((task) % 5);
       Reduce0::State reduce_sum_14_moments_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
         #pragma unroll
-        for (int l = 0; l < 3; ++l) {
-          const int col = l * 2048 + tx * 4 + col_tile * 6144;
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 2048 + tx * 4 + col_tile * 4096;
           if (col < 20000) {
             const int at_0 = outer * 20000 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
-            x_1_kept_0[k * 3 + l] = to_words(x_1_v_0);
+            x_1_kept_0[k * 2 + l] = to_words(x_1_v_0);
             float reduce_sum_14_moments_state_0_batch_0[4];
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
@@ -67,38 +79,38 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_sum_14_moments_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 512, true>(reduce_sum_14_moments_state_0, exchange_0_0);
+      if (thread < 32) { combine_warps<Reduce0, 512, true>(reduce_sum_14_moments_state_0, exchange_0_0); }
       if (tx < 1) {
-        p_reduce_sum_14_moments_partial0_0[col_tile * 4 + outer] = store_as<float>(reduce_sum_14_moments_state_0[0].f0);
-        p_reduce_sum_14_moments_partial1_0[col_tile * 4 + outer] = store_as<float>(reduce_sum_14_moments_state_0[0].f1);
-        p_reduce_sum_14_moments_partial2_0[col_tile * 4 + outer] = store_as<float>(reduce_sum_14_moments_state_0[0].f2);
+        Reduce0::publish(reduce_sum_14_moments_state_0[0], exchange + (outer * 15 + col_tile * 3), tag);
       }
-      astitch_team_barrier(barrier, 4);  // %reduce_sum.14.moments: 4 blocks have a part each
-      Reduce0::State reduce_sum_14_moments_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0__1[i] = Reduce0::identity();
-      {
-        const int turn_0 = 0;
-        const int part_0 = turn_0 * 32 + ((thread) % 32);
-        if (part_0 < 4) {
-          reduce_sum_14_moments_state_0__1[0] = Reduce0::combine(reduce_sum_14_moments_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_sum_14_moments_partial0_0[part_0 * 4 + outer]), load_as<float>(p_reduce_sum_14_moments_partial1_0[part_0 * 4 + outer]), load_as<float>(p_reduce_sum_14_moments_partial2_0[part_0 * 4 + outer])});
-        }
+      // parts of 5 blocks
+      if (const int warp = thread / 32; warp < 1) {
+        const int to = warp;
+        const int outer = ((task) / 5);
+        const int col_tile = ((task) % 5);
+        Reduce0::State reduce_sum_14_moments_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0__1[i] = Reduce0::identity();
+        collect_parts<Reduce0, 32, 5, 3>(reduce_sum_14_moments_state_0__1[0], exchange + (outer * 15), ((thread) % 32), tag);
+        reduce_lanes<Reduce0, 32, 1>(reduce_sum_14_moments_state_0__1);
+        if (thread % 32 == 0) exchange_0_1[to] = reduce_sum_14_moments_state_0__1[0];
       }
-      reduce_lanes<Reduce0, 32, 1>(reduce_sum_14_moments_state_0__1);
-      const float reduce_sum_14_get_tuple_element_0 = reduce_sum_14_moments_state_0__1[0].f1;
+      __syncthreads();
+      Reduce0::State reduce_sum_14_moments_total_0[1] = {exchange_0_1[to]};
+      const float reduce_sum_14_get_tuple_element_0 = reduce_sum_14_moments_total_0[0].f1;
       const float reduce_sum_14_multiply_0 = hlo_multiply(reduce_sum_14_get_tuple_element_0, 20000.0f);
       const float div_2_divide_0 = hlo_divide_shared(reduce_sum_14_multiply_0, 20000.0f);
-      const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_state_0__1[0].f2;
+      const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_total_0[0].f2;
       const float div_3_divide_0 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 20000.0f);
       const float add_5_add_0 = hlo_add(div_3_divide_0, 1e-06f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_5_add_0);
       {
         const int k = 0;
         #pragma unroll
-        for (int l = 0; l < 3; ++l) {
-          const int col = l * 2048 + tx * 4 + col_tile * 6144;
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 2048 + tx * 4 + col_tile * 4096;
           if (col < 20000) {
-            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k * 3 + l]);
+            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k * 2 + l]);
             const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
             const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
             const int at_0__1 = outer * 20000 + col;
@@ -120,4 +132,5 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
     }
   }
+  astitch_end_launch(barrier);
 }

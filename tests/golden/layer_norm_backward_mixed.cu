@@ -192,8 +192,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 4, 128, 512, 4, false>(reduce_sum_81_state_0, exchange_0_0);
-    reduce_strided<Reduce0, 4, 128, 512, 4, false>(reduce_sum_79_state_0, exchange_0_1);
+    reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_81_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_79_state_0, exchange_0_1);
     if (first < 16) {
       {
         const int l = 0;
@@ -246,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           reduce_sum_81_state_0__1[l] = Reduce0::combine(reduce_sum_81_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_81_partial0_0[at_0__2])});
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, false>(reduce_sum_81_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4, false, false>(reduce_sum_81_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 32 + tx + col_tile * 32;
@@ -280,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           reduce_sum_79_state_0__1[l] = Reduce0::combine(reduce_sum_79_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_79_partial0_0[at_0__3])});
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, false>(reduce_sum_79_state_0__1, exchange_0_0__2);
+      reduce_strided<Reduce0, 16, 32, 512, 4, false, false>(reduce_sum_79_state_0__1, exchange_0_0__2);
       {
         const int l = 0;
         const int col = l * 32 + tx + col_tile * 32;

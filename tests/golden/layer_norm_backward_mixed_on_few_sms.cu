@@ -69,8 +69,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
     copy_commit();
     copy_wait<0>();
-    if (first < 16) {
-      const int task = first;
+    if (const int next = first; next < 16) {
+      const int task = next;
       const int outer = task * 4 + to;
       {
         const int k = 0;
@@ -239,8 +239,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 4, 128, 512, 4, false>(reduce_sum_81_state_0, exchange_0_0);
-    reduce_strided<Reduce0, 4, 128, 512, 4, false>(reduce_sum_79_state_0, exchange_0_1);
+    reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_81_state_0, exchange_0_0);
+    reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_79_state_0, exchange_0_1);
     if (first < 4) {
       {
         const int l = 0;
@@ -271,13 +271,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.81, %reduce_sum.79 before level 1
-  {  // loop 1: outer 1 / 4 threads, row 4 / 4 threads x 1, col 768 / 32 threads x 1 x 1; 24 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 4 / 4 threads x 1, col 768 / 128 threads x 1 x 1; 6 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 4;
-    const int to = thread / 128;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 4;
+    const int to = thread / 512;
     const int first = blockIdx.x;
-    for (int task = first; task < 24; task += gridDim.x) {
+    for (int task = first; task < 6; task += gridDim.x) {
       const int col_tile = task;
       Reduce0::State reduce_sum_81_state_0__1[1];
       #pragma unroll
@@ -287,19 +287,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx + col_tile * 128;
           const int at_0__4 = row * 768 + col;
-          if (to < 1) {
-            reduce_sum_81_state_0__1[l] = Reduce0::combine(reduce_sum_81_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_81_partial0_0[at_0__4])});
-          }
+          reduce_sum_81_state_0__1[l] = Reduce0::combine(reduce_sum_81_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_81_partial0_0[at_0__4])});
         }
       }
-      reduce_strided<Reduce0, 4, 32, 512, 4, false>(reduce_sum_81_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_81_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx + col_tile * 128;
         const float reduce_sum_81 = reduce_sum_81_state_0__1[l].f0;
-        if (to < 1 && ty < 1) {
+        if (ty < 1) {
           p_reduce_sum_81[col] = store_as<float>(reduce_sum_81);
         }
       }
@@ -307,13 +305,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 2: outer 1 / 4 threads, row 4 / 4 threads x 1, col 768 / 32 threads x 1 x 1; 24 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 2: outer 1 / 1 threads, row 4 / 4 threads x 1, col 768 / 128 threads x 1 x 1; 6 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 4;
-    const int to = thread / 128;
-    const int first = blockIdx.x;
-    for (int task = first; task < 24; task += gridDim.x) {
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 4;
+    const int to = thread / 512;
+    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
+    for (int task = first; task < 6; task += gridDim.x) {
       const int col_tile = task;
       Reduce0::State reduce_sum_79_state_0__1[1];
       #pragma unroll
@@ -323,19 +321,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx + col_tile * 128;
           const int at_0__5 = row * 768 + col;
-          if (to < 1) {
-            reduce_sum_79_state_0__1[l] = Reduce0::combine(reduce_sum_79_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_79_partial0_0[at_0__5])});
-          }
+          reduce_sum_79_state_0__1[l] = Reduce0::combine(reduce_sum_79_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_79_partial0_0[at_0__5])});
         }
       }
-      reduce_strided<Reduce0, 4, 32, 512, 4, false>(reduce_sum_79_state_0__1, exchange_0_0__2);
+      reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_79_state_0__1, exchange_0_0__2);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx + col_tile * 128;
         const float reduce_sum_79 = reduce_sum_79_state_0__1[l].f0;
-        if (to < 1 && ty < 1) {
+        if (ty < 1) {
           p_reduce_sum_79[col] = store_as<float>(reduce_sum_79);
         }
       }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 16 x 512 threads, 64 B shared
+// stitch_0: grid 16 x 512 threads, 80 B shared
 //   jit(quantise_int8)/abs
 //   jit(quantise_int8)/reduce_max
 //   jit(quantise_int8)/div
@@ -16,6 +16,14 @@ struct Reduce0 {
     const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
+  static constexpr int words = 1;
+  static __device__ __forceinline__ void publish(const State s, unsigned long long* to, unsigned tag) {
+    publish_field(to, s.f0, tag);
+  }
+  static __device__ __forceinline__ State state_of(const unsigned* words) {
+    const float f0 = field_of_words<float>(words);
+    return State{f0};
+  }
   static __device__ __forceinline__ State take(const State s, int lane) {
     return State{value_of_lane(s.f0, lane)};
   }
@@ -27,10 +35,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_3,
     signed char* __restrict__ p_convert_element_type_5,
-    float* p_reduce_max_7_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(64);
+  ASTITCH_SHARED_ARENA(80);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 64, 1);
+  const unsigned tag = astitch_launch_tag(barrier);
+  unsigned long long* const exchange = astitch_tagged_words(barrier);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 64x500 / 512 threads x 1 x 4; 16 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 16 blocks...
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -63,23 +73,24 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_max_7_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 512, false>(reduce_max_7_state_0, exchange_0_0);
+      if (thread < 32) { combine_warps<Reduce0, 512, false>(reduce_max_7_state_0, exchange_0_0); }
       if (tx < 1) {
-        p_reduce_max_7_partial0_0[col_tile] = store_as<float>(reduce_max_7_state_0[0].f0);
+        Reduce0::publish(reduce_max_7_state_0[0], exchange + (col_tile), tag);
       }
-      astitch_team_barrier(barrier, 16);  // %reduce_max.7: 16 blocks have a part each
-      Reduce0::State reduce_max_7_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state_0__1[i] = Reduce0::identity();
-      {
-        const int turn_0 = 0;
-        const int part_0 = turn_0 * 32 + ((thread) % 32);
-        if (part_0 < 16) {
-          reduce_max_7_state_0__1[0] = Reduce0::combine(reduce_max_7_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_partial0_0[part_0])});
-        }
+      // parts of 16 blocks
+      if (const int warp = thread / 32; warp < 1) {
+        const int to = warp;
+        const int col_tile = task;
+        Reduce0::State reduce_max_7_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_max_7_state_0__1[i] = Reduce0::identity();
+        collect_parts<Reduce0, 32, 16, 1>(reduce_max_7_state_0__1[0], exchange + (0), ((thread) % 32), tag);
+        reduce_lanes<Reduce0, 32, 1>(reduce_max_7_state_0__1);
+        if (thread % 32 == 0) exchange_0_1[to] = reduce_max_7_state_0__1[0];
       }
-      reduce_lanes<Reduce0, 32, 1>(reduce_max_7_state_0__1);
-      const float reduce_max_7 = reduce_max_7_state_0__1[0].f0;
+      __syncthreads();
+      Reduce0::State reduce_max_7_total_0[1] = {exchange_0_1[to]};
+      const float reduce_max_7 = reduce_max_7_total_0[0].f0;
       const float div_3 = hlo_divide_shared(reduce_max_7, 127.0f);
       if (tx < 1 && col_tile < 1) {
         p_div_3[0] = store_as<float>(div_3);
@@ -108,4 +119,5 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
     }
   }
+  astitch_end_launch(barrier);
 }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 12 x 512 threads, 13584 B shared
+// stitch_0: grid 4 x 512 threads, 13584 B shared
 //   jit(reductions_with_nan)/reduce_sum
 //   jit(reductions_with_nan)/reduce_max
 //   jit(reductions_with_nan)/reduce_min
@@ -282,9 +282,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_or_7[outer] = store_as<bool>(reduce_or_7);
       }
     }
-    reduce_strided<Reduce0, 8, 64, 512, 4, false>(reduce_min_14_state_0, exchange_0_1);
-    reduce_strided<Reduce1, 8, 64, 512, 4, true>(reduce_25_state_0, exchange_1_0);
-    reduce_strided<Reduce2, 8, 64, 512, 4, false>(reduce_and_7_state_0, exchange_2_1);
+    reduce_strided<Reduce0, 8, 64, 512, 4, false, false>(reduce_min_14_state_0, exchange_0_1);
+    reduce_strided<Reduce1, 8, 64, 512, 4, true, false>(reduce_25_state_0, exchange_1_0);
+    reduce_strided<Reduce2, 8, 64, 512, 4, false, false>(reduce_and_7_state_0, exchange_2_1);
     if (first < 2) {
       {
         const int l = 0;
@@ -370,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_min_15[outer] = store_as<f16>(reduce_min_15);
       }
     }
-    reduce_strided<Reduce7, 8, 64, 512, 4, false>(reduce_max_15_state_0, exchange_7_1);
+    reduce_strided<Reduce7, 8, 64, 512, 4, false, false>(reduce_max_15_state_0, exchange_7_1);
     if (first < 2) {
       {
         const int l = 0;
@@ -387,15 +387,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce.25, %reduce_and.7, %reduce_max.15 before level 1
-  {  // loop 2: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 1; 3 tasks; column-reduce: 2 rows x 32 threads a block
+  {  // loop 2: outer 1 / 2 threads, row 2 / 2 threads x 1, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 2 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 2;
-    const int to = thread / 64;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 2;
+    const int to = thread / 256;
     const int first = blockIdx.x;
-    if (first < 3) {
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       Reduce0::State reduce_min_14_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_min_14_state_0__1[i] = Reduce0::identity();
@@ -404,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx;
           if (col < 90) {
             const int at_0__2 = row * 90 + col;
             if (to < 1) {
@@ -413,10 +412,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 2, 32, 512, 4, false>(reduce_min_14_state_0__1, exchange_0_0);
+      reduce_strided<Reduce0, 2, 128, 512, 4, false, false>(reduce_min_14_state_0__1, exchange_0_0);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx;
         if (col < 90) {
           const float reduce_min_14 = reduce_min_14_state_0__1[l].f0;
           if (to < 1 && ty < 1) {
@@ -427,15 +426,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 3: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 1; 3 tasks; column-reduce: 2 rows x 32 threads a block
+  {  // loop 3: outer 1 / 2 threads, row 2 / 2 threads x 1, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 2 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 2;
-    const int to = thread / 64;
-    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
-    if (first < 3) {
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 2;
+    const int to = thread / 256;
+    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       Reduce1::State reduce_25_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_25_state_0__1[i] = Reduce1::identity();
@@ -444,7 +442,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx;
           if (col < 90) {
             const int at_0__3 = row * 90 + col;
             if (to < 1) {
@@ -453,10 +451,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce1, 2, 32, 512, 4, false>(reduce_25_state_0__1, exchange_1_0__1);
+      reduce_strided<Reduce1, 2, 128, 512, 4, false, false>(reduce_25_state_0__1, exchange_1_0__1);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx;
         if (col < 90) {
           const int reduce_25 = reduce_25_state_0__1[l].f1;
           if (to < 1 && ty < 1) {
@@ -467,15 +465,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 4: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 1; 3 tasks; column-reduce: 2 rows x 32 threads a block
+  {  // loop 4: outer 1 / 2 threads, row 2 / 2 threads x 1, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 2 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 2;
-    const int to = thread / 64;
-    const int first = blockIdx.x - 6 + (blockIdx.x < 6 ? gridDim.x : 0);
-    if (first < 3) {
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 2;
+    const int to = thread / 256;
+    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       Reduce7::State reduce_max_15_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_15_state_0__1[i] = Reduce7::identity();
@@ -484,7 +481,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx;
           if (col < 90) {
             const int at_0__4 = row * 90 + col;
             if (to < 1) {
@@ -493,10 +490,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce7, 2, 32, 512, 4, false>(reduce_max_15_state_0__1, exchange_7_0);
+      reduce_strided<Reduce7, 2, 128, 512, 4, false, false>(reduce_max_15_state_0__1, exchange_7_0);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx;
         if (col < 90) {
           const float reduce_max_15 = round_to<f16>(reduce_max_15_state_0__1[l].f0);
           if (to < 1 && ty < 1) {
@@ -507,15 +504,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 5: outer 1 / 8 threads, row 2 / 2 threads x 1, col 90 / 32 threads x 1 x 1; 3 tasks; column-reduce: 2 rows x 32 threads a block
+  {  // loop 5: outer 1 / 2 threads, row 2 / 2 threads x 1, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 2 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 2;
-    const int to = thread / 64;
-    const int first = blockIdx.x - 9 + (blockIdx.x < 9 ? gridDim.x : 0);
-    if (first < 3) {
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 2;
+    const int to = thread / 256;
+    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       Reduce2::State reduce_and_7_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_and_7_state_0__1[i] = Reduce2::identity();
@@ -524,7 +520,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx;
           if (col < 90) {
             const int at_0__5 = row * 90 + col;
             if (to < 1) {
@@ -533,10 +529,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 2, 32, 512, 4, false>(reduce_and_7_state_0__1, exchange_2_0);
+      reduce_strided<Reduce2, 2, 128, 512, 4, false, false>(reduce_and_7_state_0__1, exchange_2_0);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx;
         if (col < 90) {
           const bool reduce_and_7 = reduce_and_7_state_0__1[l].f0;
           if (to < 1 && ty < 1) {

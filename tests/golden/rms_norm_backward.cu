@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 2, 256, 512, 4, false>(reduce_sum_36_state_0, exchange_0_1);
+    reduce_strided<Reduce0, 2, 256, 512, 4, false, false>(reduce_sum_36_state_0, exchange_0_1);
     if (first < 32) {
       {
         const int l = 0;
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           reduce_sum_36_state_0__1[l] = Reduce0::combine(reduce_sum_36_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2])});
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, false>(reduce_sum_36_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4, false, false>(reduce_sum_36_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 32 + tx + col_tile * 32;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 264 x 512 threads, 98432 B shared
+// stitch_0: grid 94 x 512 threads, 98432 B shared
 //   jit(rms_norm_backward)/transpose(jvp())/mul
 //   jit(rms_norm_backward)/jvp()/square
 //   jit(rms_norm_backward)/jvp()/reduce_sum
@@ -140,13 +140,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.36 before level 1
-  {  // loop 1: outer 1 / 4 threads, row 3 / 4 threads x 1, col 12000 / 32 threads x 1 x 1; 375 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 3 / 4 threads x 1, col 12000 / 128 threads x 1 x 1; 94 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 4;
-    const int to = thread / 128;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 4;
+    const int to = thread / 512;
     const int first = blockIdx.x;
-    for (int task = first; task < 375; task += gridDim.x) {
+    if (first < 94) {
+      const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_36_state_0__1[1];
       #pragma unroll
@@ -157,24 +158,25 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         if (row < 3) {
           {
             const int l = 0;
-            const int col = l * 32 + tx + col_tile * 32;
-            const int at_0__2 = row * 12000 + col;
-            if (to < 1) {
+            const int col = l * 128 + tx + col_tile * 128;
+            if (col < 12000) {
+              const int at_0__2 = row * 12000 + col;
               reduce_sum_36_state_0__1[l] = Reduce0::combine(reduce_sum_36_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2])});
             }
           }
         }
       }
-      reduce_strided<Reduce0, 4, 32, 512, 4, false>(reduce_sum_36_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_36_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
-        const float reduce_sum_36 = reduce_sum_36_state_0__1[l].f0;
-        if (to < 1 && ty < 1) {
-          p_reduce_sum_36[col] = store_as<float>(reduce_sum_36);
+        const int col = l * 128 + tx + col_tile * 128;
+        if (col < 12000) {
+          const float reduce_sum_36 = reduce_sum_36_state_0__1[l].f0;
+          if (ty < 1) {
+            p_reduce_sum_36[col] = store_as<float>(reduce_sum_36);
+          }
         }
       }
-      __syncthreads();  // the next task writes the shared memory that this one still reads
     }
   }
 }

@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         p_reduce_sum_14[outer] = store_as<float>(reduce_sum_14);
       }
     }
-    reduce_strided<Reduce0, 4, 128, 512, 4, false>(reduce_sum_15_state_0, exchange_0_1);
+    reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_15_state_0, exchange_0_1);
     if (first < 24) {
       {
         const int l = 0;
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, false>(reduce_sum_15_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 16, 32, 512, 4, false, false>(reduce_sum_15_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 32 + tx + col_tile * 32;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 100 x 512 threads, 128 B shared
+// stitch_0: grid 100 x 512 threads, 144 B shared
 //   jit(softmax)/reduce_sum
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
@@ -13,6 +13,16 @@ struct Reduce0 {
   static __device__ __forceinline__ State combine(const State a, const State b) {
     return join_exponentials(a, b);
   }
+  static constexpr int words = 2;
+  static __device__ __forceinline__ void publish(const State s, unsigned long long* to, unsigned tag) {
+    publish_field(to, s.f0, tag);
+    publish_field(to, s.f1, tag);
+  }
+  static __device__ __forceinline__ State state_of(const unsigned* words) {
+    const float f0 = field_of_words<float>(words);
+    const float f1 = field_of_words<float>(words);
+    return State{f0, f1};
+  }
   static __device__ __forceinline__ State take(const State s, int lane) {
     return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane)};
   }
@@ -23,11 +33,12 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7,
-    float* p_reduce_max_7_exponentials_partial0_0,
-    float* p_reduce_max_7_exponentials_partial1_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(128);
+  ASTITCH_SHARED_ARENA(144);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 128, 1);
+  const unsigned tag = astitch_launch_tag(barrier);
+  unsigned long long* const exchange = astitch_tagged_words(barrier);
   {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 50000 / 512 threads x 1 x 4; 100 tasks; row-reduce, 4 rows < 264 blocks a wave: each row split over 25 blocks...
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -63,25 +74,26 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_max_7_exponentials_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 512, true>(reduce_max_7_exponentials_state_0, exchange_0_0);
+      if (thread < 32) { combine_warps<Reduce0, 512, true>(reduce_max_7_exponentials_state_0, exchange_0_0); }
       if (tx < 1) {
-        p_reduce_max_7_exponentials_partial0_0[col_tile * 4 + outer] = store_as<float>(reduce_max_7_exponentials_state_0[0].f0);
-        p_reduce_max_7_exponentials_partial1_0[col_tile * 4 + outer] = store_as<float>(reduce_max_7_exponentials_state_0[0].f1);
+        Reduce0::publish(reduce_max_7_exponentials_state_0[0], exchange + (outer * 50 + col_tile * 2), tag);
       }
-      astitch_team_barrier(barrier, 25);  // %reduce_max.7.exponentials: 25 blocks have a part each
-      Reduce0::State reduce_max_7_exponentials_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_state_0__1[i] = Reduce0::identity();
-      {
-        const int turn_0 = 0;
-        const int part_0 = turn_0 * 32 + ((thread) % 32);
-        if (part_0 < 25) {
-          reduce_max_7_exponentials_state_0__1[0] = Reduce0::combine(reduce_max_7_exponentials_state_0__1[0], Reduce0::State{load_as<float>(p_reduce_max_7_exponentials_partial0_0[part_0 * 4 + outer]), load_as<float>(p_reduce_max_7_exponentials_partial1_0[part_0 * 4 + outer])});
-        }
+      // parts of 25 blocks
+      if (const int warp = thread / 32; warp < 1) {
+        const int to = warp;
+        const int outer = ((task) / 25);
+        const int col_tile = ((task) % 25);
+        Reduce0::State reduce_max_7_exponentials_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_state_0__1[i] = Reduce0::identity();
+        collect_parts<Reduce0, 32, 25, 2>(reduce_max_7_exponentials_state_0__1[0], exchange + (outer * 50), ((thread) % 32), tag);
+        reduce_lanes<Reduce0, 32, 1>(reduce_max_7_exponentials_state_0__1);
+        if (thread % 32 == 0) exchange_0_1[to] = reduce_max_7_exponentials_state_0__1[0];
       }
-      reduce_lanes<Reduce0, 32, 1>(reduce_max_7_exponentials_state_0__1);
-      const float reduce_max_7_get_tuple_element_0 = reduce_max_7_exponentials_state_0__1[0].f0;
-      const float reduce_sum_7_get_tuple_element_0 = reduce_max_7_exponentials_state_0__1[0].f1;
+      __syncthreads();
+      Reduce0::State reduce_max_7_exponentials_total_0[1] = {exchange_0_1[to]};
+      const float reduce_max_7_get_tuple_element_0 = reduce_max_7_exponentials_total_0[0].f0;
+      const float reduce_sum_7_get_tuple_element_0 = reduce_max_7_exponentials_total_0[0].f1;
       const float reduce_sum_7_subtract_0 = hlo_subtract(reduce_max_7_get_tuple_element_0, reduce_max_7_get_tuple_element_0);
       const float reduce_sum_7_exponential_0 = hlo_exp(reduce_sum_7_subtract_0);
       const float reduce_sum_7_multiply_0 = hlo_multiply(reduce_sum_7_get_tuple_element_0, reduce_sum_7_exponential_0);
@@ -108,4 +120,5 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
     }
   }
+  astitch_end_launch(barrier);
 }

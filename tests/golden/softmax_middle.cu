@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4, true>(reduce_max_7_exponentials_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 8, 32, 256, 4, true, false>(reduce_max_7_exponentials_state_0, exchange_0_0);
       #pragma unroll
       for (int k = 0; k < 6; ++k) {
         const int row = k * 8 + ty;

@@ -70,33 +70,43 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col = l * 1024 + tx * 4 + col_tile * 1024;
           if (col < 38400) {
             const int col_1__1 = ((col) % 800);
-            Vec<float, 4> add_any_3_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              float pad_2;
-              if (col_1__1 + lane - 400 >= 0 && col_1__1 + lane - 400 < 400) {
-                const float x_1__2 = load_as<float>(p_x_1[col + lane - 400]);
+            float pad_2_lanes_0[4];
+            if (col_1__1 - 400 >= 0) {
+              const Vec<float, 4> x_1_v_0__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (col - 400));
+              const int col_0__1 = ((col) / 800);
+              const int at_0__2 = col_1__1 + col_0__1 * 400 - 400;
+              const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0__2));
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                const float x_1__2 = load_as<float>(x_1_v_0__2.v[lane]);
                 const float neg_1__1 = hlo_negate(x_1__2);
                 const float exp_1__1 = hlo_exp(neg_1__1);
                 const float add_1__1 = hlo_add(exp_1__1, 1.0f);
                 const float div_1__1 = hlo_divide(1.0f, add_1__1);
                 const float mul_3__1 = hlo_multiply(x_1__2, div_1__1);
-                const int col_0__1 = ((col) / 800);
-                const int at_0__2 = col_1__1 + col_0__1 * 400 - 400;
-                const float dy_1 = load_as<float>(p_dy_1[at_0__2 + lane]);
+                const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
                 const float mul_14 = hlo_multiply(mul_3__1, dy_1);
-                pad_2 = mul_14;
-              } else {
-                pad_2 = 0.0f;
+                pad_2_lanes_0[lane] = mul_14;
               }
-              float pad_3;
-              if (col_1__1 + lane < 400) {
-                const int col_0__2 = ((col) / 800);
-                const int at_0__3 = col_1__1 + col_0__2 * 400;
-                const float dy_1__1 = load_as<float>(p_dy_1[at_0__3 + lane]);
-                const float x_1__3 = load_as<float>(p_x_1[col + lane + 400]);
+            } else {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                pad_2_lanes_0[lane] = 0.0f;
+              }
+            }
+            float pad_3_lanes_0[4];
+            if (col_1__1 < 400) {
+              const int col_0__2 = ((col) / 800);
+              const int at_0__3 = col_1__1 + col_0__2 * 400;
+              const Vec<float, 4> dy_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0__3));
+              const Vec<float, 4> x_1_v_0__3 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (col + 400));
+              const Vec<float, 4> x_1_v_0__4 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (col));
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
+                const float x_1__3 = load_as<float>(x_1_v_0__3.v[lane]);
                 const float mul_15 = hlo_multiply(dy_1__1, x_1__3);
-                const float x_1__4 = load_as<float>(p_x_1[col + lane]);
+                const float x_1__4 = load_as<float>(x_1_v_0__4.v[lane]);
                 const float neg_1__2 = hlo_negate(x_1__4);
                 const float exp_1__2 = hlo_exp(neg_1__2);
                 const float add_1__2 = hlo_add(exp_1__2, 1.0f);
@@ -107,11 +117,18 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 const float mul_2 = hlo_multiply(div_1__2, sub_1);
                 const float mul_12 = hlo_multiply(mul_10, mul_2);
                 const float add_any_1 = hlo_add(mul_11, mul_12);
-                pad_3 = add_any_1;
-              } else {
-                pad_3 = 0.0f;
+                pad_3_lanes_0[lane] = add_any_1;
               }
-              const float add_any_3 = hlo_add(pad_2, pad_3);
+            } else {
+              #pragma unroll
+              for (int lane = 0; lane < 4; ++lane) {
+                pad_3_lanes_0[lane] = 0.0f;
+              }
+            }
+            Vec<float, 4> add_any_3_w_0;
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float add_any_3 = hlo_add(pad_2_lanes_0[lane], pad_3_lanes_0[lane]);
               add_any_3_w_0.v[lane] = store_as<float>(add_any_3);
             }
             *reinterpret_cast<Vec<float, 4>*>(p_add_any_3 + (col)) = add_any_3_w_0;
