@@ -366,7 +366,7 @@ def reductions(draw: Draw) -> Case:
         name = f"{kind} {dtype}{shape} {axis} {index.__name__}"
         return Case(name, lambda x: function(x, axis, index), (x,))
     if kind == "pair":
-        y, start = draw_numbers(rng, dtype, shape), np.asarray([1, 0], dtype)
+        y, start = draw_numbers(rng, dtype, shape), np.asarray([_least(dtype), 0], dtype)
         name = f"reduce of two {dtype}{shape} {axes}"
         return Case(
             name,

@@ -73,7 +73,7 @@ def test_one_element_of_each_row() -> None:
 %p2 = f32[4] parameter() (index=2)
 %y.broadcast = s32[4,9] broadcast(%p1) (dimensions=(0,))
 %y.iota = s32[4,9] iota() (dimension=1)
-%y.compare = pred[4,9] compare(%y.broadcast, %y.iota) (direction='EQ', total_order=False)
+%y.compare = pred[4,9] compare(%y.broadcast, %y.iota) (direction='EQ')
 %y.broadcast.2 = f32[4,9] broadcast(%p2) (dimensions=(0,))
 %y.add = f32[4,9] add(%p0, %y.broadcast.2)
 %y = f32[4,9] select(%y.compare, %y.add, %p0)
