@@ -34,6 +34,9 @@ from astitch.schedule import DEFAULT, Schedule
 from astitch.storage import stored_value
 from astitch.thread_mapping import Mapping, Space, map_space, size_of, why_not_aligned
 
+PARTIAL_BYTES, FEW_PARTIAL_BYTES = 4, 1 << 20
+"""Of a partial result, where sums are of f32; and of so few in all that their number does not matter."""
+
 MAX_INLINE_PARTIALS = 32
 """A reader adds up to this many partials of a split reduce itself; more get a task loop of their own."""
 
@@ -413,9 +416,21 @@ class _Arranger:
         if group.dominant not in self.mapping_of:
             self.mapping_of[group.dominant] = self.map_space(self.known.space_of(group))
         mapping = self.mapping_of[group.dominant]
-        if why_not_aligned(root.space, mapping) is None:
+        if why_not_aligned(root.space, mapping) is None and not self.partials_outweigh(
+            root, mapping
+        ):
             return mapping
         return self.map_space(root.space)
+
+    def partials_outweigh(self, root: Root, mapping: Mapping) -> bool:
+        """Would the blocks write and read more partials of a sum over all tasks than another reading of its operand
+        is?"""
+        if root.kind is not RootKind.REDUCE or reduce_span(root, mapping)[0] is not Span.LOOP:
+            return False
+        blocks = min(self.wave, mapping.tasks)
+        exchanged = 2 * blocks * size_of(root.space.kept) * PARTIAL_BYTES
+        operand = size_of(root.space.atoms) * root.space.element_bytes
+        return exchanged > max(operand, FEW_PARTIAL_BYTES)
 
     def map_space(self, space: Space) -> Mapping:
         """The mapping of a space; teams of one kernel all have the same number of blocks."""
@@ -465,7 +480,8 @@ class _Arranger:
         self.join(root, best, reads, arrays)
 
     def keeps_its_parallelism(self, root: Root, loop: _Loop) -> bool:
-        """A reduce joins a loop only if that does not turn its result into one partial for each of many tasks."""
+        """A reduce joins a loop only if that does not turn its result into one partial for each of many tasks, or into
+        more partials than it sums."""
         if root.kind is not RootKind.REDUCE:
             return True
         span, partials = reduce_span(root, loop.mapping)
@@ -474,7 +490,7 @@ class _Arranger:
             return own_span is not Span.TASK
         if span is Span.TILE:
             return own_span is not Span.TASK and partials is not None and partials <= self.wave
-        return True
+        return not self.partials_outweigh(root, loop.mapping)
 
     def join(self, root: Root, loop: _Loop, reads: Sequence[Read], arrays: frozenset[str]) -> None:
         span, partials = reduce_span(root, loop.mapping)

@@ -393,3 +393,20 @@ def test_levels_follow_the_data(graph: Graph) -> None:
                 assert place.root.kind is RootKind.POINTWISE and not place.shared
             if place.scheme is Scheme.GLOBAL and place.span is Span.TASK:
                 assert place.stored
+
+
+def test_a_column_sum_of_few_long_rows_reads_again_what_its_partials_would_outweigh() -> None:
+    """A loss over a large vocabulary: 132 blocks with a partial for each of 60,000 columns would exchange more than the
+    rows hold.  Of many short rows the partials are few."""
+
+    def norm_and_columns(rows: int, columns: int) -> Arrangement:
+        g = GraphBuilder()
+        x = g.parameter(f"f32[{rows},{columns}]", "x")
+        total = g.reduce(x, (1,), "add", name="total")
+        y = g.same("multiply", x, g.broadcast(total, (rows, columns), (0,)), name="y")
+        return arrange(g.build(y, g.reduce(y, (0,), "add", name="columns")))
+
+    long, short = norm_and_columns(160, 60_000), norm_and_columns(100_000, 512)
+    assert short.placements["columns"].span is Span.LOOP
+    assert long.placements["columns"].span is not Span.LOOP
+    assert long.loops[long.placements["columns"].loop].level > 0
