@@ -10,7 +10,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from astitch.reassociate import reassociate
 from astitch.remote_stitch import stitch_remotely
 from astitch.simplify import simplify
 from astitch.split_scopes import PlannedScopes, Split, split_scopes
-from astitch.stitch_scope import Scopes, find_scopes
+from astitch.stitch_scope import Left, Scopes, find_scopes
 from astitch.tune import tune_scopes
 from astitch.widen import widen
 from astitch.xla_island import has_jax
@@ -95,12 +95,14 @@ class Compilation:
     program: Program
     seconds: dict[str, float]
     splits: tuple[Split, ...] = ()
+    bodies: tuple[Body, ...] = ()
 
     def explain(self) -> str:
-        """Kernels, schemes, barriers and everything that was refused, for people."""
-        return explain(
+        """Kernels, schemes, barriers and everything that was refused, for people; the bodies of loops last."""
+        whole = explain(
             self.scopes, self.plans, self.program, self.gpu, self.resources(), self.splits
         )
+        return "\n\n".join([whole, *(body.explain() for body in self.bodies)])
 
     def resources(self) -> dict[str, Resources] | None:
         """Registers and spills of each kernel by the CUDA compiler; None where no NVRTC is installed."""
@@ -108,6 +110,38 @@ class Compilation:
             return compile_resources(self.program, self.gpu)
         except KernelCompileError:
             return None
+
+
+@dataclass(frozen=True)
+class Body:
+    """A region of a loop or conditional that was compiled by itself (see stitch_regions.py).
+
+    owner, op: the node that runs it.  region: as it was handed to XLA.
+    """
+
+    owner: str
+    op: str
+    region: Graph
+    compilation: Compilation
+
+    def explain(self) -> str:
+        """The region's kernels, under the node that runs it."""
+        return f"in %{self.owner} ({self.op}):\n{self.compilation.explain()}"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRules:
+    """How a region is compiled.  prefix: begins the names of its kernels.  keep: of a simplified graph, the ops that
+    stay as they are.  leave: what no kernel is to compute."""
+
+    prefix: str
+    keep: Callable[[Graph], Collection[str]]
+    leave: Callable[[Graph], Left]
+
+    def rename(self, scopes: Scopes) -> Scopes:
+        """The scopes, and with them the kernels, under names that are the region's own."""
+        named = tuple(replace(s, name=self.prefix + s.name) for s in scopes.scopes)
+        return replace(scopes, scopes=named)
 
 
 def observe_plan(plan: Plan, gpu: Gpu) -> Resources | None:
@@ -150,10 +184,12 @@ def compile_graph(
     *,
     tune: bool = False,
     strict: bool = False,
+    region: RegionRules | None = None,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
-    strict: raise UnsupportedOp instead, which names the ops and the reasons.
+    strict: raise UnsupportedOp instead, which names the ops and the reasons.  region: the graph is one of a loop or
+    conditional.
     """
     seconds = {} if seconds is None else seconds
 
@@ -164,17 +200,20 @@ def compile_graph(
         return product
 
     short = timed("simplify", lambda: simplify(check_graph(graph)))
-    long = timed("expand", lambda: expand(short))
+    long = timed("expand", lambda: expand(short, keep=region.keep(short) if region else ()))
     joined = timed("reassociate", lambda: reassociate(long))
     simple = timed("widen", lambda: check_graph(widen(joined)))
-    found = timed("find_scopes", lambda: find_scopes(simple))
+    left = region.leave(simple) if region else Left(simple, {})
+    found = timed("find_scopes", lambda: find_scopes(check_graph(left.graph), left.reasons))
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
+    if region:
+        scopes = region.rename(scopes)
     planned = timed("plan", lambda: plan_scopes(scopes, gpu, tune=tune))
     split, plans = planned.scopes, planned.plans
     program = timed("program", lambda: build_program(split.graph, split, plans, islands=has_jax()))
     if strict:
         refuse_outside(program)
-    return Compilation(gpu, simple, split, plans, program, seconds, planned.splits)
+    return Compilation(gpu, left.graph, split, plans, program, seconds, planned.splits)
 
 
 def refuse_outside(program: Program) -> None:

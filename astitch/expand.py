@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,11 +46,11 @@ from astitch.simplify import (
 )
 
 
-def expand(graph: Graph, log: Log | None = None) -> Graph:
+def expand(graph: Graph, log: Log | None = None, keep: Collection[str] = ()) -> Graph:
     """The same function; the number and order of parameters and outputs stay.
 
     graph: simplified.  Regions of a while, a conditional or a call are left as they are: no kernel
-    computes them.  `log` hears of every rule that fires, those of simplify too.
+    computes them.  `log` hears of every rule that fires, those of simplify too.  keep: ops that stay as they are.
     """
     if not any(node.op in RULES for node in graph):
         return graph
@@ -60,7 +60,7 @@ def expand(graph: Graph, log: Log | None = None) -> Graph:
     for node in graph:
         node = replace(node, operands=tuple(values[o] for o in node.operands))
         found: Node | str = node
-        for rule in RULES.get(node.op, ()):
+        for rule in RULES.get(node.op, ()) if node.name not in keep else ():
             expanded = rule(node, draft)
             if expanded is not None:
                 heard(rule.__name__, node.name)

@@ -16,6 +16,7 @@ NAMES = {
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
+    "ASTITCH_STITCH_LOOPS": "0: the bodies of loops and conditionals are left to XLA as a whole (default 1)",
     "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest, as tune=True does",
 }
 """The names and what they mean.  At most ten."""
@@ -52,6 +53,14 @@ def engine() -> str | None:
     if given and given not in ENGINES:
         raise _invalid("ASTITCH_ENGINE", given)
     return given or None
+
+
+def stitch_loops() -> bool:
+    """Whether the bodies of loops and the branches of conditionals get kernels.  Raises InvalidOption."""
+    given = _read("ASTITCH_STITCH_LOOPS")
+    if given not in ("", "0", "1"):
+        raise _invalid("ASTITCH_STITCH_LOOPS", given)
+    return given != "0"
 
 
 def tune() -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from astitch.dimensions import array_of, is_embedded
 from astitch.ir import (
@@ -73,6 +74,14 @@ class Scopes:
 
     def __str__(self) -> str:
         return "\n".join(map(str, (*self.scopes, *self.outside, *self.refusals)))
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A graph, and the ops in it that no kernel is to compute, each with its reason."""
+
+    graph: Graph
+    reasons: Mapping[str, str]
 
 
 def why_not_stitchable(graph: Graph, node: Node) -> str | None:
@@ -246,13 +255,16 @@ def _refused_edge(
     )
 
 
-def find_scopes(graph: Graph) -> Scopes:
-    """Breadth-first search for stitch ops; every refused edge and every op left outside has a reason."""
+def find_scopes(graph: Graph, left: Mapping[str, str] = MappingProxyType({})) -> Scopes:
+    """Breadth-first search for stitch ops; every refused edge and every op left outside has a reason.
+
+    left: ops that stay outside whatever they are, with their reasons.
+    """
     outside: dict[str, str] = {}
     for node in graph:
         if OPS[node.op].kind is Kind.SOURCE and node.op != "iota":
             continue
-        reason = why_not_stitchable(graph, node)
+        reason = left.get(node.name) or why_not_stitchable(graph, node)
         if reason is None and OPS[node.op].kind is Kind.PROJECTION and node.operands[0] in outside:
             reason = "a result of an op that is not stitched"
         if reason is not None:

@@ -10,7 +10,7 @@ import functools
 import importlib.metadata
 import re
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -45,6 +45,7 @@ from astitch.program import (
     Step,
     View,
 )
+from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.storage import storage_name
 from astitch.trace import trace_compilation
 
@@ -303,16 +304,34 @@ def find_in_place(compilation: Compilation, donated: Sequence[bool]) -> dict[str
     XLA lets a custom call's result share memory only where the call says so; else it copies each such result to the
     parameter afterwards.  Which result goes with which parameter is JAX's rule: the first of the same type.
     """
+    return _find_in_place(compilation, _match_donated(compilation.program, donated))
+
+
+def find_carried_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
+    """The same for the state of a loop, whose body hands on result i where it found parameter i."""
     program = compilation.program
+    into: dict[str, str] = {}
+    for parameter, output in zip(program.parameters, program.outputs, strict=True):
+        if parameter.type == output.type:
+            into.setdefault(output.buffer, parameter.buffer)
+    return _find_in_place(compilation, into)
+
+
+def _match_donated(program: Program, donated: Sequence[bool]) -> dict[str, str]:
     waiting: dict[ArrayType, list[View]] = {}
     for view, given in zip(program.parameters, donated, strict=True):
         if given:
             waiting.setdefault(view.type, []).append(view)
-    into = {
+    return {
         view.buffer: waiting[view.type].pop(0).buffer
         for view in program.outputs
         if waiting.get(view.type)
     }
+
+
+def _find_in_place(compilation: Compilation, into: Mapping[str, str]) -> dict[str, list[InPlace]]:
+    """into: the buffer that a result may take over, by the result's buffer."""
+    program = compilation.program
     last = {view.buffer: step for step in program.steps for view in _read_by(step)}
     kernels = {plan.kernel.name: plan.kernel for plan in compilation.plans}
     found: dict[str, list[InPlace]] = {}
@@ -444,22 +463,65 @@ def _names(value: Any, names: Collection[str]) -> bool:
 # ---- the program as HLO ----------------------------------------------------------------------------------------
 
 
+Kernels = dict[str, PtxKernel | KernelRefusal]
+
+
 def export_program(
-    compilation: Compilation, kernels: Mapping[str, PtxKernel | KernelRefusal]
+    compilation: Compilation,
+    kernels: Mapping[str, PtxKernel | KernelRefusal],
+    regions: Mapping[Graph, Graph] = MappingProxyType({}),
 ) -> bytes:
-    """The whole program as a serialized HloModuleProto: its parameters in order, its outputs as one tuple."""
-    writer = _ModuleWriter(compilation, kernels)
+    """The whole program as a serialized HloModuleProto: its parameters in order, its outputs as one tuple.
+
+    regions: what to write for regions of loops and conditionals.
+    """
+    writer = _ModuleWriter(compilation, kernels, regions)
     for step in compilation.program.steps:
         writer.add_step(step)
     return writer.finish()
+
+
+def export_bodies(
+    compilation: Compilation, prepare: Callable[[Compilation, bool], Kernels]
+) -> tuple[Compilation, dict[Graph, Graph]]:
+    """For each region that was compiled, one that calls its kernels; the bodies get notes of kernels left to XLA.
+
+    prepare: the kernels of a body; whether it is a loop's.  A region without kernels is no part of what is returned.
+
+    Kernels whose blocks meet follow each other within a body, from turn to turn and from the loop to what comes after
+    it: XLA runs a loop or conditional as one step of its main stream.
+    """
+    bodies, regions = [], {}
+    for body in compilation.bodies:
+        kernels = prepare(body.compilation, body.op == "while")
+        for name, reason in find_unworthy(body.compilation).items():
+            kernels[name] = KernelRefusal(name, reason)
+        kernels.update(leave_moves(body.compilation))
+        inner, inside = export_bodies(_note_refusals(body.compilation, kernels), prepare)
+        bodies.append(replace(body, compilation=inner))
+        if inside or any(isinstance(kernel, PtxKernel) for kernel in kernels.values()):
+            regions[body.region] = import_hlo(export_program(inner, kernels, inside))
+    return replace(compilation, bodies=tuple(bodies)), regions
+
+
+def _note_refusals(
+    compilation: Compilation, kernels: Mapping[str, PtxKernel | KernelRefusal]
+) -> Compilation:
+    refused = [str(kernel) for kernel in kernels.values() if isinstance(kernel, KernelRefusal)]
+    program = compilation.program
+    return replace(compilation, program=replace(program, notes=(*program.notes, *refused)))
 
 
 class _ModuleWriter:
     """Writes the steps of a program one after the other; knows which HLO value is in which buffer."""
 
     def __init__(
-        self, compilation: Compilation, kernels: Mapping[str, PtxKernel | KernelRefusal]
+        self,
+        compilation: Compilation,
+        kernels: Mapping[str, PtxKernel | KernelRefusal],
+        regions: Mapping[Graph, Graph],
     ) -> None:
+        self.regions = regions
         self.program = compilation.program
         self.graph = compilation.scopes.graph
         self.members = {plan.kernel.name: plan.scope.members for plan in compilation.plans}
@@ -575,7 +637,11 @@ class _ModuleWriter:
                 continue
             names[node.name] = f"{step.name}/{node.name}"
             operands = tuple(names[o] for o in node.operands)
-            self.builder.add_node(replace(node, name=names[node.name], operands=operands))
+            called = node.regions
+            if stitched_regions(node):
+                called = tuple(self.regions.get(region, region) for region in called)
+            added = replace(node, name=names[node.name], operands=operands, regions=called)
+            self.builder.add_node(added)
         for view, output in zip(step.results, graph.outputs, strict=True):
             self.write(view.buffer, names[output], graph[output].array)
 
@@ -686,13 +752,18 @@ class Stitched:
                 in_place = find_in_place(compilation, self.donated)
                 kernels = prepare_kernels(compilation.program, self.gpu, in_place)
                 kernels.update(leave_moves(compilation))
-                refused = [str(k) for k in kernels.values() if isinstance(k, KernelRefusal)]
-                noted = replace(compilation.program, notes=(*compilation.program.notes, *refused))
-                compilation = replace(compilation, program=noted)
-                module = to_stablehlo(export_program(compilation, kernels))
+                compilation = _note_refusals(compilation, kernels)
+                if options.stitch_loops():
+                    compilation = stitch_bodies(compilation)
+                compilation, regions = export_bodies(compilation, self._prepare_body)
+                module = to_stablehlo(export_program(compilation, kernels, regions))
                 trace_compilation(self.hlo, compilation)
                 self._made = compilation, module
         return self._made
+
+    def _prepare_body(self, body: Compilation, loop: bool) -> Kernels:
+        in_place = find_carried_in_place(body) if loop else {}
+        return prepare_kernels(body.program, self.gpu, in_place)
 
     def __repr__(self) -> str:
         return f"<stitched for {self.gpu.name}>"

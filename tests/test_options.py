@@ -54,7 +54,7 @@ def test_names_are_few_and_documented() -> None:
     for path in (REPOSITORY / "astitch").rglob("*.py"):
         read |= set(
             re.findall(
-                r"\bASTITCH_(?:CACHE|DEBUG|DUMP|ENGINE|OVERRIDE|LIMIT|TUNE)\w*", path.read_text()
+                r"\bASTITCH_(?:CACHE|DEBUG|DUMP|ENGINE|OVERRIDE|LIMIT|STITCH|TUNE)\w*", path.read_text()
             )
         )
     assert read == set(options.NAMES)

@@ -26,16 +26,19 @@ from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
 from astitch.gpu import Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
-from astitch.ir import ArrayType, CustomCallAttrs, DType, Node, TupleType
+from astitch.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
 from astitch.program import CudaKernel, KernelStep
 from astitch.reference import eval_node
+from astitch.stitch_regions import stitch_bodies
 from astitch.xla_engine import (
     TARGET,
     InPlace,
     KernelRefusal,
     PtxKernel,
     Stitched,
+    export_bodies,
     export_program,
+    find_carried_in_place,
     find_in_place,
     find_stitched,
     has_target,
@@ -151,7 +154,11 @@ def as_text(compilation: Compilation) -> dict[str, PtxKernel | KernelRefusal]:
 
 def run_module(hlo: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What the module computes."""
-    graph = import_hlo(hlo)
+    return run_graph(import_hlo(hlo), arguments)
+
+
+def run_graph(graph: Graph, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The same for the module's entry, the body of a loop or a branch."""
     values: dict[str, Sequence[np.ndarray]] = {}
     for name, argument in zip(graph.parameters, arguments, strict=True):
         values[name] = [np.asarray(argument, graph[name].array.dtype.numpy)]
@@ -163,6 +170,19 @@ def run_module(hlo: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
             values[node.name] = [operands[0][node.attrs.index]]  # type: ignore[union-attr]
         elif is_kernel(node):
             values[node.name] = launch(node, [o for (o,) in operands])
+        elif node.op == "while":
+            state = [o for (o,) in operands]
+            while run_graph(node.regions[0], state)[0]:
+                state = run_graph(node.regions[1], state)
+            values[node.name] = state
+        elif node.op == "conditional":
+            selector, *given = [o for (o,) in operands]
+            last = len(node.regions) - 1
+            chosen = int(not selector) if selector.dtype == bool else min(int(selector), last)
+            counts = node.attrs.operand_counts  # type: ignore[union-attr]
+            before = sum(counts[:chosen])
+            branch = given[before : before + counts[chosen]]
+            values[node.name] = run_graph(node.regions[chosen], branch)
         else:
             values[node.name] = eval_node(node, [o for (o,) in operands])
     return [values[o][0] for o in graph.outputs]
@@ -288,6 +308,159 @@ def test_ops_of_refused_kernels_are_left_to_xla(name: str) -> None:
     ]
     for a, b in zip(run_xla(hlo, arrays), jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+# ---- loops -------------------------------------------------------------------------------------------------------
+
+
+def lstm(weights, xs, h, c):
+    """xs: [time, batch, features]; the states of all times, and the last."""
+
+    def turn(state, x):
+        h, c = state
+        i, f, g, o = jnp.split(x @ weights[0] + h @ weights[1] + weights[2], 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    return jax.lax.scan(turn, (h, c), xs)
+
+
+def lstm_gradients(*arguments):
+    return jax.grad(lambda *a: jnp.square(lstm(*a)[1]).sum(), argnums=(0, 1))(*arguments)
+
+
+def turn_until_small(x):
+    def turn(state):
+        count, x = state
+        x = jax.nn.softmax(x @ x, axis=-1) - 0.9 * x
+        return count + 1, x
+
+    return jax.lax.while_loop(lambda s: (jnp.abs(s[1]).max() > 0.2) & (s[0] < 5), turn, (0, x))
+
+
+def nested(x):
+    def inner(_, x):
+        return jnp.tanh(x @ x) - x.mean(-1, keepdims=True)
+
+    def outer(state):
+        count, x = state
+        return count + 1, jax.lax.fori_loop(0, count + 1, inner, x) * 0.5 + x.sum(0)
+
+    return jax.lax.while_loop(lambda s: s[0] < 3, outer, (0, x))
+
+
+def choose_in_scan(xs, w):
+    def turn(h, x):
+        h = jax.lax.cond(
+            x.sum() > 0,
+            lambda h: jnp.tanh(h @ w) * 2 + h,
+            lambda h: layer_norm(h, 1.0, 0.0) - jnp.exp(h @ w),
+            h,
+        )
+        return h, h.sum(-1)
+
+    return jax.lax.scan(turn, xs[0], xs)
+
+
+def write_rows(x, w):
+    def turn(i, state):
+        table, x = state
+        x = jax.nn.relu(x @ w) + jnp.sin(x) * 0.1
+        return table.at[i].set(x.mean(0)), x
+
+    return jax.lax.fori_loop(0, 6, turn, (jnp.zeros((6, x.shape[1])), x))
+
+
+LSTM = (
+    (normal(5, 32) / 3, normal(8, 32) / 3, normal(32)),
+    normal(4, 3, 5),
+    normal(3, 8),
+    normal(3, 8),
+)
+LOOPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
+    "lstm": (lstm, LSTM, 1),
+    "lstm_gradients": (lstm_gradients, LSTM, 2),
+    "until_small": (turn_until_small, (normal(8, 8) / 3,), 1),
+    "nested": (nested, (normal(8, 8) / 3,), 2),
+    "choose_in_scan": (choose_in_scan, (normal(4, 6, 8) / 3, normal(8, 8) / 3), 3),
+    "write_rows": (write_rows, (normal(5, 8), normal(8, 8) / 3), 1),
+}
+"""With the least number of kernels in bodies."""
+
+
+def compile_loop(name: str) -> tuple[Compilation, dict[Graph, Graph]]:
+    fn, arguments, _ = LOOPS[name]
+    graph = import_hlo(lower(fn, *arguments, keep_unused=True))
+    return export_bodies(stitch_bodies(compile_graph(graph, few_sms(4))), as_body_text)
+
+
+def as_body_text(body: Compilation, loop: bool) -> dict[str, PtxKernel | KernelRefusal]:
+    in_place = find_carried_in_place(body) if loop else {}
+    kernels = as_text(body)
+    for kernel in body.program.kernels:
+        pairs = tuple(in_place.get(kernel.name, ()))
+        found = kernels[kernel.name]
+        assert isinstance(found, PtxKernel)
+        text = spell_for_xla(kernel, pairs)
+        kernels[kernel.name] = dataclasses.replace(found, ptx=text, in_place=pairs)
+    return kernels
+
+
+def kernels_of(graph: Graph) -> list[Node]:
+    """The custom calls of a graph and of its regions."""
+    found = [node for node in graph if is_kernel(node)]
+    for node in graph:
+        for region in node.regions:
+            found += kernels_of(region)
+    return found
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_kernels_in_bodies_compute_what_xla_does(name: str) -> None:
+    fn, arguments, least = LOOPS[name]
+    compilation, regions = compile_loop(name)
+    graph = import_hlo(export_program(compilation, as_text(compilation), regions))
+    calls = kernels_of(graph)
+    inside = len(calls) - sum(map(is_kernel, graph))
+    assert inside >= least
+    names = [config_of(node)["name"] for node in calls]
+    assert len(set(names)) == len(names)
+    explained = compilation.explain()
+    assert all(kernel in explained for kernel in names)
+    got = run_graph(graph, jax.tree.leaves(arguments))
+    for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm_gradients", "write_rows"])
+def test_a_loop_updates_its_stacks_and_counts_by_xla(name: str) -> None:
+    _, regions = compile_loop(name)
+    for body in regions.values():
+        updates = [n for n in body if n.op in ("dynamic-update-slice", "scatter")]
+        scalars = [n for n in body if is_kernel(n) and n.type == ArrayType(DType.S32, ())]
+        assert not scalars
+        counters = [o for o in body.outputs if body[o].type == ArrayType(DType.S32, ())]
+        assert "add" in [body[counter].op for counter in counters]
+        assert {body[counter].op for counter in counters} <= {"add", "parameter"}
+        large = {u.array for u in updates}
+        results = {t for n in body if is_kernel(n) for t in parts_of(n)}
+        assert large.isdisjoint(results)
+    assert any(n.op in ("dynamic-update-slice", "scatter") for b in regions.values() for n in b)
+
+
+def parts_of(node: Node) -> tuple[ArrayType, ...]:
+    return node.type.elements if isinstance(node.type, TupleType) else (node.type,)
+
+
+def test_a_carried_state_is_written_over() -> None:
+    _, regions = compile_loop("lstm")
+    (body,) = regions.values()
+    (call,) = [node for node in body if is_kernel(node)]
+    assert isinstance(call.attrs, CustomCallAttrs)
+    ((_, read),) = call.attrs.aliases  # the cell; the other state is read by a product only
+    assert body[call.operands[read]].op == "parameter"
 
 
 def clip_and_move(params, moments, gradients):

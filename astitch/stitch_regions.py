@@ -1,0 +1,148 @@
+"""The bodies of loops and the branches of conditionals as compilations of their own, recursively.
+
+Takes a Compilation, hands on the same with one Body for each such region.  What XLA updates in place in a loop's state
+stays XLA's, and so does what is reckoned with its counter: a launch must be worth its time in each turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from astitch.compile import Body, Compilation, RegionRules, compile_graph
+from astitch.dimensions import array_of
+from astitch.errors import AstitchError
+from astitch.hlo_import import import_hlo
+from astitch.ir import ArrayType, Graph, Node
+from astitch.ops import OPS, Kind
+from astitch.program import IslandStep
+from astitch.simplify import keep_live_nodes
+from astitch.stitch_scope import Left, why_not_stitchable
+
+IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
+"""Ops that XLA computes where their first operand is, if that is a loop's state."""
+
+_VIEWS = frozenset({"reshape", "bitcast"})
+_MOVES = frozenset({"transpose", "copy", *_VIEWS})
+
+
+def stitched_regions(node: Node) -> Sequence[Graph]:
+    """The regions of a node that run as often as the node says: a loop's body, the branches of a conditional."""
+    match node.op:
+        case "while":
+            return node.regions[1:]
+        case "conditional":
+            return node.regions
+    return ()
+
+
+def stitch_bodies(compilation: Compilation, path: str = "") -> Compilation:
+    """The compilation with its bodies.  path: begins the names of their kernels."""
+    bodies: dict[Graph, Body] = {}
+    notes: list[str] = []
+    for step in compilation.program.steps:
+        if not isinstance(step, IslandStep):
+            continue
+        for node in import_hlo(step.hlo):
+            for region in stitched_regions(node):
+                if region in bodies:
+                    continue
+                name = f"{path}body_{len(bodies)}_"
+                rules = RegionRules(name, find_updates, leave_to_xla)
+                try:
+                    inner = compile_graph(region, compilation.gpu, region=rules)
+                except AstitchError as error:
+                    notes.append(f"%{node.name}: a region is left to XLA: {error}")
+                    continue
+                bodies[region] = Body(node.name, node.op, region, stitch_bodies(inner, name))
+    program = replace(compilation.program, notes=(*compilation.program.notes, *notes))
+    return replace(compilation, program=program, bodies=tuple(bodies.values()))
+
+
+def find_updates(graph: Graph) -> dict[str, str]:
+    """Ops that XLA computes in the memory of the region's parameters, with the reason.  A kernel would copy all."""
+    found: dict[str, str] = {}
+    held = set(graph.parameters)  # what is in a parameter's memory
+    for node in graph:
+        if node.operands and node.operands[0] in held:
+            if node.op in _VIEWS:
+                held.add(node.name)
+            elif node.op in IN_PLACE:
+                held.add(node.name)
+                found[node.name] = "XLA updates the loop's state in place"
+    return found
+
+
+def find_accumulations(graph: Graph) -> dict[str, str]:
+    """Sums of a product and a parameter, with what lies between: XLA has the product add to it."""
+    found: dict[str, str] = {}
+    for node in graph:
+        if node.op != "add" or node.name not in graph.outputs:
+            continue
+        for one, other in (node.operands, node.operands[::-1]):
+            chain = [one]
+            while graph[chain[-1]].op in _MOVES:
+                chain.append(graph[chain[-1]].operands[0])
+            product = OPS[graph[chain[-1]].op].kind is Kind.COMPUTE
+            alone = all(len(graph.users[name]) == 1 and name not in graph.outputs for name in chain)
+            if product and alone and graph[other].op == "parameter":
+                reason = "XLA has the product add to the loop's state"
+                found.update(dict.fromkeys([*chain[:-1], node.name], reason))
+    return found
+
+
+def leave_to_xla(graph: Graph) -> Left:
+    """The region with what is left to XLA named, and scalars computed a second time for what XLA does with them.
+
+    So a kernel has its own indices, XLA sees how the counter counts, and no kernel writes a scalar for the other.
+    """
+    left = find_updates(graph) | find_accumulations(graph)
+    small = _find_small(graph)
+    clones: dict[str, str] = {}
+    nodes: dict[str, Node] = {}
+    for node in graph:
+        if node.name in small:
+            clone = f"{node.name}.scalar"
+            operands = tuple(clones.get(o, o) for o in node.operands)
+            nodes[clone] = replace(node, name=clone, operands=operands)
+            clones[node.name] = clone
+        elif node.name in left or why_not_stitchable(graph, node):
+            operands = tuple(clones.get(o, o) for o in node.operands)
+            nodes[node.name] = replace(node, operands=operands)
+            continue
+        nodes[node.name] = node
+    outputs = tuple(clones.get(o, o) for o in graph.outputs)
+    live = keep_live_nodes(nodes, outputs)
+    left |= dict.fromkeys(clones.values(), "a scalar that only XLA's ops read")
+    found = Graph(graph.name, live, graph.parameters, outputs, graph.aliases)
+    return Left(found, {name: reason for name, reason in left.items() if name in live})
+
+
+def _find_small(graph: Graph) -> set[str]:
+    """Ops on single elements that come from parameters and constants by nothing else."""
+    kinds = {Kind.ELEMENTWISE, Kind.BROADCAST, Kind.INDEX}
+    single: set[str] = set()
+    for node in graph:
+        if not isinstance(node.type, ArrayType) or node.type.size != 1:
+            continue
+        source = OPS[node.op].kind is Kind.SOURCE
+        if source or (OPS[node.op].kind in kinds and all(o in single for o in node.operands)):
+            single.add(node.name)
+    return {name for name in single if OPS[graph[name].op].kind is not Kind.SOURCE}
+
+
+def find_unworthy(compilation: Compilation) -> dict[str, str]:
+    """Kernels of a body that only move elements or work on single ones, with the reason: XLA does so as well."""
+    graph = compilation.scopes.graph
+    found: dict[str, str] = {}
+    for plan in compilation.plans:
+        members = [graph[name] for name in plan.scope.members]
+        if all(OPS[m.op].kind in (Kind.INDEX, Kind.BROADCAST) for m in members):
+            found[plan.kernel.name] = "it only moves elements"
+        elif all(
+            OPS[m.op].kind is not Kind.REDUCE
+            and (OPS[m.op].kind is Kind.PROJECTION or array_of(m).size == 1)
+            for m in members
+        ):
+            found[plan.kernel.name] = "it works on single elements"
+    return found
