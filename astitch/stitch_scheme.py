@@ -34,6 +34,9 @@ from astitch.schedule import DEFAULT, Schedule
 from astitch.storage import stored_value
 from astitch.thread_mapping import Mapping, Space, map_space, size_of, why_not_aligned
 
+ONE_BLOCK_ELEMENTS = 1 << 14
+"""Elements that one block sums in less time than a barrier of the grid takes."""
+
 PARTIAL_BYTES, FEW_PARTIAL_BYTES = 4, 1 << 20
 """Of a partial result, where sums are of f32; and of so few in all that their number does not matter."""
 
@@ -432,6 +435,13 @@ class _Arranger:
         operand = size_of(root.space.atoms) * root.space.element_bytes
         return exchanged > max(operand, FEW_PARTIAL_BYTES)
 
+    def is_for_one_block(self, root: Root, mapping: Mapping) -> bool:
+        """A sum of few elements that all tasks of a new loop would share: one block sums it without another barrier."""
+        if root.kind is not RootKind.REDUCE or reduce_span(root, mapping)[0] is not Span.LOOP:
+            return False
+        axes = (*mapping.outer, *mapping.row, *mapping.col)
+        return size_of(root.space.atoms) <= ONE_BLOCK_ELEMENTS and len(root.space.atoms) < len(axes)
+
     def map_space(self, space: Space) -> Mapping:
         """The mapping of a space; teams of one kernel all have the same number of blocks."""
         mapping = map_space(space, self.gpu, self.block, self.wave, self.schedule)
@@ -474,6 +484,8 @@ class _Arranger:
                 break
         if best is None:
             mapping = self.group_mapping(root)
+            if self.is_for_one_block(root, mapping):
+                mapping = self.map_space(root.space)
             level = max((self.drafts[r.operand].available for r in reads), default=0)
             best = _Loop(len(self.loops), level, mapping)
             self.loops.append(best)

@@ -410,3 +410,16 @@ def test_a_column_sum_of_few_long_rows_reads_again_what_its_partials_would_outwe
     assert short.placements["columns"].span is Span.LOOP
     assert long.placements["columns"].span is not Span.LOOP
     assert long.loops[long.placements["columns"].loop].level > 0
+
+
+def test_a_small_sum_after_a_tall_one_is_one_block_s() -> None:
+    """The sum of squares of a bias gradient: its operand is complete behind a barrier, and partials would take
+    another."""
+    g = GraphBuilder()
+    x = g.parameter("f32[100000,512]", "x")
+    columns = g.reduce(x, (0,), "add", name="columns")
+    squares = g.same("multiply", columns, columns, name="squares")
+    arrangement = arrange(g.build(columns, g.reduce(squares, (0,), "add", name="norm")))
+    place = arrangement.placements["norm"]
+    assert (place.span, place.partials) == (Span.TASK, 1)
+    assert arrangement.levels == 3  # partials of the columns, the columns, their norm
