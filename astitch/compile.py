@@ -125,8 +125,9 @@ class Body:
     compilation: Compilation
 
     def explain(self) -> str:
-        """The region's kernels, under the node that runs it."""
-        return f"in %{self.owner} ({self.op}):\n{self.compilation.explain()}"
+        """The region's kernels, under the node that runs it, and what became of those that are left to XLA."""
+        notes = self.compilation.program.notes
+        return "\n".join([f"in %{self.owner} ({self.op}):", self.compilation.explain(), *notes])
 
 
 @dataclass(frozen=True, slots=True)

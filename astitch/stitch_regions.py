@@ -132,7 +132,12 @@ def _find_small(graph: Graph) -> set[str]:
 
 
 def find_unworthy(compilation: Compilation) -> dict[str, str]:
-    """Kernels of a body that only move elements or work on single ones, with the reason: XLA does so as well."""
+    """Kernels of a body that XLA's own fusion makes as well, with the reason.
+
+    They move elements, work on single ones, or write arrays of one size without a reduction.  XLA then also adds up the
+    parts of a product, and computes each update of the loop's stacks where it writes it, which a kernel of ours leaves
+    to a copy.
+    """
     graph = compilation.scopes.graph
     found: dict[str, str] = {}
     for plan in compilation.plans:
@@ -145,4 +150,9 @@ def find_unworthy(compilation: Compilation) -> dict[str, str]:
             for m in members
         ):
             found[plan.kernel.name] = "it works on single elements"
+        elif (
+            all(OPS[m.op].kind is not Kind.REDUCE for m in members)
+            and len({array_of(graph[name]).size for name in plan.scope.outputs}) == 1
+        ):
+            found[plan.kernel.name] = "it has no reduction and results of one size"
     return found

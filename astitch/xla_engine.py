@@ -488,8 +488,9 @@ def export_bodies(
 
     prepare: the kernels of a body; whether it is a loop's.  A region without kernels is no part of what is returned.
 
-    Kernels whose blocks meet follow each other within a body, from turn to turn and from the loop to what comes after
-    it: XLA runs a loop or conditional as one step of its main stream.
+    Kernels whose blocks meet follow each other within a body by their tokens, which end there: XLA runs a loop or
+    conditional as one step of its main stream, and by default takes neither into a CUDA graph, so that nothing outside
+    runs beside it and no turn beside the next.
     """
     bodies, regions = [], {}
     for body in compilation.bodies:

@@ -23,6 +23,7 @@ def test_defaults() -> None:
     assert options.debug_level() == 0
     assert options.dump_dir() is None
     assert options.engine() is None
+    assert options.stitch_loops()
     assert options.cache_dir() == Path.home() / ".cache" / "astitch"
 
 
@@ -35,6 +36,20 @@ def test_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert options.engine() == "host"
     assert options.cache_dir() == tmp_path
     assert options.dump_dir() is None
+
+
+@pytest.mark.parametrize(("value", "stitched"), [("0", False), ("1", True), ("", True)])
+def test_loops_are_stitched_unless_asked_not_to(
+    value: str, stitched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", value)
+    assert options.stitch_loops() is stitched
+
+
+def test_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "loops")
+    with pytest.raises(InvalidOption, match="ASTITCH_STITCH_LOOPS='loops' is not understood"):
+        options.stitch_loops()
 
 
 @pytest.mark.parametrize("value", ["5", "-1", "two"])
@@ -54,7 +69,8 @@ def test_names_are_few_and_documented() -> None:
     for path in (REPOSITORY / "astitch").rglob("*.py"):
         read |= set(
             re.findall(
-                r"\bASTITCH_(?:CACHE|DEBUG|DUMP|ENGINE|OVERRIDE|LIMIT|STITCH|TUNE)\w*", path.read_text()
+                r"\bASTITCH_(?:CACHE|DEBUG|DUMP|ENGINE|OVERRIDE|LIMIT|STITCH|TUNE)\w*",
+                path.read_text(),
             )
         )
     assert read == set(options.NAMES)

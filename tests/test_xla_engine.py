@@ -314,13 +314,13 @@ def test_ops_of_refused_kernels_are_left_to_xla(name: str) -> None:
 
 
 def lstm(weights, xs, h, c):
-    """xs: [time, batch, features]; the states of all times, and the last."""
+    """With cells centred.  xs: [time, batch, features]; the last states and those of all times."""
 
     def turn(state, x):
         h, c = state
         i, f, g, o = jnp.split(x @ weights[0] + h @ weights[1] + weights[2], 4, axis=-1)
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c - c.mean(-1, keepdims=True))
         return (h, c), h
 
     return jax.lax.scan(turn, (h, c), xs)
@@ -455,12 +455,19 @@ def parts_of(node: Node) -> tuple[ArrayType, ...]:
 
 
 def test_a_carried_state_is_written_over() -> None:
-    _, regions = compile_loop("lstm")
-    (body,) = regions.values()
-    (call,) = [node for node in body if is_kernel(node)]
-    assert isinstance(call.attrs, CustomCallAttrs)
-    ((_, read),) = call.attrs.aliases  # the cell; the other state is read by a product only
-    assert body[call.operands[read]].op == "parameter"
+    """The gradient of the biases, a sum over rows that is added to what the loop carries."""
+    _, regions = compile_loop("lstm_gradients")
+    found = 0
+    for body in regions.values():
+        for call in filter(is_kernel, body):
+            assert isinstance(call.attrs, CustomCallAttrs)
+            for _, read in call.attrs.aliases:
+                place = body.parameters.index(call.operands[read])
+                assert body[body.outputs[place]].array == body[call.operands[read]].array
+                maker = body[body.outputs[place]]
+                assert call.name in (maker.name, *maker.operands)
+                found += 1
+    assert found >= 1
 
 
 def clip_and_move(params, moments, gradients):
@@ -698,6 +705,34 @@ def test_values_from_outside_are_constants_of_the_program() -> None:
     assert len(program.parameters) == 1
     assert sum(literal.shape == (300, 40) for _, literal in program.constants) == 1
     assert "func.func public @main(%arg0: tensor<4x300xf32>)" in text
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+def test_bodies_have_kernels_unless_that_is_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    stitched, text = lower_for_cuda(astitch.jit(lstm), *LSTM)
+    (body,) = stitched.compilation.bodies
+    assert (body.op, body.compilation.bodies) == ("while", ())
+    assert "body_0_stitch_1" in text
+    assert (
+        "body_0_stitch_0 is left to XLA: it only moves elements" in stitched.compilation.explain()
+    )
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
+    stitched, text = lower_for_cuda(astitch.jit(lambda *a: lstm(*a)), *LSTM)
+    assert stitched.compilation.bodies == ()
+    assert "body_0_" not in text
+
+
+def test_what_one_fusion_computes_is_left_to_xla() -> None:
+    def double(x):
+        return jax.lax.fori_loop(0, 4, lambda _, x: jnp.tanh(x @ x) * 2, x)
+
+    graph = import_hlo(lower(double, normal(8, 8)))
+    whole = stitch_bodies(compile_graph(graph, few_sms(4)))
+    compilation, regions = export_bodies(whole, as_body_text)
+    (body,) = compilation.bodies
+    (note,) = body.compilation.program.notes
+    assert note.endswith("is left to XLA: it has no reduction and results of one size")
+    assert regions == {}
 
 
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
