@@ -56,11 +56,12 @@ def engine() -> str | None:
 
 
 def stitch_loops() -> bool:
-    """Whether the bodies of loops and the branches of conditionals get kernels.  Raises InvalidOption."""
+    """Whether the bodies of loops and the branches of conditionals get kernels, which no GPU has timed yet.  Raises
+    InvalidOption."""
     given = _read("ASTITCH_STITCH_LOOPS")
     if given not in ("", "0", "1"):
         raise _invalid("ASTITCH_STITCH_LOOPS", given)
-    return given != "0"
+    return given == "1"
 
 
 def tune() -> bool:

@@ -23,7 +23,7 @@ def test_defaults() -> None:
     assert options.debug_level() == 0
     assert options.dump_dir() is None
     assert options.engine() is None
-    assert options.stitch_loops()
+    assert not options.stitch_loops()
     assert options.cache_dir() == Path.home() / ".cache" / "astitch"
 
 
@@ -38,8 +38,8 @@ def test_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert options.dump_dir() is None
 
 
-@pytest.mark.parametrize(("value", "stitched"), [("0", False), ("1", True), ("", True)])
-def test_loops_are_stitched_unless_asked_not_to(
+@pytest.mark.parametrize(("value", "stitched"), [("0", False), ("1", True), ("", False)])
+def test_loops_are_stitched_where_asked_for(
     value: str, stitched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTITCH_STITCH_LOOPS", value)

@@ -708,7 +708,8 @@ def test_values_from_outside_are_constants_of_the_program() -> None:
 
 
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
-def test_bodies_have_kernels_unless_that_is_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_have_kernels_where_that_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "1")
     stitched, text = lower_for_cuda(astitch.jit(lstm), *LSTM)
     (body,) = stitched.compilation.bodies
     assert (body.op, body.compilation.bodies) == ("while", ())
@@ -716,7 +717,7 @@ def test_bodies_have_kernels_unless_that_is_turned_off(monkeypatch: pytest.Monke
     assert (
         "body_0_stitch_0 is left to XLA: it only moves elements" in stitched.compilation.explain()
     )
-    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
+    monkeypatch.delenv("ASTITCH_STITCH_LOOPS")
     stitched, text = lower_for_cuda(astitch.jit(lambda *a: lstm(*a)), *LSTM)
     assert stitched.compilation.bodies == ()
     assert "body_0_" not in text
