@@ -22,8 +22,8 @@ from astitch.stitch_scope import Left, why_not_stitchable
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 """Ops that XLA computes where their first operand is, if that is a loop's state."""
 
-_VIEWS = frozenset({"reshape", "bitcast"})
-_MOVES = frozenset({"transpose", "copy", *_VIEWS})
+MOVES = frozenset({"transpose", "reshape"})
+"""Ops that only permute elements, as far as simplified graphs have them."""
 
 
 def stitched_regions(node: Node) -> Sequence[Graph]:
@@ -36,8 +36,8 @@ def stitched_regions(node: Node) -> Sequence[Graph]:
     return ()
 
 
-def stitch_bodies(compilation: Compilation, path: str = "") -> Compilation:
-    """The compilation with its bodies.  path: begins the names of their kernels."""
+def stitch_bodies(compilation: Compilation, path: str = "", *, tune: bool = False) -> Compilation:
+    """The compilation with its bodies.  path: begins the names of their kernels.  tune: see compile_hlo."""
     bodies: dict[Graph, Body] = {}
     notes: list[str] = []
     for step in compilation.program.steps:
@@ -50,11 +50,12 @@ def stitch_bodies(compilation: Compilation, path: str = "") -> Compilation:
                 name = f"{path}body_{len(bodies)}_"
                 rules = RegionRules(name, find_updates, leave_to_xla)
                 try:
-                    inner = compile_graph(region, compilation.gpu, region=rules)
+                    inner = compile_graph(region, compilation.gpu, tune=tune, region=rules)
                 except AstitchError as error:
                     notes.append(f"%{node.name}: a region is left to XLA: {error}")
                     continue
-                bodies[region] = Body(node.name, node.op, region, stitch_bodies(inner, name))
+                inner = stitch_bodies(inner, name, tune=tune)
+                bodies[region] = Body(node.name, node.op, region, inner)
     program = replace(compilation.program, notes=(*compilation.program.notes, *notes))
     return replace(compilation, program=program, bodies=tuple(bodies.values()))
 
@@ -65,7 +66,7 @@ def find_updates(graph: Graph) -> dict[str, str]:
     held = set(graph.parameters)  # what is in a parameter's memory
     for node in graph:
         if node.operands and node.operands[0] in held:
-            if node.op in _VIEWS:
+            if node.op == "reshape":
                 held.add(node.name)
             elif node.op in IN_PLACE:
                 held.add(node.name)
@@ -81,7 +82,7 @@ def find_accumulations(graph: Graph) -> dict[str, str]:
             continue
         for one, other in (node.operands, node.operands[::-1]):
             chain = [one]
-            while graph[chain[-1]].op in _MOVES:
+            while graph[chain[-1]].op in MOVES:
                 chain.append(graph[chain[-1]].operands[0])
             product = OPS[graph[chain[-1]].op].kind is Kind.COMPUTE
             alone = all(len(graph.users[name]) == 1 and name not in graph.outputs for name in chain)

@@ -45,7 +45,7 @@ from astitch.program import (
     Step,
     View,
 )
-from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
+from astitch.stitch_regions import MOVES, find_unworthy, stitch_bodies, stitched_regions
 from astitch.storage import storage_name
 from astitch.trace import trace_compilation
 
@@ -132,7 +132,7 @@ def spell_for_xla(kernel: CudaKernel, in_place: Sequence[InPlace] = ()) -> str:
         text = _replace_once(
             kernel, text, _BARRIER, "    const unsigned int* before, unsigned int* done) {"
         )
-        text = text.replace(f"{_ENTRY}", _own_words(kernel) + _ENTRY, 1)
+        text = text.replace(_ENTRY, _own_words(kernel) + _ENTRY, 1)
         head, brace, body = text.partition("unsigned int* done) {\n")
         text = f"{head}{brace}  unsigned int* const barrier = {kernel.name}_words;\n{body}"
     return text
@@ -143,7 +143,7 @@ def _unrestrict(kernel: CudaKernel, text: str, numbers: Collection[int]) -> str:
     head, entry, rest = text.rpartition(_ENTRY)
     lines = rest.split("\n")
     for number in numbers:  # one parameter a line, or one definition from the table of pointers
-        if not lines[1 + number].startswith(("    ", "  ")) or "* " not in lines[1 + number]:
+        if not lines[1 + number].startswith("  ") or "* " not in lines[1 + number]:
             raise IllegalProduct(
                 f"kernel {kernel.name}: parameter {number} is not where it should be"
             )
@@ -177,33 +177,40 @@ def _replace_once(kernel: CudaKernel, text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def prepare_kernels(
-    program: Program, gpu: Gpu, in_place: Mapping[str, Sequence[InPlace]] = MappingProxyType({})
-) -> dict[str, PtxKernel | KernelRefusal]:
-    """Each kernel of a program as PTX for a device, or why not.  in_place: see find_in_place.
+Kernels = Mapping[str, PtxKernel | KernelRefusal]
+"""The kernels of a program by their names, in the order of its steps."""
 
-    Raises KernelCompileError.
+
+def prepare_kernels(
+    program: Program,
+    gpu: Gpu,
+    in_place: Mapping[str, Sequence[InPlace]] = MappingProxyType({}),
+    left: Mapping[str, str] = MappingProxyType({}),
+) -> Kernels:
+    """Each kernel of a program as PTX for a device, or why not.
+
+    in_place: see find_in_place.  left: what is XLA's anyway, with the reasons.  Raises KernelCompileError.
     """
     prepared: dict[str, PtxKernel | KernelRefusal] = {}
     texts: dict[CudaKernel, str] = {}
-    for step in program.steps:
-        if not isinstance(step, KernelStep):
-            continue
-        count = len(step.arguments) + step.kernel.cooperative
-        if count > MAX_POINTERS:
-            reason = f"{count} arrays, XLA passes {MAX_POINTERS}"
-            prepared[step.kernel.name] = KernelRefusal(step.kernel.name, reason)
+    steps = [step for step in program.steps if isinstance(step, KernelStep)]
+    for step in steps:
+        name, count = step.kernel.name, len(step.arguments) + step.kernel.cooperative
+        if name in left:
+            prepared[name] = KernelRefusal(name, left[name])
+        elif count > MAX_POINTERS:
+            prepared[name] = KernelRefusal(name, f"{count} arrays, XLA passes {MAX_POINTERS}")
         else:
-            texts[step.kernel] = spell_for_xla(step.kernel, in_place.get(step.kernel.name, ()))
+            texts[step.kernel] = spell_for_xla(step.kernel, in_place.get(name, ()))
     requests = [Request(text, gpu.arch) for text in texts.values()]
     compiled = compile_many_cuda(requests, compile_one=compile_cached)
     for kernel, result in zip(texts, compiled, strict=True):
         prepared[kernel.name] = _admit(kernel, result, gpu, tuple(in_place.get(kernel.name, ())))
-    return prepared
+    return {step.kernel.name: prepared[step.kernel.name] for step in steps}
 
 
-def leave_moves(compilation: Compilation) -> dict[str, KernelRefusal]:
-    """The kernels that only permute what products give or take: XLA has products write and read it so."""
+def find_moves(compilation: Compilation) -> dict[str, str]:
+    """The kernels that only permute what products give or take, with the reason: XLA has products do so."""
     program, graph = compilation.program, compilation.scopes.graph
     products: set[str] = set()
     others = {view.buffer for view in program.outputs}
@@ -218,16 +225,13 @@ def leave_moves(compilation: Compilation) -> dict[str, KernelRefusal]:
         if not isinstance(step, KernelStep):
             continue
         name = step.kernel.name
-        moves = all(graph[member].op in _MOVES for member in members[name])
+        moves = all(graph[member].op in MOVES for member in members[name])
         written = {step.arguments[i].buffer for i in step.written}
         read = {view.buffer for view in _read_by(step)}
         between = read <= products or (written <= products and not written & others)
         if moves and between:
-            left[name] = KernelRefusal(name, "it only permutes what products give or take")
+            left[name] = "it only permutes what products give or take"
     return left
-
-
-_MOVES = frozenset({"transpose", "reshape", "copy", "bitcast"})
 
 
 def _admit(
@@ -463,12 +467,9 @@ def _names(value: Any, names: Collection[str]) -> bool:
 # ---- the program as HLO ----------------------------------------------------------------------------------------
 
 
-Kernels = dict[str, PtxKernel | KernelRefusal]
-
-
 def export_program(
     compilation: Compilation,
-    kernels: Mapping[str, PtxKernel | KernelRefusal],
+    kernels: Kernels,
     regions: Mapping[Graph, Graph] = MappingProxyType({}),
 ) -> bytes:
     """The whole program as a serialized HloModuleProto: its parameters in order, its outputs as one tuple.
@@ -482,11 +483,12 @@ def export_program(
 
 
 def export_bodies(
-    compilation: Compilation, prepare: Callable[[Compilation, bool], Kernels]
+    compilation: Compilation, prepare: Callable[[Compilation, bool, Mapping[str, str]], Kernels]
 ) -> tuple[Compilation, dict[Graph, Graph]]:
     """For each region that was compiled, one that calls its kernels; the bodies get notes of kernels left to XLA.
 
-    prepare: the kernels of a body; whether it is a loop's.  A region without kernels is no part of what is returned.
+    prepare: the kernels of a body, given whether it is a loop's and which are left to XLA, with the reasons.  A region
+    without kernels is no part of what is returned.
 
     Kernels whose blocks meet follow each other within a body by their tokens, which end there: XLA runs a loop or
     conditional as one step of its main stream, and by default takes neither into a CUDA graph, so that nothing outside
@@ -494,10 +496,8 @@ def export_bodies(
     """
     bodies, regions = [], {}
     for body in compilation.bodies:
-        kernels = prepare(body.compilation, body.op == "while")
-        for name, reason in find_unworthy(body.compilation).items():
-            kernels[name] = KernelRefusal(name, reason)
-        kernels.update(leave_moves(body.compilation))
+        left = find_unworthy(body.compilation)
+        kernels = prepare(body.compilation, body.op == "while", left)
         inner, inside = export_bodies(_note_refusals(body.compilation, kernels), prepare)
         bodies.append(replace(body, compilation=inner))
         if inside or any(isinstance(kernel, PtxKernel) for kernel in kernels.values()):
@@ -505,9 +505,7 @@ def export_bodies(
     return replace(compilation, bodies=tuple(bodies)), regions
 
 
-def _note_refusals(
-    compilation: Compilation, kernels: Mapping[str, PtxKernel | KernelRefusal]
-) -> Compilation:
+def _note_refusals(compilation: Compilation, kernels: Kernels) -> Compilation:
     refused = [str(kernel) for kernel in kernels.values() if isinstance(kernel, KernelRefusal)]
     program = compilation.program
     return replace(compilation, program=replace(program, notes=(*program.notes, *refused)))
@@ -519,7 +517,7 @@ class _ModuleWriter:
     def __init__(
         self,
         compilation: Compilation,
-        kernels: Mapping[str, PtxKernel | KernelRefusal],
+        kernels: Kernels,
         regions: Mapping[Graph, Graph],
     ) -> None:
         self.regions = regions
@@ -751,20 +749,20 @@ class Stitched:
                 tune = options.tune() if self._tune is None else self._tune
                 compilation = compile_graph(self.graph, self.gpu, tune=tune, strict=self._strict)
                 in_place = find_in_place(compilation, self.donated)
-                kernels = prepare_kernels(compilation.program, self.gpu, in_place)
-                kernels.update(leave_moves(compilation))
+                left = find_moves(compilation)
+                kernels = prepare_kernels(compilation.program, self.gpu, in_place, left)
                 compilation = _note_refusals(compilation, kernels)
                 if options.stitch_loops():
-                    compilation = stitch_bodies(compilation)
+                    compilation = stitch_bodies(compilation, tune=tune)
                 compilation, regions = export_bodies(compilation, self._prepare_body)
                 module = to_stablehlo(export_program(compilation, kernels, regions))
                 trace_compilation(self.hlo, compilation)
                 self._made = compilation, module
         return self._made
 
-    def _prepare_body(self, body: Compilation, loop: bool) -> Kernels:
+    def _prepare_body(self, body: Compilation, loop: bool, left: Mapping[str, str]) -> Kernels:
         in_place = find_carried_in_place(body) if loop else {}
-        return prepare_kernels(body.program, self.gpu, in_place)
+        return prepare_kernels(body.program, self.gpu, in_place, left)
 
     def __repr__(self) -> str:
         return f"<stitched for {self.gpu.name}>"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -395,10 +395,15 @@ def compile_loop(name: str) -> tuple[Compilation, dict[Graph, Graph]]:
     return export_bodies(stitch_bodies(compile_graph(graph, few_sms(4))), as_body_text)
 
 
-def as_body_text(body: Compilation, loop: bool) -> dict[str, PtxKernel | KernelRefusal]:
+def as_body_text(
+    body: Compilation, loop: bool, left: Mapping[str, str]
+) -> dict[str, PtxKernel | KernelRefusal]:
     in_place = find_carried_in_place(body) if loop else {}
     kernels = as_text(body)
     for kernel in body.program.kernels:
+        if kernel.name in left:
+            kernels[kernel.name] = KernelRefusal(kernel.name, left[kernel.name])
+            continue
         pairs = tuple(in_place.get(kernel.name, ()))
         found = kernels[kernel.name]
         assert isinstance(found, PtxKernel)
@@ -645,6 +650,15 @@ def test_blocks_that_could_not_meet_are_refused(meeting: Compilation) -> None:
     assert isinstance(refusal, KernelRefusal) and "no block fits h100" in refusal.reason
 
 
+def test_what_is_left_to_xla_anyway_is_not_compiled(
+    meeting: Compilation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astitch.xla_engine.compile_cached", None)
+    (name,) = (kernel.name for kernel in meeting.program.kernels)
+    kernels = prepare_kernels(meeting.program, H100, left={name: "XLA does it as well"})
+    assert kernels == {name: KernelRefusal(name, "XLA does it as well")}
+
+
 def test_too_many_arrays_are_refused(meeting: Compilation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astitch.xla_engine.MAX_POINTERS", 4)
     (refusal,) = prepare_kernels(meeting.program, H100).values()
@@ -721,6 +735,19 @@ def test_bodies_have_kernels_where_that_is_turned_on(monkeypatch: pytest.MonkeyP
     stitched, text = lower_for_cuda(astitch.jit(lambda *a: lstm(*a)), *LSTM)
     assert stitched.compilation.bodies == ()
     assert "body_0_" not in text
+
+
+def test_bodies_are_tuned_where_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def compile_region(graph: Graph, gpu: Any, *, tune: bool, region: Any) -> Compilation:
+        asked.append((region.prefix, tune))
+        return compile_graph(graph, gpu, region=region)
+
+    monkeypatch.setattr("astitch.stitch_regions.compile_graph", compile_region)
+    whole = compile_graph(import_hlo(lower(nested, normal(8, 8))), few_sms(4))
+    stitch_bodies(whole, tune=True)
+    assert asked == [("body_0_", True), ("body_0_body_0_", True)]
 
 
 def test_what_one_fusion_computes_is_left_to_xla() -> None:
