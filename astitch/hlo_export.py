@@ -127,14 +127,7 @@ def export_call(node: Node, operands: Sequence[ArrayType]) -> bytes:
     names = tuple(f"operand.{i}" for i in range(len(operands)))
     for name, type_ in zip(names, operands, strict=True):
         builder.add_parameter(name, type_)
-    builder.add_node(replace(node, name="call", operands=names))
-    if isinstance(node.type, ArrayType):
-        return builder.finish(("call",))
-    results = tuple(f"result.{i}" for i in range(len(node.type.elements)))
-    for index, (name, type_) in enumerate(zip(results, node.type.elements, strict=True)):
-        attrs = GetTupleElementAttrs(index)
-        builder.add_node(Node(name, "get-tuple-element", type_, ("call",), attrs))
-    return builder.finish(results)
+    return builder.finish(builder.add_results(replace(node, name="call", operands=names)))
 
 
 class ModuleBuilder:
@@ -155,23 +148,20 @@ class ModuleBuilder:
         self._parameters += node.op == "parameter"
         self._entry.add_node(node)
 
-    def add_custom_call(
-        self,
-        name: str,
-        attrs: CustomCallAttrs,
-        operands: Sequence[str],
-        results: Sequence[ArrayType],
-    ) -> tuple[str, ...]:
-        """A call of `attrs.target`; the names of its results: `name` itself, or `name.0`, `name.1` ... of several."""
-        if len(results) == 1:
-            self.add_node(Node(name, "custom-call", results[0], tuple(operands), attrs))
-            return (name,)
-        self.add_node(Node(name, "custom-call", TupleType(tuple(results)), tuple(operands), attrs))
-        names = tuple(f"{name}.{i}" for i in range(len(results)))
-        for index, (part, type_) in enumerate(zip(names, results, strict=True)):
-            projection = GetTupleElementAttrs(index)
-            self.add_node(Node(part, "get-tuple-element", type_, (name,), projection))
-        return names
+    def add_results(self, node: Node) -> tuple[str, ...]:
+        """The same; the names of the arrays that it gives: its own, or those of its elements if they are several."""
+        self.add_node(node)
+        if isinstance(node.type, ArrayType):
+            return (node.name,)
+        types = enumerate(node.type.elements)
+        return tuple(self.add_projection(node.name, index, type_) for index, type_ in types)
+
+    def add_projection(self, value: str, index: int, type_: ArrayType) -> str:
+        """Element `index` of a tuple that was added before; its name, which no node of a Graph has."""
+        name = f"{value}#{index}"
+        attrs = GetTupleElementAttrs(index)
+        self.add_node(Node(name, "get-tuple-element", type_, (value,), attrs))
+        return name
 
     def finish(self, outputs: Sequence[str], aliases: Sequence[tuple[int, int]] = ()) -> bytes:
         """The module, serialized; `outputs` become the root tuple.  aliases: as in Graph."""

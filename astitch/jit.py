@@ -149,7 +149,7 @@ class JitFunction:
         functools.update_wrapper(self, fn)
         # Unused parameters are kept, so that the program's parameters are the flat arguments one to one.
         self._jax_jit = jax.jit(fn, keep_unused=True, **jax_options)
-        self._stitched_jit = jax.jit(
+        self._stitched_jit: Any = jax.jit(
             _stitch(fn, jax_options, tune, strict),
             keep_unused=keep_unused,
             compiler_options=dict(XLA_OPTIONS),
@@ -187,7 +187,7 @@ class JitFunction:
             return self._stitched_jit(*args, **kwargs)
         try:
             avals = tuple([jax.typeof(leaf) for leaf in leaves])
-            key: Hashable = (tree, avals, static, _jax_settings(), options.engine())
+            key: Hashable = (tree, avals, static, _jax_settings())
             compiled = self._compiled.get(key)
         except TypeError:  # a leaf that is no array, a static value that has no hash
             self._jax_jit.trace(*args, **kwargs)  # raises JAX's own words
@@ -231,7 +231,7 @@ class JitFunction:
         """Forget every compiled signature, and which engine runs them."""
         with self._lock:
             self._compiled.clear()
-            getattr(self._stitched_jit, "clear_cache")()  # noqa: B009 - not in jax's own types
+            self._stitched_jit.clear_cache()
             self._through_xla = False
             self.__dict__.pop("engine", None)
 
@@ -304,9 +304,9 @@ def _stitch(
             _leave_to_xla(run.__name__, f"it has effects ({effects})", strict)
             return fn(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=("cuda",))
-        call = Stitched(lowered, traced.jaxpr, donated, target_gpu(), tune, strict)
+        gpu = target_gpu()
         try:
-            call.graph  # noqa: B018
+            call = Stitched(lowered, traced.jaxpr, donated, gpu, tune, strict)
         except AstitchError as error:
             _leave_to_xla(run.__name__, str(error).splitlines()[0], strict)
             return fn(*args, **kwargs)
@@ -729,7 +729,8 @@ def _jax_settings() -> Hashable:
 def _is_jit_disabled() -> bool:
     import jax
 
-    return bool(getattr(jax.config, "jax_disable_jit"))  # noqa: B009 - not in jax's own types
+    config: Any = jax.config  # its types do not name what it holds
+    return bool(config.jax_disable_jit)
 
 
 def _is_key(type_: Any) -> bool:

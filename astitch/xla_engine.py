@@ -27,7 +27,6 @@ from astitch.ir import (
     ConstantAttrs,
     CustomCallAttrs,
     DType,
-    GetTupleElementAttrs,
     Graph,
     Literal,
     Node,
@@ -48,6 +47,7 @@ from astitch.program import (
 from astitch.stitch_regions import MOVES, find_unworthy, stitch_bodies, stitched_regions
 from astitch.storage import storage_name
 from astitch.trace import trace_compilation
+from astitch.xla_island import to_stablehlo
 
 TARGET = "__gpu$xla.gpu.ptx"
 """The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""
@@ -571,23 +571,9 @@ class _ModuleWriter:
             self.add_island(step)
         else:
             operands = tuple(self.read(view) for view in step.operands)
-            name = f"step/{step.node.name}"
-            self.builder.add_node(replace(step.node, name=name, operands=operands))
-            self.write_results(name, step.node, step.results)
-
-    def write_results(self, value: str, node: Node, results: Sequence[View]) -> None:
-        """The results of a node that was added as `value`."""
-        if isinstance(node.type, ArrayType):
-            self.write(results[0].buffer, value, node.type)
-            return
-        for index, (view, type_) in enumerate(zip(results, node.type.elements, strict=True)):
-            self.write(view.buffer, self.add_projection(value, index, type_), type_)
-
-    def add_projection(self, value: str, index: int, type_: ArrayType) -> str:
-        name = f"{value}#{index}"
-        attrs = GetTupleElementAttrs(index)
-        self.builder.add_node(Node(name, "get-tuple-element", type_, (value,), attrs))
-        return name
+            node = replace(step.node, name=f"step/{step.node.name}", operands=operands)
+            for view, value in zip(step.results, self.builder.add_results(node), strict=True):
+                self.write(view.buffer, value, view.type)
 
     def add_kernel(self, step: KernelStep, kernel: PtxKernel) -> None:
         """A custom call: what the kernel only reads are its operands, what it writes its results."""
@@ -614,7 +600,9 @@ class _ModuleWriter:
             operand_layouts=tuple(map(_row_major, [*ranks, 1] if kernel.ordered else ranks)),
             result_layouts=tuple(_row_major(type_.rank) for type_ in types),
         )
-        names = self.builder.add_custom_call(f"kernel/{kernel.name}", attrs, operands, types)
+        type_ = types[0] if len(types) == 1 else TupleType(tuple(types))
+        call = Node(f"kernel/{kernel.name}", "custom-call", type_, tuple(operands), attrs)
+        names = self.builder.add_results(call)
         if kernel.ordered:
             self.token = names[-1]
         for (_, view), name in zip(written, names, strict=False):
@@ -653,7 +641,7 @@ class _ModuleWriter:
             if base in self.graph.nodes:  # else it is scratch of the kernel
                 value = part.compute(base)
                 if number:
-                    value = self.add_projection(value, int(number), view.type)
+                    value = self.builder.add_projection(value, int(number), view.type)
                 self.write(view.buffer, value, view.type)
 
     def finish(self) -> bytes:
@@ -706,6 +694,7 @@ class Stitched:
 
     lowered: the function lowered by JAX for CUDA.  jaxpr: the same as JAX computes it elsewhere.  donated: which of its
     parameters.  gpu: the device that kernels are planned for.  tune, strict: as for compile_hlo.
+    hlo: the serialized HloModuleProto.  graph: the same as astitch reads it; raises AstitchError for what it cannot.
     """
 
     def __init__(
@@ -722,16 +711,8 @@ class Stitched:
         self._tune, self._strict = tune, strict
         self._lock = threading.Lock()
         self._made: tuple[Compilation, bytes] | None = None
-
-    @functools.cached_property
-    def hlo(self) -> bytes:
-        """The function as JAX lowers it: a serialized HloModuleProto."""
-        return bytes(self.lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
-
-    @functools.cached_property
-    def graph(self) -> Graph:
-        """The module as astitch reads it.  Raises AstitchError for what it cannot read."""
-        return import_hlo(self.hlo)
+        self.hlo = bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+        self.graph = import_hlo(self.hlo)
 
     @property
     def compilation(self) -> Compilation:
@@ -766,13 +747,6 @@ class Stitched:
 
     def __repr__(self) -> str:
         return f"<stitched for {self.gpu.name}>"
-
-
-def to_stablehlo(hlo: bytes) -> bytes:
-    """A serialized HloModuleProto as serialized StableHLO."""
-    from jax._src.lib import _jax  # type: ignore[attr-defined]
-
-    return bytes(_jax.mlir.hlo_to_stablehlo(hlo))
 
 
 def call_stitched(stitched: Stitched, arguments: Sequence[Any]) -> list[Any]:

@@ -103,8 +103,14 @@ def _compile(hlo: bytes, device: Any) -> Any:
         ("xla_allow_excess_precision", False),
         ("xla_gpu_exclude_nondeterministic_ops", True),
     ]
-    module = _jax.mlir.hlo_to_stablehlo(hlo)
-    return device.client.compile_and_load(module, _jax.DeviceList((device,)), options)
+    return device.client.compile_and_load(to_stablehlo(hlo), _jax.DeviceList((device,)), options)
+
+
+def to_stablehlo(hlo: bytes) -> bytes:
+    """A serialized HloModuleProto as serialized StableHLO."""
+    from jax._src.lib import _jax  # type: ignore[attr-defined]
+
+    return bytes(_jax.mlir.hlo_to_stablehlo(hlo))
 
 
 def put_array(array: np.ndarray, device: Any) -> Any:

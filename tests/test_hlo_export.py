@@ -28,6 +28,7 @@ from astitch.ir import (
     Node,
     ParameterAttrs,
     RngStateAttrs,
+    TupleType,
 )
 from astitch.ops import OPS
 from astitch.reference import run_graph
@@ -329,13 +330,15 @@ def test_builder_writes_a_kernel_as_a_custom_call():
     attrs = CustomCallAttrs(
         "__gpu$xla.gpu.ptx", b'{name = "k", grid_x = 32 : i32}', aliases=((1, 1),)
     )
-    y, v = builder.add_custom_call("k", attrs, ("x", "w"), (array, word))
+    y, v = builder.add_results(
+        Node("k", "custom-call", TupleType((array, word)), ("x", "w"), attrs)
+    )
     builder.add_node(Node("z", "negate", array, (y,)))
-    (single,) = builder.add_custom_call("one", CustomCallAttrs("f"), ("z",), (array,))
+    (single,) = builder.add_results(Node("one", "custom-call", array, ("z",), CustomCallAttrs("f")))
     hlo = builder.finish((single, v))
     graph = import_hlo(hlo)
     assert graph["k"].attrs == attrs and graph["one"].type == array
-    assert graph.outputs == ("one", v)
+    assert v == "k#1" and graph.outputs == ("one", "k_1")
     shown = xla_client.hlo.HloModule.from_serialized_hlo_module_proto(hlo).to_string()
     assert 'custom_call_target="__gpu$xla.gpu.ptx"' in shown
     assert "output_to_operand_aliasing={{1}: (1, {})}" in shown

@@ -44,9 +44,9 @@ from astitch.xla_engine import (
     has_target,
     prepare_kernels,
     spell_for_xla,
-    to_stablehlo,
     write_backend_config,
 )
+from astitch.xla_island import to_stablehlo
 from tests.hlo_runner import lower, run_xla
 from tests.small_gpu import few_sms
 
