@@ -16,7 +16,7 @@ NAMES = {
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
-    "ASTITCH_STITCH_LOOPS": "0: the bodies of loops and conditionals are left to XLA as a whole (default 1)",
+    "ASTITCH_STITCH_LOOPS": "1: bodies of loops and branches of conditionals get kernels too (default 0: left to XLA)",
     "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest, as tune=True does",
 }
 """The names and what they mean.  At most ten."""
