@@ -86,6 +86,7 @@ class Compilation:
 
     graph: simplified, expanded and reassociated.  scopes: what has a kernel each; where stitch ops were split, their
     graph has copies of some broadcasts.  seconds: time of each stage.  splits: kernels that were looked at twice.
+    bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
 
     gpu: Gpu
@@ -125,9 +126,8 @@ class Body:
     compilation: Compilation
 
     def explain(self) -> str:
-        """The region's kernels, under the node that runs it, and what became of those that are left to XLA."""
-        notes = self.compilation.program.notes
-        return "\n".join([f"in %{self.owner} ({self.op}):", self.compilation.explain(), *notes])
+        """All of the region's compilation, under the node that runs it."""
+        return f"in %{self.owner} ({self.op}):\n{self.compilation.explain()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def explain(
     resources: Mapping[str, Resources] | None,
     splits: Sequence[Split] = (),
 ) -> str:
-    """Kernels, decisions of every scheme, library calls, other steps, splits and refusals, as text."""
+    """Kernels, decisions of every scheme, library calls, other steps, splits, refusals and notes, as text."""
     lines = [f"{program.name} for {gpu.name}: {len(program.kernels)} stitched kernels", ""]
     lines.append(show_table(kernel_rows(plans, gpu, resources)))
     lines += [
@@ -173,4 +173,7 @@ def explain(
     if scopes.refusals:
         lines += ["", f"refusals: {len(scopes.refusals)}"]
         lines += [f"  {refusal}" for refusal in scopes.refusals]
+    if program.notes:
+        lines += ["", f"left to XLA: {len(program.notes)}"]
+        lines += [f"  {note}" for note in program.notes]
     return "\n".join(lines)

@@ -426,7 +426,7 @@ class CompiledForXla:
 
     def explain(self) -> str:
         """The kernels, their schemes, and what was not stitched and why."""
-        return "\n".join([self.compilation.explain(), *self.program.notes])
+        return self.compilation.explain()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result, its leaves JAX arrays.  Raises the TypeError that JAX raises for other arguments."""

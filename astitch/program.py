@@ -151,6 +151,7 @@ Step = KernelStep | LibraryStep | IslandStep | ReferenceStep
 class Program:
     """parameters, constants: buffer names in order.  outputs: a View for each result, in order (may repeat, and may
     view a parameter or constant).  arena_bytes: size of the one allocation that holds all ARENA and BARRIER buffers.
+    notes: what was left to XLA after planning, and why.
     """
 
     name: str
