@@ -44,7 +44,14 @@ from astitch.program import (
     View,
 )
 from astitch.reference import eval_node
-from astitch.xla_island import Island, compile_island, find_device, host_device, put_array
+from astitch.xla_island import (
+    Island,
+    compile_island,
+    find_device,
+    has_jax,
+    host_device,
+    put_array,
+)
 
 INSTALL = "pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 12"
 
@@ -700,7 +707,7 @@ class GpuExecutor:
                 return self._prepare_dot(step.node.attrs, types, lhs, rhs, result)
         if isinstance(step, IslandStep):
             return self._prepare_island(step.name, step.hlo, step.operands, step.results)
-        if isinstance(step, LibraryStep) and find_device("gpu", self.device.id) is not None:
+        if isinstance(step, LibraryStep) and has_jax():
             # Convolutions, and products that cuBLAS has no types for: through XLA into the libraries that it calls.
             hlo = export_call(step.node, [view.type for view in step.operands])
             return self._prepare_island(f"%{step.node.name}", hlo, step.operands, step.results)
@@ -832,6 +839,12 @@ class GpuExecutor:
 
     def _prepare_reference(self, step: LibraryStep | ReferenceStep) -> Launch:
         """The step on the host without JAX: its operands fetched, its results sent back.  Slow; explain() lists it."""
+        warnings.warn(
+            f"{self.program.name}, %{step.node.name}: JAX is not installed, so NumPy computes this on the host; "
+            "install jax[cuda13] or jax[cuda12]",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
         def interpret(call: _Call) -> None:
             operands = [self._fetch(call, view) for view in step.operands]
