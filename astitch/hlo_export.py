@@ -1,4 +1,4 @@
-"""Writes HLO: takes a Graph, or some of its nodes, hands on a serialized HloModuleProto.
+"""Writes HLO: takes nodes of a Graph, hands on a serialized HloModuleProto.
 
 The mirror of hlo_import.py.  Where a Graph is flat and HLO wants one value (the state of a loop, the argument of a
 branch, several outputs), tuples are made and taken apart again.  Arrays are row-major, names and ids unique.
@@ -70,25 +70,12 @@ class Exported:
     results: tuple[str, ...]
 
 
-def export_graph(graph: Graph) -> bytes:
-    """The whole graph as a serialized HloModuleProto: its parameters in order, its outputs as one tuple.
-
-    Raises UnsupportedOp for an op that HLO does not have.
-    """
-    builder = ModuleBuilder(graph.name)
-    for node in graph:
-        builder.add_node(node)
-    return builder.finish(graph.outputs, graph.aliases)
-
-
-def export_nodes(
-    graph: Graph, names: Collection[str], results: Sequence[str] | None = None
-) -> Exported:
+def export_nodes(graph: Graph, names: Collection[str], results: Sequence[str]) -> Exported:
     """The nodes called `names` as a module whose parameters are the values they read from elsewhere.
 
-    The projections of a chosen node with several results belong to it.  results: the values to hand back; None: those
-    that an output or a node elsewhere reads.  Raises IllegalProduct for a name that the graph lacks or a result that
-    the part does not compute, UnsupportedOp for an op that HLO does not have.
+    The projections of a chosen node with several results belong to it.  results: the values to hand back.  Raises
+    IllegalProduct for a name that the graph lacks or a result that the part does not compute, UnsupportedOp for an op
+    that HLO does not have.
     """
     chosen = set(names)
     for node in graph:
@@ -99,10 +86,6 @@ def export_nodes(
         raise IllegalProduct(f"graph {graph.name}: %{unknown[0]} is to be exported, but is no node")
     members = [node for node in graph if node.name in chosen]
     operands = tuple(dict.fromkeys(o for n in members for o in n.operands if o not in chosen))
-    if results is None:
-        read = {o for node in graph if node.name not in chosen for o in node.operands}
-        wanted = read | set(graph.outputs)
-        results = [n.name for n in members if n.name in wanted and isinstance(n.type, ArrayType)]
     for name in results:
         if name not in chosen:
             raise IllegalProduct(f"graph {graph.name}: the part does not compute %{name}")
@@ -163,10 +146,10 @@ class ModuleBuilder:
         self.add_node(Node(name, "get-tuple-element", type_, (value,), attrs))
         return name
 
-    def finish(self, outputs: Sequence[str], aliases: Sequence[tuple[int, int]] = ()) -> bytes:
-        """The module, serialized; `outputs` become the root tuple.  aliases: as in Graph."""
+    def finish(self, outputs: Sequence[str]) -> bytes:
+        """The module, serialized; `outputs` become the root tuple."""
         self._entry.finish(outputs, as_tuple=True)
-        return self._module.finish(self._entry, aliases)
+        return self._module.finish(self._entry)
 
 
 # ---- module ------------------------------------------------------------------------------------------------------
@@ -209,14 +192,10 @@ class _Module:
             self._regions[key] = computation.write(), region
         return self._regions[key][0]
 
-    def finish(self, entry: _Computation, aliases: Sequence[tuple[int, int]]) -> bytes:
+    def finish(self, entry: _Computation) -> bytes:
         self.proto.entry_computation_id = entry.write()
         self.proto.entry_computation_name = entry.proto.name
         self.proto.host_program_shape.CopyFrom(entry.proto.program_shape)
-        for output, parameter in aliases:
-            self.proto.input_output_alias.entries.add(
-                output_shape_index=[output], parameter_number=parameter, kind=_MAY_ALIAS
-            )
         return bytes(self.proto.SerializeToString(deterministic=True))
 
 
@@ -377,7 +356,6 @@ class _Computation:
 _OPCODES = {"optimization-barrier": "opt-barrier"}
 _ELEMENT_NUMBERS = {name: number for number, name in hlo_schema.ELEMENT_TYPES.items()}
 _TUPLE = _ELEMENT_NUMBERS["tuple"]
-_MAY_ALIAS = 1
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
 

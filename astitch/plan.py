@@ -449,11 +449,6 @@ def _alike(a: Arrangement, b: Arrangement) -> bool:
     return a.block == b.block and a.loops == b.loops and a.placements == b.placements
 
 
-def plan_groups(graph: Graph, groups: Groups, gpu: Gpu, schedule: Schedule) -> Plan:
-    """The plan of a scope whose groups are known, with one schedule."""
-    return _plan_known(RootReads(graph, groups), gpu, schedule)
-
-
 def _plan_known(known: RootReads, gpu: Gpu, schedule: Schedule) -> Plan:
     launch, arrangement = _arrange(known, gpu, schedule)
     return _plan_arranged(known, gpu, schedule, launch, arrangement)

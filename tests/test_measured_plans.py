@@ -67,7 +67,9 @@ def rows(name: str) -> tuple[Row, ...]:
             continue
         schedule = schedule_from_json(stored["schedule"])
         launch, arrangement = planning._arrange(RootReads(graph, groups), GPU, schedule)
-        kernel = planning.plan_groups(graph, groups, GPU, schedule).kernel
+        plan = planning.plan_scope(graph, scope, GPU, schedule)
+        assert plan is not None
+        kernel = plan.kernel
         counted = count_workload(kernel)
         spills = stored["spill_bytes"]
         used = Resources(stored["registers"], spills // 2, spills - spills // 2, spills, 0)
