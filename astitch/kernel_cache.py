@@ -223,26 +223,11 @@ def compile_cached(request: Request, *, cache: KernelCache | None = None) -> Com
     return replace(kernel, kernels=MappingProxyType(kernels), symbols=shared.symbols)
 
 
-_turns: weakref.WeakValueDictionary[str, _Turn] = weakref.WeakValueDictionary()
+_turns: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
 _turns_lock = threading.Lock()
 
 
-class _Turn:
+def _turn_of(key: str) -> threading.Lock:
     """Held by the thread that compiles an entry, so that others of the same form find it in the cache."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.lock.release()
-
-
-def _turn_of(key: str) -> _Turn:
     with _turns_lock:
-        turn = _turns.get(key)
-        if turn is None:
-            turn = _turns[key] = _Turn()
-        return turn
+        return _turns.setdefault(key, threading.Lock())

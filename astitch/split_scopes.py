@@ -61,7 +61,7 @@ SHORTER = 0.6
 ROUNDS = 3
 """How often a part may be split again."""
 
-Planner = Callable[[Graph, Scope], Plan | None]
+MakePlan = Callable[[Graph, Scope], Plan | None]
 Projector = Callable[[Plan, Resources | None], Projection]
 """The projection of a plan's kernel, with what the CUDA compiler says of it where it was asked."""
 
@@ -203,8 +203,8 @@ class _Splitter:
         self,
         scopes: Scopes,
         gpu: Gpu,
-        plan: Planner,
-        draft: Planner,
+        plan: MakePlan,
+        draft: MakePlan,
         project: Projector,
         observe: Observe,
     ) -> None:
@@ -326,7 +326,7 @@ def _bound_us(symptom: Symptom, whole_us: float) -> float:
 
 def _sum_times(
     parts: Scopes,
-    plan: Planner,
+    plan: MakePlan,
     judge: Callable[[Plan], Projection],
     known_us: dict[Structure, float],
     most_us: float = math.inf,
@@ -355,9 +355,9 @@ def split_scopes(
     scopes: Scopes,
     gpu: Gpu,
     *,
-    plan: Planner,
+    plan: MakePlan,
     project: Projector,
-    draft: Planner | None = None,
+    draft: MakePlan | None = None,
     observe: Observe = lambda _: None,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
