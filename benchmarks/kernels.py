@@ -235,7 +235,7 @@ def describe_program(compiled: Any) -> dict[str, Any]:
         "flops": count_flops(compiled.compilation.graph),
         "kernels": len(program.kernels),
         "barriers": sum(kernel.global_barriers for kernel in program.kernels),
-        "other_steps": peers.list_reference_steps(program),
+        "other_steps": peers.list_other_ops(program),
     }
 
 

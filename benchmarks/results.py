@@ -35,8 +35,8 @@ class Row:
     """One case.  Keys of the mappings: astitch, astitch.jit and the peers.
 
     run: its date.  wall_us: pipelined, a call.  gpu_us: the host's time hidden.  errors: largest difference from the
-    reference over the reference's largest element.  reference: "float64" or "xla".  other_steps: ops that ran through
-    the NumPy reference.  notes: why a peer, or astitch, is missing.
+    reference over the reference's largest element.  reference: "float64" or "xla".  other_steps: ops that
+    XLA computed between astitch's kernels.  notes: why a peer, or astitch, is missing.
     """
 
     pattern: str
@@ -141,7 +141,7 @@ LEGEND = """\
 us a call: left of the bar wall time of pipelined calls, right of it GPU time with the host's time hidden.  astitch: the
 program on device arrays; .jit: through astitch.jit, results as JAX arrays.  XLA: d where donating its state is faster.
 /best, /XLA: the best peer's, XLA's time over astitch's.  GB/s: least possible traffic over wall time; %copy: of the
-device-to-device copy.  kern: kernels + global barriers, * with steps on the NumPy reference.  error: largest difference
+device-to-device copy.  kern: kernels + global barriers, * with steps of XLA.  error: largest difference
 from a float64 computation (x: from XLA's result) over its largest element."""
 
 
@@ -231,7 +231,7 @@ def format_means(rows: Sequence[Row]) -> list[str]:
             slower = f"{sum(value < 1 for value in values)}/{len(values)}"
             cells += f"{_number(mean, 10, 3)} {slower:>9}"
         lines.append(f"{name + f' ({len(group)})':18}{cells}")
-    absent = [row for row in rows if "astitch" not in row.wall_us]
+    absent = [row for row in rows if "astitch" not in {**row.wall_us, **row.gpu_us}]
     if absent:
         lines.append(f"not in the means: {len(absent)} cases that astitch did not run")
         lines += [f"  {row.key}: {row.notes.get('astitch', 'not measured')}" for row in absent]

@@ -290,13 +290,12 @@ def test_case_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.notes == {"xla-donated": "NotMeasured: nothing to donate"}
 
 
-def test_large_case_on_the_reference_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_names_what_xla_computes_between_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTITCH_ENGINE", "host")
-    monkeypatch.setattr(peers, "MOST_REFERENCE_BYTES", 0)
-    monkeypatch.setattr(peers, "list_reference_steps", lambda program: ["sort"])
-    case = TINY[0]
-    with pytest.raises(peers.NotMeasured, match="NumPy reference: sort"):
-        peers.compile_astitch(case, case.make_arguments())
+    case = dataclasses.replace(TINY[0], built=dataclasses.replace(TINY[0].built, fn=jax.numpy.sort))
+    x = jax.numpy.arange(12.0).reshape(3, 4)
+    described = kernels.describe_program(peers.compile_astitch(case, [x]))
+    assert described["other_steps"] == ["sort"]
 
 
 def test_command_measures_saves_and_resumes(
