@@ -2,6 +2,7 @@
 
     astitch.jit          where jax.jit stands
     astitch.compile_hlo  any HLO module, proto or text -> what was made of it
+    astitch.profile      XLA and astitch side by side -> a Report
 
 Importing it imports neither JAX nor CuPy: each comes in when it is first needed.
 """
@@ -15,8 +16,9 @@ from astitch.jit import jit
 
 if TYPE_CHECKING:
     from astitch.compile import compile_hlo
+    from astitch.profiling import profile
 
-__all__ = ["compile_hlo", "jit"]
+__all__ = ["compile_hlo", "jit", "profile"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +26,8 @@ def __getattr__(name: str) -> Any:
         from astitch.compile import compile_hlo
 
         return compile_hlo
+    if name == "profile":
+        from astitch.profiling import profile
+
+        return profile
     raise AttributeError(f"module 'astitch' has no attribute {name!r}")

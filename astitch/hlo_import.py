@@ -73,6 +73,14 @@ def import_hlo(data: bytes | str) -> Graph:
     return _Module(module).import_entry()
 
 
+def serialize_module(data: bytes | str) -> bytes:
+    """The module as a serialized HloModuleProto, whatever form it was given in.  Raises MalformedHlo."""
+    if isinstance(data, bytes) and _is_text(data):
+        data = data.decode(errors="replace")
+    module = _parse_module(_parse_text(data) if isinstance(data, str) else data)
+    return bytes(module.SerializeToString())
+
+
 # ---- bytes and text -> message -------------------------------------------------------------------
 
 

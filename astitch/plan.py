@@ -34,13 +34,16 @@ from astitch.structure import Structure, structure_of
 from astitch.thread_mapping import Mapping
 from astitch.workload import Workload, count_workload
 
-SMALL_BLOCK, LARGE_BLOCK = 256, 512
+SMALL_BLOCK, LARGE_BLOCK, TALL_BLOCK = 256, 512, 1024
 """Threads in a block: large where rows are long or blocks must meet at a global barrier (fewer blocks, cheaper
-barrier), small otherwise."""
+barrier), larger still where an SM has one block and that many rows to walk over, small otherwise."""
 
 LONG_ROW = 2048
 """Columns from which a row is worth a large block."""
 
+
+TALL_STEPS = 16
+"""Rows of a thread of a small block, beyond which a block is tall."""
 
 SEARCH_FROM_US = 25.0
 """Kernels that are projected to take less are left to the rules: launches and barriers are most of their time."""
@@ -191,10 +194,13 @@ def _arrange(known: RootReads, gpu: Gpu, schedule: Schedule) -> tuple[LaunchConf
     if schedule.block is not None:
         return arrange(schedule.block)
     launch, arrangement = arrange(SMALL_BLOCK)
-    long_rows = any(
-        loop.mapping.col_size >= LONG_ROW and loop.mapping.outer for loop in arrangement.loops
-    )
-    return arrange(LARGE_BLOCK) if arrangement.cooperative or long_rows else (launch, arrangement)
+    mappings = [loop.mapping for loop in arrangement.loops]
+    if arrangement.cooperative or any(m.col_size >= LONG_ROW and m.outer for m in mappings):
+        return arrange(LARGE_BLOCK)
+    if all(m.tasks <= gpu.sms for m in mappings) and any(m.row_steps > TALL_STEPS for m in mappings):
+        launch, tall = arrange(TALL_BLOCK)
+        return (launch, tall) if not tall.cooperative else arrange(LARGE_BLOCK)
+    return launch, arrangement
 
 
 def enumerate_schedules(graph: Graph, scope: Scope, gpu: Gpu) -> tuple[Schedule, ...]:
@@ -447,6 +453,11 @@ def rank_plans(
 def _alike(a: Arrangement, b: Arrangement) -> bool:
     """Are two arrangements of one scope the same?"""
     return a.block == b.block and a.loops == b.loops and a.placements == b.placements
+
+
+def plan_groups(graph: Graph, groups: Groups, gpu: Gpu, schedule: Schedule) -> Plan:
+    """The plan of a scope whose groups are known, with one schedule.  Raises IllegalProduct where no kernel fits."""
+    return _plan_known(RootReads(graph, groups), gpu, schedule)
 
 
 def _plan_known(known: RootReads, gpu: Gpu, schedule: Schedule) -> Plan:

@@ -1,0 +1,239 @@
+"""`astitch-profile TARGET`: the command line.
+
+Reads options, runs the pipeline under a progress bar and writes what was asked for.  Whatever goes wrong is one line on
+stderr and exit status 2; files are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from astitch.errors import AstitchError
+from astitch.gpu import PRESETS
+from astitch.options import ENGINES
+from astitch.profiling.profiler import Options, Progress, find_device, profile_target
+from astitch.profiling.report import Report
+
+PROGRAM = "astitch-profile"
+INSTALL = "pip install 'astitch[profile]'"
+
+REGRESSED, FAILED = 1, 2
+"""Exit status: slower than --compare's base; an error."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="XLA and astitch side by side on one target: measured on a GPU, compiled for a preset without one.",
+        epilog="exit status: 0; 1 where --compare found a regression; 2 after a one-line error",
+    )
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="module:function, FILE.py[:function], an HLO file (.pb, .txt, .hlo) or an XLA dump folder; "
+        "with --compare also a report that --json wrote",
+    )
+    parser.add_argument(
+        "--args",
+        nargs="+",
+        default=[],
+        metavar="SHAPE",
+        help="of a function: shapes like f32[8,128], or an attribute that builds the arguments",
+    )
+    parser.add_argument("--engine", choices=ENGINES, help="of astitch.jit; host: run nothing")
+    parser.add_argument(
+        "--gpu",
+        metavar="PRESET",
+        help=f"compile for a preset and run nothing: {', '.join(n for n in PRESETS if n != 'host')}",
+    )
+    parser.add_argument("--runs", type=int, default=9, help="timed batches of each side (9)")
+    parser.add_argument("--flush-l2", action="store_true", help="overwrite the L2 before each call")
+    parser.add_argument(
+        "--kernels", type=int, default=10, metavar="N", help="list the N slowest of each side (10)"
+    )
+    parser.add_argument("--ncu", action="store_true", help="hardware counters by Nsight Compute")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page")
+    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    parser.add_argument(
+        "--compare", type=Path, metavar="BASE.json", help="regressions since an earlier --json"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=5.0,
+        metavar="PERCENT",
+        help="of --compare: slower by more is a regression (5)",
+    )
+    parser.add_argument("--strict", action="store_true", help="fail where an op is left to XLA")
+    parser.add_argument("--no-ablation", action="store_true", help="leave the ablation out")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    try:
+        check_options(options)
+        return run(options)
+    except AstitchError as error:
+        print(f"{PROGRAM}: {in_one_line(error)}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        if error.name not in ("rich", "pygments", "jax"):
+            raise
+        print(f"{PROGRAM}: {error.name} is not installed: {INSTALL}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"{PROGRAM}: interrupted; nothing was written", file=sys.stderr)
+    return FAILED
+
+
+def in_one_line(error: AstitchError) -> str:
+    """What went wrong, and after a semicolon what to do."""
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raises AstitchError before anything takes time."""
+    from astitch.gpu import preset
+
+    if options.gpu is not None:
+        preset(options.gpu)
+    for name, least in (("runs", 1), ("kernels", 0)):
+        if getattr(options, name) < least:
+            raise AstitchError(f"--{name} {getattr(options, name)}: give {least} or more")
+    if options.ncu:
+        from astitch.profiling.counters import find_ncu
+
+        find_ncu()
+    for path in (options.json, options.html):
+        if path is not None:
+            check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Raises AstitchError where a file cannot be written."""
+    folder = path.parent
+    if path.is_dir():
+        raise AstitchError(f"{path} is a folder\n  give the name of a file")
+    if not folder.is_dir():
+        raise AstitchError(f"{path}: there is no folder {folder}\n  make it, or name another")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise AstitchError(f"{path} cannot be written\n  name a file in a folder of yours")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Into a file beside it that takes its place at the end.  Raises AstitchError, nothing written."""
+    partial: str | None = None
+    try:
+        number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        with open(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+    except OSError as error:
+        if partial is not None:
+            Path(partial).unlink(missing_ok=True)
+        raise AstitchError(
+            f"{path} cannot be written: {error.strerror}\n  name another file"
+        ) from None
+
+
+def run(options: argparse.Namespace) -> int:
+    """Profile or load, show, write, compare."""
+    from rich.console import Console
+
+    from astitch.profiling.compare import compare_reports
+    from astitch.profiling.terminal import WIDTH, print_comparison, print_report
+
+    base = Report.load(options.compare) if options.compare else None
+    saved = options.target.endswith(".json")
+    report = Report.load(Path(options.target)) if saved else profile_with_progress(options)
+    # Without a terminal to ask, as wide as it may get; colours go only to a terminal.
+    out = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    out.width = min(out.width, WIDTH)
+    comparison = compare_reports(base, report, options.tolerance / 100) if base else None
+    print_report(report, out, options.kernels)
+    if comparison is not None:
+        print_comparison(comparison, out)
+    write_outputs(options, report)
+    return REGRESSED if comparison is not None and comparison.regressions else 0
+
+
+def write_outputs(options: argparse.Namespace, report: Report) -> None:
+    """The files, each whole."""
+    if options.json:
+        write_whole(options.json, json.dumps(report.to_dict(), indent=1) + "\n")
+        print(f"wrote {options.json}", file=sys.stderr)
+    page = options.html
+    if options.open and page is None:
+        page = Path(tempfile.mkdtemp(prefix="astitch_profile_")) / "report.html"
+    if page:
+        write_whole(page, report.to_html())
+        print(f"wrote {page}", file=sys.stderr)
+    if options.open:
+        import webbrowser
+
+        if not webbrowser.open(page.resolve().as_uri()):
+            raise AstitchError(f"no browser could be started\n  open {page}")
+
+
+def profile_with_progress(options: argparse.Namespace) -> Report:
+    """The report, what is under way shown on stderr if that is a terminal."""
+    from astitch.profiling.target import read_target
+
+    asked = Options(
+        options.gpu,
+        options.engine,
+        options.runs,
+        options.flush_l2,
+        options.ncu,
+        options.strict,
+        not options.no_ablation,
+    )
+    with show_progress() as tell, quiet():
+        if find_device(asked) is None:
+            # JAX only traces then; a driver or plugin that does not work is none of its business.
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        tell("target is read")
+        return profile_target(read_target(options.target, options.args), asked, tell)
+
+
+@contextmanager
+def show_progress() -> Iterator[Progress]:
+    """Hands on what tells the bar what is under way."""
+    from rich import progress
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description:32}"), BarColumn(), TimeElapsedColumn()
+    with progress.Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=None)
+
+        def tell(what: str) -> None:
+            bar.update(task, description=what)
+
+        yield tell
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The report says what is missing; warnings would say it again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""The pipeline of a profile: a target through both compilers, measured where there is a GPU, to a Report.
+
+Takes a function of JAX arrays or an HLO module.  XLA's compiler for a GPU that is not here works in its own process
+while ours does.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from astitch.compile import Compilation, compile_hlo
+from astitch.errors import AstitchError
+from astitch.gpu import Gpu, preset
+from astitch.hlo_import import serialize_module
+from astitch.profiling.ablation import ablate
+from astitch.profiling.report import Machine, Report, Side
+from astitch.profiling.stitched import (
+    describe_program,
+    describe_refusals,
+    find_separations,
+    lay_out,
+    side_of,
+)
+from astitch.profiling.target import Target, trace_function
+from astitch.profiling.xla_ahead import INSTALL, AheadOfTime, Compiled, find_plugin
+from astitch.profiling.xla_kernels import read_xla_kernels
+
+DEFAULT_PRESET = "h100"
+PACKAGES = (
+    "astitch",
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "jax-cuda12-plugin",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+)
+
+Progress = Callable[[str], None]
+"""Told what begins."""
+
+
+def silent(_: str) -> None:
+    """No progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """gpu: a preset, which is compiled for and not measured; None: the GPU that is here, else DEFAULT_PRESET.
+    engine: see astitch.jit.  runs: timed batches of each side.  flush_l2: the L2 is overwritten before each call.
+    ncu: hardware counters.  strict: see astitch.jit.  ablation: compile (and measure) with less of the compiler too."""
+
+    gpu: str | None = None
+    engine: str | None = None
+    runs: int = 9
+    flush_l2: bool = False
+    ncu: bool = False
+    strict: bool = False
+    ablation: bool = True
+
+
+def profile(
+    fn: Callable[..., Any],
+    *args: Any,
+    gpu: str | None = None,
+    engine: str | None = None,
+    runs: int = 9,
+    flush_l2: bool = False,
+    strict: bool = False,
+    ablation: bool = True,
+) -> Report:
+    """XLA and astitch side by side on fn(*args).
+
+    fn: a function of JAX arrays, or an astitch.jit or jax.jit of one.  args: arrays, or jax.ShapeDtypeStructs where
+    nothing is run.  gpu: a preset (v100 ... b200): both are compiled for it and nothing is run; None: measured on the
+    GPU that is here, or compiled for an H100 where there is none.  engine: of astitch.jit.  runs: timed batches.
+    flush_l2: overwrite the L2 before each call.  strict: raise UnsupportedOp for ops that no kernel computes.
+    ablation: also with less of the compiler.
+
+    Raises AstitchError for what cannot be traced or compiled, and for an unknown preset or engine.
+    """
+    name = str(getattr(fn, "__name__", "function"))
+    options = Options(gpu, engine, runs, flush_l2, False, strict, ablation)
+    return profile_target(trace_function(name, fn, args), options)
+
+
+def profile_target(target: Target, options: Options, progress: Progress = silent) -> Report:
+    """The whole profile.  Raises AstitchError."""
+    find_device(options)
+    return compare_compiled(target, options, preset(options.gpu or DEFAULT_PRESET), progress)
+
+
+def find_device(options: Options) -> int | None:
+    """Number of the GPU on which to measure; None to run nothing.  Raises AstitchError where one was asked for."""
+    from astitch.executor import count_gpus, current_gpu
+
+    if options.gpu is not None:
+        preset(options.gpu)
+        if options.ncu:
+            raise AstitchError(
+                "--ncu counts on the GPU that is here, --gpu names one that is not\n  leave one out"
+            )
+        return None
+    if count_gpus() and options.engine != "host":
+        return current_gpu()
+    for option, asked in (
+        ("--ncu", options.ncu),
+        (f"--engine {options.engine}", options.engine not in (None, "host")),
+    ):
+        if asked:
+            raise AstitchError(
+                f"{option} needs a GPU, and CuPy sees none here\n"
+                f"  leave it out, and give --gpu {DEFAULT_PRESET} for a comparison of what was compiled"
+            )
+    return None
+
+
+def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progress) -> Report:
+    """Both compiled for a preset, nothing run."""
+    notes = list(target.notes)
+    if options.gpu is None:
+        notes.append(f"no GPU here: compiled for the preset {gpu.name}; nothing was run")
+    with xla_ahead(target, gpu) as ahead:
+        progress("astitch compiles")
+        start = time.perf_counter()
+        compilation = compile_hlo(target.hlo, gpu=gpu, strict=options.strict)
+        resources = compilation.resources()
+        compile_s = time.perf_counter() - start
+        stitched = describe_program(compilation, resources)
+        rows = []
+        if options.ablation:
+            progress("ablation")
+            rows = list(ablate(compilation))
+        progress("XLA compiles")
+        xla = describe_ahead(ahead if isinstance(ahead, str) else ahead.result(), gpu)
+    from astitch.profiling.ablation import start_with_xla
+
+    return Report(
+        target=target.name,
+        date=now(),
+        engine="static",
+        machine=describe_preset(gpu),
+        xla=xla,
+        astitch=side_of(stitched, compile_s),
+        steps=stitched.steps,
+        ablation=tuple(start_with_xla(xla, rows)) if rows else (),
+        **describe_decisions(compilation),
+        notes=tuple(notes),
+    )
+
+
+def describe_decisions(compilation: Compilation) -> dict[str, Any]:
+    """Fields of the report that say what the compiler decided."""
+    return {
+        "refusals": (
+            *describe_refusals(compilation.scopes.graph, compilation.scopes.refusals),
+            *find_separations(compilation),
+        ),
+        "outside": tuple(map(str, compilation.program.outside)),
+        "splits": tuple(map(str, compilation.splits)),
+        "stage_s": dict(compilation.seconds),
+    }
+
+
+@contextmanager
+def xla_ahead(target: Target, gpu: Gpu) -> Iterator[AheadOfTime | str]:
+    """XLA's compilation under way, or why there is none."""
+    if find_plugin() is None:
+        yield f"XLA's compiler for NVIDIA GPUs is not installed: {INSTALL}"
+        return
+    ahead = AheadOfTime(serialize_module(target.hlo), gpu)
+    try:
+        yield ahead
+    finally:
+        ahead.close()
+
+
+def describe_ahead(found: Compiled | str, gpu: Gpu) -> Side:
+    """XLA's side where nothing was run."""
+    if isinstance(found, str):
+        return Side("xla", missing=found)
+    launches = read_xla_kernels(found.module, gpu)
+    notes = ["compiled without a GPU: XLA could not time its choices (autotuning)"]
+    if launches.unknown_loops:
+        notes.append(
+            f"{launches.unknown_loops} loops whose turns XLA does not know count as one turn"
+        )
+    return Side(
+        "xla",
+        kernels=launches.kernels,
+        timeline=lay_out(launches.kernels),
+        compile_s=found.seconds,
+        planned_bytes=found.planned_bytes,
+        notes=tuple(notes),
+    )
+
+
+def describe_preset(gpu: Gpu) -> Machine:
+    return Machine(
+        gpu=f"{gpu.name} (preset, nothing was run)",
+        preset=gpu.name,
+        sms=gpu.sms,
+        peak_gbs=gpu.bandwidth_gbs,
+        fp32_gflops=gpu.fp32_gflops,
+        versions=list_versions(),
+    )
+
+
+def list_versions() -> dict[str, str]:
+    """Of what took part."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def now() -> str:
+    """ISO 8601, UTC."""
+    return datetime.now(UTC).replace(microsecond=0).isoformat()

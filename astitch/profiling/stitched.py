@@ -1,0 +1,336 @@
+"""A Compilation -> the rows of astitch's side: each kernel with its plan, its projection and its speed of light.
+
+Takes what the compiler made, hands on values of the Report.  Nothing is run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from astitch import kernel_ir as k
+from astitch.compile import Compilation
+from astitch.gpu import Gpu
+from astitch.ir import Graph, Node
+from astitch.nvrtc import Resources
+from astitch.plan import Plan
+from astitch.profiling.products import bound_product, measure_product
+from astitch.profiling.report import (
+    MEMORY,
+    PRODUCT,
+    Event,
+    Group,
+    Kernel,
+    Refusal,
+    Side,
+    Step,
+    Stitch,
+    Value,
+)
+from astitch.program import (
+    CudaKernel,
+    IslandStep,
+    KernelStep,
+    LibraryStep,
+    Program,
+    ReferenceStep,
+    View,
+)
+from astitch.program import Step as ProgramStep
+from astitch.projected_latency import Projection, project
+from astitch.speed_of_light import measure_work
+from astitch.stitch_scheme import Scheme
+from astitch.stitch_scope import Refusal as ScopeRefusal
+
+MOST_MEMBERS = 200
+"""Ops of a group that are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stitched:
+    """kernels: in launch order, products among them.  steps: of the program."""
+
+    kernels: tuple[Kernel, ...]
+    steps: tuple[Step, ...]
+    planned_bytes: int
+
+
+def describe_program(
+    compilation: Compilation, resources: Mapping[str, Resources] | None
+) -> Stitched:
+    """Every step of the compiled program.  resources: by the CUDA compiler, None where it is not installed."""
+    plans = {plan.kernel.name: plan for plan in compilation.plans}
+    graph = compilation.scopes.graph
+    kernels: list[Kernel] = []
+    for step in compilation.program.steps:
+        match step:
+            case KernelStep(kernel=kernel):
+                known = resources.get(kernel.name) if resources else None
+                kernels.append(describe_kernel(plans[kernel.name], kernel, compilation.gpu, known))
+            case LibraryStep(node=node):
+                kernels.append(describe_product(graph, node, compilation.gpu))
+            case _:
+                pass
+    return Stitched(
+        tuple(kernels), tuple(describe_steps(compilation)), plan_bytes(compilation.program)
+    )
+
+
+def plan_bytes(program: Program) -> int:
+    """Device memory of arguments, constants, results and the arena."""
+    from astitch.program import Space
+
+    shared = (Space.ARENA, Space.BARRIER)
+    own = sum(b.type.bytes for b in program.buffers.values() if b.space not in shared)
+    return own + program.arena_bytes
+
+
+def describe_kernel(
+    plan: Plan, kernel: CudaKernel, gpu: Gpu, resources: Resources | None
+) -> Kernel:
+    """One stitched kernel."""
+    graph = plan.arrangement.graph
+    work = measure_work(graph, plan.scope.members)
+    projection = project(plan.kernel, gpu, resources, plan.work)
+    resident = min(projection.blocks_per_sm, -(-kernel.grid // gpu.sms))
+    busy = kernel.grid / (-(-kernel.grid // gpu.sms) * gpu.sms)
+    return Kernel(
+        name=kernel.name,
+        kind=MEMORY,
+        launches=1.0,
+        projected_us=projection.time_us,
+        bound_us=work.bound_us(gpu),
+        limit=find_limit(projection),
+        read_bytes=work.read_bytes,
+        written_bytes=work.written_bytes,
+        flops=work.flops,
+        grid=kernel.grid,
+        block=kernel.block,
+        registers=resources.registers if resources else None,
+        shared_bytes=kernel.shared_bytes + (resources.static_shared_bytes if resources else 0),
+        spill_bytes=resources.spill_store_bytes + resources.spill_load_bytes if resources else None,
+        occupancy=min(resident * kernel.block / gpu.max_threads_per_sm, 1.0),
+        sm_efficiency=busy,
+        source=tuple(list_sources(graph, plan.scope.members)),
+        stitch=describe_stitch(plan, kernel, projection),
+    )
+
+
+def find_limit(projection: Projection) -> str:
+    """What takes most of a kernel's projected time."""
+    parts = {"launch": projection.launch_us, "barriers": projection.barriers_us}
+    for level in projection.levels:
+        name, us = level.busiest
+        name, us = ("latency", level.latency_us) if level.latency_us > us else (name, us)
+        parts[name] = parts.get(name, 0.0) + us
+    return max(parts, key=lambda name: parts[name])
+
+
+def describe_stitch(plan: Plan, kernel: CudaKernel, projection: Projection) -> Stitch:
+    """The decisions behind a kernel."""
+    arrangement = plan.arrangement
+    graph = arrangement.graph
+    counted = Counter(p.scheme for p in arrangement.placements.values())
+    groups = []
+    for group in arrangement.groups.groups:
+        placed = arrangement.placements.get(group.dominant)
+        mapping = arrangement.loops[placed.loop].mapping if placed else None
+        members = [str(graph[name]) for name in group.members[:MOST_MEMBERS]]
+        if len(group.members) > MOST_MEMBERS:
+            members.append(f"... {len(group.members) - MOST_MEMBERS} more")
+        groups.append(
+            Group(group.dominant, group.sub_dominants, tuple(members), str(mapping or "none"))
+        )
+    values = tuple(
+        Value(name, p.scheme.value, p.loop, str(graph[p.root.name].type), p.reason)
+        for name, p in arrangement.placements.items()
+    )
+    decisions = [
+        f"schedule: {plan.schedule}",
+        *([f"search: {plan.search}"] if plan.search.considered else []),
+        f"launch: {plan.launch.reason}",
+        *plan.notes,
+        *str(projection).splitlines(),
+    ]
+    return Stitch(
+        ops=len(plan.scope.members),
+        loops=len(arrangement.loops),
+        global_barriers=kernel.global_barriers,
+        block_barriers=plan.kernel.block_barriers,
+        barrier_us=projection.barriers_us,
+        schemes={scheme.value: counted[scheme] for scheme in Scheme if counted[scheme]},
+        groups=tuple(groups),
+        values=values,
+        barriers=tuple(find_barriers(plan.kernel.body)),
+        decisions=tuple(line.strip() for line in decisions),
+        cuda=kernel.source,
+    )
+
+
+def find_barriers(body: Iterable[Any]) -> Iterator[str]:
+    """Level and reason of every barrier in statements, in order; each reason once."""
+    seen: set[str] = set()
+    stack = list(body)[::-1]
+    while stack:
+        statement = stack.pop()
+        if isinstance(statement, k.Barrier):
+            text = f"{statement.level}: {statement.reason}"
+            if text not in seen:
+                seen.add(text)
+                yield text
+        inner: list[Any] = []
+        for item in fields(statement):
+            value = getattr(statement, item.name)
+            if isinstance(value, tuple) and value and all(map(is_dataclass, value)):
+                inner += value
+        stack += inner[::-1]
+
+
+def describe_product(graph: Graph, node: Node, gpu: Gpu) -> Kernel:
+    """A product or convolution that a library computes."""
+    work = measure_product(graph, node)
+    bound_us, limit = bound_product(work, gpu, graph[node.operands[0]].dtype.value)
+    return Kernel(
+        name=node.name,
+        kind=PRODUCT,
+        launches=1.0,
+        bound_us=bound_us,
+        limit=limit,
+        read_bytes=work.read_bytes,
+        written_bytes=work.written_bytes,
+        flops=work.flops,
+        source=tuple(list_sources(graph, [node.name])),
+    )
+
+
+def describe_steps(compilation: Compilation) -> Iterator[Step]:
+    """The program as a graph: each step with the earlier steps whose results it reads."""
+    writers: dict[str, int] = {}
+    scopes = {plan.kernel.name: plan for plan in compilation.plans}
+    for number, step in enumerate(compilation.program.steps):
+        reads, writes = split_views(step)
+        producers = sorted({writers[v.buffer] for v in reads if v.buffer in writers})
+        writers.update((view.buffer, number) for view in writes)
+        match step:
+            case KernelStep(kernel=kernel):
+                plan = scopes[kernel.name]
+                label = f"{len(plan.scope.members)} ops"
+                if kernel.global_barriers:
+                    label += f", {kernel.global_barriers} barriers"
+                yield Step(number, "kernel", kernel.name, label, producers)
+            case LibraryStep(node=node):
+                yield Step(number, "library", node.name, f"{node.op} {node.type}", producers)
+            case IslandStep():
+                label = f"{len(step.ops)} ops left to XLA"
+                yield Step(number, "xla", step.name, label, producers)
+            case ReferenceStep(node=node):
+                yield Step(number, "reference", node.name, node.op, producers)
+
+
+def split_views(step: ProgramStep) -> tuple[list[View], list[View]]:
+    """(what a step reads, what it writes)."""
+    if isinstance(step, KernelStep):
+        numbered = list(enumerate(step.arguments))
+        return [v for i, v in numbered if i not in step.written], [
+            v for i, v in numbered if i in step.written
+        ]
+    return list(step.operands), list(step.results)
+
+
+def list_sources(graph: Graph, names: Iterable[str]) -> Iterator[str]:
+    """Where ops came from in the user's program: "FILE:LINE op_name", each once."""
+    seen: set[str] = set()
+    for name in names:
+        text = describe_source(graph[name])
+        if text and text not in seen:
+            seen.add(text)
+            yield text
+
+
+def describe_source(node: Node) -> str:
+    return f"{shorten_path(node.source)} {node.op_name}".strip()
+
+
+def shorten_path(source: str) -> str:
+    """Relative to where the command was started, if it lies below."""
+    here = f"{Path.cwd()}/"
+    return source.removeprefix(here)
+
+
+def describe_refusals(graph: Graph, refusals: Iterable[ScopeRefusal]) -> Iterator[Refusal]:
+    """Each with the source lines of its two ops."""
+    for refusal in refusals:
+        names = dict.fromkeys((refusal.producer, refusal.consumer))
+        known = [name for name in names if name in graph.nodes]
+        yield Refusal(
+            refusal.producer,
+            refusal.consumer,
+            refusal.reason,
+            tuple(list_sources(graph, known)),
+        )
+
+
+def find_separations(compilation: Compilation) -> Iterator[Refusal]:
+    """Pairs of stitched kernels that one step of a library or of XLA stands between."""
+    program, graph = compilation.program, compilation.scopes.graph
+    steps = list(describe_steps(compilation))
+    for step in steps:
+        made = program.steps[step.number]
+        if isinstance(made, KernelStep):
+            continue
+        before = [steps[n] for n in step.reads if steps[n].kind == "kernel"]
+        after = [s for s in steps if step.number in s.reads and s.kind == "kernel"]
+        names = [made.node.name] if isinstance(made, LibraryStep | ReferenceStep) else []
+        if isinstance(made, IslandStep):
+            names = [op.name for op in made.ops if op.name in graph.nodes]
+        what = "a library call" if step.kind == "library" else "left to XLA"
+        for first in before:
+            for second in after:
+                reason = f"%{step.name} = {step.label} runs in between: {what}"
+                sources = tuple(list_sources(graph, names[:4]))
+                yield Refusal(first.name, second.name, reason, sources)
+
+
+def lay_out(kernels: Iterable[Kernel]) -> tuple[Event, ...]:
+    """One after the other, each as long as is known of it: the timeline of what was not run."""
+    events: list[Event] = []
+    now = 0.0
+    for kernel in kernels:
+        us = kernel.projected_us if kernel.projected_us is not None else kernel.bound_us
+        if us is not None:
+            events.append(Event(kernel.name, kernel.kind, now, us))
+            now += us
+    return tuple(events)
+
+
+def merge_rows(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    """Kernels of one name as one row."""
+    rows: dict[str, Kernel] = {}
+    for kernel in kernels:
+        known = rows.get(kernel.name)
+        rows[kernel.name] = kernel if known is None else _add(known, kernel)
+    return tuple(rows.values())
+
+
+def _add(a: Kernel, b: Kernel) -> Kernel:
+    sums: Mapping[str, Any] = {
+        name: None if getattr(a, name) is None or getattr(b, name) is None
+        else getattr(a, name) + getattr(b, name)
+        for name in ("us", "projected_us", "bound_us", "read_bytes", "written_bytes", "flops")
+    }  # fmt: skip
+    return replace(a, launches=a.launches + b.launches, **sums)
+
+
+def side_of(stitched: Stitched, compile_s: float, notes: Iterable[str] = ()) -> Side:
+    """astitch's side where nothing was run."""
+    return Side(
+        "astitch",
+        kernels=stitched.kernels,
+        timeline=lay_out(stitched.kernels),
+        compile_s=compile_s,
+        planned_bytes=stitched.planned_bytes,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,231 @@
+"""A Report -> tables for the terminal, at most 100 columns wide; colours only where a person looks."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from astitch.profiling.compare import Comparison
+from astitch.profiling.report import KINDS, MEMORY, Kernel, Report, Side
+from astitch.profiling.wording import (
+    KIND_NAMES,
+    OVERHEAD,
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_percent,
+    format_ratio,
+    format_seconds,
+    format_spread,
+    format_us,
+    name_basis,
+    split_time,
+)
+
+WIDTH = 100
+
+MOST_REFUSALS = 8
+"""Refusals that the terminal shows; the page and the JSON have all."""
+
+
+def render_text(report: Report, width: int = WIDTH, kernels: int = 10) -> str:
+    """Without colours.  kernels: how many of each side are listed."""
+    out = io.StringIO()
+    print_report(
+        report,
+        Console(file=out, width=width, no_color=True, highlight=False, markup=False),
+        kernels,
+    )
+    return out.getvalue()
+
+
+def print_report(report: Report, console: Console, kernels: int = 10) -> None:
+    """The whole report."""
+    console.print(Text(f"astitch-profile  {report.target}", style="bold"))
+    console.print(Text(name_basis(report), style="dim"))
+    console.print()
+    console.print(tabulate_sides(report))
+    for side in report.sides:
+        if side.missing:
+            console.print(Text(f"{name_side(side)}: {side.missing}", style="yellow"))
+    console.print()
+    for side in report.sides:
+        if side.kernels and kernels:
+            console.print(tabulate_kernels(side, kernels))
+    if report.ablation:
+        console.print(tabulate_ablation(report))
+    if report.refusals or report.outside:
+        console.print(list_decisions(report))
+    for note in [*report.notes, *(f"{name_side(s)}: {n}" for s in report.sides for n in s.notes)]:
+        console.print(Text(f"note: {note}", style="dim"))
+
+
+def name_side(side: Side) -> str:
+    return "XLA" if side.name == "xla" else side.name
+
+
+def make_table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+
+
+def tabulate_sides(report: Report) -> Table:
+    """One line for each thing that both sides have."""
+    xla, ours = report.sides
+    table = make_table("")
+    table.add_column("")
+    for name in ("XLA", "astitch", "XLA / astitch"):
+        table.add_column(name, justify="right")
+
+    def add(name: str, theirs: str, mine: str, ratio: str = "", style: str = "") -> None:
+        table.add_row(name, theirs, mine, ratio, style=style)
+
+    if report.measured:
+        ratio = format_ratio(xla.total_us, ours.total_us)
+        walls = format_spread(xla.wall), format_spread(ours.wall)
+        add("a call, pipelined", walls[0], walls[1], ratio, "bold")
+    split = [split_time(side) for side in report.sides]
+    what = "" if report.measured else ", speed of light"
+    for kind in (*KINDS, OVERHEAD):
+        theirs, mine = split[0][kind], split[1][kind]
+        if kind == OVERHEAD and not report.measured:
+            continue
+        name = KIND_NAMES.get(kind, OVERHEAD)
+        bold = "bold" if kind == MEMORY else ""
+        add(f"{name}{what if kind != OVERHEAD else ''}", format_us(theirs), format_us(mine),
+            format_ratio(theirs, mine), bold)  # fmt: skip
+    add(f"{KIND_NAMES[MEMORY]}, projected", UNKNOWN, format_us(ours.projected_us(MEMORY)))
+    for kind in KINDS:
+        theirs, mine = xla.count(kind), ours.count(kind)
+        add(f"launches, {KIND_NAMES[kind]}", format_count(theirs), format_count(mine),
+            format_ratio(theirs, mine), "bold" if kind == MEMORY else "")  # fmt: skip
+    add("barriers of the grid", "0" if not xla.missing else UNKNOWN, f"{count_barriers(ours)}",
+        f"{format_us(ours.barrier_us)} projected" if count_barriers(ours) else "")  # fmt: skip
+    add("speed of light reached", UNKNOWN, format_percent(report.light_share))
+    add("compile time", format_seconds(xla.compile_s), format_seconds(ours.compile_s))
+    add("device memory, planned", format_bytes(xla.planned_bytes), format_bytes(ours.planned_bytes))
+    return table
+
+
+def count_barriers(side: Side) -> int:
+    return sum(kernel.stitch.global_barriers for kernel in side.kernels if kernel.stitch)
+
+
+def rank_kernels(side: Side, most: int) -> list[Kernel]:
+    """Those that take longest."""
+    return sorted(side.kernels, key=lambda kernel: -(kernel.time_us or 0.0))[:most]
+
+
+def tabulate_kernels(side: Side, most: int) -> Table:
+    """The slowest kernels of a side."""
+    shown = rank_kernels(side, most)
+    measured = any(kernel.us is not None for kernel in shown)
+    rest = len(side.kernels) - len(shown)
+    title = f"{name_side(side)}: {len(side.kernels)} kernels" + (
+        f", the {most} slowest" if rest > 0 else ""
+    )
+    table = make_table(title)
+    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=24)
+    for heading in (
+        "n",
+        "measured" if measured else "projected",
+        "light",
+        "%",
+        "limit",
+        "MB",
+        "grid × block",
+        "reg",
+        "occ",
+        "SM",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for kernel in shown:
+        us = kernel.us if measured else kernel.projected_us
+        grid = UNKNOWN if kernel.grid is None else f"{kernel.grid}×{kernel.block}"
+        traffic = kernel.traffic_bytes
+        table.add_row(
+            Text(kernel.name, overflow="ellipsis", no_wrap=True),
+            format_count(kernel.launches),
+            format_us(us),
+            format_us(kernel.bound_us),
+            format_percent(kernel.light_share),
+            kernel.limit or UNKNOWN,
+            UNKNOWN if traffic is None else f"{traffic / 1e6:.2f}",
+            grid,
+            UNKNOWN if kernel.registers is None else str(kernel.registers),
+            format_percent(kernel.occupancy),
+            format_percent(kernel.sm_efficiency),
+            style="" if kernel.kind == MEMORY else "dim",
+        )
+    return table
+
+
+def tabulate_ablation(report: Report) -> Table:
+    """What each part of the compiler is worth."""
+    table = make_table("Ablation: the memory-intensive part with only so much of the compiler")
+    table.add_column("")
+    for heading in ("kernels", "barriers", "time"):
+        table.add_column(heading, justify="right")
+    table.add_column("", style="dim")
+    for row in report.ablation:
+        us = format_us(row.us) + (
+            " proj." if row.us is not None and row.basis == "projected" else ""
+        )
+        table.add_row(row.name, format_count(row.kernels), str(row.barriers), us, row.note)
+    return table
+
+
+def list_decisions(report: Report) -> Group:
+    """Refusals with where they come from, and what is left to XLA."""
+    lines: list[Padding | Text] = []
+    if report.refusals:
+        lines.append(
+            Text(f"Refusals: why two stitch ops are two ({len(report.refusals)})", style="bold")
+        )
+    for refusal in report.refusals[:MOST_REFUSALS]:
+        pair = " → ".join(dict.fromkeys((refusal.producer, refusal.consumer)))
+        lines.append(Padding(Text(f"{pair}: {refusal.reason}"), (0, 0, 0, 2)))
+        lines += [
+            Padding(Text(source, style="dim"), (0, 0, 0, 4)) for source in refusal.sources[:2]
+        ]
+    if len(report.refusals) > MOST_REFUSALS:
+        lines.append(
+            Text(
+                f"  {len(report.refusals) - MOST_REFUSALS} more with --html or --json", style="dim"
+            )
+        )
+    if report.outside:
+        lines.append(Text(f"Left to XLA: {len(report.outside)} ops", style="bold"))
+        lines += [Padding(Text(op), (0, 0, 0, 2)) for op in report.outside[:MOST_REFUSALS]]
+    return Group(*lines, "")
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """What changed since the base, regressions marked."""
+    table = make_table(f"Since the base of {comparison.base}")
+    table.add_column("astitch")
+    for heading in ("base", "now", "change"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for change in comparison.changes:
+        style = "red" if change.regressed else "green" if change.share < -0.005 else ""
+        verdict = "REGRESSION" if change.regressed else ""
+        table.add_row(
+            change.what, change.before, change.after, f"{change.share:+.1%}", verdict, style=style
+        )
+    console.print(table)
+    for note in comparison.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    count = len(comparison.regressions)
+    console.print(Text(f"{count} regressions" if count else "no regression", style="bold"))

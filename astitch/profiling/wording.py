@@ -1,0 +1,80 @@
+"""Numbers of a report as people read them; the terminal and the page share these words."""
+
+from __future__ import annotations
+
+from astitch.profiling.report import COPY, MEASURED, MEMORY, PRODUCT, Report, Side, Spread
+
+UNKNOWN = "–"
+"""What was not measured or is not known."""
+
+KIND_NAMES = {
+    MEMORY: "memory-intensive",
+    PRODUCT: "compute-intensive",
+    COPY: "memcpy and memset",
+}
+
+OVERHEAD = "overhead"
+
+
+def format_us(us: float | None) -> str:
+    """Three digits: 0.83 µs, 12.4 µs, 1.25 ms."""
+    if us is None:
+        return UNKNOWN
+    if us >= 999.5:
+        return f"{us / 1e3:.{2 if us < 9995 else 1 if us < 99950 else 0}f} ms"
+    return f"{us:.{2 if us < 9.995 else 1 if us < 99.95 else 0}f} µs"
+
+
+def format_bytes(size: float | None) -> str:
+    if size is None:
+        return UNKNOWN
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            value = size / scale
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    return f"{size:.0f} B"
+
+
+def format_count(count: float | None) -> str:
+    if count is None:
+        return UNKNOWN
+    return f"{count:,.0f}" if abs(count - round(count)) < 0.005 else f"{count:,.1f}"
+
+
+def format_percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share:.0%}"
+
+
+def format_ratio(theirs: float | None, ours: float | None) -> str:
+    """How many times as much XLA has."""
+    return f"{theirs / ours:.2f}×" if theirs and ours else UNKNOWN
+
+
+def format_seconds(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else f"{seconds:.2f} s"
+
+
+def name_basis(report: Report) -> str:
+    """What the times of a report are."""
+    if report.measured:
+        l2 = "the L2 flushed before each call" if report.machine.l2 == "flushed" else "the L2 warm"
+        return f"measured on {report.machine.gpu}, {l2}"
+    return f"nothing was run: speed of light and projected latency for the preset {report.machine.preset}"
+
+
+def split_time(side: Side) -> dict[str, float | None]:
+    """A call by class, and what is left of it: measured, else the least it can take, launches apart."""
+    parts: dict[str, float | None] = {kind: side.kernel_us(kind) for kind in KIND_NAMES}
+    parts[OVERHEAD] = side.overhead_us
+    return parts
+
+
+def describe_split(side: Side) -> str:
+    return "measured" if side.basis == MEASURED else "speed of light of its kernels"
+
+
+def format_spread(spread: Spread | None) -> str:
+    """The median, and in brackets the extremes."""
+    if spread is None:
+        return UNKNOWN
+    return f"{format_us(spread.median)} [{spread.low:.0f}–{spread.high:.0f}]"

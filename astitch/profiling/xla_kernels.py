@@ -1,0 +1,232 @@
+"""XLA's optimized module -> its kernels: what one call launches, of which class, with what least work.
+
+Takes the serialized HloModuleProto after XLA's own passes, in schedule order.  A fusion is a kernel, a library's custom
+call one, a loop's body as many times as XLA knows that it turns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from astitch.gpu import Gpu
+from astitch.hlo_schema import ELEMENT_TYPES, HloModuleProto
+from astitch.ops import OPS, Kind
+from astitch.profiling.products import bound_product, contracted_by_library
+from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
+from astitch.speed_of_light import Work
+
+FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id "
+    "add-dependency opt-barrier iota-free async-done copy-done all-reduce-done domain".split()
+)
+"""Opcodes of an optimized module that launch nothing."""
+
+LIBRARY = re.compile(r"gemm|cublas|cudnn|matmul|conv|cutlass", re.IGNORECASE)
+
+TAKES_PART = frozenset({"slice", "dynamic-slice", "gather"})
+"""Readers that need no more of an operand than their own result."""
+
+WIDTHS = {"pred": 8, "token": 0, "opaque": 0, "tuple": 0, "s4": 4, "u4": 4, "f4e2m1fn": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """kernels: in the order of the schedule, each instruction one.  unknown_loops: whose turns XLA does not know; they
+    are counted as one turn."""
+
+    kernels: tuple[Kernel, ...]
+    unknown_loops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    kernels: list[Kernel] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+def read_xla_kernels(module: bytes, gpu: Gpu) -> Launches:
+    """What one call of an optimized module launches."""
+    return _Reader(HloModuleProto.FromString(module), gpu).read()
+
+
+class _Reader:
+    def __init__(self, proto: Any, gpu: Gpu) -> None:
+        self.proto, self.gpu = proto, gpu
+        self.computations: Mapping[int, Any] = {c.id: c for c in proto.computations}
+
+    def read(self) -> Launches:
+        found = _Found()
+        self._walk(self.computations[self.proto.entry_computation_id], 1.0, found)
+        return Launches(tuple(found.kernels), len(found.unknown))
+
+    def _walk(self, computation: Any, times: float, found: _Found) -> None:
+        by_id = {i.id: i for i in computation.instructions}
+        for instruction in computation.instructions:
+            opcode = instruction.opcode.decode()
+            called = [self.computations[n] for n in instruction.called_computation_ids]
+            if opcode in FREE:
+                continue
+            match opcode:
+                case "while":
+                    turns = _count_turns(instruction)
+                    if turns is None:
+                        found.unknown.append(instruction.name.decode())
+                    for inner in called:
+                        self._walk(inner, times * (turns or 1), found)
+                case "call" | "async-start" | "conditional":
+                    # Of a conditional one branch runs: the first is as good a guess as any.
+                    for inner in called[:1]:
+                        self._walk(inner, times, found)
+                case _:
+                    found.kernels.append(self._describe(instruction, opcode, called, by_id, times))
+
+    def _describe(
+        self,
+        instruction: Any,
+        opcode: str,
+        called: list[Any],
+        by_id: Mapping[int, Any],
+        times: float,
+    ) -> Kernel:
+        inside = list(called[0].instructions) if opcode == "fusion" else [instruction]
+        dtype = ""
+        flops = 0
+        for inner in inside:
+            name = inner.opcode.decode()
+            operands = self._shapes_of_operands(
+                inner, inside if opcode == "fusion" else by_id.values()
+            )
+            if name in ("dot", "convolution") or _is_library(inner):
+                flops += _product_flops(inner, operands)
+                dtype = ELEMENT_TYPES.get(operands[0].element_type, "") if operands else ""
+            elif name in OPS and OPS[name].kind is Kind.ELEMENTWISE:
+                flops += OPS[name].flops * _elements(inner.shape)
+            elif name == "reduce" and operands:
+                flops += _elements(operands[0])
+        read, written = self._traffic(instruction, opcode, inside, by_id)
+        work = Work(read, written, flops)
+        if dtype or _is_library(instruction):
+            kind = PRODUCT
+            bound, limit = bound_product(work, self.gpu, dtype)
+        else:
+            kind = COPY if opcode in ("copy", "copy-start") or _is_memcpy(instruction) else MEMORY
+            bound = work.bound_us(self.gpu)
+            limit = name_limit(work, self.gpu)
+        return Kernel(
+            name=instruction.name.decode(),
+            kind=kind,
+            launches=times,
+            bound_us=bound * times,
+            limit=limit,
+            read_bytes=round(read * times),
+            written_bytes=round(written * times),
+            flops=round(flops * times),
+            source=tuple(dict.fromkeys(self._sources(instruction, inside))),
+        )
+
+    def _shapes_of_operands(self, instruction: Any, among: Any) -> list[Any]:
+        by_id = {i.id: i for i in among} if not isinstance(among, Mapping) else among
+        return [by_id[n].shape for n in instruction.operand_ids if n in by_id]
+
+    def _traffic(
+        self, instruction: Any, opcode: str, inside: list[Any], by_id: Mapping[int, Any]
+    ) -> tuple[int, int]:
+        """(bytes read once, written once)."""
+        if opcode != "fusion":
+            read = sum(_bytes(by_id[n].shape) for n in dict.fromkeys(instruction.operand_ids))
+            return read, _bytes(instruction.shape)
+        members = {i.id: i for i in inside}
+        read = 0
+        in_place: set[int] = set()
+        for member in inside:
+            if member.opcode == b"dynamic-update-slice":
+                in_place.add(member.operand_ids[0])
+        for parameter in inside:
+            if parameter.opcode != b"parameter":
+                continue
+            users = [i for i in inside if parameter.id in i.operand_ids]
+            whole = _bytes(parameter.shape)
+            if users and all(u.opcode.decode() in TAKES_PART for u in users):
+                whole = min(whole, sum(_bytes(u.shape) for u in users))
+            read += 0 if parameter.id in in_place else whole
+        roots = [i for i in inside if i.opcode == b"dynamic-update-slice"]
+        if roots:
+            return read, sum(_bytes(members[r.operand_ids[1]].shape) for r in roots)
+        return read, _bytes(instruction.shape)
+
+    def _sources(self, instruction: Any, inside: list[Any]) -> Iterator[str]:
+        for inner in (instruction, *inside):
+            metadata = inner.metadata
+            name = metadata.op_name.decode(errors="replace")
+            line = ""
+            if metadata.source_file:
+                line = f"{metadata.source_file.decode(errors='replace')}:{metadata.source_line}"
+            if name:
+                yield f"{line} {name}".strip()
+
+
+def name_limit(work: Work, gpu: Gpu) -> str:
+    """What takes most of the least time."""
+    launch_us = work.launches * gpu.launch_us
+    memory_us, compute_us = work.memory_us(gpu), work.compute_us(gpu)
+    if launch_us > max(memory_us, compute_us):
+        return "launch"
+    return "DRAM" if memory_us >= compute_us else "fp32"
+
+
+def _is_library(instruction: Any) -> bool:
+    return instruction.opcode == b"custom-call" and bool(
+        LIBRARY.search(instruction.custom_call_target.decode())
+    )
+
+
+def _is_memcpy(instruction: Any) -> bool:
+    return instruction.opcode == b"fusion" and b"dynamic_memcpy" in instruction.backend_config
+
+
+def _count_turns(instruction: Any) -> int | None:
+    try:
+        return int(json.loads(instruction.backend_config)["known_trip_count"]["n"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _elements(shape: Any) -> int:
+    array = shape.tuple_shapes[0] if shape.tuple_shapes else shape
+    return int(math.prod(array.dimensions))
+
+
+def _bytes(shape: Any) -> int:
+    if shape.tuple_shapes:
+        return sum(_bytes(part) for part in shape.tuple_shapes)
+    name = ELEMENT_TYPES.get(shape.element_type, "opaque")
+    digits = re.match(r"[a-z]+(\d+)", name)
+    bits = WIDTHS.get(name, int(digits[1]) if digits else 0)
+    return int(math.prod(shape.dimensions)) * bits // 8
+
+
+def _product_flops(instruction: Any, operands: list[Any]) -> int:
+    """Operations of a dot, a convolution, or a library's call of either."""
+    if not operands:
+        return 0
+    result = (
+        instruction.shape.tuple_shapes[0] if instruction.shape.tuple_shapes else instruction.shape
+    )
+    numbers = instruction.convolution_dimension_numbers
+    if len(numbers.kernel_spatial_dimensions) and len(operands) > 1:
+        kernel = operands[1].dimensions
+        taps = kernel[numbers.kernel_input_feature_dimension] * math.prod(
+            kernel[d] for d in numbers.kernel_spatial_dimensions
+        )
+        return int(2 * math.prod(result.dimensions) * taps)
+    contracted = tuple(instruction.dot_dimension_numbers.lhs_contracting_dimensions)
+    contracted = contracted or contracted_by_library(instruction.backend_config)
+    shape = operands[0].dimensions
+    if any(d >= len(shape) for d in contracted):
+        return 0
+    return int(2 * math.prod(result.dimensions) * math.prod(shape[d] for d in contracted))
