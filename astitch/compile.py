@@ -86,6 +86,7 @@ class Compilation:
 
     graph: simplified, expanded and reassociated.  scopes: what has a kernel each; where stitch ops were split, their
     graph has copies of some broadcasts.  seconds: time of each stage.  splits: kernels that were looked at twice.
+    loops: which loops are one kernel, and why others are not.
     bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
 
@@ -97,13 +98,15 @@ class Compilation:
     seconds: dict[str, float]
     splits: tuple[Split, ...] = ()
     bodies: tuple[Body, ...] = ()
+    loops: tuple[str, ...] = ()
 
     def explain(self) -> str:
         """Kernels, schemes, barriers and everything that was refused, for people; the bodies of loops last."""
         whole = explain(
             self.scopes, self.plans, self.program, self.gpu, self.resources(), self.splits
         )
-        return "\n\n".join([whole, *(body.explain() for body in self.bodies)])
+        loops = ["\n".join(["loops:", *(f"  {note}" for note in self.loops)])] if self.loops else []
+        return "\n\n".join([whole, *loops, *(body.explain() for body in self.bodies)])
 
     def resources(self) -> dict[str, Resources] | None:
         """Registers and spills of each kernel by the CUDA compiler; None where no NVRTC is installed."""

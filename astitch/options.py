@@ -16,7 +16,7 @@ NAMES = {
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
-    "ASTITCH_STITCH_LOOPS": "1: bodies of loops and branches of conditionals get kernels too (default 0: left to XLA)",
+    "ASTITCH_STITCH_LOOPS": "whole: loops that can be one kernel are; 1: bodies of others get kernels too (default 0)",
     "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest, as tune=True does",
 }
 """The names and what they mean.  At most ten."""
@@ -58,10 +58,19 @@ def engine() -> str | None:
 def stitch_loops() -> bool:
     """Whether the bodies of loops and the branches of conditionals get kernels, which no GPU has timed yet.  Raises
     InvalidOption."""
+    return _read_loops() == "1"
+
+
+def loop_kernels() -> bool:
+    """Whether loops that can be one kernel are.  Raises InvalidOption."""
+    return _read_loops() in ("whole", "1")
+
+
+def _read_loops() -> str:
     given = _read("ASTITCH_STITCH_LOOPS")
-    if given not in ("", "0", "1"):
+    if given not in ("", "0", "whole", "1"):
         raise _invalid("ASTITCH_STITCH_LOOPS", given)
-    return given == "1"
+    return given
 
 
 def tune() -> bool:

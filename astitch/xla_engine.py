@@ -15,9 +15,12 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from astitch import kernel_ir as k
 from astitch import options
 from astitch.compile import Compilation, compile_graph
+from astitch.emit_loop import LoopKernel
 from astitch.errors import IllegalProduct
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
@@ -27,6 +30,7 @@ from astitch.ir import (
     ConstantAttrs,
     CustomCallAttrs,
     DType,
+    GetTupleElementAttrs,
     Graph,
     Literal,
     Node,
@@ -34,6 +38,7 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.kernel_cache import compile_cached
+from astitch.loop_analysis import Counter
 from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda
 from astitch.program import (
     CudaKernel,
@@ -44,6 +49,7 @@ from astitch.program import (
     Step,
     View,
 )
+from astitch.stitch_loops import LoopKey, find_loops, loop_key
 from astitch.stitch_regions import MOVES, find_unworthy, stitch_bodies, stitched_regions
 from astitch.storage import storage_name
 from astitch.trace import trace_compilation
@@ -207,6 +213,31 @@ def prepare_kernels(
     for kernel, result in zip(texts, compiled, strict=True):
         prepared[kernel.name] = _admit(kernel, result, gpu, tuple(in_place.get(kernel.name, ())))
     return {step.kernel.name: prepared[step.kernel.name] for step in steps}
+
+
+@dataclass(frozen=True, slots=True)
+class LoopCall:
+    """A loop as a kernel that XLA can launch."""
+
+    loop: LoopKernel
+    kernel: PtxKernel
+
+
+def prepare_loops(
+    loops: Mapping[LoopKey, LoopKernel], gpu: Gpu
+) -> tuple[dict[LoopKey, LoopCall], tuple[str, ...]]:
+    """The kernels of loops as PTX for a device, and notes on those that it cannot run.  Raises KernelCompileError."""
+    texts = [spell_for_xla(loop.kernel) for loop in loops.values()]
+    requests = [Request(text, gpu.arch) for text in texts]
+    compiled = compile_many_cuda(requests, compile_one=compile_cached)
+    prepared, notes = {}, []
+    for (key, loop), result in zip(loops.items(), compiled, strict=True):
+        kernel = _admit(loop.kernel, result, gpu, ())
+        if isinstance(kernel, PtxKernel):
+            prepared[key] = LoopCall(loop, kernel)
+        else:
+            notes.append(str(kernel))
+    return prepared, tuple(notes)
 
 
 def find_moves(compilation: Compilation) -> dict[str, str]:
@@ -471,12 +502,13 @@ def export_program(
     compilation: Compilation,
     kernels: Kernels,
     regions: Mapping[Graph, Graph] = MappingProxyType({}),
+    loops: Mapping[LoopKey, LoopCall] = MappingProxyType({}),
 ) -> bytes:
     """The whole program as a serialized HloModuleProto: its parameters in order, its outputs as one tuple.
 
-    regions: what to write for regions of loops and conditionals.
+    regions: what to write for regions of loops and conditionals.  loops: those that are one kernel.
     """
-    writer = _ModuleWriter(compilation, kernels, regions)
+    writer = _ModuleWriter(compilation, kernels, regions, loops)
     for step in compilation.program.steps:
         writer.add_step(step)
     return writer.finish()
@@ -519,8 +551,9 @@ class _ModuleWriter:
         compilation: Compilation,
         kernels: Kernels,
         regions: Mapping[Graph, Graph],
+        loops: Mapping[LoopKey, LoopCall],
     ) -> None:
-        self.regions = regions
+        self.regions, self.loops = regions, loops
         self.program = compilation.program
         self.graph = compilation.scopes.graph
         self.members = {plan.kernel.name: plan.scope.members for plan in compilation.plans}
@@ -581,32 +614,63 @@ class _ModuleWriter:
         if kernel.ordered:
             arguments.pop()  # the barrier words
         written = [(i, view) for i, view in arguments if i in step.written]
-        operands = [self.read(view) for i, view in arguments if i not in step.written]
-        types = [view.type for _, view in written]
-        indices = [i for i, _ in written]
+        read = [(i, view) for i, view in arguments if i not in step.written]
+        reads, indices = [i for i, _ in read], [i for i, _ in written]
+        aliases = tuple((indices.index(p.written), reads.index(p.read)) for p in kernel.in_place)
+        operands = [(self.read(view), view.type) for _, view in read]
+        results = [(i, view.type) for i, view in written]
+        names = self.add_call(f"kernel/{kernel.name}", kernel, operands, results, aliases)
+        for (_, view), name in zip(written, names, strict=False):
+            self.write(view.buffer, name, view.type)
+
+    def add_call(
+        self,
+        name: str,
+        kernel: PtxKernel,
+        operands: Sequence[tuple[str, ArrayType]],
+        results: Sequence[tuple[int, ArrayType]],
+        aliases: tuple[tuple[int, int], ...] = (),
+    ) -> tuple[str, ...]:
+        """A custom call; the names of its results.  results: which parameter of the kernel each is."""
+        indices = [i for i, _ in results]
+        types = [type_ for _, type_ in results]
+        given = list(operands)
         if kernel.ordered:
-            before = self.token or self.first_token()
-            operands.append(before)
+            indices.append(len(operands) + len(results) + 1)
+            given.append((self.token or self.first_token(), _TOKEN))
             types.append(_TOKEN)
-            indices.append(len(arguments) + 1)
-        ranks = [view.type.rank for i, view in arguments if i not in step.written]
-        reads = [i for i, _ in arguments if i not in step.written]
-        aliases = [(indices.index(p.written), reads.index(p.read)) for p in kernel.in_place]
         attrs = CustomCallAttrs(
             TARGET,
             write_backend_config(kernel, indices),
             _TYPED_FFI,
-            aliases=tuple(aliases),
-            operand_layouts=tuple(map(_row_major, [*ranks, 1] if kernel.ordered else ranks)),
+            aliases=aliases,
+            operand_layouts=tuple(_row_major(type_.rank) for _, type_ in given),
             result_layouts=tuple(_row_major(type_.rank) for type_ in types),
         )
         type_ = types[0] if len(types) == 1 else TupleType(tuple(types))
-        call = Node(f"kernel/{kernel.name}", "custom-call", type_, tuple(operands), attrs)
+        call = Node(name, "custom-call", type_, tuple(value for value, _ in given), attrs)
         names = self.builder.add_results(call)
         if kernel.ordered:
             self.token = names[-1]
-        for (_, view), name in zip(written, names, strict=False):
-            self.write(view.buffer, name, view.type)
+        return names
+
+    def add_loop(self, name: str, node: Node, operands: Sequence[str], call: LoopCall) -> list[str]:
+        """The results of a while that is one kernel, by their number; what nobody reads is its start."""
+        loop = call.loop
+        types = loop.plan.loop.types
+        read = [(operands[i], types[i]) for i in loop.operands]
+        written = [(len(read) + i, types[state]) for i, state in enumerate(loop.results)]
+        made = self.add_call(f"{name}/{call.kernel.name}", call.kernel, read, written)
+        results = list(operands)
+        for state, value in zip(loop.results, made, strict=False):
+            results[state] = value
+        for state, role in enumerate(loop.plan.loop.roles):
+            if isinstance(role, Counter):
+                end = np.asarray(role.value.at(loop.plan.loop.trips), types[state].dtype.numpy)
+                attrs = ConstantAttrs(Literal.of(end.reshape(types[state].shape)))
+                results[state] = f"{name}/end.{state}"
+                self.builder.add_node(Node(results[state], "constant", types[state], attrs=attrs))
+        return results
 
     def first_token(self) -> str:
         """What the first ordered kernel takes: a constant that it does not touch."""
@@ -618,12 +682,19 @@ class _ModuleWriter:
         """What XLA was to compile by itself, as a part of the module."""
         graph = import_hlo(step.hlo)
         names: dict[str, str] = {}
+        results: dict[str, list[str]] = {}
         for node in graph:
             if isinstance(node.attrs, ParameterAttrs):
                 names[node.name] = self.read(step.operands[node.attrs.index])
                 continue
+            if isinstance(node.attrs, GetTupleElementAttrs) and node.operands[0] in results:
+                names[node.name] = results[node.operands[0]][node.attrs.index]
+                continue
             names[node.name] = f"{step.name}/{node.name}"
             operands = tuple(names[o] for o in node.operands)
+            if node.op == "while" and (call := self.loops.get(loop_key(graph, node))):
+                results[node.name] = self.add_loop(names[node.name], node, operands, call)
+                continue
             called = node.regions
             if stitched_regions(node):
                 called = tuple(self.regions.get(region, region) for region in called)
@@ -736,7 +807,12 @@ class Stitched:
                 if options.stitch_loops():
                     compilation = stitch_bodies(compilation, tune=tune)
                 compilation, regions = export_bodies(compilation, self._prepare_body)
-                module = to_stablehlo(export_program(compilation, kernels, regions))
+                loops: dict[LoopKey, LoopCall] = {}
+                if options.loop_kernels():
+                    found, notes = find_loops(compilation)
+                    loops, refused = prepare_loops(found, self.gpu)
+                    compilation = replace(compilation, loops=(*notes, *refused))
+                module = to_stablehlo(export_program(compilation, kernels, regions, loops))
                 trace_compilation(self.hlo, compilation)
                 self._made = compilation, module
         return self._made

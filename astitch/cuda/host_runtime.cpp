@@ -571,7 +571,9 @@ bool Worker::search(Choice& choice, const Fibre* from)
         for (u32 i = 0; i < count; ++i) {
             Warp* warp = &block->warp[(down ? first + warps - i : first + i) % warps];
             if (warp->ready) {
-                choice = {block, warp, choose_lane(warp->ready)};
+                // After a polling thread the lowest, then later ones: each gets its turn in either order.
+                const bool fair = from && !random_order;
+                choice = {block, warp, fair ? lowest(warp->ready) : choose_lane(warp->ready)};
                 return true;
             }
         }

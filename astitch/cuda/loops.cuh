@@ -1,0 +1,129 @@
+// A loop in one kernel: products by matrices that stay on chip, and whole rows that blocks of a group tell each other.
+// Included by kernels of loops only (astitch/emit_loop.py), after astitch.cuh.
+//
+// A team of LANES lanes has WIDTH units; lane l has of each part of k the vectors LANES * i + l of four.  What a product
+// gives a unit are PARTS numbers, so a team sums ROWS * WIDTH pairs of them, and the pairs end in its lanes.
+#pragma once
+
+// A lane's share of a matrix: w[vector * 4 + e][unit][part].  What lies beyond the matrix is zero.
+template <int FIRST, int VECTORS, int EXTENT, int LANES, int WIDTH, int PARTS, class Put, class T>
+__device__ __forceinline__ void load_matrix(
+    Put put, const T* __restrict__ from, int first_k, int k_stride, int column_stride, int unit, int end, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+#pragma unroll
+            for (int v = 0; v < WIDTH; ++v)
+#pragma unroll
+                for (int p = 0; p < PARTS; ++p) {
+                    const int k = 4 * (LANES * (FIRST + i) + lane) + e;
+                    const bool inside = k < EXTENT && unit + v < end;
+                    const float w = inside ? load_as<float>(from[(first_k + k) * k_stride + (p * EXTENT + unit + v) * column_stride]) : 0.0f;
+                    put(i, e, v * PARTS + p, w);
+                }
+}
+
+// sum[row][column] += rows of `left` times the vectors FIRST ... of the lane's share, which is in registers from vector
+// KEPT of w on.
+template <int KEPT, int FIRST, int VECTORS, int ROWS, int COLUMNS, int LANES, int STRIDE, int WEIGHTS, class Slot>
+__device__ __forceinline__ void add_product(
+    float (&sum)[ROWS * COLUMNS], const float (&w)[WEIGHTS], const Slot& left, int start, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        Vec<float, 4> x[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) x[r] = shared_vec<float, 4>(left, start + r * STRIDE + 4 * (LANES * (FIRST + i) + lane));
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                for (int c = 0; c < COLUMNS; ++c)
+                    sum[r * COLUMNS + c] = fmaf(w[((KEPT + i) * 4 + e) * COLUMNS + c], x[r].v[e], sum[r * COLUMNS + c]);
+    }
+}
+
+// The same for a share in shared memory: a thread's vectors of four k lie THREADS vectors apart.
+template <int FIRST, int VECTORS, int ROWS, int COLUMNS, int LANES, int STRIDE, int THREADS, class Weights, class Slot>
+__device__ __forceinline__ void add_shared_product(
+    float (&sum)[ROWS * COLUMNS], const Weights& w, int from, const Slot& left, int start, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        Vec<float, 4> x[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) x[r] = shared_vec<float, 4>(left, start + r * STRIDE + 4 * (LANES * (FIRST + i) + lane));
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            const Vec<float, 4> y = shared_vec<float, 4>(w, from + 4 * ((i * COLUMNS + c) * THREADS + int(threadIdx.x)));
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sum[r * COLUMNS + c] = fmaf(y.v[e], x[r].v[e], sum[r * COLUMNS + c]);
+        }
+    }
+}
+
+// Adds what the lanes of a team have; while a lane has several pairs, each half of the lanes goes on with half of them.
+// In the end lane l has the pairs l * (PAIRS / LANES) ..., or pair l / (LANES / PAIRS), which its neighbours have too.
+template <int LANES, int PAIRS, int PARTS, int COUNT>
+__device__ __forceinline__ void share_pairs(float (&sum)[COUNT], int lane)
+{
+    if constexpr (LANES > 1) {
+        constexpr int OTHER = LANES / 2;
+        if constexpr (PAIRS > 1) {
+            const bool upper = lane & OTHER;
+#pragma unroll
+            for (int i = 0; i < PAIRS / 2 * PARTS; ++i) {
+                const float kept = upper ? sum[i + PAIRS / 2 * PARTS] : sum[i];
+                const float sent = upper ? sum[i] : sum[i + PAIRS / 2 * PARTS];
+                sum[i] = kept + __shfl_xor_sync(0xffffffffu, sent, OTHER);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], OTHER);
+        }
+        share_pairs<OTHER, PAIRS == 1 ? 1 : PAIRS / 2, PARTS>(sum, lane);
+    }
+}
+
+// Waits for COUNT rows of EXTENT tagged words and puts them into rows STRIDE apart.  A thread asks for all of its words
+// (of up to CHUNK) in each round: asking for one after the other would be a way to the L2 for each.  A wait that does not
+// end is a trap.
+template <int COUNT, int EXTENT, int STRIDE, int THREADS, int CHUNK, class Slot>
+__device__ __forceinline__ void receive_rows(
+    const Slot& to, int start, const unsigned long long* from, unsigned tag)
+{
+    constexpr int WORDS = COUNT * EXTENT, EACH = (WORDS + THREADS - 1) / THREADS;
+#pragma unroll
+    for (int first = 0; first < EACH; first += CHUNK) {
+        unsigned word[CHUNK];
+#ifdef ASTITCH_HOST
+        for (int i = 0; i < CHUNK; ++i)
+            if (const int at = (first + i) * THREADS + int(threadIdx.x); at < WORDS) astitch_take_word(from + at, tag, word[i]);
+#else
+        long long since = 0;
+        while (true) {
+            bool fresh = true;
+#pragma unroll
+            for (int i = 0; i < CHUNK; ++i) {
+                const int at = (first + i) * THREADS + int(threadIdx.x);
+                if (first + i < EACH && (WORDS % THREADS == 0 || at < WORDS)) fresh &= astitch_take_word(from + at, tag, word[i]);
+            }
+            if (fresh) break;
+            const long long now = clock64();
+            if (since == 0) since = now;
+            if (now - since > 4000000000ll) __trap();
+        }
+#endif
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i) {
+            const int at = (first + i) * THREADS + int(threadIdx.x);
+            if (first + i < EACH && (WORDS % THREADS == 0 || at < WORDS))
+                to[start + at / EXTENT * STRIDE + at % EXTENT] = same_bits<float>(word[i]);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+"""What a `while` does: how often it turns, and what each part of its state is.
+
+Takes a while node and the graph around it, hands on a Loop or the reason why it is none.  The idea: the parts of a
+scan's state play few roles (counter, invariant, stack, carried value), which the body's use of them tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from astitch.ir import (
+    ArrayType,
+    CompareAttrs,
+    ConstantAttrs,
+    Graph,
+    Node,
+    TupleType,
+)
+
+VIEWS = frozenset({"reshape", "bitcast", "copy", "optimization-barrier"})
+"""Ops whose result has its operand's elements in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """An integer in turn t, counted from 0: scale * t + offset."""
+
+    scale: int
+    offset: int
+
+    def at(self, turn: int) -> int:
+        return self.scale * turn + self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a stack a turn reads or writes: along `dimension` at `index`, everything along the others."""
+
+    dimension: int
+    index: Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A state of the loop that counts turns."""
+
+    value: Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """A state that every turn hands on as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A state that the body computes anew: `value` is the node of the body."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A state of which each turn writes one slice, `value`; nobody reads it in the loop, and every slice is written."""
+
+    value: str
+    place: Place
+
+
+Role = Counter | Invariant | Carried | Stack
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A while of `trips` turns.  roles: of each part of its state.  slices: the dynamic-slices of the body, which read
+    invariants.  integers: the scalars of the body that are affine in the turn.
+    """
+
+    node: Node
+    trips: int
+    roles: tuple[Role, ...]
+    slices: Mapping[str, Place]
+    integers: Mapping[str, Affine]
+
+    @property
+    def body(self) -> Graph:
+        return self.node.regions[1]
+
+    @property
+    def types(self) -> tuple[ArrayType, ...]:
+        """Of the state."""
+        return state_types(self.node)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRefusal:
+    """Why a loop is left as it is."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"%{self.name}: the loop is not one kernel: {self.reason}"
+
+
+def state_types(node: Node) -> tuple[ArrayType, ...]:
+    """The types of a while's state."""
+    return node.type.elements if isinstance(node.type, TupleType) else (node.type,)
+
+
+def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
+    """The roles of a while's state.  graph: where the while stands."""
+    condition, body = node.regions
+    known = {i: v for i, o in enumerate(node.operands) if (v := integer_of(graph, o)) is not None}
+    starts: dict[int, Affine] = {}
+    for index, name in enumerate(body.parameters):
+        step = _find_step(body, name, body.outputs[index])
+        if step is not None and index in known:
+            starts[index] = Affine(step, known[index])
+        elif body.outputs[index] == name and index in known:
+            starts[index] = Affine(0, known[index])
+    trips = _count_trips(condition, starts)
+    if trips is None:
+        return LoopRefusal(node.name, "how often it turns is not known")
+    given = {body.parameters[i]: value for i, value in starts.items()}
+    integers = find_integers(body, given, trips)
+    slices: dict[str, Place] = {}
+    for inner in body:
+        if inner.op == "dynamic-slice":
+            operand = inner.operands[0]
+            kept = operand in body.parameters and body.outputs[_number(body, operand)] == operand
+            place = _find_place(body, inner, inner.operands[1:], inner.shape, integers, trips)
+            if kept and place is not None:
+                slices[inner.name] = place
+    roles: list[Role] = []
+    for index, (name, output) in enumerate(zip(body.parameters, body.outputs, strict=True)):
+        if index in starts and starts[index].scale:
+            roles.append(Counter(starts[index]))
+        elif output == name:
+            roles.append(Invariant())
+        elif (stack := _find_stack(body, name, output, integers, trips)) is not None:
+            roles.append(stack)
+        elif body[output].op == "dynamic-update-slice":
+            return LoopRefusal(
+                node.name, f"what %{output} writes is not one slice of a stack a turn"
+            )
+        else:
+            roles.append(Carried(output))
+    return Loop(node, trips, tuple(roles), slices, integers)
+
+
+def _number(body: Graph, parameter: str) -> int:
+    return body.parameters.index(parameter)
+
+
+def integer_of(graph: Graph, name: str) -> int | None:
+    """The value of an integer constant of one element."""
+    node = graph[name]
+    while node.op in VIEWS or node.op == "broadcast":
+        node = graph[node.operands[0]]
+    if not isinstance(node.attrs, ConstantAttrs) or not node.array.dtype.is_integer:
+        return None
+    return int(node.attrs.value.numpy().reshape(-1)[0]) if node.array.size == 1 else None
+
+
+def _find_step(body: Graph, parameter: str, output: str) -> int | None:
+    """What a turn adds to a scalar of the state, if it adds a constant."""
+    node = body[output]
+    if node.op != "add" or node.array.rank:
+        return None
+    for one, other in (node.operands, node.operands[::-1]):
+        step = integer_of(body, other)
+        if one == parameter and step is not None:
+            return step
+    return None
+
+
+def _count_trips(condition: Graph, starts: Mapping[int, Affine]) -> int | None:
+    """How often a condition holds: it compares a counter with a number."""
+    test = condition[condition.outputs[0]]
+    if test.op != "compare" or not isinstance(test.attrs, CompareAttrs):
+        return None
+    given = {condition.parameters[i]: value for i, value in starts.items()}
+    sides: list[Affine] = []
+    for operand in test.operands:
+        number = integer_of(condition, operand)
+        side = Affine(0, number) if number is not None else given.get(operand)
+        if side is None:
+            return None
+        sides.append(side)
+    left, right = sides
+    direction = test.attrs.direction
+    if direction in ("GT", "GE"):
+        left, right, direction = right, left, {"GT": "LT", "GE": "LE"}[direction]
+    # It holds while gap > 0.
+    gap = right.offset - left.offset + (direction == "LE")
+    closing = left.scale - right.scale
+    if direction not in ("LT", "LE") or (gap > 0 and closing <= 0):
+        return None
+    return max(0, -(-gap // closing)) if gap > 0 else 0
+
+
+def find_integers(body: Graph, given: Mapping[str, Affine], trips: int) -> dict[str, Affine]:
+    """The integer scalars of a body that are affine in the turn.  given: those of its parameters."""
+    found = dict(given)
+    last = max(trips - 1, 0)
+    truths: dict[str, bool] = {}
+    for node in body:
+        if not isinstance(node.type, ArrayType) or node.type.size != 1:
+            continue
+        if isinstance(node.attrs, ConstantAttrs):
+            if node.type.dtype.is_integer:
+                found[node.name] = Affine(0, int(node.attrs.value.numpy().reshape(-1)[0]))
+            continue
+        if node.op == "select" and node.operands[0] in truths:
+            chosen = node.operands[1 if truths[node.operands[0]] else 2]
+            if chosen in found:
+                found[node.name] = found[chosen]
+            continue
+        if any(o not in found for o in node.operands) or not node.operands:
+            continue
+        a, *rest = (found[o] for o in node.operands)
+        match node.op, rest:
+            case "add", [b]:
+                value = Affine(a.scale + b.scale, a.offset + b.offset)
+            case "subtract", [b]:
+                value = Affine(a.scale - b.scale, a.offset - b.offset)
+            case "negate", []:
+                value = Affine(-a.scale, -a.offset)
+            case "multiply", [b] if not a.scale:
+                value = Affine(a.offset * b.scale, a.offset * b.offset)
+            case "multiply", [b] if not b.scale:
+                value = Affine(a.scale * b.offset, a.offset * b.offset)
+            case (("convert" | "copy" | "reshape" | "bitcast"), []) if node.type.dtype.is_integer:
+                value = a
+            case "compare", [b]:
+                # Both sides are straight lines: what holds at both ends holds between them.
+                assert isinstance(node.attrs, CompareAttrs)
+                told = {_holds(node.attrs.direction, a.at(t), b.at(t)) for t in (0, last)}
+                if len(told) == 1 and node.attrs.direction not in ("EQ", "NE"):
+                    truths[node.name] = told.pop()
+                continue
+            case _:
+                continue
+        if all(_fits(node.type, value.at(t)) for t in (0, last)):
+            found[node.name] = value
+    return found
+
+
+def _holds(direction: str, a: int, b: int) -> bool:
+    comparisons = {"LT": a < b, "LE": a <= b, "GT": a > b, "GE": a >= b, "EQ": a == b, "NE": a != b}
+    return comparisons[direction]
+
+
+def _fits(type_: ArrayType, value: int) -> bool:
+    """Does no wrap-around happen?"""
+    bits = 8 * type_.dtype.bytes
+    least: int = -(2 ** (bits - 1)) if type_.dtype.is_signed else 0
+    return least <= value < least + int(2**bits)
+
+
+def _find_place(
+    body: Graph,
+    node: Node,
+    indices: tuple[str, ...],
+    sizes: tuple[int, ...],
+    integers: Mapping[str, Affine],
+    trips: int,
+) -> Place | None:
+    """Where a dynamic-slice or an update acts on a stack; None where it is not one slice at an index within bounds.
+
+    sizes: of the slice.
+    """
+    shape = body[node.operands[0]].shape
+    if any(index not in integers for index in indices):
+        return None
+    places = [integers[index] for index in indices]
+    found: Place | None = None
+    for dimension, (place, size, extent) in enumerate(zip(places, sizes, shape, strict=True)):
+        if size == extent and found is not None:
+            continue  # any start is clamped to 0
+        if size == extent and (place.scale == 0 or extent > 1):
+            continue
+        ends = (place.at(0), place.at(max(trips - 1, 0)))
+        if found is not None or size != 1 or min(ends) < 0 or max(ends) >= extent:
+            return None
+        found = Place(dimension, place)
+    return found
+
+
+def _find_stack(
+    body: Graph, parameter: str, output: str, integers: Mapping[str, Affine], trips: int
+) -> Stack | None:
+    update = body[output]
+    if update.op != "dynamic-update-slice" or update.operands[0] != parameter:
+        return None
+    if body.users[parameter] != (output,) or body.users[output] or body.outputs.count(output) > 1:
+        return None
+    value = update.operands[1]
+    place = _find_place(body, update, update.operands[2:], body[value].shape, integers, trips)
+    if place is None:
+        return None
+    whole = abs(place.index.scale) == 1 and update.shape[place.dimension] == trips
+    return Stack(value, place) if whole else None

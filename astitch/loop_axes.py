@@ -1,0 +1,294 @@
+"""Which dimension of each value in a loop's body is the batch's and which one holds columns.
+
+Takes a Loop, hands on its Axes or a refusal.  The idea: a product by an invariant matrix tells rows from columns, every
+other op carries that on, so dimensions that must be the same are one class; columns fall into equal parts (the gates of
+an LSTM), and the elements at one place of all parts are one unit, which one thread can compute.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from astitch.ir import (
+    BroadcastAttrs,
+    DimensionAttrs,
+    DotAttrs,
+    Node,
+    SliceAttrs,
+    TransposeAttrs,
+)
+from astitch.loop_analysis import VIEWS, Carried, Loop, LoopRefusal, Stack
+from astitch.ops import OPS, Kind
+
+
+class Axis(enum.Enum):
+    """What a dimension is: of extent 1, of the batch, of the columns."""
+
+    ONE = "one"
+    ROW = "row"
+    COLUMN = "column"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A dot of the body: state [rows, k] times an invariant matrix [k, columns].
+
+    left: the operand that is computed in the loop.  matrix: the body's parameter.  k_dimension, column_dimension: of
+    the matrix.
+    """
+
+    name: str
+    left: str
+    matrix: str
+    k_dimension: int
+    column_dimension: int
+
+
+@dataclass(frozen=True)
+class Axes:
+    """rows: of the batch.  units: columns of one part.  of: the axes of each value that the loop computes or reads.
+    products: the dots.  live: the nodes of the body that its results need.
+    """
+
+    rows: int
+    units: int
+    of: Mapping[str, tuple[Axis, ...]]
+    products: Mapping[str, Product]
+    live: frozenset[str]
+
+    def dimension(self, name: str, axis: Axis) -> int | None:
+        """Which dimension of a value is the batch's or the columns'."""
+        return self.of[name].index(axis) if axis in self.of[name] else None
+
+
+class _Refused(Exception):
+    """Why the axes of a loop cannot be told."""
+
+
+def find_axes(loop: Loop, used: Collection[int]) -> Axes | LoopRefusal:
+    """The axes of every value in a loop's body.  used: the parts of its final state that somebody reads."""
+    try:
+        return _Classes(loop, used).resolve()
+    except _Refused as refused:
+        return LoopRefusal(loop.node.name, str(refused))
+
+
+def find_live(loop: Loop, used: Collection[int]) -> frozenset[str]:
+    """The nodes of the body that the used parts of the final state need."""
+    body, live = loop.body, set[str]()
+    made = (Carried, Stack)
+    pending = [role.value for i in used if isinstance(role := loop.roles[i], made)]
+    while pending:
+        name = pending.pop()
+        if name in live or name in loop.integers:
+            continue
+        live.add(name)
+        if name in body.parameters:
+            role = loop.roles[body.parameters.index(name)]
+            pending += [role.value] if isinstance(role, Carried) else []
+        operands = body[name].operands
+        pending += operands[:1] if name in loop.slices else operands
+    return frozenset(live)
+
+
+def find_product(loop: Loop, node: Node) -> Product | None:
+    """A dot with one operand that no turn changes, of two dimensions, the other of at most two."""
+    attrs = node.attrs
+    if not isinstance(attrs, DotAttrs) or attrs.lhs_batch:
+        return None
+    sides = [
+        (node.operands[0], node.operands[1], attrs.lhs_contracting, attrs.rhs_contracting),
+        (node.operands[1], node.operands[0], attrs.rhs_contracting, attrs.lhs_contracting),
+    ]
+    for left, right, left_k, right_k in sides:
+        matrix, permutation = right, [0, 1]
+        while loop.body[matrix].op == "transpose":
+            turned = loop.body[matrix].attrs
+            assert isinstance(turned, TransposeAttrs)
+            permutation = [turned.permutation[p] for p in permutation]
+            matrix = loop.body[matrix].operands[0]
+        state = loop.body[left]
+        if matrix not in loop.body.parameters or loop.body[matrix].array.rank != 2:
+            continue
+        kept = loop.body.outputs[loop.body.parameters.index(matrix)] == matrix
+        if kept and len(left_k) == 1 and state.array.rank <= 2:
+            k_dimension = permutation[right_k[0]]
+            return Product(node.name, left, matrix, k_dimension, 1 - k_dimension)
+    return None
+
+
+class _Classes:
+    """Dimensions that must be of one kind, by union and find."""
+
+    def __init__(self, loop: Loop, used: Collection[int]) -> None:
+        self.loop, self.body = loop, loop.body
+        self.parent: dict[tuple[str, int], tuple[str, int]] = {}
+        self.marks: dict[tuple[str, int], set[Axis]] = {}
+        self.products: dict[str, Product] = {}
+        self.live = find_live(loop, used)
+        self.matrices: set[str] = set()
+        self.edges: set[int] = set()
+
+    def find(self, key: tuple[str, int]) -> tuple[str, int]:
+        while (above := self.parent.get(key, key)) != key:
+            self.parent[key] = self.parent.get(above, above)
+            key = above
+        return key
+
+    def join(self, a: tuple[str, int], b: tuple[str, int]) -> None:
+        one, other = self.find(a), self.find(b)
+        if one != other:
+            self.parent[one] = other
+            self.marks.setdefault(other, set()).update(self.marks.pop(one, set()))
+
+    def mark(self, name: str, dimension: int, axis: Axis) -> None:
+        self.marks.setdefault(self.find((name, dimension)), set()).add(axis)
+
+    def resolve(self) -> Axes:
+        body = self.body
+        for node in body:
+            if node.name in self.live and node.name not in self.loop.integers:
+                self.visit(node)
+        for parameter, role in zip(body.parameters, self.loop.roles, strict=True):
+            if isinstance(role, Carried) and parameter in self.live:
+                for d in range(body[parameter].array.rank):
+                    self.join((parameter, d), (role.value, d))
+        if not self.products:
+            raise _Refused("it has no product by a matrix that no turn changes")
+        of: dict[str, tuple[Axis, ...]] = {}
+        self.spread_marks()
+        for node in body:
+            if node.name in self.live and node.name not in self.matrices:
+                of[node.name] = tuple(self.axis(node, d) for d in range(node.array.rank))
+        rows, units = 1, 0
+        for name, axes in of.items():
+            if axes.count(Axis.ROW) > 1 or axes.count(Axis.COLUMN) > 1:
+                raise _Refused(f"%{name} has two dimensions of rows or of columns")
+            for axis, extent in zip(axes, body[name].shape, strict=True):
+                if axis is Axis.ROW:
+                    if rows not in (1, extent):
+                        raise _Refused(f"%{name} has {extent} rows, others {rows}")
+                    rows = extent
+                elif axis is Axis.COLUMN:
+                    units = math.gcd(units, extent)
+        for edge in self.edges:
+            units = math.gcd(units, edge)
+        return Axes(rows, units, of, self.products, self.live)
+
+    def spread_marks(self) -> None:
+        """Beside rows there are columns, beside columns rows: so unmarked dimensions get their mark."""
+        changed = True
+        while changed:
+            changed = False
+            for name in self.live - self.matrices:
+                shape = self.body[name].shape
+                open_ = [
+                    d
+                    for d, extent in enumerate(shape)
+                    if extent > 1 and not self.is_stack_dimension(name, d)
+                ]
+                if len(open_) != 2:
+                    continue
+                for d, beside in (open_, open_[::-1]):
+                    told = self.marks.get(self.find((name, beside)), set())
+                    if len(told) == 1 and not self.marks.get(self.find((name, d))):
+                        self.mark(name, d, Axis.COLUMN if Axis.ROW in told else Axis.ROW)
+                        changed = True
+
+    def axis(self, node: Node, dimension: int) -> Axis:
+        if node.shape[dimension] == 1:
+            return Axis.ONE
+        if node.name in self.body.parameters and self.is_stack_dimension(node.name, dimension):
+            return Axis.ONE
+        marks = self.marks.get(self.find((node.name, dimension)), set())
+        if len(marks) != 1:
+            what = "both rows and columns" if marks else "neither rows nor columns"
+            raise _Refused(f"dimension {dimension} of %{node.name} holds {what}")
+        return next(iter(marks))
+
+    def is_stack_dimension(self, name: str, dimension: int) -> bool:
+        return any(
+            self.body[slice_].operands[0] == name and place.dimension == dimension
+            for slice_, place in self.loop.slices.items()
+        )
+
+    def visit(self, node: Node) -> None:
+        """The dimensions that an op has in common with its operands."""
+        body, kind = self.body, OPS[node.op].kind
+        if kind is Kind.ELEMENTWISE or node.op == "convert":
+            for operand in node.operands:
+                if operand not in self.loop.integers and body[operand].array.rank:
+                    for d in range(node.array.rank):
+                        self.join((operand, d), (node.name, d))
+            return
+        match node.op, node.attrs:
+            case (("parameter" | "constant" | "iota"), _):
+                if node.op == "constant" and node.array.size > 1:
+                    raise _Refused(f"%{node.name} is a constant of several elements")
+                if node.op == "iota":
+                    raise _Refused(f"%{node.name} counts along a dimension")
+            case "broadcast", BroadcastAttrs(dimensions):
+                if node.operands[0] not in self.loop.integers:
+                    for i, d in enumerate(dimensions):
+                        self.join((node.operands[0], i), (node.name, d))
+            case "transpose", TransposeAttrs(permutation):
+                for d, i in enumerate(permutation):
+                    self.join((node.operands[0], i), (node.name, d))
+            case ("slice", SliceAttrs(starts, limits, strides)):
+                for d in range(node.array.rank):
+                    if node.shape[d] != body[node.operands[0]].shape[d]:
+                        if strides[d] != 1:
+                            raise _Refused(f"%{node.name} leaves out elements in between")
+                        self.mark(node.name, d, Axis.COLUMN)
+                        self.edges.update((starts[d], limits[d]))
+                    self.join((node.operands[0], d), (node.name, d))
+            case "concatenate", DimensionAttrs(dimension):
+                for operand in node.operands:
+                    for d in range(node.array.rank):
+                        self.join((operand, d), (node.name, d))
+                    self.edges.add(body[operand].shape[dimension])
+                self.mark(node.name, dimension, Axis.COLUMN)
+            case "dynamic-slice", _ if node.name in self.loop.slices:
+                place = self.loop.slices[node.name]
+                for d in range(node.array.rank):
+                    if d != place.dimension:
+                        self.join((node.operands[0], d), (node.name, d))
+            case "dot", _:
+                self.visit_product(node)
+            case op, _ if op in VIEWS:
+                self.visit_view(node)
+            case _:
+                raise _Refused(f"%{node.name} is a {node.op}")
+
+    def visit_view(self, node: Node) -> None:
+        source = self.body[node.operands[0]]
+        before = [d for d, extent in enumerate(source.shape) if extent != 1]
+        after = [d for d, extent in enumerate(node.shape) if extent != 1]
+        if [source.shape[d] for d in before] != [node.shape[d] for d in after]:
+            raise _Refused(f"%{node.name} reshapes {source.array} to {node.array}")
+        for i, d in zip(before, after, strict=True):
+            self.join((source.name, i), (node.name, d))
+
+    def visit_product(self, node: Node) -> None:
+        product = find_product(self.loop, node)
+        if product is None:
+            raise _Refused(f"%{node.name} is no product of rows and a matrix that no turn changes")
+        attrs = node.attrs
+        assert isinstance(attrs, DotAttrs)
+        first = product.left == node.operands[0]
+        k = (attrs.lhs_contracting if first else attrs.rhs_contracting)[0]
+        self.products[node.name] = product
+        self.matrices.add(product.matrix)
+        chain = node.operands[1 if first else 0]
+        while chain != product.matrix:
+            self.matrices.add(chain)
+            chain = self.body[chain].operands[0]
+        self.mark(product.left, k, Axis.COLUMN)
+        column = node.array.rank - 1 if first else 0
+        self.mark(node.name, column, Axis.COLUMN)
+        if self.body[product.left].array.rank == 2:
+            self.mark(product.left, 1 - k, Axis.ROW)
+            self.join((product.left, 1 - k), (node.name, 1 - column))

@@ -1,0 +1,501 @@
+"""How a whole loop runs as one kernel: which block has which units and rows, and what blocks tell each other when.
+
+Takes a Loop and its Axes, hands on a LoopPlan or a refusal.  The idea: a thread owns a few (row, unit) pairs and
+computes all parts of them, so element-wise work is local; only the left sides of products cross units.  Each product
+begins a stage, before which every block of a group gets whole rows; groups have rows of their own and never talk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from astitch.gpu import Gpu
+from astitch.ir import (
+    BroadcastAttrs,
+    DimensionAttrs,
+    DType,
+    Graph,
+    Node,
+    SliceAttrs,
+)
+from astitch.loop_analysis import (
+    VIEWS,
+    Carried,
+    Loop,
+    LoopRefusal,
+    Place,
+    Stack,
+    analyse_loop,
+)
+from astitch.loop_axes import Axes, Axis, Product, find_axes
+from astitch.ops import OPS, Cost, Kind
+
+FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
+"""What products take: their sums are f32."""
+
+HELD = FLOATS | {DType.PRED, DType.S32, DType.U32}
+"""What a thread can hold of a value."""
+
+MAX_BLOCK = 512
+MAX_ROWS = 16
+"""Rows of a group: each takes registers for its sums."""
+
+MAX_WORDS = 16
+"""Words that a thread waits for at once; beyond it waits more often."""
+
+LEAST_TRIPS = 4
+
+MATRIX_REGISTERS = 128
+"""Of a thread, for its share of the matrices."""
+
+OTHER_REGISTERS = 64
+"""What a thread needs besides matrices, sums and what it reads: tighter, and the compiler spills and takes long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a value: of its columns those from number * units on; the value itself where it has no columns."""
+
+    name: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A value that comes from memory: an invariant, the first of a carried state, or in each turn a slice of a stack.
+
+    state: which of the loop's state.
+    """
+
+    name: str
+    state: int
+    place: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Parts of which every block of a group gets whole rows before the products of `stage`.
+
+    carried: they are a state's, told at the end of the turn before; else this turn computes them before the stage.
+    """
+
+    stage: int
+    carried: bool
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """A product of a stage.  left: for each of its k parts the number of the Moved and the place in it.
+
+    parts: how many its result has.
+    """
+
+    product: Product
+    stage: int
+    left: tuple[tuple[int, int], ...]
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What one turn does, for a thread's pairs.
+
+    computed: by stage, the parts of element-wise ops that are computed before its products.  stages: how many products
+    follow each other.  heavy: special functions of a pair.
+    """
+
+    reads: tuple[Read, ...]
+    moved: tuple[Moved, ...]
+    products: tuple[Multiply, ...]
+    computed: tuple[tuple[Part, ...], ...]
+    heavy: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.computed) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the work is cut: `members` blocks a group share the units, each group has `rows` rows.
+
+    A team of `lanes` lanes has `width` units: its lanes split k, then the (row, unit) pairs.
+    """
+
+    members: int
+    rows: int
+    width: int
+    lanes: int
+    groups: int
+    units: int
+
+    @property
+    def own_units(self) -> int:
+        """Units of a block."""
+        return -(-self.units // self.members)
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return -(-(-(-self.own_units // self.width) * self.lanes) // 32) * 32
+
+    @property
+    def grid(self) -> int:
+        return self.members * self.groups
+
+    @property
+    def owned(self) -> int:
+        """Pairs of a thread."""
+        return max(1, self.rows * self.width // self.lanes)
+
+    @property
+    def copies(self) -> int:
+        """Threads that compute the same pair."""
+        return max(1, self.lanes // (self.rows * self.width))
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of four k of a part that a lane has."""
+        return -(-self.units // (4 * self.lanes))
+
+    @property
+    def stride(self) -> int:
+        """Elements between the rows of a part in shared memory, the last ones zero."""
+        return 4 * self.lanes * self.vectors
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """A loop as one kernel.  used: the parts of the final state that are its results.  held: by product, how many
+    vectors of its matrix stay in registers; the others are in shared memory.  us: the projection; xla_us: of XLA's
+    loop.
+    """
+
+    loop: Loop
+    axes: Axes
+    steps: Steps
+    cut: Cut
+    used: tuple[int, ...]
+    held: tuple[int, ...]
+    blocks_per_sm: int
+    us: float
+    xla_us: float
+
+    def __str__(self) -> str:
+        cut, steps = self.cut, self.steps
+        return (
+            f"%{self.loop.node.name}: {self.loop.trips} turns in one kernel: {cut.groups} groups of "
+            f"{cut.members} blocks, {cut.rows} rows a group, {cut.own_units} units a block, "
+            f"{cut.block} threads, {cut.lanes} lanes a team; {len(steps.products)} products in "
+            f"{steps.stages} stages; {self.us:.0f} us projected, {self.xla_us:.0f} as XLA's loop"
+        )
+
+
+class _Refused(Exception):
+    """Why a loop has no plan."""
+
+
+def plan_loop(graph: Graph, node: Node, used: Collection[int], gpu: Gpu) -> LoopPlan | LoopRefusal:
+    """A plan for a while that beats XLA's loop, or why there is none.
+
+    graph: where the while stands.  used: the parts of its final state that somebody reads.
+    """
+    loop = analyse_loop(graph, node)
+    if isinstance(loop, LoopRefusal):
+        return loop
+    results = tuple(i for i in sorted(used) if isinstance(loop.roles[i], Carried | Stack))
+    axes = find_axes(loop, results)
+    if isinstance(axes, LoopRefusal):
+        return axes
+    try:
+        if loop.trips < LEAST_TRIPS:
+            raise _Refused(f"it turns {loop.trips} times only")
+        _check_types(loop, axes)
+        steps = _Scheduler(loop, axes, results).schedule()
+        xla_us = project_xla(loop, axes)
+        plan = _choose_cut(loop, axes, steps, results, gpu, xla_us)
+    except _Refused as refused:
+        return LoopRefusal(node.name, str(refused))
+    if plan.us >= xla_us:
+        reason = f"{plan.us:.0f} us projected, XLA's loop takes {xla_us:.0f}"
+        return LoopRefusal(node.name, reason)
+    return plan
+
+
+def _check_types(loop: Loop, axes: Axes) -> None:
+    body = loop.body
+    for name in axes.of:
+        type_ = body[name].array
+        if type_.dtype not in HELD:
+            raise _Refused(f"%{name} is {type_}")
+        if type_.size >= 2**31:
+            raise _Refused(f"%{name} has {type_.size} elements")
+    for product in axes.products.values():
+        for name in (product.name, product.left, product.matrix):
+            if body[name].dtype not in FLOATS:
+                raise _Refused(f"the product %{product.name} has {body[name].array}")
+
+
+def count_parts(loop: Loop, axes: Axes, name: str) -> int:
+    """Parts of a value: 1 where it has no columns."""
+    if name not in axes.of:
+        return 1
+    column = axes.dimension(name, Axis.COLUMN)
+    return 1 if column is None else loop.body[name].shape[column] // axes.units
+
+
+class Resolver:
+    """Where a part of a value really comes from, behind the ops that only move."""
+
+    def __init__(self, loop: Loop, axes: Axes) -> None:
+        self.loop, self.axes, self.body = loop, axes, loop.body
+
+    def resolve(self, name: str, number: int) -> Part:
+        """The op, read or constant that a part is a part of."""
+        while True:
+            if name in self.loop.integers:
+                return Part(name, 0)
+            if name in self.axes.of and self.axes.dimension(name, Axis.COLUMN) is None:
+                number = 0
+            node = self.body[name]
+            match node.op, node.attrs:
+                case "slice", SliceAttrs(starts):
+                    column = self.axes.dimension(name, Axis.COLUMN)
+                    source = self.axes.dimension(node.operands[0], Axis.COLUMN)
+                    if column is not None and source is not None:
+                        number += starts[source] // self.axes.units
+                    name = node.operands[0]
+                case "concatenate", DimensionAttrs():
+                    for operand in node.operands:
+                        parts = count_parts(self.loop, self.axes, operand)
+                        if number < parts:
+                            name = operand
+                            break
+                        number -= parts
+                case ("broadcast", BroadcastAttrs()) | ("transpose", _):
+                    name = node.operands[0]
+                case op, _ if op in VIEWS:
+                    name = node.operands[0]
+                case _:
+                    return Part(name, number)
+
+
+class _Scheduler:
+    """Puts the ops of a body into stages."""
+
+    def __init__(self, loop: Loop, axes: Axes, used: Sequence[int]) -> None:
+        self.loop, self.axes, self.body, self.used = loop, axes, loop.body, used
+        self.resolve = Resolver(loop, axes).resolve
+        self.roles = dict(zip(self.body.parameters, loop.roles, strict=True))
+        self.stages: dict[Part, int] = {}
+        self.reads: dict[str, Read] = {}
+
+    def stage_of(self, part: Part) -> int:
+        """How many stages of products must be over before a part is there."""
+        if part in self.stages:
+            return self.stages[part]
+        node = self.body[part.name]
+        if part.name in self.loop.integers or node.op == "constant":
+            stage = 0
+        elif part.name in self.roles or part.name in self.loop.slices:
+            self.add_read(node)
+            stage = 0
+        elif part.name in self.axes.products:
+            left = self.axes.products[part.name].left
+            stage = 1 + max(self.stage_of(p) for p in self.parts_of(left))
+        elif OPS[node.op].kind is Kind.ELEMENTWISE:
+            stage = max((self.stage_of(p) for p in self.operands_of(part)), default=0)
+        else:
+            raise _Refused(f"%{node.name} is a {node.op}")
+        self.stages[part] = stage
+        return stage
+
+    def parts_of(self, name: str) -> list[Part]:
+        return [self.resolve(name, i) for i in range(count_parts(self.loop, self.axes, name))]
+
+    def operands_of(self, part: Part) -> list[Part]:
+        return [self.resolve(o, part.number) for o in self.body[part.name].operands]
+
+    def add_read(self, node: Node) -> None:
+        if node.name in self.loop.slices:
+            state = self.body.parameters.index(node.operands[0])
+            self.reads[node.name] = Read(node.name, state, self.loop.slices[node.name])
+        else:
+            if isinstance(self.roles[node.name], Stack):
+                raise _Refused(f"%{node.name} is read as a whole and written in slices")
+            self.reads[node.name] = Read(node.name, self.body.parameters.index(node.name), None)
+
+    def schedule(self) -> Steps:
+        """The stages.  Raises _Refused."""
+        results = [
+            part
+            for role in self.loop.roles
+            if isinstance(role, Carried | Stack) and role.value in self.axes.live
+            for part in self.parts_of(role.value)
+        ]
+        for part in results:
+            self.stage_of(part)
+        products = [p for n, p in self.axes.products.items() if Part(n, 0) in self.stages]
+        last = max(self.stages[part] for part in self.stages)
+        computed: list[list[Part]] = [[] for _ in range(last + 1)]
+        order = {name: i for i, name in enumerate(self.body.nodes)}
+        for part in sorted(self.stages, key=lambda p: (order[p.name], p.number)):
+            kind = OPS[self.body[part.name].op].kind
+            if kind is Kind.ELEMENTWISE and part.name not in self.loop.integers:
+                computed[self.stages[part]].append(part)
+        moved, multiplies = self.move(products)
+        heavy = sum(
+            OPS[self.body[p.name].op].cost is Cost.HEAVY for stage in computed for p in stage
+        )
+        return Steps(
+            tuple(self.reads.values()), moved, multiplies, tuple(map(tuple, computed)), heavy
+        )
+
+    def move(self, products: Sequence[Product]) -> tuple[tuple[Moved, ...], tuple[Multiply, ...]]:
+        groups: dict[tuple[int, bool], dict[Part, None]] = {}
+        keys: dict[Part, tuple[int, bool]] = {}
+        for product in products:
+            for part in self.parts_of(product.left):
+                carried = isinstance(self.roles.get(part.name), Carried)
+                if carried:
+                    self.check_handed_on(part)
+                key = 0 if carried else self.stages[part], carried
+                groups.setdefault(key, {})[part] = None
+                keys[part] = key
+        numbers = {key: i for i, key in enumerate(sorted(groups, key=lambda k: (k[0], not k[1])))}
+        moved = tuple(Moved(*key, tuple(groups[key])) for key in numbers)
+        multiplies = []
+        for product in products:
+            parts = self.parts_of(product.left)
+            left = tuple((numbers[keys[p]], moved[numbers[keys[p]]].parts.index(p)) for p in parts)
+            stage = self.stages[Part(product.name, 0)] - 1
+            count = count_parts(self.loop, self.axes, product.name)
+            multiplies.append(Multiply(product, stage, left, count))
+        return moved, tuple(sorted(multiplies, key=lambda m: m.stage))
+
+    def check_handed_on(self, part: Part) -> None:
+        """A state that blocks tell each other must wait for a product: two buffers are enough only then."""
+        role = self.roles[part.name]
+        assert isinstance(role, Carried)
+        if self.stage_of(self.resolve(role.value, part.number)) == 0:
+            raise _Refused(
+                f"%{part.name} is a side of a product, and its next value waits for none"
+            )
+
+
+# ---- cost ----------------------------------------------------------------------------------------------------------
+
+
+def project_xla(loop: Loop, axes: Axes) -> float:
+    """Microseconds of XLA's loop: on an H100 its turn takes 7 with one small product and 11 to 12 with two."""
+    return loop.trips * (2.5 + 4.5 * len(axes.products))
+
+
+LAUNCH_US = 4.0
+CLOCK_GHZ = 1.75
+
+
+def _choose_cut(
+    loop: Loop, axes: Axes, steps: Steps, used: Sequence[int], gpu: Gpu, xla_us: float
+) -> LoopPlan:
+    plans = [
+        plan
+        for cut in _list_cuts(axes, gpu)
+        if (plan := try_cut(loop, axes, steps, tuple(used), gpu, xla_us, cut)) is not None
+    ]
+    if not plans:
+        raise _Refused("its matrices do not fit the registers and shared memory of the blocks")
+    return min(plans, key=lambda plan: plan.us)
+
+
+def _list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
+    for members in (m for m in range(1, gpu.sms + 1) if axes.units % m == 0):
+        own = axes.units // members
+        for width in (1, 2, 4, 8):
+            if own % width:
+                continue
+            for lanes in (1, 2, 4, 8, 16, 32):
+                for rows in (1, 2, 4, 8, 16):
+                    if rows > MAX_ROWS or rows >= 2 * axes.rows:
+                        continue
+                    groups = -(-axes.rows // rows)
+                    cut = Cut(members, rows, width, lanes, groups, axes.units)
+                    if cut.block <= MAX_BLOCK and cut.vectors <= 64:
+                        yield cut
+
+
+def try_cut(
+    loop: Loop,
+    axes: Axes,
+    steps: Steps,
+    used: tuple[int, ...],
+    gpu: Gpu,
+    xla_us: float,
+    cut: Cut,
+) -> LoopPlan | None:
+    columns = [m.parts * cut.width for m in steps.products]
+    if max(c * cut.rows for c in columns) > 64:
+        return None
+    reads = sum(count_parts(loop, axes, r.name) for r in steps.reads)
+    other = OTHER_REGISTERS + cut.owned * (2 * reads + 8) + cut.rows * (max(columns) + 4)
+    for resident in (2, 1):
+        bound = min(gpu.max_registers(cut.block, resident), 255)
+        room = min(bound - other, MATRIX_REGISTERS)
+        if room < 0:
+            continue
+        held: list[int] = []
+        left = 0
+        for multiply, count in zip(steps.products, columns, strict=True):
+            total = cut.vectors * len(multiply.left)
+            fit = min(total, max(0, room) // (4 * count))
+            held.append(fit)
+            room -= 4 * count * fit
+            left += (total - fit) * 16 * count * cut.block
+        shared = left + count_slot_bytes(steps, cut)
+        bps = gpu.blocks_per_sm(cut.block, gpu.max_registers(cut.block, resident), shared)
+        if bps < resident or (cut.members > 1 and cut.grid > gpu.sms * resident):
+            continue
+        us = _project(loop, steps, cut, gpu, resident, columns, held)
+        return LoopPlan(loop, axes, steps, cut, used, tuple(held), resident, us, xla_us)
+    return None
+
+
+def count_slot_bytes(steps: Steps, cut: Cut) -> int:
+    """Shared memory for the rows that products read: two turns' worth."""
+    return sum(2 * len(m.parts) for m in steps.moved) * cut.rows * cut.stride * 4
+
+
+def _project(
+    loop: Loop,
+    steps: Steps,
+    cut: Cut,
+    gpu: Gpu,
+    resident: int,
+    columns: Sequence[int],
+    held: Sequence[int],
+) -> float:
+    """Microseconds of the whole loop."""
+    together = min(resident, -(-cut.grid // gpu.sms))  # blocks that share an SM
+    waves = -(-cut.grid // (gpu.sms * together))
+    warps = cut.block // 32 * together
+    cycles = 0.0
+    for multiply, count, kept in zip(steps.products, columns, held, strict=True):
+        vectors = cut.vectors * len(multiply.left)
+        adds = vectors * 4 * count * cut.rows / 4
+        words = vectors * cut.rows * max(1, cut.lanes / 8) + (vectors - kept) * count * 4
+        shuffles, pairs, lanes = 0, cut.rows * cut.width, cut.lanes
+        while lanes > 1:
+            pairs = max(1, pairs // 2)
+            lanes //= 2
+            shuffles += pairs * multiply.parts
+        cycles += warps * (1.3 * max(adds, words) + shuffles)
+    cycles += warps * cut.owned * (steps.heavy * 16 + sum(map(len, steps.computed)))
+    turn_us = cycles / CLOCK_GHZ / 1e3 + 0.15 * (1 + steps.stages)
+    if cut.members > 1:
+        for moved in steps.moved:
+            words = len(moved.parts) * cut.rows * cut.units / cut.block
+            turn_us += 0.25 + 0.075 * words + 0.001 * cut.members
+    loaded = sum(v * 16 * c for v, c in zip(held, columns, strict=True)) * cut.block
+    return LAUNCH_US + waves * (loop.trips * turn_us + loaded / 40e3)

@@ -1,0 +1,64 @@
+"""The loops of a program that run as one kernel each.
+
+Takes a Compilation, hands on the kernels of the whiles that XLA was to run, by what those compute, and why others have
+none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from astitch.compile import Compilation
+from astitch.emit_loop import LoopKernel, emit_loop
+from astitch.hlo_import import import_hlo
+from astitch.ir import GetTupleElementAttrs, Graph, Node
+from astitch.loop_analysis import integer_of
+from astitch.loop_plan import LoopPlan, plan_loop
+from astitch.program import IslandStep
+
+
+@dataclass(frozen=True, slots=True)
+class LoopKey:
+    """What a while computes: its regions, the integers that it starts with, which parts of its final state are read."""
+
+    regions: tuple[Graph, ...]
+    integers: tuple[int | None, ...]
+    used: tuple[int, ...]
+
+
+def loop_key(graph: Graph, node: Node) -> LoopKey:
+    """The key of a while in its graph."""
+    integers = tuple(integer_of(graph, operand) for operand in node.operands)
+    return LoopKey(node.regions, integers, find_used(graph, node))
+
+
+def find_used(graph: Graph, node: Node) -> tuple[int, ...]:
+    """The parts of a while's final state that somebody reads."""
+    projections = (graph[user].attrs for user in graph.users[node.name])
+    return tuple(sorted({a.index for a in projections if isinstance(a, GetTupleElementAttrs)}))
+
+
+def find_loops(
+    compilation: Compilation, path: str = ""
+) -> tuple[dict[LoopKey, LoopKernel], tuple[str, ...]]:
+    """The loops that are worth a kernel, and notes on all.  path: begins the names of the kernels."""
+    found: dict[LoopKey, LoopKernel] = {}
+    notes: list[str] = []
+    for step in compilation.program.steps:
+        if not isinstance(step, IslandStep):
+            continue
+        graph = import_hlo(step.hlo)
+        for node in graph:
+            if node.op != "while" or not graph.users[node.name]:
+                continue
+            key = loop_key(graph, node)
+            if key in found:
+                notes.append(f"%{node.name}: the same loop as {found[key].kernel.name}")
+                continue
+            plan = plan_loop(graph, node, key.used, compilation.gpu)
+            if isinstance(plan, LoopPlan):
+                found[key] = emit_loop(plan, f"{path}loop_{len(found)}")
+                notes.append(f"{found[key].kernel.name} = {plan}")
+            else:
+                notes.append(str(plan))
+    return found, tuple(notes)

@@ -1,0 +1,317 @@
+"""Loops as one kernel: what a while does, how it is cut, and that the emulated kernel computes what XLA does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from astitch.compile import compile_graph
+from astitch.emit_loop import LoopKernel, emit_loop
+from astitch.emulate import Order, compile_host
+from astitch.gpu import preset
+from astitch.hlo_import import import_hlo
+from astitch.ir import Graph, Node
+from astitch.loop_analysis import Affine, Carried, Counter, Invariant, Loop, Stack, analyse_loop
+from astitch.loop_plan import Cut, LoopPlan, LoopRefusal, plan_loop, try_cut
+from astitch.reference import eval_node
+from astitch.simplify import simplify
+from astitch.stitch_loops import find_loops, find_used
+from astitch.xla_engine import LoopCall, PtxKernel, export_program, spell_for_xla
+from tests.hlo_runner import lower
+from tests.small_gpu import few_sms
+from tests.test_xla_engine import as_text, run_graph
+
+RNG = np.random.default_rng(0)
+H100 = preset("h100")
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+# ---- loops -----------------------------------------------------------------------------------------------------------
+
+
+def lstm(w: Any, z: Any, h: Any, c: Any, *, reverse: bool = False) -> Any:
+    def turn(state: Any, z: Any) -> Any:
+        h, c = state
+        i, f, g, o = jnp.split(z + h @ w, 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    return lax.scan(turn, (h, c), z, reverse=reverse)
+
+
+def lstm_arguments(width: int, batch: int = 6, turns: int = 5, dtype: Any = np.float32) -> Any:
+    shapes = (width, 4 * width), (turns, batch, 4 * width), (batch, width), (batch, width)
+    w, *others = (normal(*shape).astype(dtype) for shape in shapes)
+    return (w / np.asarray(2 * width**0.5, dtype), *others)
+
+
+def attention_gru(gates: Any, candidate: Any, x: Any, within: Any, scores: Any, h: Any) -> Any:
+    """Two products that wait for each other, columns side by side, values of whole rows."""
+
+    def turn(h: Any, inputs: Any) -> Any:
+        x, kept, score = inputs
+        both = jnp.concatenate([x, h], -1)
+        reset, update = jnp.split(jax.nn.sigmoid(both @ gates + 1.0), 2, -1)
+        new = jnp.tanh(jnp.concatenate([x, reset * h], -1) @ candidate)
+        update = score[:, None] * update
+        h = jnp.where(kept[:, None] > 0, (1.0 - update) * h + update * new, h)
+        return h, h
+
+    return lax.scan(turn, h, (x, within, scores))[1]
+
+
+def gru_arguments(width: int, batch: int = 6, turns: int = 5) -> Any:
+    gates, candidate = normal(2 * width, 2 * width) / 4, normal(2 * width, width) / 4
+    rows = normal(turns, batch), abs(normal(turns, batch))
+    return gates, candidate, normal(turns, batch, width), *rows, normal(batch, width)
+
+
+def transposed(w: Any, x: Any, h: Any, gain: Any) -> Any:
+    """A matrix read by its rows, a bias, an integer of the turn, a mask that is kept."""
+
+    def turn(state: Any, x: Any) -> Any:
+        t, h = state
+        h = jnp.tanh(lax.dot_general(h, w, (((1,), (1,)), ((), ()))) + x * gain)
+        late = h > t.astype(jnp.float32) / 8
+        h = jnp.where(late, h, -h)
+        return (t + 1, h), late
+
+    return lax.scan(turn, (jnp.int32(0), h), x)
+
+
+def transposed_arguments() -> Any:
+    return normal(16, 16) / 4, normal(6, 4, 16), normal(4, 16), normal(16)
+
+
+LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
+    "lstm": (lstm, lstm_arguments(16)),
+    "reverse": (lambda *a: lstm(*a, reverse=True), lstm_arguments(12)),
+    "bfloat16": (lstm, lstm_arguments(16, dtype=jnp.bfloat16)),
+    "attention_gru": (attention_gru, gru_arguments(12)),
+    "transposed": (transposed, transposed_arguments()),
+}
+
+
+def read(fn: Callable[..., Any], arguments: Any) -> Graph:
+    return simplify(import_hlo(lower(fn, *arguments, keep_unused=True)))
+
+
+def loops_of(graph: Graph) -> list[Node]:
+    return [node for node in graph if node.op == "while"]
+
+
+def plan(graph: Graph, node: Node, cut: Sequence[int] | None = None) -> LoopPlan:
+    """cut: members, rows, width, lanes; None: as planned."""
+    found = plan_loop(graph, node, find_used(graph, node), H100)
+    assert isinstance(found, LoopPlan), found
+    if cut is None:
+        return found
+    members, rows, width, lanes = cut
+    groups = -(-found.axes.rows // rows)
+    shape = Cut(members, rows, width, lanes, groups, found.axes.units)
+    forced = try_cut(found.loop, found.axes, found.steps, found.used, H100, found.xla_us, shape)
+    assert forced is not None
+    return forced
+
+
+def evaluate(graph: Graph, arguments: Any) -> dict[str, tuple[np.ndarray, ...]]:
+    values: dict[str, tuple[np.ndarray, ...]] = {}
+    for name, argument in zip(graph.parameters, jax.tree.leaves(arguments), strict=True):
+        values[name] = (np.asarray(argument),)
+    for node in graph:
+        if node.op == "get-tuple-element":
+            values[node.name] = (values[node.operands[0]][node.attrs.index],)  # type: ignore[union-attr]
+        elif node.op != "parameter":
+            values[node.name] = eval_node(node, [values[o][0] for o in node.operands])
+    return values
+
+
+def launch(
+    made: LoopKernel, operands: Sequence[np.ndarray], *, check: bool, launches: int = 1, **how: Any
+) -> list[np.ndarray]:
+    kernel, types = made.kernel, made.plan.loop.types
+    results = [np.full(types[i].shape, 77, types[i].dtype.numpy) for i in made.results]
+    arrays = [np.ascontiguousarray(operands[i]) for i in made.operands] + results
+    if kernel.barrier_words:
+        arrays.append(np.zeros(kernel.barrier_words, np.uint32))
+    module = compile_host(kernel.source, check=check)
+    for _ in range(launches):
+        for result in results:
+            result[...] = 77
+        module.launch(
+            kernel.name,
+            kernel.grid,
+            kernel.block,
+            arrays,
+            shared_bytes=kernel.shared_bytes,
+            cooperative=kernel.cooperative,
+            **how,
+        )
+    return results
+
+
+def assert_computes(name: str, cut: Sequence[int] | None = None, **how: Any) -> None:
+    fn, arguments = LOOPS[name]
+    graph = read(fn, arguments)
+    values = evaluate(graph, arguments)
+    (node,) = loops_of(graph)
+    made = emit_loop(plan(graph, node, cut), "loop_0")
+    results = launch(made, [values[o][0] for o in node.operands], **{"check": False, **how})
+    tolerance = 2e-2 if name == "bfloat16" else 1e-5
+    for state, result in zip(made.results, results, strict=True):
+        want = values[node.name][state]
+        np.testing.assert_allclose(
+            result.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=tolerance
+        )
+
+
+# ---- what a while does -----------------------------------------------------------------------------------------------
+
+
+def test_the_roles_of_a_scan() -> None:
+    graph = read(*LOOPS["reverse"])
+    (node,) = loops_of(graph)
+    loop = analyse_loop(graph, node)
+    assert isinstance(loop, Loop)
+    assert loop.trips == 5
+    counter, h, c, stack, z, w = loop.roles
+    assert counter == Counter(Affine(1, 0))
+    assert isinstance(h, Carried) and isinstance(c, Carried)
+    assert isinstance(stack, Stack) and stack.place.index == Affine(-1, 4)
+    assert z == w == Invariant()
+    assert [place.index for place in loop.slices.values()] == [Affine(-1, 4)]
+
+
+@pytest.mark.parametrize(
+    "stop, step, trips", [(7, 1, 7), (7, 2, 4), (0, 1, 0), (-3, 1, 0), (1, 5, 1)]
+)
+def test_trips_are_counted(stop: int, step: int, trips: int) -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda s: s[0] < stop, lambda s: (s[0] + step, s[1] * 2), (0, x))[1]
+
+    graph = import_hlo(lower(fn, np.float32(1)))
+    (node,) = loops_of(graph)
+    loop = analyse_loop(graph, node)
+    assert isinstance(loop, Loop)
+    assert loop.trips == trips
+
+
+def refuse(fn: Callable[..., Any], *arguments: Any) -> str:
+    graph = read(fn, arguments)
+    (node,) = loops_of(graph)
+    refusal = plan_loop(graph, node, find_used(graph, node), H100)
+    assert isinstance(refusal, LoopRefusal), refusal
+    return str(refusal)
+
+
+def test_what_is_no_kernel_says_why() -> None:
+    w, x = normal(8, 8), normal(4, 8)
+    until = lambda w, x: lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ w + 1, x)  # noqa: E731
+    assert refuse(until, w, x).endswith("how often it turns is not known")
+    double = lambda x: lax.fori_loop(0, 9, lambda _, x: x * 2, x)  # noqa: E731
+    assert "no product by a matrix that no turn changes" in refuse(double, x)
+    short = lambda w, x: lax.fori_loop(0, 3, lambda _, x: x @ w, x)  # noqa: E731
+    assert refuse(short, w, x).endswith("it turns 3 times only")
+    square = lambda x: lax.fori_loop(0, 9, lambda _, x: x @ x, x)  # noqa: E731
+    assert "no product of rows and a matrix that no turn changes" in refuse(square, w)
+    sort = lambda w, x: lax.fori_loop(0, 9, lambda _, x: jnp.sort(x @ w), x)  # noqa: E731
+    assert "is a sort" in refuse(sort, w, x)
+    large = (
+        jax.ShapeDtypeStruct((8192, 8192), np.float32),
+        jax.ShapeDtypeStruct((4, 8192), np.float32),
+    )
+    many = lambda w, x: lax.fori_loop(0, 9, lambda _, x: jnp.tanh(x @ w), x)  # noqa: E731
+    assert "do not fit" in refuse(many, *large)
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_kernel_computes_what_the_loop_does(name: str) -> None:
+    assert_computes(name, check=True)
+
+
+@pytest.mark.parametrize(
+    "name, cut",
+    [
+        ("lstm", (4, 2, 1, 4)),  # members, rows, width, lanes
+        ("lstm", (2, 4, 4, 8)),
+        ("lstm", (16, 1, 1, 32)),
+        ("reverse", (3, 4, 1, 4)),
+        ("attention_gru", (4, 2, 1, 8)),
+        ("transposed", (2, 2, 2, 2)),
+    ],
+)
+def test_groups_of_blocks_tell_each_other_rows(name: str, cut: Sequence[int]) -> None:
+    assert_computes(name, cut, launches=2)
+
+
+@pytest.mark.parametrize("name", ["lstm", "attention_gru"])
+@pytest.mark.parametrize("order", [Order.REVERSE, Order.RANDOM])
+def test_one_group_has_no_races(name: str, order: Order) -> None:
+    assert_computes(name, (4, 8, 1, 4), check=True, order=order)
+
+
+def test_matrices_beyond_the_registers_are_in_shared_memory() -> None:
+    fn, arguments = LOOPS["lstm"]
+    graph = read(fn, arguments)
+    (node,) = loops_of(graph)
+    values = evaluate(graph, arguments)
+    whole = plan(graph, node, (2, 2, 1, 2))
+    part = dataclasses.replace(whole, held=(1,))
+    assert whole.held == (2,)
+    operands = [values[o][0] for o in node.operands]
+    found = [launch(emit_loop(p, "loop_0"), operands, check=False) for p in (whole, part)]
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_equal_loops_are_one_kernel() -> None:
+    def twice(w: Any, z: Any, h: Any, c: Any) -> Any:
+        return lstm(w, z, h, c), lstm(w, z + 1, c, h), lstm(w, z, h, c, reverse=True)
+
+    graph = import_hlo(lower(twice, *lstm_arguments(16)))
+    found, notes = find_loops(compile_graph(graph, H100))
+    assert [made.kernel.name for made in found.values()] == ["loop_0", "loop_1"]
+    assert len(notes) == 3 and sum(note.endswith("the same loop as loop_0") for note in notes) == 1
+
+
+# ---- in a program of XLA's -------------------------------------------------------------------------------------------
+
+
+def both_ways(w: Any, z: Any, h: Any, c: Any) -> Any:
+    """Two loops of which one runs down; of their final states only one is read."""
+    (_, last), up = lstm(w, z, h, c)
+    return jnp.concatenate([up, lstm(w, z, c, h, reverse=True)[1]], -1), last
+
+
+@pytest.mark.parametrize("name", ["both_ways", "attention_gru"])
+def test_a_program_calls_the_kernels_of_its_loops(name: str) -> None:
+    fn, arguments = (both_ways, lstm_arguments(16)) if name == "both_ways" else LOOPS[name]
+    compilation = compile_graph(import_hlo(lower(fn, *arguments, keep_unused=True)), few_sms(8))
+    found, _ = find_loops(compilation)
+    calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
+    module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
+    assert not loops_of(module)
+    got = run_graph(module, jax.tree.leaves(arguments))
+    for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def as_call(made: LoopKernel) -> PtxKernel:
+    """The kernel with CUDA text for the emulation where XLA would find PTX."""
+    k = made.kernel
+    return PtxKernel(k.name, spell_for_xla(k), k.grid, k.block, k.shared_bytes, k.cooperative)
