@@ -1,20 +1,566 @@
-"""A Report -> one HTML page that needs nothing else."""
+"""A Report -> one HTML page that needs nothing else: styles, script, pictures and the generated CUDA are all inside.
+
+Whatever comes from a report (names in HLO files, paths, texts of errors) is escaped on its way.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from html import escape
+from importlib.resources import files
 
-from astitch.profiling.report import Report
-from astitch.profiling.terminal import render_text
+from astitch.profiling.figures import (
+    PARTS,
+    SIDE_NAMES,
+    draw_ablation,
+    draw_program,
+    draw_roofline,
+    draw_split,
+    draw_timeline,
+    panel_id,
+    part_name,
+)
+from astitch.profiling.report import KINDS, MEMORY, Group, Kernel, Refusal, Report, Side, Stitch
+from astitch.profiling.wording import (
+    KIND_NAMES,
+    SHORT_NAMES,
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_percent,
+    format_ratio,
+    format_seconds,
+    format_spread,
+    format_us,
+    name_basis,
+)
+
+SCHEMES = {
+    "independent": "nobody in the kernel reads it",
+    "local": "stays in a register of the thread that made it",
+    "regional": "goes through shuffles or shared memory of its block",
+    "global": "goes through memory and a barrier of the grid",
+}
 
 
 def render_page(report: Report) -> str:
     """The whole page."""
-    text = escape(render_text(report, kernels=1000))
-    title = escape(report.target)
-    return f"<!doctype html><meta charset='utf-8'><title>{title}</title><pre>{text}</pre>"
+    assets = files("astitch.profiling") / "assets"
+    style = (assets / "page.css").read_text("utf-8")
+    script = (assets / "page.js").read_text("utf-8")
+    body = "\n".join(part for part in _list_parts(report) if part)
+    title = escape(f"{report.target}: XLA and astitch")
+    return f"""\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="astitch-profile">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the report</a>
+{body}
+<div id="tip" role="status" aria-live="polite" hidden></div>
+<script>
+{script}</script>
+</body>
+</html>
+"""
 
 
 def render_frame(report: Report) -> str:
-    """The page in a frame of its own."""
-    return f'<iframe srcdoc="{escape(render_page(report))}" width="100%" height="900"></iframe>'
+    """The page in a frame of its own, for notebooks."""
+    page = escape(render_page(report), quote=True)
+    title = escape(report.target, quote=True)
+    return f'<iframe title="{title}" srcdoc="{page}" style="width:100%;height:900px;border:0"></iframe>'
+
+
+def _list_parts(report: Report) -> Iterator[str]:
+    yield render_head(report)
+    yield '<main id="main">'
+    yield render_cards(report)
+    yield render_split(report)
+    yield render_kernels(report)
+    yield _section("roofline", "Roofline", _scroll(draw_roofline(report)), _roofline_note(report))
+    yield render_program(report)
+    note = (
+        "" if report.measured else "Nothing was run: kernels end to end, each its speed of light."
+    )
+    yield _section("timeline", "Timeline", _scroll(draw_timeline(report)), note)
+    yield render_ablation(report)
+    yield render_refusals(report)
+    yield render_machine(report)
+    yield "</main>"
+    yield (
+        "<footer>Keys: Tab reaches every figure; arrow keys walk the program and the timelines; "
+        "Enter opens a stitch op, Escape closes it. Written by astitch-profile.</footer>"
+    )
+
+
+def render_head(report: Report) -> str:
+    kind = "measured" if report.measured else "projected"
+    links = "".join(
+        f'<a href="#{name}">{title}</a>'
+        for name, title in (
+            ("time", "Time"),
+            ("kernels", "Kernels"),
+            ("roofline", "Roofline"),
+            ("program", "Program"),
+            ("timeline", "Timeline"),
+            ("ablation", "Ablation"),
+            ("refusals", "Refusals"),
+            ("machine", "Machine"),
+        )
+    )
+    return f"""\
+<header>
+<div class="bar"><span class="mark">astitch<b>profile</b></span><nav aria-label="Sections">{links}</nav>
+<button id="theme" type="button" aria-label="Change between light and dark">◐</button></div>
+<h1>{escape(report.target)}</h1>
+<p class="basis"><span class="badge {kind}">{kind}</span> {escape(name_basis(report))} · {escape(report.date)}</p>
+</header>"""
+
+
+# ---- cards -------------------------------------------------------------------------------------------------------
+
+
+def render_cards(report: Report) -> str:
+    """The figures that one looks for first."""
+    xla, ours = report.sides
+    cards: list[str] = []
+    if report.measured:
+        told = f"{format_spread(ours.wall)} of {_runs(ours)} batches"
+        cards.append(_card("A call", xla.total_us, ours.total_us, format_us, told))
+    what = "measured" if report.measured else "speed of light of the kernels"
+    cards.append(
+        _card(
+            "Memory-intensive time", xla.kernel_us(MEMORY), ours.kernel_us(MEMORY), format_us, what
+        )
+    )
+    cards.append(
+        _card(
+            "Memory-intensive kernels",
+            xla.count(MEMORY),
+            ours.count(MEMORY),
+            format_count,
+            f"of {format_count(xla.launches)} and {format_count(ours.launches)} launches",
+        )
+    )
+    share = report.light_share
+    meter = "" if share is None else (
+        f'<div class="meter" role="img" aria-label="{format_percent(share)} of the speed of light">'
+        f'<span style="width:{min(share, 1) * 100:.1f}%"></span></div>'
+    )  # fmt: skip
+    how = "measured" if report.measured else "projected"
+    cards.append(
+        f'<div class="card"><h3>Speed of light reached</h3><p class="figure-number">{format_percent(share)}</p>{meter}'
+        f"<p class=note>astitch's memory-intensive kernels, {how}</p></div>"
+    )
+    cards.append(
+        _card(
+            "Device memory",
+            xla.planned_bytes,
+            ours.planned_bytes,
+            format_bytes,
+            "as each compiler planned it",
+        )
+    )
+    cards.append(
+        _card("Compile time", xla.compile_s, ours.compile_s, format_seconds, "the first time")
+    )
+    missing = "".join(
+        f'<p class="warning">{SIDE_NAMES[s.name]}: {escape(s.missing)}</p>'
+        for s in report.sides
+        if s.missing
+    )
+    return f'<section class="cards" aria-label="Summary">{"".join(cards)}</section>{missing}'
+
+
+def _runs(side: Side) -> int:
+    return side.wall.runs if side.wall else 0
+
+
+def _card(title: str, theirs: float | None, ours: float | None, show: object, note: str) -> str:
+    assert callable(show)
+    ratio = format_ratio(theirs, ours)
+    better = theirs is not None and ours is not None and ours <= theirs
+    chip = (
+        ""
+        if ratio == UNKNOWN
+        else f'<span class="chip {"good" if better else "bad"}">{ratio}</span>'
+    )
+    return (
+        f'<div class="card"><h3>{escape(title)}</h3><p class="figure-number">{escape(show(ours))}{chip}</p>'
+        f'<p class="against">XLA {escape(show(theirs))}</p><p class="note">{escape(note)}</p></div>'
+    )
+
+
+# ---- sections ----------------------------------------------------------------------------------------------------
+
+
+def _section(name: str, title: str, content: str, note: str = "") -> str:
+    if not content:
+        return ""
+    told = f'<p class="note">{escape(note)}</p>' if note else ""
+    head = f'<h2 id="{name}-title">{title}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-title">{head}{told}{content}</section>'
+
+
+def _scroll(content: str) -> str:
+    """What is wider than a small screen moves under the finger; nothing stays nothing."""
+    return f'<div class="scroll">{content}</div>' if content else ""
+
+
+def render_split(report: Report) -> str:
+    legend = "".join(
+        f'<li><span class="swatch {part}"></span>{part_name(part, report)}</li>' for part in PARTS
+    )
+    note = (
+        "Overhead is a call's time less that of its kernels."
+        if report.measured
+        else "Nothing was run. Speed of light: the least time for the bytes and the arithmetic of the kernels as each "
+        "compiler cut them. Projected: astitch's latency model."
+    )
+    return _section(
+        "time",
+        "Where the time goes",
+        f'<ul class="legend">{legend}</ul><div class="scroll">{draw_split(report)}</div>{_split_table(report)}',
+        note,
+    )
+
+
+def _split_table(report: Report) -> str:
+    """What the bars say, and the counts, as a table."""
+    rows = []
+    for kind in KINDS:
+        cells = "".join(
+            f"<td>{format_count(s.count(kind))}</td><td>{format_us(s.kernel_us(kind))}</td>"
+            for s in report.sides
+        )
+        ratio = format_ratio(report.xla.kernel_us(kind), report.astitch.kernel_us(kind))
+        rows.append(f"<tr><th scope=row>{KIND_NAMES[kind]}</th>{cells}<td>{ratio}</td></tr>")
+    time = "time" if report.measured else "speed of light"
+    barriers = sum(k.stitch.global_barriers for k in report.astitch.kernels if k.stitch)
+    tail = (
+        f'<p class="note">{barriers} barriers of the grid inside stitched kernels, '
+        f"projected {format_us(report.astitch.barrier_us)} together.</p>"
+        if barriers
+        else ""
+    )
+    return (
+        '<div class="scroll"><table class="plain"><thead><tr><th></th><th>XLA launches</th>'
+        f"<th>XLA {time}</th><th>astitch launches</th><th>astitch {time}</th><th>XLA / astitch</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>{tail}"
+    )
+
+
+def _roofline_note(report: Report) -> str:
+    note = (
+        "Memory-intensive kernels; operations as the op table counts them (an exponential is 20)."
+    )
+    if not report.measured:
+        note += " astitch's are where the latency model projects them; XLA's have no time without a GPU."
+    return note
+
+
+COLUMNS = (
+    ("side", "side", "text"),
+    ("kernel", "kernel", "text"),
+    ("class", "class", "text"),
+    ("launches", "n", "number"),
+    ("time", "time", "number"),
+    ("light", "speed of light", "number"),
+    ("share", "% reached", "number"),
+    ("limit", "limited by", "text"),
+    ("traffic", "traffic", "number"),
+    ("grid", "grid × block", "number"),
+    ("registers", "registers", "number"),
+    ("occupancy", "occupancy", "number"),
+    ("efficiency", "SM efficiency", "number"),
+)
+
+
+def render_kernels(report: Report) -> str:
+    """One row a kernel, sortable, with filters."""
+    by = "time" if report.measured else "light"
+
+    def weight(pair: tuple[Side, Kernel]) -> float:
+        return -((pair[1].time_us if report.measured else pair[1].bound_us) or 0.0)
+
+    rows = sorted(((s, kernel) for s in report.sides for kernel in s.kernels), key=weight)
+    if not rows:
+        return ""
+    counters = sorted({name for _, kernel in rows for name in kernel.counters})
+    heads = "".join(
+        f'<th scope="col" aria-sort="{"descending" if name == by else "none"}">'
+        f'<button type="button" data-column="{number}" data-kind="{kind}">{title}</button></th>'
+        for number, (name, title, kind) in enumerate(
+            (*COLUMNS, *((c, c, "number") for c in counters))
+        )
+    )
+    body = "".join(_kernel_row(side, kernel, counters) for side, kernel in rows)
+    filters = "".join(
+        f'<button type="button" class="filter" data-filter="{key}" aria-pressed="true">{title}</button>'
+        for key, title in (*SIDE_NAMES.items(), *KIND_NAMES.items())
+        if any(key in (side.name, kernel.kind) for side, kernel in rows)
+    )
+    note = (
+        "Time: measured by CUPTI, all launches of a name together."
+        if report.measured
+        else "Time: projected by astitch's latency model; XLA's kernels and products have only a speed of light."
+    )
+    return _section(
+        "kernels",
+        "Kernels",
+        f'<div class="filters" role="group" aria-label="Which kernels">{filters}</div>'
+        f'<div class="scroll"><table id="kernel-table"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>",
+        note,
+    )
+
+
+def _kernel_row(side: Side, kernel: Kernel, counters: Sequence[str]) -> str:
+    us = kernel.us if kernel.us is not None else kernel.projected_us
+    share = kernel.light_share
+    meter = UNKNOWN
+    if share is not None:
+        width = f"width:{min(share, 1) * 100:.0f}%"
+        meter = (
+            f'<span class="meter small"><span style="{width}"></span></span>{format_percent(share)}'
+        )
+    name = escape(kernel.name)
+    if kernel.stitch:
+        name = f'<button type="button" class="open" data-opens="{panel_id(kernel.name)}">{name}</button>'
+    block = UNKNOWN if kernel.grid is None else f"{kernel.grid:,} × {kernel.block}"
+    cells: list[tuple[str, object]] = [
+        (f'<span class="side {side.name}">{SIDE_NAMES[side.name]}</span>', side.name),
+        (name, kernel.name),
+        (f'<span class="swatch {kernel.kind}"></span>{SHORT_NAMES[kernel.kind]}', kernel.kind),
+        (format_count(kernel.launches), kernel.launches),
+        (format_us(us), us),
+        (format_us(kernel.bound_us), kernel.bound_us),
+        (meter, share),
+        (escape(kernel.limit or UNKNOWN), kernel.limit),
+        (format_bytes(kernel.traffic_bytes), kernel.traffic_bytes),
+        (block, kernel.grid),
+        (_number(kernel.registers), kernel.registers),
+        (format_percent(kernel.occupancy), kernel.occupancy),
+        (format_percent(kernel.sm_efficiency), kernel.sm_efficiency),
+        *((_number(kernel.counters.get(c)), kernel.counters.get(c)) for c in counters),
+    ]
+    shown = "".join(
+        f'<td data-v="{"" if value is None else escape(str(value), quote=True)}">{text}</td>'
+        for text, value in cells
+    )
+    title = escape("\n".join(kernel.source[:6]), quote=True)
+    return f'<tr data-side="{side.name}" data-class="{kernel.kind}" title="{title}">{shown}</tr>'
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+# ---- the stitched program ----------------------------------------------------------------------------------------
+
+
+def render_program(report: Report) -> str:
+    kernels = {k.name: k for k in report.astitch.kernels if k.stitch}
+    picture = draw_program(report.steps, kernels)
+    if not picture:
+        return ""
+    panels = "".join(render_panel(kernel) for kernel in kernels.values() if kernel.stitch)
+    legend = "".join(
+        f'<li title="{meaning}"><span class="swatch {scheme}"></span>{scheme}</li>'
+        for scheme, meaning in SCHEMES.items()
+    )
+    hint = "Choose a stitch op to see its groups, dominants, schemes, barriers and CUDA."
+    return _section(
+        "program",
+        "The stitched program",
+        f'<div class="split"><div class="scroll canvas">{picture}</div><div id="panels">'
+        f'<p class="hint">{hint}</p>{panels}</div></div>'
+        f'<ul class="legend">{legend}</ul>',
+        "Boxes are steps in the order of what they read: stitch ops, library calls, and what is left to XLA.",
+    )
+
+
+def render_panel(kernel: Kernel) -> str:
+    """Everything about one stitched kernel."""
+    stitch = kernel.stitch
+    assert stitch is not None
+    us = kernel.us if kernel.us is not None else kernel.projected_us
+    facts = [
+        ("ops", f"{stitch.ops}"),
+        ("time" if kernel.us is not None else "projected", format_us(us)),
+        ("speed of light", f"{format_us(kernel.bound_us)} ({format_percent(kernel.light_share)})"),
+        ("limited by", kernel.limit or UNKNOWN),
+        (
+            "reads, writes",
+            f"{format_bytes(kernel.read_bytes)}, {format_bytes(kernel.written_bytes)}",
+        ),
+        ("grid × block", f"{kernel.grid} × {kernel.block}"),
+        ("registers", _number(kernel.registers)),
+        ("spilled", format_bytes(kernel.spill_bytes)),
+        ("shared memory", format_bytes(kernel.shared_bytes)),
+        ("barriers", f"{stitch.global_barriers} of the grid, {stitch.block_barriers} of a block"),
+    ]
+    if stitch.global_barriers:
+        facts.append(("barrier time", f"{format_us(stitch.barrier_us)} projected"))
+    listed = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    source = "".join(f"<li><code>{escape(line)}</code></li>" for line in kernel.source)
+    decisions = "".join(f"<li>{escape(line)}</li>" for line in stitch.decisions)
+    counted = "".join(
+        f"<li>{escape(name)}: {value:,.0f}</li>" for name, value in sorted(kernel.counters.items())
+    )
+    return f"""\
+<article class="panel" id="{panel_id(kernel.name)}" tabindex="-1" aria-label="{escape(kernel.name, quote=True)}" hidden>
+<div class="panel-head"><h3>{escape(kernel.name)}</h3>
+<button type="button" class="close" aria-label="Close {escape(kernel.name, quote=True)}">✕</button></div>
+<dl>{listed}</dl>
+{render_levels(stitch)}
+{"".join(render_group(group, stitch) for group in stitch.groups)}
+{_fold("Counters", f"<ul>{counted}</ul>") if counted else ""}
+{_fold("Decisions", f"<ul>{decisions}</ul>")}
+{_fold(f"Source lines ({len(kernel.source)})", f"<ul>{source}</ul>") if source else ""}
+{_fold("Generated CUDA", f'<pre class="code"><code>{highlight_cuda(stitch.cuda)}</code></pre>')}
+</article>"""
+
+
+def _fold(title: str, content: str) -> str:
+    return f"<details><summary>{title}</summary>{content}</details>"
+
+
+def render_levels(stitch: Stitch) -> str:
+    """Task loops between the barriers of the grid, each with the values that it computes, coloured by scheme."""
+    dominants = {group.dominant for group in stitch.groups}
+    grid_reasons = [b.removeprefix("global: ") for b in stitch.barriers if b.startswith("global: ")]
+    block_reasons = [b.removeprefix("block: ") for b in stitch.barriers if b.startswith("block: ")]
+    levels = sorted({value.level for value in stitch.values})
+    out = ['<div class="levels">']
+    for level in levels:
+        if level:
+            reason = grid_reasons[level - 1] if level <= len(grid_reasons) else ""
+            out.append(f'<p class="barrier grid"><b>barrier of the grid</b> {escape(reason)}</p>')
+        for loop in sorted({v.loop for v in stitch.values if v.level == level}):
+            chips = "".join(
+                f'<li class="value {v.scheme}" title="{escape(f"{v.type}: {v.reason}", quote=True)}">'
+                f"{'<span class=crown title=dominant>★</span>' if v.name in dominants else ''}"
+                f"{escape(v.name)}<small>{v.scheme}</small></li>"
+                for v in stitch.values
+                if v.level == level and v.loop == loop
+            )
+            out.append(
+                f'<div class="loop"><h4>task loop {loop}</h4><ul class="values">{chips}</ul></div>'
+            )
+    out.append("</div>")
+    if block_reasons:
+        reasons = "".join(f"<li>{escape(reason)}</li>" for reason in block_reasons)
+        out.append(_fold(f"Barriers of a block ({stitch.block_barriers})", f"<ul>{reasons}</ul>"))
+    return "".join(out)
+
+
+def render_group(group: Group, stitch: Stitch) -> str:
+    schemes = {value.name: value.scheme for value in stitch.values}
+    subs = ", ".join(group.sub_dominants) or "none"
+    members = "".join(f"<li><code>{escape(member)}</code></li>" for member in group.members)
+    scheme = schemes.get(group.dominant, "")
+    return (
+        f'<details class="group"><summary><span class="swatch {scheme}"></span>group of '
+        f"<b>★ {escape(group.dominant)}</b>"
+        f" · {len(group.members)} ops</summary><p>sub-dominants: {escape(subs)}</p>"
+        f"<p>mapping: {escape(group.mapping)}</p><ul class=members>{members}</ul></details>"
+    )
+
+
+def highlight_cuda(text: str) -> str:
+    """CUDA as coloured HTML; plain where Pygments is not installed."""
+    try:
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import CppLexer
+    except ImportError:
+        return escape(text)
+    return str(highlight(text, CppLexer(), HtmlFormatter(nowrap=True)))
+
+
+# ---- the rest ----------------------------------------------------------------------------------------------------
+
+
+def render_ablation(report: Report) -> str:
+    if not report.ablation:
+        return ""
+    rows = "".join(
+        f"<tr><th scope=row>{escape(row.name)}</th><td>{format_count(row.kernels)}</td><td>{row.barriers}</td>"
+        f"<td>{format_us(row.us)}</td><td>{row.basis if row.us is not None else ''}</td>"
+        f"<td>{escape(row.note)}</td></tr>"
+        for row in report.ablation
+    )
+    return _section(
+        "ablation",
+        "Ablation",
+        f'<div class="scroll">{draw_ablation(report.ablation)}</div>'
+        '<div class="scroll"><table class="plain"><thead><tr>'
+        "<th></th><th>kernels</th><th>grid barriers</th><th>time</th><th></th><th></th></tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>",
+        "The memory-intensive part with only so much of the compiler; each row has what the one above it has.",
+    )
+
+
+def render_refusals(report: Report) -> str:
+    if not (report.refusals or report.outside or report.splits):
+        return ""
+    rows = "".join(_refusal_row(refusal) for refusal in report.refusals)
+    table = (
+        '<div class="scroll"><table class="plain wide"><thead><tr><th>from</th><th>to</th><th>why they are two</th>'
+        f"<th>source</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        if rows
+        else "<p>None.</p>"
+    )
+    for title, lines in (
+        ("Left to XLA", report.outside),
+        ("Kernels with a symptom", report.splits),
+    ):
+        if lines:
+            listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
+            table += f"<h3>{title} ({len(lines)})</h3><ul>{listed}</ul>"
+    return _section(
+        "refusals", f"Refusals ({len(report.refusals)})", table, "Why two stitch ops are two."
+    )
+
+
+def _refusal_row(refusal: Refusal) -> str:
+    other = refusal.consumer if refusal.consumer != refusal.producer else ""
+    sources = "<br>".join(f"<code>{escape(line)}</code>" for line in refusal.sources)
+    return (
+        f"<tr><td><code>{escape(refusal.producer)}</code></td><td><code>{escape(other)}</code></td>"
+        f"<td>{escape(refusal.reason)}</td><td>{sources}</td></tr>"
+    )
+
+
+def render_machine(report: Report) -> str:
+    machine = report.machine
+    facts = [
+        ("GPU", machine.gpu),
+        ("limits of", machine.preset),
+        ("SMs", str(machine.sms)),
+        ("bandwidth of a copy", f"{machine.peak_gbs:,.0f} GB/s"),
+        ("fp32 multiply-adds", f"{machine.fp32_gflops / 1e3:,.1f} TFLOP/s"),
+        ("engine", report.engine),
+        *((name, f"{value:,.0f} MHz") for name, value in machine.clocks.items()),
+        *([("driver", machine.driver)] if machine.driver else []),
+        *([("L2", machine.l2)] if machine.l2 else []),
+        *machine.versions.items(),
+        *((f"stage {name}", format_seconds(seconds)) for name, seconds in report.stage_s.items()),
+    ]
+    listed = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in facts)
+    notes = [*report.notes, *(f"{SIDE_NAMES[s.name]}: {n}" for s in report.sides for n in s.notes)]
+    told = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return _section(
+        "machine",
+        "Machine and method",
+        f'<dl class="facts">{listed}</dl>' + (f"<ul>{told}</ul>" if told else ""),
+    )

@@ -209,6 +209,7 @@ def describe_preset(gpu: Gpu) -> Machine:
         sms=gpu.sms,
         peak_gbs=gpu.bandwidth_gbs,
         fp32_gflops=gpu.fp32_gflops,
+        launch_us=gpu.launch_us,
         versions=list_versions(),
     )
 

@@ -50,12 +50,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value that a stitched kernel keeps.  scheme: independent, local, regional or global.  loop: of the task loop
-    that computes it.  reason: why this scheme."""
+    """A value that a stitched kernel keeps.  scheme: independent, local, regional or global.  loop: number of the task
+    loop that computes it, level: how many barriers of the grid come before that.  reason: why this scheme."""
 
     name: str
     scheme: str
     loop: int
+    level: int
     type: str
     reason: str
 
@@ -254,8 +255,8 @@ class Machine:
     """The device, and how it was measured.
 
     gpu: as the driver or the preset calls it.  preset: the limits that were assumed.  peak_gbs: of a large copy.
-    fp32_gflops: multiply-adds, two operations each.  clocks: in MHz, while it was measured.  l2: "warm", "flushed" or
-    "": not measured.
+    fp32_gflops: multiply-adds, two operations each.  launch_us: of one more kernel.  clocks: in MHz, while it was
+    measured.  l2: "warm", "flushed" or "": not measured.
     """
 
     gpu: str
@@ -263,6 +264,7 @@ class Machine:
     sms: int
     peak_gbs: float
     fp32_gflops: float
+    launch_us: float
     driver: str = ""
     clocks: Mapping[str, float] = field(default_factory=dict)
     l2: str = ""

@@ -145,7 +145,14 @@ def describe_stitch(plan: Plan, kernel: CudaKernel, projection: Projection) -> S
             Group(group.dominant, group.sub_dominants, tuple(members), str(mapping or "none"))
         )
     values = tuple(
-        Value(name, p.scheme.value, p.loop, str(graph[p.root.name].type), p.reason)
+        Value(
+            name,
+            p.scheme.value,
+            p.loop,
+            arrangement.loops[p.loop].level,
+            str(graph[p.root.name].type),
+            p.reason,
+        )
         for name, p in arrangement.placements.items()
     )
     decisions = [
@@ -295,14 +302,13 @@ def find_separations(compilation: Compilation) -> Iterator[Refusal]:
 
 
 def lay_out(kernels: Iterable[Kernel]) -> tuple[Event, ...]:
-    """One after the other, each as long as is known of it: the timeline of what was not run."""
+    """One after the other, each as long as its speed of light: the timeline of what was not run."""
     events: list[Event] = []
     now = 0.0
     for kernel in kernels:
-        us = kernel.projected_us if kernel.projected_us is not None else kernel.bound_us
-        if us is not None:
-            events.append(Event(kernel.name, kernel.kind, now, us))
-            now += us
+        us = kernel.bound_us or 0.0
+        events.append(Event(kernel.name, kernel.kind, now, us))
+        now += us
     return tuple(events)
 
 

@@ -95,13 +95,11 @@ def tabulate_sides(report: Report) -> Table:
         ratio = format_ratio(xla.total_us, ours.total_us)
         walls = format_spread(xla.wall), format_spread(ours.wall)
         add("a call, pipelined", walls[0], walls[1], ratio, "bold")
-    split = [split_time(side) for side in report.sides]
+    split = [split_time(report, side) for side in report.sides]
     what = "" if report.measured else ", speed of light"
     for kind in (*KINDS, OVERHEAD):
         theirs, mine = split[0][kind], split[1][kind]
-        if kind == OVERHEAD and not report.measured:
-            continue
-        name = KIND_NAMES.get(kind, OVERHEAD)
+        name = KIND_NAMES.get(kind, OVERHEAD if report.measured else "launches, least time")
         bold = "bold" if kind == MEMORY else ""
         add(f"{name}{what if kind != OVERHEAD else ''}", format_us(theirs), format_us(mine),
             format_ratio(theirs, mine), bold)  # fmt: skip

@@ -13,6 +13,9 @@ KIND_NAMES = {
     COPY: "memcpy and memset",
 }
 
+SHORT_NAMES = {MEMORY: "memory", PRODUCT: "compute", COPY: "copy"}
+"""The same where there is little room."""
+
 OVERHEAD = "overhead"
 
 
@@ -62,15 +65,19 @@ def name_basis(report: Report) -> str:
     return f"nothing was run: speed of light and projected latency for the preset {report.machine.preset}"
 
 
-def split_time(side: Side) -> dict[str, float | None]:
-    """A call by class, and what is left of it: measured, else the least it can take, launches apart."""
-    parts: dict[str, float | None] = {kind: side.kernel_us(kind) for kind in KIND_NAMES}
-    parts[OVERHEAD] = side.overhead_us
-    return parts
-
-
-def describe_split(side: Side) -> str:
-    return "measured" if side.basis == MEASURED else "speed of light of its kernels"
+def split_time(report: Report, side: Side) -> dict[str, float | None]:
+    """A call by class of kernel and what is left of it: measured, else the least it can take, its launches apart."""
+    if side.basis == MEASURED:
+        parts: dict[str, float | None] = {kind: side.kernel_us(kind) for kind in KIND_NAMES}
+        return {**parts, OVERHEAD: side.overhead_us}
+    parts = {}
+    launch_us = report.machine.launch_us
+    for kind in KIND_NAMES:
+        us, count = side.bound_us(kind), side.count(kind)
+        known = us is not None and count is not None
+        parts[kind] = max(us - count * launch_us, 0.0) if known else None  # type: ignore[operator]
+    launches = side.launches
+    return {**parts, OVERHEAD: None if launches is None else launches * launch_us}
 
 
 def format_spread(spread: Spread | None) -> str:
@@ -78,3 +85,7 @@ def format_spread(spread: Spread | None) -> str:
     if spread is None:
         return UNKNOWN
     return f"{format_us(spread.median)} [{spread.low:.0f}–{spread.high:.0f}]"
+
+
+def describe_split(side: Side) -> str:
+    return "measured" if side.basis == MEASURED else "speed of light"
