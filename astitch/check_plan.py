@@ -629,6 +629,18 @@ class _KernelCheck:
                     )
                     self.find(part.state, "state")
                 trace = self.check_reduction(statement)
+            case k.ScanAcross():
+                self.require(
+                    uniform,
+                    f"{statement.state} is scanned across threads where not all of them come by",
+                )
+                trace = self.check_scan(statement)
+            case k.Rounds(variable, count, _, body):
+                self.require(uniform, f"rounds over {variable} where not all threads come by")
+                self.require(count > 0, f"{count} rounds over {variable}")
+                turn = self.check_body(body, {variable: integer}, uniform=True)
+                trace = [*turn, *turn]
+                self.check_trace(trace)
             case k.Finish(state, _, _, inits):
                 self.find(state, "state")
                 for init in inits:
@@ -823,6 +835,37 @@ class _KernelCheck:
         for turn in turns:
             joined += [*turn, None]
         return joined[:-1]
+
+    def check_scan(self, step: k.ScanAcross) -> _Trace:
+        self.find(step.state, "state")
+        if step.carry:
+            self.find(step.carry, "state")
+        self.require(step.carry != step.state, f"{step.state} is carried along in itself")
+        powers = all(n > 0 and n & (n - 1) == 0 for n in (step.threads, step.stride))
+        within = step.threads * step.stride <= self.kernel.block
+        self.require(
+            powers
+            and within
+            and step.steps > 0
+            and step.width > 0
+            and (step.columns or step.stride == 1),
+            f"{step.state}: a scan of {step.threads} threads {step.stride} apart, "
+            f"{step.steps} x {step.width} states each",
+        )
+        states = k.count_scanned(step, self.kernel.block)
+        if not states:
+            return []
+        slot = self.slots.get(step.slot)
+        if slot is None:
+            raise self.fault(f"{step.state} is scanned over several warps and has no shared memory")
+        self.require(
+            slot.reducer == step.reducer, f"slot {slot.name} holds other states than {step.state}"
+        )
+        self.require(
+            slot.count >= states,
+            f"slot {slot.name} has {slot.count} states, {states} are exchanged",
+        )
+        return [_Use(slot.name, "write"), None, _Use(slot.name, "read")]
 
     def check_part(self, step: k.ReduceAcross, part: k.Part) -> _Trace:
         """The uses of shared memory of one reduction, barriers between them."""

@@ -28,6 +28,7 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.ops import OPS, Kind
+from astitch.running import find_running
 
 Atoms = tuple[Symbol, ...]
 
@@ -171,6 +172,8 @@ def _pairs(node: Node, operand: Node, number: int) -> list[tuple[int, int]]:
             return _gather_pairs(gather, source, target, number)
     if node.op == "bitcast-convert":
         return [(d, d) for d in range(min(len(source), len(target))) if source[d] == target[d]]
+    if number == 0 and find_running(node) is not None:
+        return same
     if node.op == "dynamic-update-slice":
         return [(d, r) for d, r in same if number < 2 and source[d] == target[r]]
     if OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.PROJECTION) and source == target:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from astitch.dimensions import array_of, is_embedded, is_uniform
 from astitch.ir import DimensionsAttrs, Graph
 from astitch.ops import OPS, Cost, Kind
+from astitch.running import is_running
 from astitch.stitch_scope import Scope
 from astitch.storage import stored_value
 
@@ -76,7 +77,8 @@ class Groups:
 
 def _is_reduce_result(graph: Graph, name: str) -> bool:
     node = graph[name]
-    return node.op == "reduce" or OPS[node.op].kind is Kind.PROJECTION
+    kept = node.op == "reduce" or is_running(graph, name)
+    return kept or OPS[node.op].kind is Kind.PROJECTION
 
 
 def _read_through_broadcast(graph: Graph, inside: set[str], name: str) -> bool:
@@ -117,6 +119,8 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
         node = graph[name]
         if node.op == "reduce":
             kept[name] = "reduce"
+        elif is_running(graph, name):
+            kept[name] = "running reduction"
         elif OPS[node.op].cost is Cost.HEAVY and node.array.size > 1:
             if _read_through_broadcast(graph, inside, name):
                 kept[name] = "heavy element-wise op read through a broadcast"
@@ -186,17 +190,20 @@ def choose_dominants(graph: Graph, scope: Scope) -> Groups:
     for name in scope.members:
         members.setdefault(root(name), []).append(name)
 
-    def weight(name: str) -> tuple[bool, int, bool, int]:
+    def weight(name: str) -> tuple[bool, int, int, int]:
         """A reduce before an element-wise op, the most elements first, rows before columns, then the earliest.
 
-        A row mapping also serves column sums (partials in registers), not the other way round.
+        A row mapping also serves column sums (partials in registers), not the other way round; that of a running
+        reduction serves others along the same dimension.
         """
         node = graph[name]
+        if is_running(graph, name):
+            return True, node.array.size, 2, -order[name]
         if not isinstance(node.attrs, DimensionsAttrs) or node.op != "reduce":
-            return False, array_of(node).size, False, -order[name]
+            return False, array_of(node).size, 0, -order[name]
         source = array_of(graph[node.operands[0]])
         minor = max((d for d, extent in enumerate(source.shape) if extent != 1), default=-1)
-        return True, source.size, minor in node.attrs.dimensions, -order[name]
+        return True, source.size, int(minor in node.attrs.dimensions), -order[name]
 
     groups = []
     for names in members.values():

@@ -40,9 +40,6 @@ STORAGE = {
 F8 = frozenset({DType.F8E4M3FN, DType.F8E5M2})
 """Types whose vectors wait as floats (Lanes) until they are stored: conversion takes two elements at once."""
 
-PARTLY = 8
-"""Turns of a loop that is unrolled in part: independent loads that a thread has in flight."""
-
 EXACT = frozenset(
     {"maximum", "minimum", "select", "negate", "abs", "clamp", "copy", "optimization-barrier", "sign", "convert",
      "bitcast-convert", "floor", "ceil", "round-nearest-even", "round-nearest-afz"}
@@ -317,6 +314,16 @@ class _Printer:
             case k.ReduceAcross():
                 for line in self.reduction(statement):
                     yield pad + line
+            case k.ScanAcross():
+                yield pad + self.scan(statement)
+            case k.Rounds(variable, count, backward, body):
+                loop = f"int {variable} = 0; {variable} < {count}; ++{variable}"
+                if backward:
+                    loop = f"int {variable} = {count - 1}; {variable} >= 0; --{variable}"
+                yield f"{pad}#pragma unroll 1"
+                yield f"{pad}for ({loop}) {{"
+                yield from self.block(body, depth + 1)
+                yield f"{pad}}}"
             case k.Finish(state, count, reducer, inits):
                 fields = ", ".join(spell(v) for v in inits)
                 yield f"{pad}#pragma unroll"
@@ -324,10 +331,10 @@ class _Printer:
                     f"{pad}for (int i = 0; i < {count}; ++i) {state}[i] = "
                     f"Reduce{reducer}::combine(Reduce{reducer}::State{{{fields}}}, {state}[i]);"
                 )
-            case k.Loop(variable, count, unroll, body, bound):
+            case k.Loop(variable, count, unroll, body, bound, together):
                 if bound is not None:
                     end = spell_form(bound)
-                    yield f"{pad}#pragma unroll {PARTLY}"
+                    yield f"{pad}#pragma unroll {together}"
                     yield (
                         f"{pad}for (int {variable} = 0, {variable}_end = {end} < {count} ? {end} : {count}; "
                         f"{variable} < {variable}_end; ++{variable}) {{"
@@ -336,7 +343,7 @@ class _Printer:
                     yield f"{pad}{{"
                     yield f"{pad}  const int {variable} = 0;"
                 else:
-                    yield f"{pad}#pragma unroll{'' if unroll else f' {PARTLY}'}"
+                    yield f"{pad}#pragma unroll{'' if unroll else f' {together}'}"
                     yield f"{pad}for (int {variable} = 0; {variable} < {count}; ++{variable}) {{"
                 yield from self.block(body, depth + 1)
                 yield f"{pad}}}"
@@ -483,6 +490,15 @@ class _Printer:
                     f"{step.threads}, {step.stride}, {self.kernel.block}, {k.STRIDED_CHUNK}, {ways}"
                 )
                 yield f"reduce_strided<{reducer}, {sizes}>({part.state}, {part.slot});"
+
+    def scan(self, step: k.ScanAcross) -> str:
+        arguments = ", ".join((step.state, step.slot or "nullptr", step.carry or "no_carry()"))
+        sizes = f"{step.steps}, {step.width}, {step.threads}"
+        backward = "true" if step.backward else "false"
+        if not step.columns:
+            return f"scan_row<Reduce{step.reducer}, {sizes}, {backward}>({arguments});"
+        sizes += f", {step.stride}, {backward}"
+        return f"scan_columns<Reduce{step.reducer}, {sizes}>({arguments});"
 
     def reduction_of_warps(self, step: k.ReduceAcross) -> Iterator[str]:
         """Parts with one slot are reduced together."""

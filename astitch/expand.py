@@ -1,8 +1,8 @@
 """Graph -> Graph: scatters and windows as ops that a kernel can hold.
 
 A scatter that writes each element at most once is a select over its result: every element looks whether
-the one update that may be meant for it is.  A small window is a combination of shifted slices, a window
-that reaches back to the start (cumsum) one of a doubling number of them.  Needs a simplified graph and
+the one update that may be meant for it is.  A small window is a combination of shifted slices; one that
+reaches back to the start (cumsum) a kernel scans as it is, in pieces where it is long.  Needs a simplified graph and
 hands on a simplified one; an op for which the graph does not prove what a rule asks for stays, and runs
 through the reference.
 """
@@ -35,7 +35,14 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.ops import OPS, Kind, monoid_of
+from astitch.ops import monoid_of
+from astitch.running import (
+    Running,
+    find_running,
+    is_trivial,
+    running_window,
+    why_not_liftable,
+)
 from astitch.simplify import (
     Draft,
     Log,
@@ -135,7 +142,7 @@ def _plan_scatter(
     compared with: all of them, or just 0 where the window has the whole extent.
     """
     a, shape = _scatter_attrs(node), node.shape
-    if len(node.operands) != 3 or not _can_lift(node):
+    if len(node.operands) != 3 or why_not_liftable(node) is not None:
         return None
     x, indices, updates = (draft[o] for o in node.operands)
     if not x.dtype == updates.dtype == node.dtype:
@@ -278,8 +285,12 @@ def _compare_with_iota(
 UNROLLED_ELEMENTS = 64
 """A window of more elements is not written out."""
 
-SCAN_CHUNK = 1024
-"""Longer rows are scanned in pieces of at most this length, and then the sums of the pieces."""
+SCAN_CHUNK = 4096
+"""Elements of a piece of a scan, at most."""
+
+LONG_SCAN, FEW_SCANS = 32768, 128
+"""Scans of more elements, and of which there are fewer, are cut into pieces: a block for each would take longer than
+reading them twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +355,7 @@ def _fold_window(
 ) -> tuple[Folding, str, tuple[WindowDimension, ...]] | None:
     """(folding, operand in the folding's type, window) of a reduce-window with one operand."""
     assert isinstance(node.attrs, WindowAttrs)
-    if len(node.operands) != 2 or not _can_lift(node):
+    if len(node.operands) != 2 or why_not_liftable(node) is not None:
         return None
     x, init = node.operands
     if not draft[x].dtype is draft[init].dtype is node.dtype or draft[x].array.size == 0:
@@ -369,7 +380,7 @@ def reduce_whole_window(node: Node, draft: Draft) -> Node | str | None:
     if found is None:
         return None
     folding, x, window = found
-    moves = [d for d, w in enumerate(window) if not _is_trivial(w)]
+    moves = [d for d, w in enumerate(window) if not is_trivial(w)]
     if not moves or any(node.shape[d] > 1 or window[d].window_dilation > 1 for d in moves):
         return None
     x = _pad_by_window(folding, x, window)
@@ -380,15 +391,6 @@ def reduce_whole_window(node: Node, draft: Draft) -> Node | str | None:
     attrs = DimensionsAttrs(tuple(moves))
     total = draft.add(node, "reduce", kept, (x, folding.init), attrs, (folding.region(),))
     return folding.round(draft.add(node, "reshape", ArrayType(folding.dtype, node.shape), (total,)))
-
-
-def _is_trivial(w: WindowDimension) -> bool:
-    return (
-        w.size == 1
-        and w.stride == 1
-        and w.base_dilation == 1
-        and not (w.padding_low or w.padding_high)
-    )
 
 
 def _pad_by_window(folding: Folding, x: str, window: Sequence[WindowDimension]) -> str:
@@ -429,39 +431,41 @@ def unroll_window(node: Node, draft: Draft) -> Node | str | None:
     return folding.round(total)
 
 
-def scan_by_doubling(node: Node, draft: Draft) -> Node | str | None:
-    """reduce-window(x, e) from the start to each element -> y[i] = f(y[i - s], y[i]) for s = 1, 2, 4 ..
+def scan_in_pieces(node: Node, draft: Draft) -> Node | str | None:
+    """reduce-window(x, e) from the start to each element, or from each to the end: itself, which a kernel scans.
 
-    and from each element to the end alike, if e is neutral.  f must be associative, as HLO asks of it.
+    Few long scans would leave most of a GPU idle: y[i, j] = f(scan(sums of the pieces)[i - 1], scan(x[i])[j]).  f must
+    be associative, as HLO asks of it.
     """
-    found = _fold_window(node, draft)
-    if found is None:
+    running, found = find_running(node), _fold_window(node, draft)
+    if running is None or found is None:
         return None
-    folding, x, window = found
-    moves = [d for d, w in enumerate(window) if not _is_trivial(w)]
-    if len(moves) != 1 or (folding.op is not None and not folding.neutral):
+    folding, x, _ = found
+    constant = isinstance(draft[node.operands[1]].attrs, ConstantAttrs)
+    if not constant or (folding.op is not None and not folding.neutral):
         return None
-    (d,) = moves
-    w, n = window[d], node.shape[d]
-    edges = (w.padding_low, w.padding_high)
-    plain = w.stride == w.window_dilation == w.base_dilation == 1 and not w.reversed
-    if not plain or w.size != n or draft[x].shape[d] != n or edges not in ((n - 1, 0), (0, n - 1)):
-        return None
-    return folding.round(_scan(folding, x, d, forward=edges[0] > 0))
+    n = node.shape[running.dimension]
+    if n <= LONG_SCAN or node.array.size >= FEW_SCANS * n:
+        return node
+    return folding.round(_scan_pieces(folding, x, running))
 
 
-def _scan(folding: Folding, x: str, d: int, *, forward: bool) -> str:
-    """Each element combined with all before it (forward) or after it along dimension d."""
+def _scan(folding: Folding, x: str, running: Running) -> str:
+    """Each element combined with all before it, or after it."""
+    array = folding.draft[x].array
+    n = array.shape[running.dimension]
+    if n == 1:
+        return x
+    attrs = running_window(array.rank, running, n)
+    operands, regions = (x, folding.init), (folding.region(),)
+    return folding.draft.add(folding.origin, "reduce-window", array, operands, attrs, regions)
+
+
+def _scan_pieces(folding: Folding, x: str, running: Running) -> str:
     draft, origin, dtype = folding.draft, folding.origin, folding.dtype
+    d, forward = running.dimension, not running.backward
     shape = draft[x].shape
     n = shape[d]
-    if n <= 2 * SCAN_CHUNK:
-        step = 1
-        while step < n:
-            other = folding.shift(x, d, step if forward else -step)
-            x = folding.combine(other, x) if forward else folding.combine(x, other)
-            step *= 2
-        return x
     chunk = _choose_chunk(n)
     count = -(-n // chunk)
     zeros = [0] * len(shape)
@@ -472,10 +476,10 @@ def _scan(folding: Folding, x: str, d: int, *, forward: bool) -> str:
     sums_type = ArrayType(dtype, (*shape[:d], count, *shape[d + 1 :]))
     attrs = DimensionsAttrs((d + 1,))
     sums = draft.add(origin, "reduce", sums_type, (x, folding.init), attrs, (folding.region(),))
-    before = folding.shift(_scan(folding, sums, d, forward=forward), d, 1 if forward else -1)
+    before = folding.shift(_scan(folding, sums, running), d, 1 if forward else -1)
     where = BroadcastAttrs(tuple(i for i in range(len(pieces)) if i != d + 1))
     before = draft.add(origin, "broadcast", ArrayType(dtype, pieces), (before,), where)
-    inner = _scan(folding, x, d + 1, forward=forward)
+    inner = _scan(folding, x, Running(d + 1, running.backward))
     both = folding.combine(before, inner) if forward else folding.combine(inner, before)
     flat = draft.add(origin, "reshape", long.array, (both,))
     cut = SliceAttrs(tuple(zeros), shape, (1,) * len(shape))
@@ -489,19 +493,6 @@ def _choose_chunk(n: int) -> int:
 
 
 # ---- regions
-
-
-def _can_lift(node: Node) -> bool:
-    """Its region is a scalar element-wise function of one result, of the type of the operands."""
-    (region,) = node.regions
-    ends = (*region.parameters, *region.outputs)
-    return len(region.outputs) == 1 and all(
-        isinstance(inner.type, ArrayType)
-        and inner.type.rank == 0
-        and (inner.dtype is node.dtype or inner.name not in ends)
-        and (inner.op in ("parameter", "constant") or OPS[inner.op].kind is Kind.ELEMENTWISE)
-        for inner in region
-    )
 
 
 def _lift_region(node: Node, draft: Draft, region: Graph, operands: Sequence[str]) -> str:
@@ -525,6 +516,6 @@ Rule = Callable[[Node, Draft], Node | str | None]
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "scatter": (place_scatter_elementwise,),
-    "reduce-window": (reduce_whole_window, scan_by_doubling, unroll_window),
+    "reduce-window": (reduce_whole_window, scan_in_pieces, unroll_window),
 }
 """For each op the rules that are tried, in order."""

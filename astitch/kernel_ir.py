@@ -5,7 +5,7 @@
               | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store
               | Ahead | KeepVector | Advance | Prefetch | Fetch | CopyWait | TakeVector | Keep | KeepSet | States
               | Accumulate | AccumulateProduct | AccumulateElement | Batch | BatchSet | AccumulateBatch
-              | AccumulateState | ReduceAcross | Finish
+              | AccumulateState | ReduceAcross | ScanAcross | Rounds | Finish
     Expr      = Name | Number | Call | Position | Lane | Element | Field
 
 Integers that address memory are index.Linear forms whose symbols are names of the emitted program; `lane` is
@@ -23,6 +23,9 @@ from astitch.propagation import Guard
 
 BARRIER_STRIDE = 64
 """32-bit words from one barrier's word to the next: waiting at one does not disturb another."""
+
+PARTLY = 8
+"""Turns of a loop that is unrolled in part: independent loads that a thread has in flight."""
 
 STRIDED_CHUNK = 4
 """States of a thread that are exchanged at once when a reduction runs across strided threads."""
@@ -392,6 +395,51 @@ class ReduceAcross:
     alone: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ScanAcross:
+    """Combine each of the states of a set of threads with all before it, in order; backward: with all after it.
+
+    A thread has steps x width states.  `threads` consecutive threads share a row, whose order is (step, thread, number
+    within the width); or with columns, threads that are `stride` apart share `width` columns, each in the order
+    (thread, step).  slot: shared states, "" where count_scanned needs none.  carry: states with what came before, one
+    for each row or column, to which the set's total is added; "" where nothing does.
+    """
+
+    state: str
+    steps: int
+    width: int
+    reducer: int
+    threads: int
+    stride: int
+    slot: str
+    backward: bool
+    carry: str = ""
+    columns: bool = False
+
+    @property
+    def count(self) -> int:
+        """States of a thread."""
+        return self.steps * self.width
+
+
+def count_scanned(step: ScanAcross, block: int) -> int:
+    """Shared states that a block exchanges in a scan."""
+    if step.columns:
+        return block * step.width if step.threads > 1 else 0
+    return step.steps * (block // 32) if step.threads > 32 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """for (int variable = 0; variable < count; ++variable), or from the last to the first: tiles that a block works on
+    in order.  All threads take part in each."""
+
+    variable: str
+    count: int
+    backward: bool
+    body: tuple[Statement, ...]
+
+
 def count_lines(block: int, stride: int) -> int:
     """States that a block exchanges for each state of its threads, when it combines over threads `stride` apart: the
     lanes of a warp that hold several of a set have combined theirs."""
@@ -484,14 +532,15 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """for (int variable = 0; variable < count; ++variable).  unroll: fully, or in part.  bound: ends the loop
-    earlier, so that its body needs no guard."""
+    """for (int variable = 0; variable < count; ++variable).  unroll: fully, or in part, `together` turns at once.
+    bound: ends the loop earlier, so that its body needs no guard."""
 
     variable: str
     count: int
     unroll: bool
     body: tuple[Statement, ...]
     bound: Linear | None = None
+    together: int = PARTLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,6 +657,8 @@ Statement = (
     | AccumulateBatch
     | AccumulateState
     | ReduceAcross
+    | ScanAcross
+    | Rounds
     | Publish
     | Collect
     | Meeting

@@ -29,7 +29,9 @@ def _count_block_barriers(body: Sequence[k.Statement]) -> int:
     for statement in body:
         if isinstance(statement, k.Barrier) and statement.level == "block":
             count += 1
-        elif isinstance(statement, k.Section | k.TaskLoop | k.Current | k.Previous | k.Loop | k.If):
+        elif isinstance(
+            statement, k.Section | k.TaskLoop | k.Rounds | k.Current | k.Previous | k.Loop | k.If
+        ):
             count += _count_block_barriers(statement.body)
     return count
 

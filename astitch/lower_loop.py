@@ -10,6 +10,7 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from astitch import index as ix
 from astitch import kernel_ir as k
@@ -91,6 +92,7 @@ class LoopLowering(Values):
         self.loop_states: list[k.Statement] = []
         self.ring, self.ahead, self.lag = 0, 1, 0
         self.after_meeting: list[k.Statement] = []
+        self.carried_states: list[k.Statement] = []
         self.exchanges = 0
         self.exchange_slots: dict[tuple[int, int, int], str] = {}
 
@@ -105,7 +107,7 @@ class LoopLowering(Values):
     def stage_loads(self, phases: int) -> None:
         """Choose what the next task needs that is loaded ahead of its turn, and declare where it lies."""
         waits = phases > 1 if self.schedule.prefetch is None else self.schedule.prefetch
-        if self.once or not waits:
+        if self.once or not waits or self.mapping.carried:
             return
         trial = LoopLowering(
             self.declarations.copy(),
@@ -327,12 +329,16 @@ class LoopLowering(Values):
         # until the end of the task.
         if self.lag:
             pass  # a turn has at least the barrier of its meeting, or one in its place
-        elif not self.once and (self.exchanges % 2 or any(p.shared for p in self.places)):
+        elif (m.carried or not self.once) and (
+            self.exchanges % 2 or any(p.shared for p in self.places)
+        ):
             body.append(
                 k.Barrier(
                     "block", "the next task writes the shared memory that this one still reads"
                 )
             )
+        if m.carried:
+            body = self.rounds(body)
         body = [*self.task_indices(), *fetch_next, *body]
         if self.lag:
             current = k.Current(m.tasks, tuple(body))
@@ -369,9 +375,17 @@ class LoopLowering(Values):
                 body += statements
         return body
 
+    def rounds(self, body: Sequence[k.Statement]) -> list[k.Statement]:
+        """The tiles of a task in order, around what is done for each."""
+        m = self.mapping
+        turn = k.Rounds(f"{m.carried}_tile", m.rounds, m.backward, tuple(body))
+        return [*self.carried_states, turn]
+
     def task_indices(self) -> Iterator[k.Statement]:
         m = self.mapping
-        tiles = m.row_tiles * m.col_tiles
+        row_tiles = 1 if m.carried == "row" else m.row_tiles
+        col_tiles = 1 if m.carried == "col" else m.col_tiles
+        tiles = row_tiles * col_tiles
         task = ix.of_symbol(Symbol("task", m.tasks))
         outer_tile = ix.divide(task, tiles)
         if m.outer_size > 1:
@@ -388,13 +402,13 @@ class LoopLowering(Values):
                     yield k.Index("outer", raw)
             else:
                 yield k.Index("outer", outer_tile)
-        row_task, col_task = ix.divide(task, m.col_tiles), task
+        row_task, col_task = ix.divide(task, col_tiles), task
         if m.rows_last:
-            row_task, col_task = task, ix.divide(task, m.row_tiles)
-        if m.row_tiles > 1:
-            yield k.Index("row_tile", ix.modulo(row_task, m.row_tiles))
-        if m.col_tiles > 1:
-            yield k.Index("col_tile", ix.modulo(col_task, m.col_tiles))
+            row_task, col_task = task, ix.divide(task, row_tiles)
+        if row_tiles > 1:
+            yield k.Index("row_tile", ix.modulo(row_task, row_tiles))
+        if col_tiles > 1:
+            yield k.Index("col_tile", ix.modulo(col_task, col_tiles))
 
     @property
     def outer_guard(self) -> tuple[Guard, ...]:
@@ -522,10 +536,11 @@ class LoopLowering(Values):
         if m.row_size == 1:
             yield from body
             return
-        form = ix.add(
-            ix.scale(self.step_of("k", m.row_steps, self.row_bound), m.row_threads),
-            ix.of_symbol(Symbol("ty", m.row_threads)),
-        )
+        step = self.step_of("k", m.row_steps, self.row_bound)
+        thread = ix.of_symbol(Symbol("ty", m.row_threads))
+        form = ix.add(ix.scale(step, m.row_threads), thread)
+        if m.rows_together:
+            form = ix.add(ix.scale(thread, m.row_steps), step)
         guards = []
         if m.row_tiles > 1:
             form = ix.add(form, ix.scale(ix.of_symbol(Symbol("row_tile", m.row_tiles)), m.row_tile))
@@ -580,7 +595,9 @@ class LoopLowering(Values):
         task = self.frames[Zone.TASK].statements
         result: list[k.Statement] = [*self.entry_barrier(phase), *before, *task, *nest]
         complete = [place for place in reduces if place.span is not Span.LOOP]
-        result += self.reduce_across(complete)
+        running = [place for place in complete if place.root.kind is RootKind.RUNNING]
+        result += self.reduce_across([place for place in complete if place not in running])
+        result += [self.scan_across(place) for place in running]
         team = [place for place in complete if place.span is Span.TEAM]
         for place in team:
             result += self.store_partials(place, self.tile_part(place))
@@ -602,6 +619,15 @@ class LoopLowering(Values):
         if ready:
             names = ", ".join("%" + p.root.name for p in ready)
             yield k.Barrier("block", f"Regional: {names} is read by other threads of the block")
+
+        """Does the nest only add to sums of a thread's own columns?  Beyond the last column it may then add the last
+        one's elements to sums that nobody reads: without a branch around them the loads of many rows run ahead."""
+
+    def sums_rows(self, roots: Sequence[Placement]) -> bool:
+        """Is all that the nest does, row by row, adding to sums?"""
+        m = self.mapping
+        walks = m.row_size > 1 and m.col_steps == 1 and not m.rows_together and not self.backward
+        return walks and not any(self.kept_axes(place)[0] for place in roots)
 
     def was_computed(self, key: Key) -> bool:
         return any(
@@ -793,6 +819,36 @@ class LoopLowering(Values):
                     for place in together:
                         yield self.reduce_step([place], threads, stride, publish)
 
+    def scan_across(self, place: Placement) -> k.Statement:
+        """A running reduction: in the threads that share a row or columns, from one to the next, and on from what the
+        tiles before it carry along."""
+        m, name = self.mapping, place.root.name
+        reducer = self.declarations.reducer(name)
+        columns = bool(m.row)
+        width = m.col_steps * m.vector if columns else m.vector
+        step = k.ScanAcross(
+            self.states[name],
+            m.row_steps if columns else m.col_steps,
+            width,
+            reducer.number,
+            m.row_threads if columns else m.col_threads,
+            m.col_threads if columns else 1,
+            "",
+            place.root.space.running == "backward",
+            columns=columns,
+        )
+        shared = k.count_scanned(step, m.block)
+        if shared:
+            step = replace(step, slot=self.exchange_slot(reducer, shared, 0))
+            self.exchanges += 1
+            self.declarations.block_barriers += 1
+        if m.carried:
+            carry = self.fresh(f"{name}_carry")
+            states = k.States(carry, reducer.number, width if columns else 1)
+            self.carried_states.append(states)
+            step = replace(step, carry=carry)
+        return step
+
     def thread_sets(self, place: Placement) -> list[tuple[int, int]]:
         """(threads, stride) of the sets to combine over, one after the other: the thread axes along which the result
         does not vary, minor axes first."""
@@ -955,7 +1011,7 @@ class LoopLowering(Values):
             if tiles > 1 and any(a in place.root.space.reduced for a in atoms):
                 if name == "outer":
                     task = ix.of_symbol(Symbol("task", m.tasks))
-                    number = ix.divide(task, m.row_tiles * m.col_tiles)
+                    number = ix.divide(task, m.row_tiles * m.col_tiles // m.rounds)
                 else:
                     number = ix.of_symbol(Symbol(f"{name}_tile", tiles))
                 part = ix.add(ix.scale(part, tiles), number)

@@ -29,6 +29,7 @@ from astitch.ir import (
     WindowDimension,
 )
 from astitch.ops import OPS, Kind
+from astitch.running import Running, find_running
 from astitch.semantics import (
     Array,
     batch_positions,
@@ -321,6 +322,9 @@ def _reduce_window(node: Node, operands: Arrays) -> Arrays:
     if 0 in shape:
         return tuple(np.empty(shape, x.dtype) for x in inputs)
     combiner = _find_combiner(node.regions[0])
+    running = find_running(node)
+    if running is not None and combiner is not None:
+        return (_accumulate(combiner, running, inputs[0], initial[0]),)
     dtypes = [x.dtype for x in inputs]
     if combiner is not None:
         inputs, initial = tuple(map(widen_more, inputs)), tuple(map(widen_more, initial))
@@ -348,6 +352,15 @@ def _reduce_window(node: Node, operands: Arrays) -> Arrays:
             counts = inside[where]
             totals = [np.where(counts, j, t) for j, t in zip(joined, totals, strict=True)]
     return tuple(np.asarray(t).astype(d, copy=False) for t, d in zip(totals, dtypes, strict=True))
+
+
+def _accumulate(combiner: np.ufunc, running: Running, x: Array, initial: Array) -> Array:
+    """A running reduction in the wide type, rounded once."""
+    d = running.dimension
+    wide = np.flip(widen_more(x), d) if running.backward else widen_more(x)
+    total = combiner(widen_more(initial), combiner.accumulate(wide, d, wide.dtype))
+    ordered = np.flip(total, d) if running.backward else total
+    return np.asarray(ordered).astype(x.dtype, copy=False)
 
 
 def _select_and_scatter(node: Node, operands: Arrays) -> Arrays:

@@ -23,13 +23,15 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from astitch import index as ix
-from astitch.dimensions import Dimensions, array_of, find_dimensions, is_embedded
+from astitch.dimensions import Atoms, Dimensions, array_of, find_dimensions, is_embedded
 from astitch.dominant import Group, Groups
 from astitch.gpu import Gpu
 from astitch.index import Symbol
 from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
 from astitch.ops import OPS, Kind
 from astitch.propagation import Index, Read, walk_reads
+from astitch.running import find_running
+from astitch.scans import map_running, why_not_in_order
 from astitch.schedule import DEFAULT, Schedule
 from astitch.storage import stored_value
 from astitch.thread_mapping import Mapping, Space, map_space, size_of, why_not_aligned
@@ -63,6 +65,7 @@ class Span(enum.Enum):
 class RootKind(enum.Enum):
     POINTWISE = "pointwise"
     REDUCE = "reduce"
+    RUNNING = "running"  # every element combined with those before it
     COMBINE = "combine"  # adds the partials of a split reduce
 
 
@@ -79,6 +82,11 @@ class Root:
     space: Space
     index: Index
     result_index: Index
+
+    @property
+    def result_atoms(self) -> Atoms:
+        """The atoms over which the result varies."""
+        return self.space.atoms if self.kind is RootKind.RUNNING else self.space.kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +189,15 @@ def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
         space = Space(dimensions.space(source), reduced, max(a.dtype.bytes for a in inputs))
         result = tuple(form for d, form in enumerate(index) if d not in gone)
         return Root(name, RootKind.REDUCE, space, index, result)
+    running = find_running(node)
+    if running is not None:
+        source = node.operands[0]
+        index = dimensions.canonical_index(source)
+        along = frozenset(dimensions.atoms[source][running.dimension])
+        bytes_ = max(node.dtype.bytes, operands[0].dtype.bytes)
+        order = "backward" if running.backward else "forward"
+        space = Space(dimensions.space(source), along, bytes_, running=order)
+        return Root(name, RootKind.RUNNING, space, index, dimensions.canonical_index(name))
     index = dimensions.canonical_index(name)
     widest = max(a.dtype.bytes for a in (array_of(node), *operands))
     return Root(
@@ -191,7 +208,7 @@ def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
 def root_starts(graph: Graph, root: Root) -> tuple[Read, ...]:
     """What the root's own computation needs first."""
     node = graph[root.name]
-    if root.kind is RootKind.REDUCE:
+    if root.kind in (RootKind.REDUCE, RootKind.RUNNING):
         return tuple(Read(o, root.index) for o in node.operands[: len(node.operands) // 2])
     if root.kind is RootKind.POINTWISE:
         return (Read(root.name, root.index),)
@@ -200,7 +217,7 @@ def root_starts(graph: Graph, root: Root) -> tuple[Read, ...]:
 
 def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
     """Where a reduce is complete, and how many partials an element has (None: one for each block)."""
-    if root.kind is RootKind.POINTWISE:
+    if root.kind in (RootKind.POINTWISE, RootKind.RUNNING):
         return Span.TASK, 1
     here = frozenset(root.space.atoms)
 
@@ -230,6 +247,14 @@ def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
             parts *= count
         return Span.TILE, parts
     return Span.LOOP, None
+
+
+def why_not_hosted(root: Root, mapping: Mapping) -> str | None:
+    """None when the threads of a mapping can compute the root, else the reason."""
+    why = why_not_aligned(root.space, mapping)
+    if why is None and root.kind is RootKind.RUNNING:
+        return why_not_in_order(root.space, mapping)
+    return why
 
 
 @dataclass
@@ -282,6 +307,7 @@ class RootReads:
         self.dimensions = find_dimensions(graph, groups.scope.members)
         self.inside = set(groups.scope.members)
         self.kept = {c.name for c in groups.candidates}
+        self.outputs = {stored_value(graph, o) for o in groups.scope.outputs}
         self._roots: dict[str, Root] = {}
         self._reads: dict[str, tuple[tuple[Read, ...], frozenset[str]]] = {}
         self._spaces: dict[str, Space] = {}
@@ -350,7 +376,7 @@ class RootReads:
             root = self.root_of(name)
             reads, arrays = self.reads_of(root)
             types = [array_of(self.graph[a]) for a in (*arrays, *(r.operand for r in reads))]
-            if root.kind is RootKind.POINTWISE:
+            if root.kind is RootKind.POINTWISE or name in self.outputs:
                 types.append(array_of(self.graph[name]))
             sizes = [t.dtype.bytes for t in types if t.size >= size_of(space.atoms)]
             widest = max(widest, *sizes, 0)
@@ -419,9 +445,7 @@ class _Arranger:
         if group.dominant not in self.mapping_of:
             self.mapping_of[group.dominant] = self.map_space(self.known.space_of(group))
         mapping = self.mapping_of[group.dominant]
-        if why_not_aligned(root.space, mapping) is None and not self.partials_outweigh(
-            root, mapping
-        ):
+        if why_not_hosted(root, mapping) is None and not self.partials_outweigh(root, mapping):
             return mapping
         return self.map_space(root.space)
 
@@ -444,6 +468,8 @@ class _Arranger:
 
     def map_space(self, space: Space) -> Mapping:
         """The mapping of a space; teams of one kernel all have the same number of blocks."""
+        if space.running:
+            return map_running(space, self.gpu, self.block, self.schedule)
         mapping = map_space(space, self.gpu, self.block, self.wave, self.schedule)
         if mapping.team:
             self.team_parts = self.team_parts or mapping.parts
@@ -460,22 +486,30 @@ class _Arranger:
         """The first level at which `loop` could host a reader of `reads`."""
         level = 0
         for read in reads:
-            draft = self.drafts[read.operand]
+            draft = self.drafts[self.computed_in(loop, read.operand)]
             same = draft.loop is loop and draft.span in (Span.TASK, Span.TEAM)
             if same and self.why_not_local(draft, read.index) is None:
                 continue
             level = max(level, draft.available)
         return level
 
+    def computed_in(self, loop: _Loop, name: str) -> str:
+        """The draft of a root for readers in `loop`: where that adds its partials, the sum itself."""
+        combine = self.drafts.get(combine_name(name))
+        return combine_name(name) if combine is not None and combine.loop is loop else name
+
     def place(self, root: Root) -> None:
         reads, arrays = self.known.reads_of(root)
         related = dict(self.loops_of_group.get(self.group_of[root.name], {}))
         related |= {(loop := self.drafts[r.operand].loop).number: loop for r in reads}
+        if root.kind is RootKind.POINTWISE:
+            combines = [self.drafts.get(combine_name(r.operand)) for r in reads]
+            related |= {c.loop.number: c.loop for c in combines if c is not None}
         for array in arrays:
             related |= self.loops_reading.get(array, {})
         best: _Loop | None = None
         for loop in sorted(related.values(), key=attrgetter("level", "number")):
-            if why_not_aligned(root.space, loop.mapping) is not None:
+            if why_not_hosted(root, loop.mapping) is not None:
                 continue
             if not self.keeps_its_parallelism(root, loop):
                 continue
@@ -514,8 +548,9 @@ class _Arranger:
         for array in arrays:
             self.loops_reading.setdefault(array, {})[loop.number] = loop
         for read in reads:
-            producer = self.drafts[read.operand]
-            producer.readers += 1
+            key = self.computed_in(loop, read.operand)
+            self.drafts[read.operand].readers += 1
+            producer = self.drafts[key]
             if producer.loop is not loop:
                 producer.global_reason = (
                     producer.global_reason or "its readers run in another task loop"
@@ -530,7 +565,7 @@ class _Arranger:
                     producer.global_reason = producer.global_reason or why
                     continue
                 own = read.index == producer.root.result_index
-                draft.depends[read.operand] = draft.depends.get(read.operand, True) and own
+                draft.depends[key] = draft.depends.get(key, True) and own
                 producer.shared |= not own
         self.drafts[root.name] = draft
         if span not in (Span.TASK, Span.TEAM):
@@ -642,7 +677,7 @@ class _Arranger:
             scheme, reason = Scheme.INDEPENDENT, "an output that no op of the kernel reads"
         elif draft.global_reason:
             scheme, reason = Scheme.GLOBAL, draft.global_reason
-        elif root.kind is RootKind.POINTWISE and not draft.shared:
+        elif root.kind in (RootKind.POINTWISE, RootKind.RUNNING) and not draft.shared:
             scheme, reason = Scheme.LOCAL, "its readers stand at the same index"
         elif draft.span is Span.TEAM:
             scheme = Scheme.GLOBAL
@@ -690,5 +725,5 @@ def choose_schemes(
 def shared_elements(place: Placement, mapping: Mapping) -> int:
     """Elements of a shared buffer that holds a root's results of one task."""
     outer = frozenset(mapping.outer)
-    inner = [a for a in place.root.space.kept if a not in outer]
+    inner = [a for a in place.root.result_atoms if a not in outer]
     return mapping.outer_threads * size_of(inner)

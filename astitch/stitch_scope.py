@@ -25,6 +25,8 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.ops import OPS, Kind, monoid_of
+from astitch.running import find_running, why_not_liftable
+from astitch.simplify import neutral_element
 from astitch.storage import stored_value
 
 STITCHABLE_DTYPES = frozenset(DType) - {DType.C64, DType.C128}
@@ -89,7 +91,7 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     kind = OPS[node.op].kind
     if kind is Kind.COMPUTE:
         return "compute-intensive: a library call"
-    if kind in (Kind.CONTROL, Kind.OTHER):
+    if kind in (Kind.CONTROL, Kind.OTHER) and find_running(node) is None:
         return f"'{node.op}' has no emitted form yet"
     if kind is Kind.PROJECTION:
         return (
@@ -103,6 +105,8 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     for array in types:
         if array.dtype not in STITCHABLE_DTYPES:
             return f"element type {array.dtype.value} has no emitted form yet"
+    if kind is Kind.OTHER:
+        return _why_not_running(graph, node)
     if node.op == "reduce":
         for inner in node.regions[0]:
             scalar = isinstance(inner.type, ArrayType) and inner.type.rank == 0
@@ -114,6 +118,17 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
         ):
             return "the identity of its region is unknown and its init value is not a constant"
     return None
+
+
+def _why_not_running(graph: Graph, node: Node) -> str | None:
+    """None when a kernel can compute the running reduction: it starts from the identity of its region."""
+    init, monoid = graph[node.operands[1]].attrs, monoid_of(node.regions[0])
+    if not isinstance(init, ConstantAttrs):
+        return "its init value is not a constant"
+    unit = None if monoid is None else neutral_element(monoid, node.dtype)
+    if monoid is not None and (unit is None or init.value.numpy() != unit):
+        return "its init value changes the result"
+    return why_not_liftable(node)
 
 
 def is_memory_op(node: Node) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from astitch.dimensions import Atoms
 from astitch.gpu import Gpu
@@ -75,6 +75,9 @@ class Mapping:
     team: the tiles of one outer tile are worked on at the same time by as many blocks, a team, which exchange their
     parts in each task; a tile is small enough to stay on chip until then.
     rows_last: tasks with neighbouring numbers are row tiles, not column tiles: a team shares one column tile.
+    carried: "row" or "col": a task has all tiles along that axis, which its block works on one after the other, from
+    the first or, backward, from the last.  "": each is a task.
+    rows_together: the rows of a tile that a thread visits are neighbours.
     """
 
     outer: Atoms
@@ -90,6 +93,9 @@ class Mapping:
     packed_inside: bool = False
     team: bool = False
     rows_last: bool = False
+    carried: str = ""
+    backward: bool = False
+    rows_together: bool = False
 
     @property
     def parts(self) -> int:
@@ -128,8 +134,13 @@ class Mapping:
     @property
     def tasks(self) -> int:
         """Tiles of the space; task number = (outer tile * row_tiles + row tile) * col_tiles + col tile, or with
-        rows_last (outer tile * col_tiles + col tile) * row_tiles + row tile."""
-        return self.outer_tiles * self.row_tiles * self.col_tiles
+        rows_last (outer tile * col_tiles + col tile) * row_tiles + row tile.  Without the tiles of the carried axis."""
+        return self.outer_tiles * self.row_tiles * self.col_tiles // self.rounds
+
+    @property
+    def rounds(self) -> int:
+        """Tiles of a task."""
+        return {"row": self.row_tiles, "col": self.col_tiles}.get(self.carried, 1)
 
     @property
     def row_steps(self) -> int:
@@ -148,6 +159,13 @@ class Mapping:
 
     def elements(self, task: int, thread: int) -> Iterator[tuple[int, int, int]]:
         """(outer, row, col) positions that a thread computes in a task: the meaning of the Mapping."""
+        if self.carried:
+            whole = replace(self, carried="")
+            step = self.col_tiles if self.carried == "row" else 1
+            first = task // step * step * self.rounds + task % step
+            for turn in range(self.rounds)[:: -1 if self.backward else 1]:
+                yield from whole.elements(first + turn * step, thread)
+            return
         if self.rows_last:
             tile, row_part = divmod(task, self.row_tiles)
             outer_part, col_part = divmod(tile, self.col_tiles)
@@ -163,7 +181,8 @@ class Mapping:
         if outer >= self.outer_size:
             return
         for k in range(self.row_steps):
-            row = row_part * self.row_tile + k * self.row_threads + ty
+            step = ty * self.row_steps + k if self.rows_together else k * self.row_threads + ty
+            row = row_part * self.row_tile + step
             if row >= min(self.row_size, (row_part + 1) * self.row_tile):
                 continue
             for j in range(self.col_steps):
@@ -190,6 +209,8 @@ class Space:
     element_bytes: the widest element that is read or written along the space.
     held_words: 32-bit words that a thread holds for each element of its row while it works on a task.
     again_words: those of arrays that are read again after the reduction.
+    running: "forward" or "backward": every element is combined with those before it, or after it, along the reduced
+    dimensions, and none is dropped.
     """
 
     atoms: Atoms
@@ -197,6 +218,7 @@ class Space:
     element_bytes: int
     held_words: float = 0.0
     again_words: float = 0.0
+    running: str = ""
 
     @property
     def kept(self) -> Atoms:

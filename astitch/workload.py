@@ -208,9 +208,6 @@ _CHAIN = {_F: 2.0, _I: 1.5, _S: 6.0, _C: 3.0, _D: 8.0}
 """Cycles that an instruction adds to a thread's own chain: 4 to 20 of latency, of which neighbours hide a part."""
 
 SHUFFLE_CYCLES, BARRIER_CYCLES, SHARED_CYCLES = 26.0, 40.0, 30.0
-UNROLLED_BY = 8
-"""Loops that are not unrolled fully are by this much (emit_cuda.py)."""
-
 BASE_REGISTERS = 16
 """Addresses, indices and temporaries of a thread."""
 
@@ -664,6 +661,13 @@ class _Counter:
                 self.add(self.combine(reducer), frame.trips, frame.copies)
             case k.ReduceAcross():
                 self.reduce(statement, frame)
+            case k.ScanAcross():
+                self.scan(statement, frame)
+            case k.Rounds(variable, count, _, inner):
+                self.spans[variable] = self.still[variable] = (0, count - 1)
+                self.turning.add(variable)
+                self.values[variable] = np.asarray(0)
+                self.walk(inner, frame.repeated(count, 1))
             case k.Finish(_, count, reducer, _):
                 mix = {unit: n * count for unit, n in self.combine(reducer).items()}
                 self.add(mix, frame.trips, frame.copies)
@@ -773,6 +777,31 @@ class _Counter:
         self.sync(frame, barriers)
         self.delay(longest * (1 + 0.2 * (len(step.parts) - 1)) * frame.trips)
 
+    def scan(self, step: k.ScanAcross, frame: _Frame) -> None:
+        """Each thread's own states one after the other, then the totals of its steps."""
+        exchanges = _Exchanges(self.reducers[step.reducer], self.combine(step.reducer))
+        exchanges.add_combinations(2 * step.count)
+        chain = (step.steps if step.columns else step.width) * exchanges.latency
+        shared = k.count_scanned(step, self.block) > 0
+        if not step.columns:
+            lanes = min(step.threads, WARP)
+            chain += exchanges.butterfly(math.log2(lanes) + 1, step.steps)
+            if shared:
+                turns = math.ceil(step.steps * step.threads / WARP / WARP)
+                chain += exchanges.butterfly(5, turns) * turns + 2 * SHARED_CYCLES
+                exchanges.add(Unit.SHARED, 1.0 + turns)
+                exchanges.add(Unit.SHUFFLE, exchanges.fields * step.steps)
+        elif shared:
+            exchanges.add(Unit.SHARED, (1.0 + step.threads) * step.width)
+            exchanges.add_combinations(step.threads * step.width)
+            chain += 2 * SHARED_CYCLES + step.threads * exchanges.latency
+        self.dies[step.state] = self.turn
+        if step.carry:
+            self.dies[step.carry] = ALWAYS
+        self.add_quietly(exchanges.mix, frame)
+        self.sync(frame, float(shared))
+        self.delay(chain * frame.trips)
+
     def add_quietly(self, mix: Mix, frame: _Frame) -> None:
         """Instructions whose latency is counted apart."""
         target = self.loop.mix if self.in_task else self.loop.once_mix
@@ -786,7 +815,7 @@ class _Counter:
         self.spans[loop.variable] = self.still[loop.variable] = (0, loop.count - 1)
         self.turning.add(loop.variable)
         self.values[loop.variable] = np.asarray(0)
-        copies = loop.count if loop.unroll else min(loop.count, UNROLLED_BY)
+        copies = loop.count if loop.unroll else min(loop.count, loop.together)
         inner = frame.repeated(loop.count, copies)
         if loop.variable == "lane":
             outer_lanes, self.lanes = self.lanes, loop.count
@@ -794,7 +823,7 @@ class _Counter:
             self.lanes = outer_lanes
             return
         if not loop.unroll and loop.count > 1:
-            self.add({_I: 2.0}, inner.trips / UNROLLED_BY)
+            self.add({_I: 2.0}, inner.trips / loop.together)
         # Vectors that lanes are taken from are known before the lane loop.
         self.walk(loop.body, inner)
 

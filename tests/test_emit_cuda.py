@@ -388,6 +388,26 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "combine_warps<Reduce1, 256, false>(t, other); }",
     ),
     (
+        k.ScanAcross("s", 4, 2, 0, 16, 1, "", False),
+        "scan_row<Reduce0, 4, 2, 16, false>(s, nullptr, no_carry());",
+    ),
+    (
+        k.ScanAcross("s", 4, 2, 0, 256, 1, "slot", True, "c"),
+        "scan_row<Reduce0, 4, 2, 256, true>(s, slot, c);",
+    ),
+    (
+        k.ScanAcross("s", 4, 2, 0, 8, 32, "slot", False, "c", columns=True),
+        "scan_columns<Reduce0, 4, 2, 8, 32, false>(s, slot, c);",
+    ),
+    (
+        k.Rounds("r", 5, False, BODY),
+        "#pragma unroll 1\nfor (int r = 0; r < 5; ++r) {\n  const int x = i;\n}",
+    ),
+    (
+        k.Rounds("r", 5, True, BODY),
+        "#pragma unroll 1\nfor (int r = 4; r >= 0; --r) {\n  const int x = i;\n}",
+    ),
+    (
         k.Finish("s", 2, 0, (VALUE,)),
         "#pragma unroll\nfor (int i = 0; i < 2; ++i) "
         "s[i] = Reduce0::combine(Reduce0::State{value}, s[i]);",

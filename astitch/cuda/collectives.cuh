@@ -281,6 +281,162 @@ __device__ __forceinline__ void reduce_strided(typename R::State (&states)[COUNT
     }
 }
 
+// ---- scans: each state becomes the combination of itself and all that come before it in a fixed order -----------
+
+struct no_carry {};
+template <class T> struct no_reference { using type = T; };
+template <class T> struct no_reference<T&> { using type = T; };
+
+// BACKWARD: those that "come before" are the later ones.
+template <class R, bool BACKWARD>
+__device__ __forceinline__ typename R::State join_in_order(const typename R::State before, const typename R::State own)
+{
+    return BACKWARD ? R::combine(own, before) : R::combine(before, own);
+}
+
+// Over sets of LANES neighbouring lanes, each with COUNT states of their own: states[i] of the lanes before.
+// The total of a set goes to its last lane's `totals`.
+template <class R, int LANES, bool BACKWARD, int COUNT>
+__device__ __forceinline__ void scan_lanes(typename R::State (&before)[COUNT], typename R::State (&totals)[COUNT])
+{
+    const int lane = threadIdx.x % LANES, place = BACKWARD ? LANES - 1 - lane : lane;
+#pragma unroll
+    for (int reach = 1; reach < LANES; reach <<= 1) {
+        const int source = (threadIdx.x + (BACKWARD ? reach : -reach)) & 31;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const typename R::State other = R::take(totals[i], source);
+            if (place >= reach) totals[i] = join_in_order<R, BACKWARD>(other, totals[i]);
+        }
+    }
+    const int neighbour = (threadIdx.x + (BACKWARD ? 1 : -1)) & 31;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const typename R::State other = R::take(totals[i], neighbour);
+        before[i] = place ? other : R::identity();
+    }
+}
+
+// A row in the order (step, thread, number) over THREADS consecutive threads with STEPS vectors of WIDTH states each.
+// slot: STEPS states for each warp of the block, where a row has several.  carry: what came before the row, and then
+// what came up to its end.
+template <class R, int STEPS, int WIDTH, int THREADS, bool BACKWARD, int COUNT, class Slot, class Carry>
+__device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slot slot, Carry&& carry)
+{
+    using State = typename R::State;
+    constexpr bool CARRIED = !is_same<typename no_reference<Carry>::type, no_carry>;
+    constexpr int LANES = THREADS < 32 ? THREADS : 32;
+    State totals[STEPS], before[STEPS];
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+#pragma unroll
+        for (int i = 1; i < WIDTH; ++i) {
+            const int at = s * WIDTH + (BACKWARD ? WIDTH - 1 - i : i);
+            states[at] = join_in_order<R, BACKWARD>(states[BACKWARD ? at + 1 : at - 1], states[at]);
+        }
+        totals[s] = states[s * WIDTH + (BACKWARD ? 0 : WIDTH - 1)];
+    }
+    scan_lanes<R, LANES, BACKWARD>(before, totals);
+    State run = R::identity();
+    if constexpr (CARRIED) run = carry[0];
+    const int last = BACKWARD ? 0 : LANES - 1;
+    if constexpr (THREADS <= 32) {
+        const int source = (threadIdx.x & 31 & -LANES) + last;
+#pragma unroll
+        for (int j = 0; j < STEPS; ++j) {
+            const int s = BACKWARD ? STEPS - 1 - j : j;
+            if (CARRIED || j) before[s] = join_in_order<R, BACKWARD>(run, before[s]);
+            if (CARRIED || j + 1 < STEPS) {
+                const State total = R::take(totals[s], source);
+                run = CARRIED || j ? join_in_order<R, BACKWARD>(run, total) : total;
+            }
+        }
+    } else {
+        // The totals of all (step, warp), in their order; the lanes of each warp scan 32 of them at a time.
+        constexpr int WARPS = THREADS / 32, ALL = STEPS * WARPS, TURNS = (ALL + 31) / 32;
+        const int first = threadIdx.x / THREADS * ALL, warp = threadIdx.x % THREADS / 32, lane = threadIdx.x % 32;
+        if (lane == last) {
+#pragma unroll
+            for (int s = 0; s < STEPS; ++s) slot[first + s * WARPS + warp] = totals[s];
+        }
+        __syncthreads();
+        State found[TURNS], ahead[TURNS];
+#pragma unroll
+        for (int turn = 0; turn < TURNS; ++turn) {
+            const int number = turn * 32 + lane;
+            found[turn] = number < ALL ? slot[first + number] : R::identity();
+        }
+        scan_lanes<R, 32, BACKWARD>(ahead, found);
+#pragma unroll
+        for (int j = 0; j < TURNS; ++j) {
+            const int turn = BACKWARD ? TURNS - 1 - j : j;
+            if (CARRIED || j) ahead[turn] = join_in_order<R, BACKWARD>(run, ahead[turn]);
+            if (CARRIED || j + 1 < TURNS) {
+                const State total = R::take(found[turn], BACKWARD ? 0 : 31);
+                run = CARRIED || j ? join_in_order<R, BACKWARD>(run, total) : total;
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) {
+            const State up_to = R::take(ahead[s * WARPS / 32], s * WARPS % 32 + warp);
+            before[s] = join_in_order<R, BACKWARD>(up_to, before[s]);
+        }
+    }
+    if constexpr (CARRIED) carry[0] = run;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) states[i] = join_in_order<R, BACKWARD>(before[i / WIDTH], states[i]);
+}
+
+// WIDTH columns in the order (thread, step) over THREADS threads that are STRIDE apart.
+// slot: WIDTH states for each thread of the block, where there are several.  carry: of each column.
+template <class R, int STEPS, int WIDTH, int THREADS, int STRIDE, bool BACKWARD, int COUNT, class Slot, class Carry>
+__device__ __forceinline__ void scan_columns(typename R::State (&states)[COUNT], Slot slot, Carry&& carry)
+{
+    using State = typename R::State;
+    constexpr bool CARRIED = !is_same<typename no_reference<Carry>::type, no_carry>;
+    constexpr int SET = THREADS * STRIDE;
+    const int rank = threadIdx.x / STRIDE % THREADS, first = threadIdx.x / SET * SET + threadIdx.x % STRIDE;
+    constexpr int LAST = BACKWARD ? 0 : STEPS - 1;
+#pragma unroll
+    for (int s = 1; s < STEPS; ++s) {
+        const int at = BACKWARD ? STEPS - 1 - s : s;
+#pragma unroll
+        for (int c = 0; c < WIDTH; ++c) {
+            State& own = states[at * WIDTH + c];
+            own = join_in_order<R, BACKWARD>(states[(BACKWARD ? at + 1 : at - 1) * WIDTH + c], own);
+        }
+    }
+    if constexpr (THREADS > 1) {
+#pragma unroll
+        for (int c = 0; c < WIDTH; ++c) slot[threadIdx.x * WIDTH + c] = states[LAST * WIDTH + c];
+        __syncthreads();
+    }
+#pragma unroll
+    for (int c = 0; c < WIDTH; ++c) {
+        State before = R::identity(), run = R::identity();
+        if constexpr (CARRIED) run = carry[c];
+        before = run;
+        if constexpr (THREADS > 1) {
+#pragma unroll
+            for (int j = 0; j < THREADS; ++j) {
+                const int thread = BACKWARD ? THREADS - 1 - j : j;
+                if (thread == rank) before = run;
+                run = join_in_order<R, BACKWARD>(run, slot[(first + thread * STRIDE) * WIDTH + c]);
+            }
+        } else if constexpr (CARRIED) {
+            run = join_in_order<R, BACKWARD>(run, states[LAST * WIDTH + c]);
+        }
+        if constexpr (CARRIED) carry[c] = run;
+        if constexpr (CARRIED || THREADS > 1) {
+#pragma unroll
+            for (int s = 0; s < STEPS; ++s) {
+                State& own = states[s * WIDTH + c];
+                own = join_in_order<R, BACKWARD>(before, own);
+            }
+        }
+    }
+}
+
 // ---- states of the blocks of a team ----------------------------------------------------------------------
 // A field travels as one or two tagged words.
 

@@ -1,0 +1,347 @@
+"""Running reductions (cumsum, cummax ..) as scans inside of stitched kernels, against XLA on the CPU.
+
+The race checker watches the hand-made cases: a barrier that is missing between the exchange of one round and the next
+is a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from astitch import kernel_ir as k
+from astitch.check_plan import check_kernel
+from astitch.emulate import Order
+from astitch.errors import IllegalProduct
+from astitch.gpu import preset
+from astitch.index import Symbol
+from astitch.scans import MAX_STATES, MAX_STEPS, map_running, why_not_in_order
+from astitch.schedule import Schedule
+from astitch.thread_mapping import Mapping, Space, map_space
+from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for
+
+F32, BF16, F16, F64 = (np.dtype(t) for t in (np.float32, jnp.bfloat16, np.float16, np.float64))
+TOLERANCE = {F32: 2e-5, BF16: 1e-2, F16: 2e-3, F64: 1e-12}
+FUNCTIONS = {f.__name__: f for f in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin)}
+SMALL = Schedule(block=64)
+"""Small blocks: rounds and several warps on data small enough to emulate."""
+
+
+def numbers(*shape: int, dtype: Any = F32, seed: int = 0) -> np.ndarray:
+    found = np.random.default_rng(seed).standard_normal(shape)
+    wide = found * 9 if np.dtype(dtype).kind in "iu" else found
+    return wide.astype(dtype)
+
+
+def plan(fn: Callable[..., Any], *arguments: Any, schedule: Schedule | None = SMALL) -> Planned:
+    return plan_for(few_sms(2), fn, *arguments, schedule=schedule)
+
+
+def expect_as_jax(
+    fn: Callable[..., Any], *arguments: Any, check: bool = True, schedule: Schedule | None = SMALL
+) -> Planned:
+    """In one kernel."""
+    planned = plan(fn, *arguments, schedule=schedule)
+    assert len(planned.plans) == 1
+    assert not planned.program.outside
+    want = [np.asarray(w) for w in by_jax(fn, *arguments)]
+    limits = {w.dtype: TOLERANCE.get(w.dtype, 0.0) for w in want}
+    assert_close(planned.run(*arguments, check=check), want, limits)
+    return planned
+
+
+def mappings(planned: Planned) -> list[Mapping]:
+    return [loop.mapping for p in planned.plans for loop in p.arrangement.loops]
+
+
+# ---- values
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_scans_agree_with_xla(data: st.DataObject) -> None:
+    rank = data.draw(st.integers(1, 3))
+    axis = data.draw(st.integers(0, rank - 1))
+    long = st.sampled_from([1, 2, 3, 31, 64, 100, 257, 1000, 1024, 2049])
+    short = st.integers(1, 6)
+    shape = tuple(data.draw(long if d == axis else short) for d in range(rank))
+    name = data.draw(st.sampled_from(sorted(FUNCTIONS)))
+    dtype = data.draw(st.sampled_from([F32, F16, BF16, F64, np.dtype("i4"), np.dtype("u4")]))
+    reverse = data.draw(st.booleans())
+    x = numbers(*shape, dtype=dtype)
+    if name == "cumprod" and dtype.kind not in "iu":
+        x = (1 + x.astype(F64) / shape[axis]).astype(dtype)
+    block = data.draw(st.sampled_from([32, 64, 256]))
+    with jax.enable_x64(True):
+        planned = plan(lambda a: FUNCTIONS[name](a, axis, reverse), x, schedule=Schedule(block))
+        (got,) = planned.run(x)
+    function = {"cumsum": np.add, "cumprod": np.multiply, "cummax": np.maximum}.get(
+        name, np.minimum
+    )
+    wide = x.astype(F64) if dtype.kind not in "iu" else x
+    ordered = np.flip(wide, axis) if reverse else wide
+    want = function.accumulate(ordered, axis, ordered.dtype)
+    want = (np.flip(want, axis) if reverse else want).astype(dtype)
+    assert_close([got], [want], {dtype: TOLERANCE.get(dtype, 0.0)})
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
+    "softmax before": (lambda x: jnp.cumsum(jax.nn.softmax(x), 1), (numbers(5, 700),)),
+    "a product before": (lambda x, y: jnp.cumsum(x * y, 1), (numbers(5, 700), numbers(5, 700))),
+    "a mask of it": (
+        lambda x, y: jnp.where(jnp.cumsum(x, 1) > 0, y, 0.0),
+        (numbers(5, 700), numbers(5, 700)),
+    ),
+    "divided by its row's sum": (
+        lambda x: jnp.cumsum(x, 1) / (1 + jnp.square(x).sum(1, keepdims=True)),
+        (numbers(5, 700),),
+    ),
+    "row reductions beside it": (
+        lambda x: (jnp.cumsum(x, 1), x.sum(1), x.max(1)),
+        (numbers(5, 700),),
+    ),
+    "reduced after": (lambda x: jnp.cumsum(x, 1).max(1), (numbers(5, 700),)),
+    "columns summed beside it": (lambda x: (jnp.cumsum(x, 1), x.sum(0)), (numbers(5, 700),)),
+    "two after each other": (
+        lambda x: jnp.cumsum(jnp.tanh(jnp.cumsum(x, 1)), 1),
+        (numbers(5, 700),),
+    ),
+    "forward and backward": (
+        lambda x: jnp.cumsum(x, 1) * lax.cumsum(x, 1, reverse=True),
+        (numbers(5, 700),),
+    ),
+    "read one to the left": (
+        lambda x: jnp.pad(jnp.cumsum(x, 1), ((0, 0), (1, 0)))[:, :-1] * x,
+        (numbers(5, 700),),
+    ),
+    "its last element": (
+        lambda x: jnp.cumsum(x, 1) / (9 + jnp.abs(jnp.cumsum(x, 1)[:, -1:])),
+        (numbers(5, 700),),
+    ),
+    "gradient": (lambda x: jax.grad(lambda a: (jnp.cumsum(a, 1) ** 2).sum())(x), (numbers(3, 90),)),
+    "an associative region": (lambda x: lax.cumlogsumexp(x, 1), (numbers(5, 300),)),
+    "down columns, a row's sum beside": (
+        lambda x: (jnp.cumsum(x, 0) * 2, x.sum(1)),
+        (numbers(90, 70),),
+    ),
+    "down columns of a product": (
+        lambda x, y: jnp.cumsum(x * y, 0) - y,
+        (numbers(300, 70), numbers(300, 70)),
+    ),
+    "rounds of rows": (lambda x: jnp.cumsum(x, 1) - x, (numbers(3, 5000),)),
+    "rounds of rows from the end": (
+        lambda x: lax.cumsum(x * 2, 1, reverse=True) - x,
+        (numbers(3, 5001),),
+    ),
+    "rounds down columns from the end": (
+        lambda x: lax.cummax(x, 0, reverse=True) - x,
+        (numbers(500, 40),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_is_fused_with_its_neighbours(name: str) -> None:
+    fn, arguments = CASES[name]
+    expect_as_jax(fn, *arguments)
+
+
+@pytest.mark.parametrize("name", ["rounds of rows", "down columns of a product"])
+@pytest.mark.parametrize("order", [Order.REVERSE, Order.RANDOM])
+def test_threads_may_come_in_any_order(name: str, order: Order) -> None:
+    fn, arguments = CASES[name]
+    planned = plan(fn, *arguments)
+    (plain,) = planned.run(*arguments)
+    (other,) = planned.engine(order=order, seed=3).run(list(arguments))
+    np.testing.assert_array_equal(plain, other)
+
+
+def test_few_long_scans_are_one_kernel() -> None:
+    x = numbers(40_001)
+    expect_as_jax(jnp.cumsum, x, check=False, schedule=None)
+
+
+def test_each_element_is_read_once_and_written_once() -> None:
+    x = numbers(40, 4096)
+    planned = plan(lambda a: jnp.cumsum(a, 1), x, schedule=None)
+    body = planned.plan.kernel.body
+    assert len(find_statements(body, k.LoadVector)) == 1
+    assert len(find_statements(body, k.StoreVector)) == 1
+    assert planned.plan.kernel.global_barriers == 0
+
+
+def test_a_long_sum_is_as_accurate_as_a_tree() -> None:
+    x = np.full((2, 30_000), 0.1, np.float32)
+    (got,) = plan(lambda a: jnp.cumsum(a, 1), x, schedule=None).run(x)
+    want = np.cumsum(x.astype(F64), 1)
+    (xla,) = by_jax(lambda a: jnp.cumsum(a, 1), x)
+    error, theirs = (np.max(np.abs(y - want) / want) for y in (got, xla))
+    assert error < min(2e-6, theirs)
+
+
+def test_narrow_floats_accumulate_in_f32() -> None:
+    x = np.ones((2, 3000), BF16)
+    (got,) = plan(lambda a: jnp.cumsum(a, 1), x).run(x)
+    np.testing.assert_array_equal(got, np.cumsum(x.astype(np.float32), 1).astype(BF16))
+
+
+def test_infinities_and_nans_stay_behind_their_place() -> None:
+    x = numbers(3, 200)
+    x[0, 70], x[1, 150], x[2, 3] = np.inf, np.nan, -np.inf
+    (got,) = plan(lambda a: jnp.cumsum(a, 1), x).run(x)
+    want = np.cumsum(x.astype(F64), 1)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
+    np.testing.assert_allclose(got[0, :70], want[0, :70], rtol=1e-4, atol=1e-5)
+
+
+# ---- what a running reduction is
+
+
+def test_a_reach_that_is_too_short_is_no_running_reduction() -> None:
+    def window(low: int, high: int) -> Any:
+        return lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (9,), (1,), ((low, high),))
+
+    x = jax.ShapeDtypeStruct((9,), "float32")
+    found = [plan(window(*edges), x) for edges in ((8, 0), (0, 8), (4, 4))]
+    kinds = [len(find_statements(f.plan.kernel.body, k.ScanAcross)) for f in found]
+    assert kinds == [1, 1, 0]
+
+
+def test_an_init_value_that_counts_is_left_outside() -> None:
+    x = jax.ShapeDtypeStruct((100,), "float32")
+    fn = lambda a: lax.reduce_window(a, 5.0, lax.add, (100,), (1,), ((99, 0),))  # noqa: E731
+    (reason,) = plan(fn, x).program.outside
+    assert "its init value changes the result" in str(reason)
+
+
+# ---- mappings
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_every_element_has_its_place_in_order(data: st.DataObject) -> None:
+    extents = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=3))
+    atoms = tuple(Symbol(f"d{n}", extent) for n, extent in enumerate(extents))
+    along = data.draw(st.sampled_from(atoms))
+    order = data.draw(st.sampled_from(["forward", "backward"]))
+    width = data.draw(st.sampled_from([1, 2, 4, 8]))
+    space = Space(atoms, frozenset({along}), width, running=order)
+    block = data.draw(st.sampled_from([32, 64]))
+    mapping = map_running(space, preset("h100"), block)
+    assert mapping.block == block
+    assert why_not_in_order(space, mapping) is None
+    if mapping.row_size * mapping.col_size * mapping.outer_size > 30_000:
+        return
+    found = [e for t in range(mapping.tasks) for i in range(block) for e in mapping.elements(t, i)]
+    whole = mapping.outer_size * mapping.row_size * mapping.col_size
+    assert len(found) == len(set(found)) == whole
+
+
+def test_mappings_that_cannot_scan_say_why() -> None:
+    row, col = Symbol("r", 4000), Symbol("c", 1 << 20)
+    space = Space((row, col), frozenset({col}), 4, running="forward")
+    reduce = replace(space, running="")
+    whole = Mapping((row,), (), (col,), 1, 1, 256, 4, 1, 16384)
+    assert "hand on their totals" in (why_not_in_order(space, whole) or "")
+    assert "vectors" in (why_not_in_order(space, map_space(reduce, preset("h100"), 256, 528)) or "")
+    carried = replace(whole, carried="col")
+    assert why_not_in_order(space, carried) is None
+    backward = replace(space, running="backward")
+    assert "the other way" in (why_not_in_order(backward, carried) or "")
+    down = replace(space, reduced=frozenset({row}))
+    assert "along an axis" in (why_not_in_order(down, carried) or "")
+    columns = Mapping((), (row,), (col,), 1, 8, 32, 1, 128, 32)
+    assert "hand on their totals" in (why_not_in_order(down, columns) or "")
+    apart = replace(columns, carried="row")
+    assert "neighbouring rows" in (why_not_in_order(down, apart) or "")
+    assert why_not_in_order(down, replace(apart, rows_together=True)) is None
+
+
+def test_rounds_carry_only_what_a_block_cannot_hold() -> None:
+    short = plan(lambda a: jnp.cumsum(a, 1), numbers(4, 1000))
+    long = plan(lambda a: jnp.cumsum(a, 1), numbers(4, 5000))
+    assert [m.carried for m in (*mappings(short), *mappings(long))] == ["", "col"]
+    for mapping in (*mappings(short), *mappings(long)):
+        assert mapping.row_steps * mapping.col_steps <= MAX_STEPS
+        assert mapping.elements_per_thread <= MAX_STATES
+
+
+# ---- kernels
+
+
+def scanning() -> tuple[k.Kernel, k.ScanAcross]:
+    kernel = plan(lambda a: jnp.cumsum(a, 1), numbers(4, 5000)).plan.kernel
+    (step,) = find_statements(kernel.body, k.ScanAcross)
+    return kernel, step
+
+
+def replaced(statement: Any, old: Any, new: tuple[Any, ...]) -> Any:
+    """The statement with `old` replaced wherever it stands inside."""
+    body = getattr(statement, "body", None)
+    if body is None:
+        return statement
+    parts = [new if part == old else (replaced(part, old, new),) for part in body]
+    return replace(statement, body=tuple(p for part in parts for p in part))
+
+
+KERNEL, STEP = scanning()
+(ROUNDS,) = find_statements(KERNEL.body, k.Rounds)
+END = ROUNDS.body[-1]
+BROKEN: dict[str, tuple[Any, tuple[Any, ...], str]] = {
+    "no slot": (STEP, (replace(STEP, slot=""),), "has no shared memory"),
+    "an unknown carry": (STEP, (replace(STEP, carry="nothing"),), "nothing is used before"),
+    "carried in itself": (STEP, (replace(STEP, carry=STEP.state),), "is carried along in itself"),
+    "more steps than the slot holds": (STEP, (replace(STEP, steps=99),), "198 are exchanged"),
+    "threads of no power of two": (STEP, (replace(STEP, threads=48),), "a scan of 48 threads"),
+    "more threads than the block": (STEP, (replace(STEP, threads=128),), "a scan of 128 threads"),
+    "a row of threads apart": (STEP, (replace(STEP, stride=2, threads=32),), "2 apart"),
+    "not all threads": (
+        STEP,
+        (k.Loop("i", 1, True, (STEP,)),),
+        "scanned across threads where not all of them come by",
+    ),
+    "no barrier between rounds": (END, (), "no block barrier lies between"),
+    "no rounds": (ROUNDS, (replace(ROUNDS, count=0),), "0 rounds over col_tile"),
+    "rounds of some": (
+        ROUNDS,
+        (k.Loop("i", 1, True, (ROUNDS,)),),
+        "rounds over col_tile where not all threads come by",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_scan_is_refused(name: str) -> None:
+    old, new, sentence = BROKEN[name]
+    assert isinstance(END, k.Barrier)
+    body = tuple(replaced(s, old, new) for s in KERNEL.body)
+    assert body != KERNEL.body
+    check_kernel(KERNEL)
+    with pytest.raises(IllegalProduct, match=sentence):
+        check_kernel(replace(KERNEL, body=body))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 5), (700, 33), (64, 4096), (5, 20001), (2000, 300)])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_scans_on_a_gpu(shape: tuple[int, int], axis: int, dtype: np.dtype) -> None:
+    import astitch
+
+    x = numbers(*shape, dtype=dtype)
+    fn = lambda a: (lax.cumsum(a, axis) * 2, lax.cummax(a, axis, reverse=True))  # noqa: E731
+    got = [np.asarray(y) for y in astitch.jit(fn)(x)]
+    ahead = np.cumsum(x.astype(F64), axis)
+    behind = np.flip(np.maximum.accumulate(np.flip(x, axis), axis), axis)
+    want = [(ahead.astype(dtype) * 2).astype(dtype), behind]
+    assert_close(got, want, TOLERANCE)
