@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from astitch import kernel_ir as k
 from astitch.errors import IllegalProduct
@@ -199,28 +197,6 @@ def why_split(plan: Plan, gpu: Gpu, projection: Projection) -> Reason | None:
     return None
 
 
-class _Ahead:
-    """Work on structures before their turn, in other threads: the CUDA compiler runs without the interpreter's lock."""
-
-    def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, "astitch-plan") if threads else None
-        self._jobs: dict[Structure, Future[object]] = {}
-
-    def start(self, structure: Structure, work: Callable[[], object]) -> None:
-        if self._pool and structure not in self._jobs:
-            self._jobs[structure] = self._pool.submit(work)
-
-    def finish(self, structure: Structure) -> None:
-        """Waits for the work if it has begun; else it is whoever asks that does it.  An error comes to him again."""
-        job = self._jobs.get(structure)
-        if job and not job.cancel():
-            wait([job])
-
-    def close(self) -> None:
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
-
-
 class _Splitter:
     """Plans scope after scope of one graph, which grows by repeated broadcasts."""
 
@@ -232,56 +208,33 @@ class _Splitter:
         draft: MakePlan,
         project: Projector,
         observe: Observe,
-        threads: int,
     ) -> None:
         self.scopes, self.gpu = scopes, gpu
         self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
-        self.ahead = _Ahead(threads)
         self.plans: list[Plan] = []
         self.splits: list[Split] = []
-        self.known: dict[tuple[Structure, Scope], Plan | None] = {}
+        self.known: dict[tuple[int, Scope], tuple[Graph, Plan | None]] = {}
         self.judged: dict[Structure, Projection] = {}
         self.drafted_us: dict[Structure, float] = {}
         self.planned_us: dict[Structure, float] = {}
 
-    def look_ahead(self, graph: Graph, scopes: Iterable[Scope]) -> None:
-        """Begins to plan and judge scopes that will be asked for, those that take longest first."""
-        for scope in sorted(scopes, key=lambda scope: -len(scope.members)):
-            if estimate_statements(graph, scope) <= SURELY_LONG:
-                structure = structure_of(graph, scope)
-                self.ahead.start(structure, partial(self.prepare, graph, scope, structure))
-
-    def prepare(self, graph: Graph, scope: Scope, structure: Structure) -> None:
-        plan = self.find_plan(graph, scope, structure)
-        if plan is not None:
-            self.find_projection(plan, structure)
-
     def judge(self, plan: Plan) -> Projection:
         """The projection, with the compiler's registers where they may be too many."""
-        structure = structure_of(plan.arrangement.graph, plan.scope)
-        self.ahead.finish(structure)
-        return self.find_projection(plan, structure)
-
-    def find_projection(self, plan: Plan, structure: Structure) -> Projection:
-        if structure not in self.judged:
+        key = structure_of(plan.arrangement.graph, plan.scope)
+        if key not in self.judged:
             projection = self.project(plan, None)
             in_doubt = projection.spill_bytes or count_at_once(plan.kernel) >= OBSERVED_STATEMENTS
             observed = in_doubt and count_statements(plan.kernel.body) <= LONG_CODE
             resources = self.observe(plan) if observed else None
-            self.judged[structure] = self.project(plan, resources) if resources else projection
-        return self.judged[structure]
+            self.judged[key] = self.project(plan, resources) if resources else projection
+        return self.judged[key]
 
     def make_plan(self, graph: Graph, scope: Scope) -> Plan | None:
-        """The plan, made once for each scope, whatever graph it is in.  Raises IllegalProduct."""
-        structure = structure_of(graph, scope)
-        self.ahead.finish(structure)
-        return self.find_plan(graph, scope, structure)
-
-    def find_plan(self, graph: Graph, scope: Scope, structure: Structure) -> Plan | None:
-        key = structure, scope
+        """The plan, made once for each scope of each graph.  Raises IllegalProduct."""
+        key = id(graph), scope
         if key not in self.known:
-            self.known[key] = self.planner(graph, scope)
-        return self.known[key]
+            self.known[key] = graph, self.planner(graph, scope)
+        return self.known[key][1]
 
     def rate_draft(self, parts: Scopes, most_us: float) -> float:
         """The time of all kernels of a split without searching; infinite if it is none, a part has no plan, or it is
@@ -292,7 +245,6 @@ class _Splitter:
 
     def rate_parts(self, parts: Scopes) -> float:
         """The time of all kernels of a split as they will be."""
-        self.look_ahead(parts.graph, parts.scopes)
         return _sum_times(parts, self.make_plan, self.judge, self.planned_us)
 
     def add(self, scope: Scope, rounds: int) -> None:
@@ -408,18 +360,13 @@ def split_scopes(
     project: Projector,
     draft: MakePlan | None = None,
     observe: Observe = lambda _: None,
-    threads: int = 0,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
-    draft: a quicker planner, to rank splits with.  threads: that plan ahead; the result does not depend on them.
-    Raises IllegalProduct for a scope that no kernel and no split of it can compute.
+    draft: a quicker planner, to rank splits with.  Raises IllegalProduct for a scope that no kernel and no split of it
+    can compute.
     """
-    splitter = _Splitter(scopes, gpu, plan, draft or plan, project, observe, threads)
-    try:
-        splitter.look_ahead(scopes.graph, scopes.scopes)
-        for scope in scopes.scopes:
-            splitter.add(scope, ROUNDS)
-    finally:
-        splitter.ahead.close()
+    splitter = _Splitter(scopes, gpu, plan, draft or plan, project, observe)
+    for scope in scopes.scopes:
+        splitter.add(scope, ROUNDS)
     return PlannedScopes(splitter.scopes, tuple(splitter.plans), tuple(splitter.splits))

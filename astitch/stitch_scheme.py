@@ -486,25 +486,17 @@ class _Arranger:
         """The first level at which `loop` could host a reader of `reads`."""
         level = 0
         for read in reads:
-            draft = self.drafts[self.computed_in(loop, read.operand)]
+            draft = self.drafts[read.operand]
             same = draft.loop is loop and draft.span in (Span.TASK, Span.TEAM)
             if same and self.why_not_local(draft, read.index) is None:
                 continue
             level = max(level, draft.available)
         return level
 
-    def computed_in(self, loop: _Loop, name: str) -> str:
-        """The draft of a root for readers in `loop`: where that adds its partials, the sum itself."""
-        combine = self.drafts.get(combine_name(name))
-        return combine_name(name) if combine is not None and combine.loop is loop else name
-
     def place(self, root: Root) -> None:
         reads, arrays = self.known.reads_of(root)
         related = dict(self.loops_of_group.get(self.group_of[root.name], {}))
         related |= {(loop := self.drafts[r.operand].loop).number: loop for r in reads}
-        if root.kind is RootKind.POINTWISE:
-            combines = [self.drafts.get(combine_name(r.operand)) for r in reads]
-            related |= {c.loop.number: c.loop for c in combines if c is not None}
         for array in arrays:
             related |= self.loops_reading.get(array, {})
         best: _Loop | None = None
@@ -548,9 +540,8 @@ class _Arranger:
         for array in arrays:
             self.loops_reading.setdefault(array, {})[loop.number] = loop
         for read in reads:
-            key = self.computed_in(loop, read.operand)
-            self.drafts[read.operand].readers += 1
-            producer = self.drafts[key]
+            producer = self.drafts[read.operand]
+            producer.readers += 1
             if producer.loop is not loop:
                 producer.global_reason = (
                     producer.global_reason or "its readers run in another task loop"
@@ -565,7 +556,7 @@ class _Arranger:
                     producer.global_reason = producer.global_reason or why
                     continue
                 own = read.index == producer.root.result_index
-                draft.depends[key] = draft.depends.get(key, True) and own
+                draft.depends[read.operand] = draft.depends.get(read.operand, True) and own
                 producer.shared |= not own
         self.drafts[root.name] = draft
         if span not in (Span.TASK, Span.TEAM):
