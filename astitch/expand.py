@@ -289,8 +289,11 @@ SCAN_CHUNK = 4096
 """Elements of a piece of a scan, at most."""
 
 LONG_SCAN, FEW_SCANS = 32768, 128
-"""Scans of more elements, and of which there are fewer, are cut into pieces: a block for each would take longer than
-reading them twice."""
+"""Of what one block scans: more elements, where fewer blocks have any, are cut into pieces.  So few blocks would take
+longer than reading everything twice."""
+
+SECTOR_BYTES = 32
+"""Of neighbouring columns, which a block scans together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,8 +447,11 @@ def scan_in_pieces(node: Node, draft: Draft) -> Node | str | None:
     constant = isinstance(draft[node.operands[1]].attrs, ConstantAttrs)
     if not constant or (folding.op is not None and not folding.neutral):
         return None
-    n = node.shape[running.dimension]
-    if n <= LONG_SCAN or node.array.size >= FEW_SCANS * n:
+    d, shape = running.dimension, node.shape
+    beside = math.prod(shape[d + 1 :])
+    width = min(beside, SECTOR_BYTES // node.dtype.bytes)
+    blocks = math.prod(shape[:d]) * -(-beside // width)
+    if shape[d] * width <= LONG_SCAN or blocks >= FEW_SCANS:
         return node
     return folding.round(_scan_pieces(folding, x, running))
 

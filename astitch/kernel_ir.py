@@ -425,7 +425,9 @@ class ScanAcross:
 def count_scanned(step: ScanAcross, block: int) -> int:
     """Shared states that a block exchanges in a scan."""
     if step.columns:
-        return block * step.width if step.threads > 1 else 0
+        line = max(step.stride, 32)
+        spans = step.threads * step.stride > line
+        return block // line * step.stride * step.width if spans else 0
     return step.steps * (block // 32) if step.threads > 32 else 0
 
 

@@ -13,7 +13,6 @@ from astitch.schedule import DEFAULT, Schedule
 from astitch.thread_mapping import (
     COALESCED_LANES,
     MAX_ROW_ELEMENTS,
-    WARP,
     Mapping,
     Space,
     ceil_div,
@@ -27,6 +26,12 @@ MAX_STEPS = 16
 
 MAX_STATES = 64
 """Elements of a thread that are scanned together."""
+
+COLUMN_BYTES, LINE_BYTES, SECTOR_BYTES = 8, 128, 32
+"""What a thread reads of a row whose columns it scans, what its neighbours and it do at most, and at least."""
+
+BLOCKS_PER_SM = 3
+"""Blocks of an SM that wait for memory in turns, each loading a tile and then scanning it."""
 
 
 def map_running(space: Space, gpu: Gpu, block: int, schedule: Schedule = DEFAULT) -> Mapping:
@@ -83,9 +88,16 @@ def _map_down_columns(
 ) -> Mapping:
     """Threads own columns; those that share them have neighbouring rows each."""
     rows, cols = size_of(row), size_of(col)
-    vector = choose_vector(col, space.element_bytes, min(schedule.access_bytes, 8))
+    vector = choose_vector(col, space.element_bytes, min(schedule.access_bytes, COLUMN_BYTES))
     vectors = ceil_div(cols, vector)
-    col_threads = min(block, WARP, power_of_two_at_least(vectors))
+    width = vector * space.element_bytes
+    col_threads = min(block, power_of_two_at_least(vectors), max(LINE_BYTES // width, 1))
+    # As narrow as it takes to keep the GPU busy, but no narrower than what memory hands over.
+    while (
+        col_threads * width > SECTOR_BYTES
+        and size_of(outer) * ceil_div(vectors, col_threads) < BLOCKS_PER_SM * gpu.sms
+    ):
+        col_threads //= 2
     most_steps = max(min(MAX_ROW_ELEMENTS // vector, MAX_STEPS), 1)
     steps = min(most_steps, power_of_two_at_least(rows))
     row_threads = min(block // col_threads, power_of_two_at_least(ceil_div(rows, steps)))

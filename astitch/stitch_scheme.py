@@ -30,7 +30,7 @@ from astitch.index import Symbol
 from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
 from astitch.ops import OPS, Kind
 from astitch.propagation import Index, Read, walk_reads
-from astitch.running import find_running
+from astitch.running import find_running, is_running
 from astitch.scans import map_running, why_not_in_order
 from astitch.schedule import DEFAULT, Schedule
 from astitch.storage import stored_value
@@ -375,7 +375,9 @@ class RootReads:
         for name in group.roots:
             root = self.root_of(name)
             reads, arrays = self.reads_of(root)
-            types = [array_of(self.graph[a]) for a in (*arrays, *(r.operand for r in reads))]
+            # Running reductions are read from registers, almost always.
+            others = (r.operand for r in reads if not is_running(self.graph, r.operand))
+            types = [array_of(self.graph[a]) for a in (*arrays, *others)]
             if root.kind is RootKind.POINTWISE or name in self.outputs:
                 types.append(array_of(self.graph[name]))
             sizes = [t.dtype.bytes for t in types if t.size >= size_of(space.atoms)]

@@ -791,10 +791,14 @@ class _Counter:
                 chain += exchanges.butterfly(5, turns) * turns + 2 * SHARED_CYCLES
                 exchanges.add(Unit.SHARED, 1.0 + turns)
                 exchanges.add(Unit.SHUFFLE, exchanges.fields * step.steps)
-        elif shared:
-            exchanges.add(Unit.SHARED, (1.0 + step.threads) * step.width)
-            exchanges.add_combinations(step.threads * step.width)
-            chain += 2 * SHARED_CYCLES + step.threads * exchanges.latency
+        else:
+            lines = max(step.threads * step.stride // max(step.stride, WARP), 1)
+            if lines < step.threads:
+                chain += exchanges.butterfly(math.log2(step.threads / lines) + 1, step.width)
+            if shared:
+                exchanges.add(Unit.SHARED, (1.0 + lines) * step.width)
+                exchanges.add_combinations(lines * step.width)
+                chain += 2 * SHARED_CYCLES + lines * exchanges.latency
         self.dies[step.state] = self.turn
         if step.carry:
             self.dies[step.carry] = ALWAYS

@@ -294,22 +294,22 @@ __device__ __forceinline__ typename R::State join_in_order(const typename R::Sta
     return BACKWARD ? R::combine(own, before) : R::combine(before, own);
 }
 
-// Over sets of LANES neighbouring lanes, each with COUNT states of their own: states[i] of the lanes before.
-// The total of a set goes to its last lane's `totals`.
-template <class R, int LANES, bool BACKWARD, int COUNT>
+// Over sets of LANES lanes that are STRIDE apart within a warp, each with COUNT states of their own: `before` becomes
+// what the lanes before have, `totals` that and the lane's own.
+template <class R, int LANES, int STRIDE, bool BACKWARD, int COUNT>
 __device__ __forceinline__ void scan_lanes(typename R::State (&before)[COUNT], typename R::State (&totals)[COUNT])
 {
-    const int lane = threadIdx.x % LANES, place = BACKWARD ? LANES - 1 - lane : lane;
+    const int lane = threadIdx.x / STRIDE % LANES, place = BACKWARD ? LANES - 1 - lane : lane;
 #pragma unroll
     for (int reach = 1; reach < LANES; reach <<= 1) {
-        const int source = (threadIdx.x + (BACKWARD ? reach : -reach)) & 31;
+        const int source = (threadIdx.x + (BACKWARD ? reach : -reach) * STRIDE) & 31;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const typename R::State other = R::take(totals[i], source);
             if (place >= reach) totals[i] = join_in_order<R, BACKWARD>(other, totals[i]);
         }
     }
-    const int neighbour = (threadIdx.x + (BACKWARD ? 1 : -1)) & 31;
+    const int neighbour = (threadIdx.x + (BACKWARD ? STRIDE : -STRIDE)) & 31;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         const typename R::State other = R::take(totals[i], neighbour);
@@ -336,7 +336,7 @@ __device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slo
         }
         totals[s] = states[s * WIDTH + (BACKWARD ? 0 : WIDTH - 1)];
     }
-    scan_lanes<R, LANES, BACKWARD>(before, totals);
+    scan_lanes<R, LANES, 1, BACKWARD>(before, totals);
     State run = R::identity();
     if constexpr (CARRIED) run = carry[0];
     const int last = BACKWARD ? 0 : LANES - 1;
@@ -366,7 +366,7 @@ __device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slo
             const int number = turn * 32 + lane;
             found[turn] = number < ALL ? slot[first + number] : R::identity();
         }
-        scan_lanes<R, 32, BACKWARD>(ahead, found);
+        scan_lanes<R, 32, 1, BACKWARD>(ahead, found);
 #pragma unroll
         for (int j = 0; j < TURNS; ++j) {
             const int turn = BACKWARD ? TURNS - 1 - j : j;
@@ -387,15 +387,17 @@ __device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slo
     for (int i = 0; i < COUNT; ++i) states[i] = join_in_order<R, BACKWARD>(before[i / WIDTH], states[i]);
 }
 
-// WIDTH columns in the order (thread, step) over THREADS threads that are STRIDE apart.
-// slot: WIDTH states for each thread of the block, where there are several.  carry: of each column.
+// WIDTH columns in the order (thread, step) over THREADS threads that are STRIDE apart: the lanes of a warp that share a
+// column first, then the warps or threads that do.
+// slot: WIDTH states for each column of each line of the block, a line being a warp (STRIDE < 32) or STRIDE threads, where
+// columns span lines.  carry: of each column.
 template <class R, int STEPS, int WIDTH, int THREADS, int STRIDE, bool BACKWARD, int COUNT, class Slot, class Carry>
 __device__ __forceinline__ void scan_columns(typename R::State (&states)[COUNT], Slot slot, Carry&& carry)
 {
     using State = typename R::State;
     constexpr bool CARRIED = !is_same<typename no_reference<Carry>::type, no_carry>;
-    constexpr int SET = THREADS * STRIDE;
-    const int rank = threadIdx.x / STRIDE % THREADS, first = threadIdx.x / SET * SET + threadIdx.x % STRIDE;
+    constexpr int SET = THREADS * STRIDE, LINE = STRIDE < 32 ? 32 : STRIDE;
+    constexpr int LANES = STRIDE < 32 ? (SET < 32 ? THREADS : 32 / STRIDE) : 1, LINES = SET < 32 ? 1 : SET / LINE;
     constexpr int LAST = BACKWARD ? 0 : STEPS - 1;
 #pragma unroll
     for (int s = 1; s < STEPS; ++s) {
@@ -406,34 +408,46 @@ __device__ __forceinline__ void scan_columns(typename R::State (&states)[COUNT],
             own = join_in_order<R, BACKWARD>(states[(BACKWARD ? at + 1 : at - 1) * WIDTH + c], own);
         }
     }
-    if constexpr (THREADS > 1) {
-#pragma unroll
-        for (int c = 0; c < WIDTH; ++c) slot[threadIdx.x * WIDTH + c] = states[LAST * WIDTH + c];
-        __syncthreads();
-    }
+    State before[WIDTH], totals[WIDTH];
 #pragma unroll
     for (int c = 0; c < WIDTH; ++c) {
-        State before = R::identity(), run = R::identity();
-        if constexpr (CARRIED) run = carry[c];
-        before = run;
-        if constexpr (THREADS > 1) {
+        before[c] = R::identity();
+        totals[c] = states[LAST * WIDTH + c];
+    }
+    const int column = threadIdx.x % STRIDE, lane = threadIdx.x / STRIDE % LANES, last = BACKWARD ? 0 : LANES - 1;
+    if constexpr (LANES > 1) scan_lanes<R, LANES, STRIDE, BACKWARD>(before, totals);
+    if constexpr (LINES > 1) {
+        const int line = threadIdx.x / LINE, first = line / LINES * LINES;
+        if (lane == last) {
 #pragma unroll
-            for (int j = 0; j < THREADS; ++j) {
-                const int thread = BACKWARD ? THREADS - 1 - j : j;
-                if (thread == rank) before = run;
-                run = join_in_order<R, BACKWARD>(run, slot[(first + thread * STRIDE) * WIDTH + c]);
-            }
-        } else if constexpr (CARRIED) {
-            run = join_in_order<R, BACKWARD>(run, states[LAST * WIDTH + c]);
+            for (int c = 0; c < WIDTH; ++c) slot[(line * WIDTH + c) * STRIDE + column] = totals[c];
         }
-        if constexpr (CARRIED) carry[c] = run;
-        if constexpr (CARRIED || THREADS > 1) {
+        __syncthreads();
 #pragma unroll
-            for (int s = 0; s < STEPS; ++s) {
-                State& own = states[s * WIDTH + c];
-                own = join_in_order<R, BACKWARD>(before, own);
+        for (int c = 0; c < WIDTH; ++c) {
+            State run = R::identity(), up_to = run;
+            if constexpr (CARRIED) up_to = run = carry[c];
+#pragma unroll
+            for (int j = 0; j < LINES; ++j) {
+                const int other = first + (BACKWARD ? LINES - 1 - j : j);
+                if (other == line) up_to = run;
+                run = join_in_order<R, BACKWARD>(run, slot[(other * WIDTH + c) * STRIDE + column]);
             }
+            before[c] = join_in_order<R, BACKWARD>(up_to, before[c]);
+            if constexpr (CARRIED) carry[c] = run;
         }
+    } else if constexpr (CARRIED) {
+        const int source = (threadIdx.x & 31 & -(LANES * STRIDE)) + last * STRIDE + column;
+#pragma unroll
+        for (int c = 0; c < WIDTH; ++c) {
+            before[c] = join_in_order<R, BACKWARD>(carry[c], before[c]);
+            const State total = LANES > 1 ? R::take(totals[c], source) : totals[c];
+            carry[c] = join_in_order<R, BACKWARD>(carry[c], total);
+        }
+    }
+    if constexpr (CARRIED || THREADS > 1) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) states[i] = join_in_order<R, BACKWARD>(before[i % WIDTH], states[i]);
     }
 }
 
