@@ -868,14 +868,14 @@ def _lower_call(ctx: Any, *operands: Any, stitched: Stitched) -> Any:
     into.add_keepalive(stitched)  # and with it the host's functions that the module calls
     part = ir.Module.parse(stitched.module, into.context)
     name = f"stitched_{stitched.compilation.program.name}"
-    part.operation.walk(_drop_tilings)
+    part.operation.walk(drop_tilings)
     main: Any = ir.SymbolTable(part.operation)["main"]
     types = main.type.results
     name = mlir.merge_mlir_modules(into.module, name, part, dst_symtab=into.symbol_table)
     return func.CallOp(types, ir.FlatSymbolRefAttr.get(name), operands).results
 
 
-def _drop_tilings(operation: Any) -> Any:
+def drop_tilings(operation: Any) -> Any:
     """Tilings of layouts, all empty on a GPU: the form in which modules travel to XLA's plugin does not know them."""
     from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
 

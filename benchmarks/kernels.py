@@ -31,6 +31,7 @@ from astitch.errors import EngineUnavailable
 from astitch.executor import import_cupy
 from astitch.ir import Graph
 from astitch.ops import OPS, Kind
+from astitch.profiling.timing import Runner, measure_wall
 from benchmarks import peers, prepare
 from benchmarks.patterns import DTYPES, PATTERNS, SIZES, Case, choose_cases
 from benchmarks.results import (
@@ -48,7 +49,7 @@ from benchmarks.results import (
     load_results,
     save_results,
 )
-from benchmarks.timing import Runner, measure_gpu, measure_limits, measure_wall
+from benchmarks.timing import measure_gpu, measure_limits
 
 MOST_FLOAT64_BYTES = 8 << 30
 """The reference computes in f64 up to this size of its arguments, and up to MOST_FLOAT64_ARGUMENTS of them."""

@@ -24,10 +24,10 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from astitch.profiling.kernel_trace import CLASSES, MEMORY, record_kernels
+from astitch.profiling.timing import Runner, choose_calls, measure_wall, time_batch
 from benchmarks import kernels, peers
-from benchmarks.kernel_trace import CLASSES, MEMORY, record_kernels
 from benchmarks.results import Run, describe, format_run, geometric_mean
-from benchmarks.timing import Runner, choose_calls, measure_wall, time_batch
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.adam import State, start_training
 

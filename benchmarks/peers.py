@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 
+from astitch.profiling.timing import Runner
 from benchmarks.patterns import Case
-from benchmarks.timing import Runner, time_queued_cupy, time_queued_torch, time_queued_xla
+from benchmarks.timing import time_queued_cupy, time_queued_torch, time_queued_xla
 
 PEERS = ("xla", "xla-donated", "torch", "torch-max", "liger")
 DEFAULT_PEERS = ("xla", "xla-donated", "torch", "liger")

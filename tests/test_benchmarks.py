@@ -24,6 +24,8 @@ from astitch.errors import EngineUnavailable
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.nvrtc import compile_cuda
+from astitch.profiling import timing as clock
+from astitch.profiling.timing import Runner
 from benchmarks import irregular, kernels, peers, prepare, timing
 from benchmarks.patterns import DTYPES, ON_CHIP_BYTES, PATTERNS, SIZES, Case, Pattern, choose_cases
 from benchmarks.results import (
@@ -38,7 +40,6 @@ from benchmarks.results import (
     save_results,
     tolerance,
 )
-from benchmarks.timing import Runner
 from tests.hlo_runner import lower
 
 BENCHMARKS = Path(kernels.__file__).parent
@@ -243,15 +244,15 @@ def test_runners_take_turns() -> None:
             name, lambda: log.append(name), lambda _: log.append(f"{name}."), lambda _: []
         )
 
-    times = timing.measure_wall([runner("a"), runner("b")], batches=3)
+    times = clock.measure_wall([runner("a"), runner("b")], batches=3)
     assert set(times) == {"a", "b"}
     assert [entry for entry in log if entry.endswith(".")][-6:] == ["a.", "b."] * 3
 
 
 def test_calls_of_a_batch_are_bounded() -> None:
-    assert timing.choose_calls(0.1, 4000, 200) == 200
-    assert timing.choose_calls(1000, 4000, 200) == 4
-    assert timing.choose_calls(1e6, 4000, 200) == 1
+    assert clock.choose_calls(0.1, 4000, 200) == 200
+    assert clock.choose_calls(1000, 4000, 200) == 4
+    assert clock.choose_calls(1e6, 4000, 200) == 1
 
 
 @pytest.mark.parametrize("source", [timing.SPIN, timing.FMA])
@@ -540,9 +541,9 @@ def test_dry_run_lists_and_stops(main: Any, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_batches_end_with_their_time() -> None:
-    assert len(list(timing.take_turns(9, 60.0))) == 9
-    assert len(list(timing.take_turns(9, 0.0))) == timing.LEAST_BATCHES
-    assert len(list(timing.take_turns(2, 0.0))) == 2
+    assert len(list(clock.take_turns(9, 60.0))) == 9
+    assert len(list(clock.take_turns(9, 0.0))) == clock.LEAST_BATCHES
+    assert len(list(clock.take_turns(2, 0.0))) == 2
 
 
 def test_seconds_are_counted_by_what_they_were_spent_on() -> None:

@@ -149,7 +149,7 @@ def slower(report: Report, factor: float) -> Report:
 def test_slower_beyond_the_tolerance_is_a_regression(report: Report) -> None:
     found = compare_reports(report, slower(report, 1.2), 0.05)
     assert [c.what for c in found.regressions] == [
-        "memory-intensive, projected",
+        "stitched kernels, projected",
         "stitch_0, projected",
     ]
     assert compare_reports(report, slower(report, 1.02), 0.05).regressions == ()

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import kernel_trace, kernels, models
-from benchmarks.kernel_trace import COPY, MEMORY, PRODUCT, Launch, classify_kernel
+from astitch.profiling import kernel_trace
+from astitch.profiling.kernel_trace import COPY, MEMORY, PRODUCT, Launch, classify_kernel
+from benchmarks import kernels, models
 from benchmarks.models import Entry, ModelRow
 from benchmarks.results import Run
 from benchmarks.workloads import WORKLOADS, adam, asr, bert, crnn, dien, transformer

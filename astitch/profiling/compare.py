@@ -76,12 +76,8 @@ def find_changes(base: Report, report: Report, tolerance: float) -> Iterator[Cha
             before.gpu,
             after.gpu,
         )
-    yield from _compare(
-        f"{KIND_NAMES[MEMORY]}, projected",
-        before.projected_us(MEMORY),
-        after.projected_us(MEMORY),
-        tolerance,
-    )
+    projected = before.projected_us, after.projected_us
+    yield from _compare("stitched kernels, projected", *projected, tolerance)
     for kind in KINDS:
         counts = before.count(kind), after.count(kind)
         if counts[0] is not None and counts[1] is not None:

@@ -39,11 +39,14 @@ BAR_WIDTH, BAR_HEIGHT, BAR_LEFT, BAR_RIGHT = 960, 30, 130, 90
 def draw_split(report: Report) -> str:
     """The time of a call by class, one bar for each side."""
     bars = [(SIDE_NAMES[s.name], describe_split(s), split_time(report, s)) for s in report.sides]
-    if not report.measured:
+    if not report.measured and report.astitch.projected_us is not None:
+        # The stitched kernels as projected, launches included; the others at their speed of light.
         split = dict(bars[1][2])
-        split[MEMORY] = report.astitch.projected_us(MEMORY)
-        products = report.astitch.count("product") or 0.0
-        split[OVERHEAD] = products * report.machine.launch_us  # a projection holds its own launch
+        launch_us = report.machine.launch_us
+        stitched = report.astitch.stitched
+        light = sum((k.bound_us or 0.0) - k.launches * launch_us for k in stitched)
+        split[MEMORY] = (split[MEMORY] or 0.0) - light + report.astitch.projected_us
+        split[OVERHEAD] = (split[OVERHEAD] or 0.0) - sum(k.launches for k in stitched) * launch_us
         bars.append(("astitch", PROJECTED, split))
     known = [sum(us or 0.0 for us in split.values()) for _, _, split in bars]
     scale = (BAR_WIDTH - BAR_LEFT - BAR_RIGHT) / max([*known, 1e-9])

@@ -147,7 +147,8 @@ def render_cards(report: Report) -> str:
             xla.count(MEMORY),
             ours.count(MEMORY),
             format_count,
-            f"of {format_count(xla.launches)} and {format_count(ours.launches)} launches",
+            f"{format_count(sum(k.launches for k in ours.stitched))} of astitch's are stitched, "
+            "the others XLA's around them",
         )
     )
     share = report.light_share
@@ -158,7 +159,7 @@ def render_cards(report: Report) -> str:
     how = "measured" if report.measured else "projected"
     cards.append(
         f'<div class="card"><h3>Speed of light reached</h3><p class="figure-number">{format_percent(share)}</p>{meter}'
-        f"<p class=note>astitch's memory-intensive kernels, {how}</p></div>"
+        f"<p class=note>stitched kernels, {how}</p></div>"
     )
     cards.append(
         _card(

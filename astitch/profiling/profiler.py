@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +19,11 @@ from astitch.compile import Compilation, compile_hlo
 from astitch.errors import AstitchError
 from astitch.gpu import Gpu, preset
 from astitch.hlo_import import serialize_module
-from astitch.profiling.ablation import ablate
+from astitch.profiling.ablation import ablate, start_with_xla
+from astitch.profiling.inside_xla import export_inside, join_stitched
 from astitch.profiling.report import Machine, Report, Side
 from astitch.profiling.stitched import (
+    Stitched,
     describe_program,
     describe_refusals,
     find_separations,
@@ -29,8 +31,8 @@ from astitch.profiling.stitched import (
     side_of,
 )
 from astitch.profiling.target import Target, trace_function
-from astitch.profiling.xla_ahead import INSTALL, AheadOfTime, Compiled, find_plugin
-from astitch.profiling.xla_kernels import read_xla_kernels
+from astitch.profiling.xla_ahead import INSTALL, AheadOfTime, find_plugin
+from astitch.profiling.xla_kernels import Launches, read_xla_kernels
 
 DEFAULT_PRESET = "h100"
 PACKAGES = (
@@ -127,32 +129,49 @@ def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progr
     notes = list(target.notes)
     if options.gpu is None:
         notes.append(f"no GPU here: compiled for the preset {gpu.name}; nothing was run")
-    with xla_ahead(target, gpu) as ahead:
+    with xla_ahead(serialize_module(target.hlo), gpu) as ahead:
         progress("astitch compiles")
         start = time.perf_counter()
         compilation = compile_hlo(target.hlo, gpu=gpu, strict=options.strict)
         resources = compilation.resources()
         compile_s = time.perf_counter() - start
         stitched = describe_program(compilation, resources)
-        rows = []
-        if options.ablation:
-            progress("ablation")
-            rows = list(ablate(compilation))
-        progress("XLA compiles")
-        xla = describe_ahead(ahead if isinstance(ahead, str) else ahead.result(), gpu)
-    from astitch.profiling.ablation import start_with_xla
-
+        module = export_inside(compilation)
+        with xla_ahead(module, gpu) as ahead_inside:
+            rows = []
+            if options.ablation:
+                progress("ablation")
+                rows = list(ablate(compilation))
+            progress("XLA compiles")
+            xla = describe_ahead("xla", ahead, gpu)
+            inside = describe_ahead("astitch", ahead_inside, gpu)
     return Report(
         target=target.name,
         date=now(),
         engine="static",
         machine=describe_preset(gpu),
         xla=xla,
-        astitch=side_of(stitched, compile_s),
+        astitch=join_sides(inside, stitched, compile_s),
         steps=stitched.steps,
         ablation=tuple(start_with_xla(xla, rows)) if rows else (),
         **describe_decisions(compilation),
         notes=tuple(notes),
+    )
+
+
+def join_sides(inside: Side, stitched: Stitched, compile_s: float) -> Side:
+    """astitch's side: as XLA launches it where its compiler is here, else as the program's own steps."""
+    if inside.missing:
+        note = (
+            f"products as the program calls them, not as XLA would compile them: {inside.missing}"
+        )
+        return side_of(stitched, compile_s, [note])
+    kernels = join_stitched(Launches(tuple(inside.kernels)), stitched.kernels)
+    return replace(
+        inside,
+        kernels=kernels,
+        timeline=lay_out(kernels),
+        compile_s=compile_s + (inside.compile_s or 0.0),
     )
 
 
@@ -170,22 +189,25 @@ def describe_decisions(compilation: Compilation) -> dict[str, Any]:
 
 
 @contextmanager
-def xla_ahead(target: Target, gpu: Gpu) -> Iterator[AheadOfTime | str]:
-    """XLA's compilation under way, or why there is none."""
+def xla_ahead(module: bytes | str, gpu: Gpu) -> Iterator[AheadOfTime | str]:
+    """XLA's compilation of a module under way, or why there is none.  module: a sentence where there is none."""
     if find_plugin() is None:
         yield f"XLA's compiler for NVIDIA GPUs is not installed: {INSTALL}"
-        return
-    ahead = AheadOfTime(serialize_module(target.hlo), gpu)
-    try:
-        yield ahead
-    finally:
-        ahead.close()
+    elif isinstance(module, str):
+        yield module
+    else:
+        ahead = AheadOfTime(module, gpu)
+        try:
+            yield ahead
+        finally:
+            ahead.close()
 
 
-def describe_ahead(found: Compiled | str, gpu: Gpu) -> Side:
-    """XLA's side where nothing was run."""
+def describe_ahead(name: str, ahead: AheadOfTime | str, gpu: Gpu) -> Side:
+    """A side where nothing was run."""
+    found = ahead if isinstance(ahead, str) else ahead.result()
     if isinstance(found, str):
-        return Side("xla", missing=found)
+        return Side(name, missing=found)
     launches = read_xla_kernels(found.module, gpu)
     notes = ["compiled without a GPU: XLA could not time its choices (autotuning)"]
     if launches.unknown_loops:
@@ -193,7 +215,7 @@ def describe_ahead(found: Compiled | str, gpu: Gpu) -> Side:
             f"{launches.unknown_loops} loops whose turns XLA does not know count as one turn"
         )
     return Side(
-        "xla",
+        name,
         kernels=launches.kernels,
         timeline=lay_out(launches.kernels),
         compile_s=found.seconds,

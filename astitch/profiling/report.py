@@ -188,9 +188,16 @@ class Side:
         """Time of a class in one call: measured, else the least it can take."""
         return self._sum(kind, "us" if self.basis == MEASURED else "bound_us")
 
-    def projected_us(self, kind: str) -> float | None:
-        """By the latency model; None where it does not know a kernel of the class."""
-        return self._sum(kind, "projected_us")
+    @property
+    def stitched(self) -> tuple[Kernel, ...]:
+        """The kernels that astitch made; the others of its side are XLA's and libraries'."""
+        return tuple(kernel for kernel in self.kernels if kernel.stitch)
+
+    @property
+    def projected_us(self) -> float | None:
+        """Of the stitched kernels, by the latency model; None where there are none."""
+        found = [k.projected_us for k in self.stitched if k.projected_us is not None]
+        return sum(found) if found else None
 
     def bound_us(self, kind: str) -> float | None:
         """The speed of light of the kernels as they are cut."""
@@ -305,10 +312,11 @@ class Report:
 
     @property
     def light_share(self) -> float | None:
-        """Of the speed of light, what astitch's memory-intensive kernels reach together."""
-        light = self.astitch.bound_us(MEMORY)
-        us = self.astitch.kernel_us(MEMORY) if self.measured else self.astitch.projected_us(MEMORY)
-        return light / us if light is not None and us else None
+        """Of the speed of light, what the stitched kernels reach together."""
+        stitched = self.astitch.stitched
+        shares = [(k.bound_us, k.us if self.measured else k.projected_us) for k in stitched]
+        known = [(bound, us) for bound, us in shares if bound is not None and us]
+        return sum(bound for bound, _ in known) / sum(us for _, us in known) if known else None
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` writes: plain dictionaries, lists, numbers and strings."""

@@ -103,14 +103,15 @@ def tabulate_sides(report: Report) -> Table:
         bold = "bold" if kind == MEMORY else ""
         add(f"{name}{what if kind != OVERHEAD else ''}", format_us(theirs), format_us(mine),
             format_ratio(theirs, mine), bold)  # fmt: skip
-    add(f"{KIND_NAMES[MEMORY]}, projected", UNKNOWN, format_us(ours.projected_us(MEMORY)))
+    add("stitched kernels, projected", UNKNOWN, format_us(ours.projected_us))
     for kind in KINDS:
         theirs, mine = xla.count(kind), ours.count(kind)
         add(f"launches, {KIND_NAMES[kind]}", format_count(theirs), format_count(mine),
             format_ratio(theirs, mine), "bold" if kind == MEMORY else "")  # fmt: skip
     add("barriers of the grid", "0" if not xla.missing else UNKNOWN, f"{count_barriers(ours)}",
         f"{format_us(ours.barrier_us)} projected" if count_barriers(ours) else "")  # fmt: skip
-    add("speed of light reached", UNKNOWN, format_percent(report.light_share))
+    add("launches, stitched", "0", format_count(sum(k.launches for k in ours.stitched)))
+    add("speed of light reached, stitched", UNKNOWN, format_percent(report.light_share))
     add("compile time", format_seconds(xla.compile_s), format_seconds(ours.compile_s))
     add("device memory, planned", format_bytes(xla.planned_bytes), format_bytes(ours.planned_bytes))
     return table

@@ -1,7 +1,7 @@
 """XLA's compiler for a GPU that is not here: HLO -> what XLA makes of it for a preset.
 
 The compiler is the plugin that JAX uses on NVIDIA GPUs.  It runs in a process of its own, since it wants an environment
-of its own, and since what stops it must not stop the report: `python -m astitch.profiling.xla_ahead IN CONFIG OUT`.
+of its own, and since what stops it must not stop the report.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from astitch.gpu import COPY_SHARE_OF_PEAK, Gpu
+from astitch.xla_engine import drop_tilings
+from astitch.xla_island import to_stablehlo
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 INSTALL = "pip install 'astitch[xla-cuda13]'"
 LONGEST_S = 600
+
+ENTRY = f"import sys; from {__name__} import main; sys.exit(main(sys.argv[1:]))"
+"""What that process runs."""
 
 DEVICE_GB = {"v100": 16, "t4": 16, "a100": 80, "h100": 80, "h200": 141, "b200": 180}
 """Memory of the presets, 1e9 bytes (data sheets)."""
@@ -98,7 +103,7 @@ class AheadOfTime:
         # What is on the path here (a checkout, say) is there too.
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(module), str(config), str(self._out)],
+            [sys.executable, "-c", ENTRY, str(module), str(config), str(self._out)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -141,7 +146,8 @@ def compile_here(hlo: bytes, config: str) -> Compiled:
     options = xla_client.CompileOptions()
     options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
     with mlir.make_ir_context():
-        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
+        module = ir.Module.parse(to_stablehlo(hlo))
+        module.operation.walk(drop_tilings)
         start = time.perf_counter()
         compiled = device.client.compile(module, _jax.DeviceList((device,)), options)
         seconds = time.perf_counter() - start
@@ -152,6 +158,7 @@ def compile_here(hlo: bytes, config: str) -> Compiled:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """In the process of its own.  arguments: files of the module, the device, and what to write."""
     hlo, config, out = map(Path, arguments)
     try:
         compiled = compile_here(hlo.read_bytes(), config.read_text("utf-8"))
@@ -161,7 +168,3 @@ def main(arguments: Sequence[str]) -> int:
     out.write_bytes(compiled.module)
     print(json.dumps({"seconds": compiled.seconds, "planned_bytes": compiled.planned_bytes}))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -118,7 +118,7 @@ class _Reader:
             bound = work.bound_us(self.gpu)
             limit = name_limit(work, self.gpu)
         return Kernel(
-            name=instruction.name.decode(),
+            name=_name_of(instruction),
             kind=kind,
             launches=times,
             bound_us=bound * times,
@@ -177,6 +177,14 @@ def name_limit(work: Work, gpu: Gpu) -> str:
     if launch_us > max(memory_us, compute_us):
         return "launch"
     return "DRAM" if memory_us >= compute_us else "fp32"
+
+
+def _name_of(instruction: Any) -> str:
+    """The instruction's, or that of the kernel which a custom call brings along."""
+    brought = None
+    if instruction.custom_call_target.endswith(b".ptx"):
+        brought = re.search(rb'[{ ]name = "([^"]+)"', instruction.backend_config)
+    return str((brought[1] if brought else instruction.name).decode())
 
 
 def _is_library(instruction: Any) -> bool:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MEMORY, PRODUCT, COPY = "memory", "product", "copy"
-CLASSES = (MEMORY, PRODUCT, COPY)
-"""Memory-intensive kernels; matrix products and convolutions; memcpy and memset."""
+from astitch.profiling.report import COPY, KINDS, MEMORY, PRODUCT
+
+CLASSES = KINDS
 
 COPY_NAME = re.compile(r"^\[?(CUDA )?mem(cpy|set)", re.IGNORECASE)
 
@@ -32,10 +32,14 @@ class NothingRecorded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel or copy on the GPU."""
+    """A kernel or copy on the GPU.  start_us: since some moment.  details: of a kernel, like `regs:32 grid:8,1,1`.
+    module: of XLA's that it belongs to, "" where XLA does not say."""
 
     name: str
     us: float
+    start_us: float = 0.0
+    details: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +86,18 @@ def read_launches(profile: Any) -> Iterator[Launch]:
             for line in plane.lines:
                 if line.name.startswith("Stream"):
                     for event in line.events:
-                        yield Launch(event.name, event.duration_ns / 1e3)
+                        stats = dict(event.stats)
+                        yield Launch(
+                            event.name,
+                            event.duration_ns / 1e3,
+                            event.start_ns / 1e3,
+                            str(stats.get("kernel_details", "")),
+                            str(stats.get("hlo_module", "")),
+                        )
 
 
-def record_kernels(issue: Callable[[int], object], calls: int) -> KernelTimes:
-    """issue: issues that many calls and waits for them.  Raises NothingRecorded."""
+def record_launches(issue: Callable[[], object]) -> list[Launch]:
+    """What was launched while `issue` ran, in the order of the GPU.  issue: waits for what it issued."""
     import jax
 
     options = jax.profiler.ProfileOptions()
@@ -95,10 +106,15 @@ def record_kernels(issue: Callable[[int], object], calls: int) -> KernelTimes:
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
-            issue(calls)
+            issue()
         launches = [
             launch
             for file in Path(folder).rglob("*.xplane.pb")
             for launch in read_launches(jax.profiler.ProfileData.from_file(str(file)))
         ]
-    return sum_launches(launches, calls)
+    return sorted(launches, key=lambda launch: launch.start_us)
+
+
+def record_kernels(issue: Callable[[int], object], calls: int) -> KernelTimes:
+    """issue: issues that many calls and waits for them.  Raises NothingRecorded."""
+    return sum_launches(record_launches(lambda: issue(calls)), calls)

@@ -1,0 +1,58 @@
+"""astitch's program as XLA launches it: what is beside the stitched kernels once XLA has compiled the whole.
+
+Takes a Compilation, hands on the module with the kernels as custom calls, and joins what XLA made of it with what is
+known of each kernel.  So both sides of a report are counted in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from astitch.compile import Compilation
+from astitch.errors import AstitchError
+from astitch.profiling.report import Kernel
+from astitch.profiling.xla_kernels import Launches
+from astitch.xla_engine import export_program, find_moves, has_target, prepare_kernels
+
+
+def export_inside(compilation: Compilation) -> bytes | str:
+    """The module, or why there is none."""
+    if not has_target():
+        return "this JAX is older than 0.11, whose XLA launches stitched kernels"
+    try:
+        left = find_moves(compilation)
+        kernels = prepare_kernels(compilation.program, compilation.gpu, {}, left)
+        return export_program(compilation, kernels)
+    except AstitchError as error:
+        return (str(error).splitlines() or [""])[0]
+
+
+def join_stitched(launches: Launches, stitched: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    """XLA's launches, those of stitched kernels with all that is known of these."""
+    known = {kernel.name: kernel for kernel in stitched if kernel.stitch}
+    return tuple(
+        repeat(known[k.name], k.launches) if k.name in known else k for k in launches.kernels
+    )
+
+
+def repeat(kernel: Kernel, times: float) -> Kernel:
+    """The row of a kernel that is launched so many times in a call."""
+    if times == 1.0:
+        return kernel
+
+    def scale(value: float | None) -> float | None:
+        return None if value is None else value * times
+
+    def count(value: int | None) -> int | None:
+        return None if value is None else round(value * times)
+
+    return replace(
+        kernel,
+        launches=times,
+        projected_us=scale(kernel.projected_us),
+        bound_us=scale(kernel.bound_us),
+        read_bytes=count(kernel.read_bytes),
+        written_bytes=count(kernel.written_bytes),
+        flops=count(kernel.flops),
+    )
