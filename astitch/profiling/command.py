@@ -48,6 +48,11 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="SHAPE",
         help="of a function: shapes like f32[8,128], or an attribute that builds the arguments",
     )
+    parser.add_argument(
+        "--carries",
+        action="store_true",
+        help="a training step: each call takes over its first argument and gives the next call's as first result",
+    )
     parser.add_argument("--engine", choices=ENGINES, help="of astitch.jit; host: run nothing")
     parser.add_argument(
         "--gpu",
@@ -204,7 +209,9 @@ def profile_with_progress(options: argparse.Namespace) -> Report:
             # JAX only traces then; a driver or plugin that does not work is none of its business.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         tell("target is read")
-        return profile_target(read_target(options.target, options.args), asked, tell)
+        return profile_target(
+            read_target(options.target, options.args, carries=options.carries), asked, tell
+        )
 
 
 @contextmanager

@@ -20,7 +20,9 @@ from astitch.errors import AstitchError
 from astitch.gpu import Gpu, preset
 from astitch.hlo_import import serialize_module
 from astitch.profiling.ablation import ablate, start_with_xla
+from astitch.profiling.counters import add_counters, count_kernels
 from astitch.profiling.inside_xla import export_inside, join_stitched
+from astitch.profiling.measured import measure_ablation, measure_sides
 from astitch.profiling.report import Machine, Report, Side
 from astitch.profiling.stitched import (
     Stitched,
@@ -77,6 +79,7 @@ def profile(
     flush_l2: bool = False,
     strict: bool = False,
     ablation: bool = True,
+    carries: bool = False,
 ) -> Report:
     """XLA and astitch side by side on fn(*args).
 
@@ -84,19 +87,21 @@ def profile(
     nothing is run.  gpu: a preset (v100 ... b200): both are compiled for it and nothing is run; None: measured on the
     GPU that is here, or compiled for an H100 where there is none.  engine: of astitch.jit.  runs: timed batches.
     flush_l2: overwrite the L2 before each call.  strict: raise UnsupportedOp for ops that no kernel computes.
-    ablation: also with less of the compiler.
+    ablation: also with less of the compiler.  carries: each call takes over its first argument and gives the next
+    call's as its first result, as a training step does.
 
     Raises AstitchError for what cannot be traced or compiled, and for an unknown preset or engine.
     """
     name = str(getattr(fn, "__name__", "function"))
     options = Options(gpu, engine, runs, flush_l2, False, strict, ablation)
-    return profile_target(trace_function(name, fn, args), options)
+    return profile_target(replace(trace_function(name, fn, args), carries=carries), options)
 
 
 def profile_target(target: Target, options: Options, progress: Progress = silent) -> Report:
     """The whole profile.  Raises AstitchError."""
-    find_device(options)
-    return compare_compiled(target, options, preset(options.gpu or DEFAULT_PRESET), progress)
+    if find_device(options) is None:
+        return compare_compiled(target, options, preset(options.gpu or DEFAULT_PRESET), progress)
+    return compare_measured(target, options, progress)
 
 
 def find_device(options: Options) -> int | None:
@@ -157,6 +162,47 @@ def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progr
         **describe_decisions(compilation),
         notes=tuple(notes),
     )
+
+
+def compare_measured(target: Target, options: Options, progress: Progress) -> Report:
+    """Both run on the GPU that is here."""
+    found = measure_sides(
+        target,
+        options.engine,
+        options.runs,
+        flush_l2=options.flush_l2,
+        strict=options.strict,
+        progress=progress,
+    )
+    sides = {"xla": found.xla, "astitch": found.astitch}
+    notes = list(target.notes)
+    if options.ncu:
+        for name, side in sides.items():
+            progress(f"hardware counters of {name}")
+            sides[name] = add_counters(side, count_kernels(target, name, options.engine))
+    rows = []
+    if options.ablation:
+        progress("ablation")
+        rows = list(measure_ablation(found.compilation))
+    return Report(
+        target=target.name,
+        date=now(),
+        engine=name_engine(target, options.engine),
+        machine=replace(found.machine, versions=list_versions()),
+        xla=sides["xla"],
+        astitch=sides["astitch"],
+        steps=found.stitched.steps,
+        ablation=tuple(start_with_xla(sides["xla"], rows)) if rows else (),
+        **describe_decisions(found.compilation),
+        notes=tuple(notes),
+    )
+
+
+def name_engine(target: Target, asked: str | None) -> str:
+    """xla or executor: what ran astitch's side."""
+    from astitch.jit import choose_engine
+
+    return "executor" if target.function is None else choose_engine(asked)
 
 
 def join_sides(inside: Side, stitched: Stitched, compile_s: float) -> Side:

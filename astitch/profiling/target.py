@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,17 +39,26 @@ DTYPES = {
 @dataclass(frozen=True)
 class Target:
     """hlo: the module, serialized or as text.  function, args: what JAX traced it from; None for an HLO file.
-    notes: what was chosen where there was a choice."""
+    carries: each call takes over its first argument and gives the next call's as its first result, as a training step
+    does.  notes: what was chosen where there was a choice.  typed: what read_target was given.
+    """
 
     name: str
     hlo: bytes | str = field(repr=False)
     function: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
+    carries: bool = False
     notes: tuple[str, ...] = ()
+    typed: tuple[str, ...] = ()
 
 
-def read_target(text: str, args: Sequence[str] = ()) -> Target:
-    """Raises AstitchError, which says what to type instead.  args: shapes, or one attribute that builds them."""
+def read_target(text: str, args: Sequence[str] = (), *, carries: bool = False) -> Target:
+    """Raises AstitchError, which says what to type instead.  args: shapes, or one attribute that builds them.
+    carries: see Target."""
+    return replace(_read(text, args), carries=carries, typed=(text, *args))
+
+
+def _read(text: str, args: Sequence[str]) -> Target:
     path = Path(text)
     if path.is_dir():
         return read_dump(path)

@@ -1,0 +1,499 @@
+"""Both sides on the GPU that is here: calls in turns, kernels by CUPTI, the ablation by CUDA events.
+
+Takes a target, hands on the two sides.  What is known of a kernel without running it (its work, its plan) is joined to
+what the profiler saw under the kernel's name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from astitch.compile import Compilation, compile_hlo
+from astitch.errors import AstitchError
+from astitch.gpu import Gpu, from_device
+from astitch.hlo_import import serialize_module
+from astitch.ir import ArrayType, DType
+from astitch.measure import make_values, measure_plans
+from astitch.plan import Plan
+from astitch.profiling.ablation import describe_variant, plan_variants
+from astitch.profiling.inside_xla import join_stitched
+from astitch.profiling.kernel_trace import (
+    Launch,
+    classify_kernel,
+    record_launches,
+)
+from astitch.profiling.report import (
+    MEASURED,
+    Ablation,
+    Event,
+    Kernel,
+    Machine,
+    Side,
+    Spread,
+    spread_of,
+)
+from astitch.profiling.stitched import Stitched, describe_program
+from astitch.profiling.target import Target
+from astitch.profiling.timing import Runner, choose_calls, time_batch, time_turns
+from astitch.profiling.xla_kernels import Launches, read_xla_kernels
+
+TRACE_US = 20_000.0
+MOST_TRACED = 20
+"""Work under the profiler, and calls at most."""
+
+BUDGET_S = 60.0
+"""After so many seconds no batch begins."""
+
+FLUSH_NAME = "flush_l2"
+FLUSH_BYTES = 256 << 20
+"""Larger than any L2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A side that is ready to be called.
+
+    module: what XLA made of it, serialized; None where XLA does not run it.  compilation: astitch's.
+    """
+
+    runner: Runner
+    compile_s: float
+    module: bytes | None
+    planned_bytes: int | None
+    compilation: Compilation | None = None
+
+
+# ---- preparing -------------------------------------------------------------------------------------------------
+
+
+def prepare_function(target: Target, side: str, engine: str | None, *, strict: bool) -> Prepared:
+    """A JAX function compiled ahead of time by XLA or astitch, called once.  Raises AstitchError."""
+    import jax
+
+    assert target.function is not None
+    donated: dict[str, Any] = {"donate_argnums": 0} if target.carries else {}
+    arguments = [place(argument) for argument in target.args]
+    start = time.perf_counter()
+    compilation: Compilation | None = None
+    wait: Callable[[Any], object] = wait_for_jax
+    if side == "xla":
+        compiled: Any = jax.jit(target.function, **donated).lower(*arguments).compile()
+        executed: Any = compiled
+    else:
+        from astitch.jit import jit
+
+        jitted = jit(target.function, engine=engine, strict=strict, **donated)
+        compiled = jitted.lower(*arguments).compile()
+        compilation = compiled.compilation
+        executed = getattr(compiled, "jax_compiled", None)
+        if executed is None:
+            wait = wait_for_cupy
+    compile_s = time.perf_counter() - start
+    rest = arguments[1:]
+    first = arguments[0] if arguments else None
+
+    def call() -> Any:
+        nonlocal first
+        if not target.carries:
+            return compiled(*arguments)
+        first, *others = compiled(first, *rest)
+        return others or first
+
+    wait(call())
+    module, planned = (None, None) if executed is None else read_executable(executed)
+    return Prepared(
+        Runner(side, call, wait, jax.tree.leaves), compile_s, module, planned, compilation
+    )
+
+
+def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prepared:
+    """An HLO module by XLA, or by astitch through CuPy, on values made up for it.  Raises AstitchError."""
+    import jax
+
+    from astitch.executor import GpuExecutor, current_gpu
+    from astitch.hlo_import import import_hlo
+    from astitch.xla_island import compile_island, find_device
+
+    graph = import_hlo(target.hlo)
+    values = [make_values(graph[name].array, seed) for seed, name in enumerate(graph.parameters)]
+    device = find_device("gpu", current_gpu())
+    if device is None:
+        raise AstitchError(
+            f"{target.name}: JAX has no GPU here\n  install jax[cuda13] or jax[cuda12]"
+        )
+    start = time.perf_counter()
+    if side == "xla":
+        island = compile_island(serialize_module(target.hlo), device, target.name)
+        compile_s = time.perf_counter() - start
+        arrays = jax.device_put(values, device)
+
+        def run_xla() -> Any:
+            return island.executable.execute_sharded(arrays)
+
+        def wait_for_xla(results: Any) -> None:
+            wait_for_jax(results.disassemble_into_single_device_arrays())
+
+        wait_for_xla(run_xla())
+        module = bytes(island.executable.hlo_modules()[0].as_serialized_hlo_module_proto())
+        return Prepared(Runner(side, run_xla, wait_for_xla, list), compile_s, module, None)
+    compilation = compile_hlo(target.hlo, gpu=gpu, strict=strict)
+    executor = GpuExecutor(compilation.program)
+    compile_s = time.perf_counter() - start
+    import cupy
+
+    on_device = [cupy.asarray(value) for value in values]
+
+    def run_astitch() -> Any:
+        return executor.run(on_device)
+
+    wait_for_cupy(run_astitch())
+    runner = Runner(side, run_astitch, wait_for_cupy, list)
+    return Prepared(runner, compile_s, None, None, compilation)
+
+
+def prepare(target: Target, side: str, gpu: Gpu, engine: str | None, *, strict: bool) -> Prepared:
+    """One side of a target, ready to be called.  Raises AstitchError."""
+    try:
+        if target.function is None:
+            return prepare_module(target, side, gpu, strict=strict)
+        return prepare_function(target, side, engine, strict=strict)
+    except AstitchError:
+        raise
+    except Exception as error:  # XLA's own words: out of memory, a shape that does not fit, ...
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise AstitchError(
+            f"{target.name} does not run by {side}: {told}\n  make it run by jax.jit first"
+        ) from error
+
+
+def place(argument: Any) -> Any:
+    """On the device, each leaf new; values are made up for shapes."""
+    import jax
+
+    def fill(seed_and_leaf: tuple[int, Any]) -> Any:
+        seed, leaf = seed_and_leaf
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        dtype = next(d for d in DType if d.numpy == leaf.dtype)
+        return make_values(ArrayType(dtype, tuple(leaf.shape)), seed)
+
+    leaves, tree = jax.tree.flatten(argument)
+    values = [fill(pair) for pair in enumerate(leaves)]
+    placed = jax.device_put(jax.tree.unflatten(tree, values), may_alias=False)
+    wait_for_jax(placed)
+    return placed
+
+
+def wait_for_jax(results: Any) -> None:
+    """Until JAX's arrays are there."""
+    import jax
+
+    jax.block_until_ready(results)  # type: ignore[no-untyped-call]
+
+
+def wait_for_cupy(results: Any) -> None:
+    """CuPy's stream fills the results; what JAX adds to them runs on its own."""
+    import cupy
+    import jax
+
+    cupy.cuda.get_current_stream().synchronize()
+    wait_for_jax([r for r in jax.tree.leaves(results) if isinstance(r, jax.Array)])
+
+
+def read_executable(compiled: Any) -> tuple[bytes, int]:
+    """(XLA's optimized module, planned bytes with what is donated counted once) of a jax.stages.Compiled."""
+    module = compiled.runtime_executable().hlo_modules()[0]
+    stats = compiled.memory_analysis()
+    used = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+    return bytes(module.as_serialized_hlo_module_proto()), int(used - stats.alias_size_in_bytes)
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What the profiler saw in one call.  launches: with us and counts of one call, by name.  gpu: of all kernels.
+    timeline: of one call in the middle."""
+
+    launches: Mapping[str, tuple[float, float, Launch]]
+    gpu: Spread
+    timeline: tuple[Event, ...]
+
+
+def make_flush() -> Callable[[], Any]:
+    """A call that overwrites the L2; its kernels belong to the module jit_flush_l2."""
+    import jax
+    import jax.numpy as jnp
+
+    words = jnp.zeros(FLUSH_BYTES // 4, jnp.uint32)
+
+    def flush_l2(x: Any) -> Any:
+        return x + jnp.uint32(1)
+
+    flush = jax.jit(flush_l2)
+    wait_for_jax(flush(words))
+    return lambda: flush(words)
+
+
+def trace_calls(runner: Runner, us: float, flush: Callable[[], Any] | None) -> Traced:
+    """Some calls under the profiler.  us: of one, roughly.  Raises AstitchError where nothing was recorded."""
+    calls = choose_calls(us, TRACE_US, MOST_TRACED)
+
+    def issue() -> None:
+        if flush is None:
+            time_batch(runner, calls)
+            return
+        for _ in range(calls):
+            wait_for_jax(flush())
+            runner.wait(runner.call())
+
+    launches = [x for x in record_launches(issue) if FLUSH_NAME not in x.module]
+    if not launches:
+        raise AstitchError(
+            "the profiler saw no kernel\n  install CUPTI (jax[cuda13] brings it along)"
+        )
+    return sum_calls(launches, calls)
+
+
+def sum_calls(launches: Sequence[Launch], calls: int) -> Traced:
+    """launches: of so many calls, in the order of the GPU."""
+    found: dict[str, tuple[float, float, Launch]] = {}
+    for launch in launches:
+        us, count, first = found.get(launch.name, (0.0, 0.0, launch))
+        found[launch.name] = (us + launch.us / calls, count + 1 / calls, first)
+    parts = [launches]
+    if len(launches) % calls == 0:
+        each = len(launches) // calls
+        parts = [launches[i * each : (i + 1) * each] for i in range(calls)]
+        gpu = spread_of([sum(launch.us for launch in part) for part in parts])
+    else:  # calls that launch different kernels
+        mean = sum(launch.us for launch in launches) / calls
+        gpu = Spread(mean, mean, mean, 1)
+        parts = [launches[: math.ceil(len(launches) / calls)]]
+    middle = sorted(parts, key=lambda part: sum(x.us for x in part))[len(parts) // 2]
+    start = min(launch.start_us for launch in middle)
+    timeline = tuple(
+        Event(x.name, classify_kernel(x.name), x.start_us - start, x.us) for x in middle
+    )
+    return Traced(found, gpu, timeline)
+
+
+def spell_kernel(name: str) -> str:
+    """An HLO instruction's name as XLA names its kernel."""
+    return re.sub(r"[^\w]", "_", name)
+
+
+def read_details(details: str) -> dict[str, float]:
+    """CUPTI's words on a launch: regs, static_shared, dynamic_shared, grid, block, occ_pct; triples multiplied."""
+    found: dict[str, float] = {}
+    for name, value in re.findall(r"(\w+):([\d.,]+)", details):
+        parts = [float(part) for part in value.split(",") if part]
+        found[name] = math.prod(parts)
+    return found
+
+
+def join_traced(traced: Traced, known: Sequence[Kernel], gpu: Gpu) -> tuple[Kernel, ...]:
+    """One row for each name that the profiler saw, with what is known of it besides."""
+    by_name: dict[str, Kernel] = {}
+    for kernel in known:
+        by_name.setdefault(spell_kernel(kernel.name), kernel)
+    rows = []
+    for name, (us, count, first) in traced.launches.items():
+        kernel = by_name.get(spell_kernel(name)) or Kernel(name, classify_kernel(name), count)
+        rows.append(describe_launch(kernel, name, us, count, first, gpu))
+    return tuple(sorted(rows, key=lambda row: -(row.us or 0.0)))
+
+
+def describe_launch(
+    kernel: Kernel, name: str, us: float, count: float, launch: Launch, gpu: Gpu
+) -> Kernel:
+    """What is known of a kernel with what was measured; its work is of as many launches as were seen."""
+    told = read_details(launch.details)
+    share = count / kernel.launches if kernel.launches else 1.0
+
+    def scale(value: float | None) -> float | None:
+        return None if value is None else value * share
+
+    def count_of(value: int | None) -> int | None:
+        return None if value is None else round(value * share)
+
+    grid = round(told["grid"]) if "grid" in told else kernel.grid
+    shared = told.get("static_shared", 0.0) + told.get("dynamic_shared", 0.0)
+    return replace(
+        kernel,
+        name=name,
+        kind=classify_kernel(name),
+        launches=round(count, 2),
+        us=us,
+        projected_us=scale(kernel.projected_us),
+        bound_us=scale(kernel.bound_us),
+        read_bytes=count_of(kernel.read_bytes),
+        written_bytes=count_of(kernel.written_bytes),
+        flops=count_of(kernel.flops),
+        grid=grid,
+        block=round(told["block"]) if "block" in told else kernel.block,
+        registers=round(told["regs"]) if "regs" in told else kernel.registers,
+        shared_bytes=round(shared) if told else kernel.shared_bytes,
+        occupancy=told["occ_pct"] / 100 if "occ_pct" in told else kernel.occupancy,
+        sm_efficiency=grid / (-(-grid // gpu.sms) * gpu.sms) if grid else kernel.sm_efficiency,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What measuring both sides gives to a report."""
+
+    xla: Side
+    astitch: Side
+    stitched: Stitched
+    compilation: Compilation
+    machine: Machine
+
+
+def measure_sides(
+    target: Target,
+    engine: str | None,
+    runs: int,
+    *,
+    flush_l2: bool,
+    strict: bool,
+    progress: Callable[[str], None],
+) -> Measured:
+    """Both sides in turns on CuPy's current device.  Raises AstitchError."""
+    from astitch.executor import current_gpu
+
+    gpu = from_device(current_gpu())
+    prepared: dict[str, Prepared] = {}
+    for name, shown in (("xla", "XLA compiles"), ("astitch", "astitch compiles")):
+        progress(shown)
+        prepared[name] = prepare(target, name, gpu, engine, strict=strict)
+    compilation = prepared["astitch"].compilation
+    assert compilation is not None
+    stitched = describe_program(compilation, compilation.resources())
+    progress("calls are timed in turns")
+    runners = [side.runner for side in prepared.values()]
+    walls = {name: spread_of(t) for name, t in time_turns(runners, runs, BUDGET_S).items()}
+    progress("kernels are timed")
+    flush = make_flush() if flush_l2 else None
+    sides = {}
+    for name, side in prepared.items():
+        traced = trace_calls(side.runner, walls[name].median, flush)
+        known: Sequence[Kernel] = ()
+        if side.module is not None:
+            known = read_xla_kernels(side.module, gpu).kernels
+        if name == "astitch":
+            known = (
+                join_stitched(Launches(tuple(known)), stitched.kernels)
+                if known
+                else stitched.kernels
+            )
+        sides[name] = Side(
+            name,
+            basis=MEASURED,
+            kernels=join_traced(traced, known, gpu),
+            timeline=traced.timeline,
+            wall=walls[name],
+            gpu=traced.gpu,
+            compile_s=side.compile_s,
+            planned_bytes=side.planned_bytes
+            or (stitched.planned_bytes if name == "astitch" else None),
+        )
+    machine = describe_machine(gpu, flush_l2=flush_l2)
+    return Measured(sides["xla"], sides["astitch"], stitched, compilation, machine)
+
+
+# ---- the ablation ------------------------------------------------------------------------------------------------
+
+
+def measure_ablation(compilation: Compilation) -> Iterator[Ablation]:
+    """The rows of astitch's side: each kernel alone in a CUDA graph between two events, on made-up values."""
+    times: dict[str, float] = {}
+    graph = compilation.scopes.graph
+    for variant in plan_variants(compilation):
+        total: float | None = 0.0
+        fault = ""
+        for plan in variant.plans:
+            try:
+                us = _measure_once(times, graph, plan)
+            except AstitchError as error:
+                total, fault = None, (str(error).splitlines() or [""])[0]
+                break
+            total = None if total is None else total + us
+        row = describe_variant(variant, total, MEASURED)
+        yield replace(row, note=f"{row.note}; {fault}") if fault else row
+
+
+def _measure_once(times: dict[str, float], graph: Any, plan: Plan) -> float:
+    """The same text is measured once."""
+    from astitch.build_program import make_cuda_kernel
+
+    key = make_cuda_kernel(plan.kernel).source.replace(plan.kernel.name, "kernel")
+    if key not in times:
+        (measured,) = measure_plans(graph, [plan])
+        if measured.fault:
+            raise AstitchError(measured.fault)
+        times[key] = measured.time_us
+    return times[key]
+
+
+# ---- the machine -------------------------------------------------------------------------------------------------
+
+
+def describe_machine(gpu: Gpu, *, flush_l2: bool) -> Machine:
+    """The GPU as it is right after measuring."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+    name = properties["name"]
+    driver, clocks = ask_nvidia_smi()
+    return Machine(
+        gpu=name.decode() if isinstance(name, bytes) else str(name),
+        preset=gpu.name,
+        sms=gpu.sms,
+        peak_gbs=gpu.bandwidth_gbs,
+        fp32_gflops=gpu.fp32_gflops,
+        launch_us=gpu.launch_us,
+        driver=driver,
+        clocks=clocks,
+        l2="flushed" if flush_l2 else "warm",
+    )
+
+
+SMI_FIELDS = {
+    "SM clock": "clocks.sm",
+    "memory clock": "clocks.mem",
+    "most SM clock": "clocks.max.sm",
+    "power limit (W)": "power.limit",
+}
+
+
+def ask_nvidia_smi() -> tuple[str, dict[str, float]]:
+    """(driver, clocks in MHz); nothing where nvidia-smi does not say."""
+    if shutil.which("nvidia-smi") is None:
+        return "", {}
+    query = ",".join(("driver_version", *SMI_FIELDS.values()))
+    told = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    ).stdout.splitlines()
+    if not told:
+        return "", {}
+    driver, *values = (value.strip() for value in told[0].split(","))
+    clocks = {}
+    for name, value in zip(SMI_FIELDS, values, strict=False):
+        try:
+            clocks[name] = float(value)
+        except ValueError:  # [N/A]
+            continue
+    return driver, clocks

@@ -1,0 +1,196 @@
+"""The measured report without a GPU: the profiler's launches are made up, everything else is real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from astitch.errors import AstitchError
+from astitch.gpu import preset
+from astitch.profiling import counters, measured, profiler
+from astitch.profiling.kernel_trace import Launch
+from astitch.profiling.profiler import Options
+from astitch.profiling.report import MEMORY, PRODUCT, Kernel, Report, Side
+from astitch.profiling.target import trace_function
+
+DETAILS = "regs:32 static_shared:16 dynamic_shared:1024 grid:12,2,1 block:256,1,1 occ_pct:50"
+CALLS = 4
+
+
+def soft(x: jax.Array, w: jax.Array) -> jax.Array:
+    e = jnp.exp(x - x.max(-1, keepdims=True))
+    return (e / e.sum(-1, keepdims=True)) @ w
+
+
+def step(state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    new = state * 0.5 + x
+    return new, new.sum()
+
+
+def make_launches(names: list[str]) -> Callable[[Callable[[], object]], list[Launch]]:
+    def record(issue: Callable[[], object]) -> list[Launch]:
+        issue()
+        return [
+            Launch(name, 2.0 + number, 100.0 * call + 10.0 * number, DETAILS, module)
+            for call in range(CALLS)
+            for number, (name, module) in enumerate(
+                [(n, "jit_soft") for n in names] + [("loop_add_fusion", "jit_flush_l2")]
+            )
+        ]
+
+    return record
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that CuPy would see; astitch's kernels run in the emulation."""
+    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 1)
+    monkeypatch.setattr("astitch.executor.current_gpu", lambda: 0)
+    monkeypatch.setattr(measured, "from_device", lambda number: preset("h100"))
+    monkeypatch.setattr(measured, "wait_for_cupy", measured.wait_for_jax)
+    monkeypatch.setattr(measured, "choose_calls", lambda us, work, most: CALLS)
+    monkeypatch.setattr(
+        measured, "describe_machine", lambda gpu, flush_l2: profiler.describe_preset(gpu)
+    )
+    monkeypatch.setattr(measured, "record_launches", make_launches(["stitch_0", "nvjet_tst"]))
+    monkeypatch.setattr(profiler, "name_engine", lambda target, asked: "host")
+
+
+def measure(fn: Any, *args: Any, carries: bool = False, flush: bool = False) -> measured.Measured:
+    from dataclasses import replace
+
+    target = replace(trace_function(fn.__name__, fn, args), carries=carries)
+    return measured.measure_sides(
+        target, "host", 3, flush_l2=flush, strict=False, progress=lambda what: None
+    )
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_launches_are_joined_to_what_is_known_of_their_kernels() -> None:
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 128), (128, 16))]
+    found = measure(soft, *shapes, flush=True)
+    assert found.astitch.count(MEMORY) == found.astitch.count(PRODUCT) == 1
+    (kernel,) = found.astitch.stitched
+    assert kernel.us == 2.0 and kernel.launches == 1.0
+    assert kernel.bound_us is not None and kernel.projected_us is not None
+    assert (kernel.grid, kernel.block, kernel.registers, kernel.shared_bytes) == (24, 256, 32, 1040)
+    assert kernel.occupancy == 0.5
+    assert kernel.sm_efficiency == pytest.approx(24 / 132)
+    gpu = found.astitch.gpu
+    assert gpu is not None and (gpu.median, gpu.runs) == (5.0, CALLS)
+    assert [e.start_us for e in found.astitch.timeline] == [0.0, 10.0]
+    assert found.xla.wall is not None and found.xla.wall.runs == 3
+    assert found.xla.planned_bytes
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_training_step_carries_its_state() -> None:
+    x = jnp.ones((16, 128))
+    found = measure(step, x, x, carries=True)
+    assert found.astitch.wall is not None and found.astitch.wall.median > 0
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_measured_report_goes_to_json_and_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "measure_ablation", lambda compilation: iter(()))
+    x, w = jnp.ones((8, 128)), jnp.ones((128, 16))
+    target = trace_function("soft", soft, (x, w))
+    report = profiler.compare_measured(target, Options(engine="host", runs=3), lambda what: None)
+    assert report.measured and report.astitch.overhead_us is not None
+    back = Report.from_dict(json.loads(json.dumps(report.to_dict())))
+    assert back.to_dict() == report.to_dict()
+    assert "a call, pipelined" in report.to_text()
+    assert 'class="badge measured"' in report.to_html()
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_what_does_not_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "record_launches", lambda issue: [])
+    with pytest.raises(AstitchError, match="the profiler saw no kernel"):
+        measure(soft, jnp.ones((8, 128)), jnp.ones((128, 16)))
+
+
+def test_calls_that_differ_are_only_averaged() -> None:
+    launches = [Launch("a", 3.0, float(i)) for i in range(3)]
+    traced = measured.sum_calls(launches, 2)
+    assert traced.gpu.median == 4.5 and traced.gpu.runs == 1
+
+
+# ---- hardware counters -----------------------------------------------------------------------------------------
+
+RAW = """\
+==PROF== Connected to process 1
+"ID","Kernel Name","dram__sectors_read.sum","dram__sectors_write.sum","smsp__inst_executed.sum",\
+"sm__warps_active.avg.pct_of_peak_sustained_active","smsp__cycles_active.avg.pct_of_peak_sustained_elapsed"
+"","","sector","sector","inst","%","%"
+"0","stitch_0","1,024","512","9000","40","80"
+"1","stitch_0(float*)","1,000","500","9000","60","90"
+"2","nvjet_tst(Params)","10","n/a","20","50","50"
+"""
+
+NCU = """#!{python}
+import sys
+log = next(a for a in sys.argv if a.startswith("--log-file=")).partition("=")[2]
+open(log, "w").write({text!r})
+"""
+
+
+def test_counters_are_summed_and_shares_averaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "ncu"
+    fake.write_text(NCU.format(python=sys.executable, text=RAW))
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    target = trace_function("soft", soft, (jnp.ones((8, 128)), jnp.ones((128, 16))))
+    with pytest.raises(AstitchError, match="a target that can be read again"):
+        counters.count_kernels(target, "xla", None)
+    from dataclasses import replace
+
+    found = counters.count_kernels(replace(target, typed=("soft.py",)), "xla", None)
+    assert found["stitch_0"] == {
+        "DRAM read transactions": 2024.0,
+        "DRAM write transactions": 1012.0,
+        "instructions": 18000.0,
+        "achieved occupancy": 50.0,
+        "SM efficiency": 85.0,
+    }
+    assert "DRAM write transactions" not in found["nvjet_tst"]
+    side = counters.add_counters(Side("xla", kernels=(Kernel("stitch_0", MEMORY, 2.0),)), found)
+    (kernel,) = side.kernels
+    assert kernel.occupancy == 0.5 and kernel.sm_efficiency == 0.85
+    assert kernel.counters["instructions"] == 18000.0
+    assert side.notes == ("counted, but not timed: nvjet_tst",)
+
+
+def test_counters_that_cannot_be_had_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "ncu"
+    fake.write_text(
+        NCU.format(python=sys.executable, text="==ERROR== ERR_NVGPUCTRPERM: no permission\n")
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    from dataclasses import replace
+
+    target = replace(
+        trace_function("soft", soft, (jnp.ones((8, 128)), jnp.ones((128, 16)))), typed=("soft.py",)
+    )
+    with pytest.raises(
+        AstitchError, match="ncu counted nothing for xla: ==ERROR== ERR_NVGPUCTRPERM"
+    ):
+        counters.count_kernels(target, "xla", None)
+
+
+def test_the_watched_process_can_be_started() -> None:
+    code = counters.ENTRY.replace("main(sys.argv[1:])", "assert callable(main)")
+    subprocess.run([sys.executable, "-c", code], check=True)
