@@ -36,6 +36,7 @@ from astitch.gpu import PRESETS, Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached
+from astitch.loop_plan import hoist_planned
 from astitch.nvrtc import Request, Resources
 from astitch.plan import Plan, Planner
 from astitch.program import Program
@@ -189,11 +190,12 @@ def compile_graph(
     tune: bool = False,
     strict: bool = False,
     region: RegionRules | None = None,
+    whole_loops: bool = False,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
     strict: raise UnsupportedOp instead, which names the ops and the reasons.  region: the graph is one of a loop or
-    conditional.
+    conditional.  whole_loops: loops that can be one kernel do only what must wait for the turn before.
     """
     seconds = {} if seconds is None else seconds
 
@@ -204,6 +206,8 @@ def compile_graph(
         return product
 
     short = timed("simplify", lambda: simplify(check_graph(graph)))
+    if whole_loops:
+        short = timed("hoist", lambda: simplify(check_graph(hoist_planned(short, gpu))))
     long = timed("expand", lambda: expand(short, keep=region.keep(short) if region else ()))
     joined = timed("reassociate", lambda: reassociate(long))
     simple = timed("widen", lambda: check_graph(widen(joined)))

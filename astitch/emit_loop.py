@@ -200,6 +200,7 @@ class _Emitter:
         words = sum(2 * len(m.parts) for m in steps.moved) * cut.rows * cut.units
         self.group_words = words
         self.prologue()
+        self.out(1, "#pragma unroll 1")
         self.out(1, f"for (int turn = 0; turn < {self.loop.trips}; ++turn) {{")
         self.turn()
         self.out(1, "}")

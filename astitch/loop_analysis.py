@@ -13,6 +13,7 @@ from astitch.ir import (
     ArrayType,
     CompareAttrs,
     ConstantAttrs,
+    GetTupleElementAttrs,
     Graph,
     Node,
     TupleType,
@@ -107,6 +108,12 @@ class LoopRefusal:
 def state_types(node: Node) -> tuple[ArrayType, ...]:
     """The types of a while's state."""
     return node.type.elements if isinstance(node.type, TupleType) else (node.type,)
+
+
+def find_used(graph: Graph, node: Node) -> tuple[int, ...]:
+    """The parts of a while's final state that somebody reads."""
+    projections = (graph[user].attrs for user in graph.users[node.name])
+    return tuple(sorted({a.index for a in projections if isinstance(a, GetTupleElementAttrs)}))
 
 
 def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:

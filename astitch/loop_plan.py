@@ -27,8 +27,10 @@ from astitch.loop_analysis import (
     Place,
     Stack,
     analyse_loop,
+    find_used,
 )
 from astitch.loop_axes import Axes, Axis, Product, find_axes
+from astitch.loop_hoist import hoist_loops
 from astitch.ops import OPS, Cost, Kind
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
@@ -222,6 +224,15 @@ def plan_loop(graph: Graph, node: Node, used: Collection[int], gpu: Gpu) -> Loop
         reason = f"{plan.us:.0f} us projected, XLA's loop takes {xla_us:.0f}"
         return LoopRefusal(node.name, reason)
     return plan
+
+
+def hoist_planned(graph: Graph, gpu: Gpu) -> Graph:
+    """The graph in which the loops that can be one kernel do only what must wait for the turn before."""
+
+    def is_planned(made: Graph, node: Node) -> bool:
+        return isinstance(plan_loop(made, node, find_used(made, node), gpu), LoopPlan)
+
+    return hoist_loops(graph, is_planned)
 
 
 def _check_types(loop: Loop, axes: Axes) -> None:
@@ -455,7 +466,7 @@ def try_cut(
             left += (total - fit) * 16 * count * cut.block
         shared = left + count_slot_bytes(steps, cut)
         bps = gpu.blocks_per_sm(cut.block, gpu.max_registers(cut.block, resident), shared)
-        if bps < resident or (cut.members > 1 and cut.grid > gpu.sms * resident):
+        if bps < resident or (cut.members > 1 and cut.grid > gpu.sms):
             continue
         us = _project(loop, steps, cut, gpu, resident, columns, held)
         return LoopPlan(loop, axes, steps, cut, used, tuple(held), resident, us, xla_us)
@@ -491,8 +502,8 @@ def _project(
             lanes //= 2
             shuffles += pairs * multiply.parts
         cycles += warps * (1.3 * max(adds, words) + shuffles)
-    cycles += warps * cut.owned * (steps.heavy * 16 + sum(map(len, steps.computed)))
-    turn_us = cycles / CLOCK_GHZ / 1e3 + 0.15 * (1 + steps.stages)
+    cycles += warps * cut.owned * (6 * steps.heavy + 0.3 * sum(map(len, steps.computed)))
+    turn_us = cycles / CLOCK_GHZ / 1e3 + 0.1 * (1 + steps.stages)
     if cut.members > 1:
         for moved in steps.moved:
             words = len(moved.parts) * cut.rows * cut.units / cut.block

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from astitch.compile import Compilation
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.hlo_import import import_hlo
-from astitch.ir import GetTupleElementAttrs, Graph, Node
-from astitch.loop_analysis import integer_of
+from astitch.ir import Graph, Node
+from astitch.loop_analysis import find_used, integer_of
 from astitch.loop_plan import LoopPlan, plan_loop
 from astitch.program import IslandStep
 
@@ -30,12 +30,6 @@ def loop_key(graph: Graph, node: Node) -> LoopKey:
     """The key of a while in its graph."""
     integers = tuple(integer_of(graph, operand) for operand in node.operands)
     return LoopKey(node.regions, integers, find_used(graph, node))
-
-
-def find_used(graph: Graph, node: Node) -> tuple[int, ...]:
-    """The parts of a while's final state that somebody reads."""
-    projections = (graph[user].attrs for user in graph.users[node.name])
-    return tuple(sorted({a.index for a in projections if isinstance(a, GetTupleElementAttrs)}))
 
 
 def find_loops(

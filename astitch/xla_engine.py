@@ -799,7 +799,13 @@ class Stitched:
         with self._lock:
             if self._made is None:
                 tune = options.tune() if self._tune is None else self._tune
-                compilation = compile_graph(self.graph, self.gpu, tune=tune, strict=self._strict)
+                compilation = compile_graph(
+                    self.graph,
+                    self.gpu,
+                    tune=tune,
+                    strict=self._strict,
+                    whole_loops=options.loop_kernels(),
+                )
                 in_place = find_in_place(compilation, self.donated)
                 left = find_moves(compilation)
                 kernels = prepare_kernels(compilation.program, self.gpu, in_place, left)

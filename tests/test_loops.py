@@ -12,17 +12,29 @@ import numpy as np
 import pytest
 from jax import lax
 
+from astitch.check import check_graph
 from astitch.compile import compile_graph
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.emulate import Order, compile_host
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph, Node
-from astitch.loop_analysis import Affine, Carried, Counter, Invariant, Loop, Stack, analyse_loop
+from astitch.loop_analysis import (
+    Affine,
+    Carried,
+    Counter,
+    Invariant,
+    Loop,
+    Stack,
+    analyse_loop,
+    find_used,
+)
+from astitch.loop_hoist import hoist, hoist_loops
 from astitch.loop_plan import Cut, LoopPlan, LoopRefusal, plan_loop, try_cut
 from astitch.reference import eval_node
+from astitch.reference import run_graph as run_reference
 from astitch.simplify import simplify
-from astitch.stitch_loops import find_loops, find_used
+from astitch.stitch_loops import find_loops
 from astitch.xla_engine import LoopCall, PtxKernel, export_program, spell_for_xla
 from tests.hlo_runner import lower
 from tests.small_gpu import few_sms
@@ -235,6 +247,61 @@ def test_what_is_no_kernel_says_why() -> None:
     assert "do not fit" in refuse(many, *large)
 
 
+# ---- out of the loop -------------------------------------------------------------------------------------------------
+
+
+def gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Of the sum of the sines of all that a function gives, by all that it takes."""
+
+    def loss(*arguments: Any) -> Any:
+        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(fn(*arguments)))
+
+    return lambda *arguments: jax.grad(loss, argnums=tuple(range(len(arguments))))(*arguments)
+
+
+def biased(w: Any, b: Any, x: Any, h: Any) -> Any:
+    """The gradient of the bias is a sum over rows and turns."""
+
+    def turn(h: Any, x: Any) -> Any:
+        h = jnp.tanh(h @ w + b) * x
+        return h, h
+
+    return lax.scan(turn, h, x)[1]
+
+
+HOISTED: dict[str, tuple[Callable[..., Any], Any, int]] = {
+    "attention_gru": (*LOOPS["attention_gru"], 2),
+    "lstm": (gradients(lstm), lstm_arguments(16), 1),
+    "reverse": (gradients(LOOPS["reverse"][0]), lstm_arguments(12), 1),
+    "gru": (gradients(attention_gru), gru_arguments(12), 4),
+    "biased": (gradients(biased), (normal(8, 8) / 3, normal(8), normal(5, 3, 8), normal(3, 8)), 2),
+}
+"""With the number of products and sums that leave the loops."""
+
+
+@pytest.mark.parametrize("name", HOISTED)
+def test_what_waits_for_no_turn_leaves_the_loop(name: str) -> None:
+    fn, arguments, moved = HOISTED[name]
+    graph = read(fn, arguments)
+    made, count = graph, 0
+    for node in loops_of(graph):
+        if (found := hoist(made, made[node.name])) is not None:
+            made, count = check_graph(found.graph), count + len(found.moved)
+    assert count == moved
+    flat = [np.asarray(x) for x in jax.tree.leaves(arguments)]
+    for a, b in zip(run_reference(made, flat), run_reference(graph, flat), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loop_from_which_nothing_leaves_stays() -> None:
+    graph = read(*LOOPS["lstm"])
+    assert hoist_loops(graph, lambda *_: True) is graph
+    assert (
+        hoist_loops(read(*HOISTED["gru"][:2]), lambda *_: False).key
+        == read(*HOISTED["gru"][:2]).key
+    )
+
+
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
@@ -297,10 +364,16 @@ def both_ways(w: Any, z: Any, h: Any, c: Any) -> Any:
     return jnp.concatenate([up, lstm(w, z, c, h, reverse=True)[1]], -1), last
 
 
-@pytest.mark.parametrize("name", ["both_ways", "attention_gru"])
+@pytest.mark.parametrize("name", ["both_ways", "attention_gru", "gradients"])
 def test_a_program_calls_the_kernels_of_its_loops(name: str) -> None:
-    fn, arguments = (both_ways, lstm_arguments(16)) if name == "both_ways" else LOOPS[name]
-    compilation = compile_graph(import_hlo(lower(fn, *arguments, keep_unused=True)), few_sms(8))
+    cases = {
+        "both_ways": (both_ways, lstm_arguments(16)),
+        "gradients": HOISTED["lstm"][:2],
+        **LOOPS,
+    }
+    fn, arguments = cases[name]
+    graph = import_hlo(lower(fn, *arguments, keep_unused=True))
+    compilation = compile_graph(graph, few_sms(8), whole_loops=True)
     found, _ = find_loops(compilation)
     calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
     module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))

@@ -113,7 +113,8 @@ __device__ __forceinline__ void receive_rows(
                 const int at = (first + i) * THREADS + int(threadIdx.x);
                 if (first + i < EACH && (WORDS % THREADS == 0 || at < WORDS)) fresh &= astitch_take_word(from + at, tag, word[i]);
             }
-            if (fresh) break;
+            // The lanes leave together: one that left alone could pass the block's barrier before its warp.
+            if (__all_sync(0xffffffffu, fresh)) break;
             const long long now = clock64();
             if (since == 0) since = now;
             if (now - since > 4000000000ll) __trap();
