@@ -853,9 +853,11 @@ class _KernelCheck:
             f"{step.steps} x {step.width} states each",
         )
         states = k.count_scanned(step, self.kernel.block)
-        if not states:
-            return []
-        slot = self.slots.get(step.slot)
+        trace = self.exchange_through(step, step.slot, states) if states else []
+        return [*trace, *self.check_handover(step, step.handover)] if step.handover else trace
+
+    def exchange_through(self, step: k.ScanAcross, name: str, states: int) -> _Trace:
+        slot = self.slots.get(name)
         if slot is None:
             raise self.fault(f"{step.state} is scanned over several warps and has no shared memory")
         self.require(
@@ -866,6 +868,22 @@ class _KernelCheck:
             f"slot {slot.name} has {slot.count} states, {states} are exchanged",
         )
         return [_Use(slot.name, "write"), None, _Use(slot.name, "read")]
+
+    def check_handover(self, step: k.ScanAcross, given: k.Handover) -> _Trace:
+        self.check_area(given.area, step.reducer)
+        self.published.add(given.area)
+        self.collected.add(given.area)
+        self.check_form(given.element)
+        self.check_form(given.part)
+        parts = given.area.parts
+        whole = step.threads == self.kernel.block and not step.columns and step.carry
+        self.require(
+            bool(whole) and self.reducers[step.reducer].commutative,
+            f"{step.state} is handed on by a block that has more than one row, or no carry",
+        )
+        self.require(self.kernel.grid % parts == 0, f"{step.state} is handed on in {parts} blocks")
+        self.require(given.slot != step.slot, f"{given.slot} is read and written over")
+        return self.exchange_through(step, given.slot, 2)
 
     def check_part(self, step: k.ReduceAcross, part: k.Part) -> _Trace:
         """The uses of shared memory of one reduction, barriers between them."""

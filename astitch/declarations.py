@@ -110,6 +110,13 @@ class Declarations:
             self.tagged_words += results * place.partials * words
         return self.areas[name]
 
+    def handover_area(self, name: str, results: int, parts: int) -> k.Area:
+        """Where a team hands on the totals of its blocks in a running reduction."""
+        words = self.reducer(name).words
+        area = k.Area(self.tagged_words, results, parts, words)
+        self.tagged_words += results * parts * words
+        return area
+
     def reducer(self, root: str) -> k.Reducer:
         if root not in self.reducer_of:
             made = make_reducer(self.graph, root, len(self.reducers))

@@ -494,7 +494,16 @@ class _Printer:
     def scan(self, step: k.ScanAcross) -> str:
         arguments = ", ".join((step.state, step.slot or "nullptr", step.carry or "no_carry()"))
         sizes = f"{step.steps}, {step.width}, {step.threads}"
+        given = step.handover
         backward = "true" if step.backward else "false"
+        if given is not None:
+            each, _ = given.area.strides
+            start = ix.offset(ix.scale(given.element, each), given.area.offset)
+            arguments += (
+                f", exchange + ({spell_form(start)}), {spell_form(given.part)}, {given.slot}, tag"
+            )
+            kinds = f"Reduce{step.reducer}, {sizes}, {backward}, {given.area.parts}"
+            return f"scan_row_of_team<{kinds}>({arguments});"
         if not step.columns:
             return f"scan_row<Reduce{step.reducer}, {sizes}, {backward}>({arguments});"
         sizes += f", {step.stride}, {backward}"

@@ -448,6 +448,8 @@ def scan_in_pieces(node: Node, draft: Draft) -> Node | str | None:
     if not constant or (folding.op is not None and not folding.neutral):
         return None
     d, shape = running.dimension, node.shape
+    if folding.op is not None and all(n == 1 for n in shape[d + 1 :]):
+        return node  # a team of blocks scans a long row together
     beside = math.prod(shape[d + 1 :])
     width = min(beside, SECTOR_BYTES // node.dtype.bytes)
     blocks = math.prod(shape[:d]) * -(-beside // width)

@@ -396,13 +396,24 @@ class ReduceAcross:
 
 
 @dataclass(frozen=True, slots=True)
+class Handover:
+    """A row is scanned by the blocks of a team together: this one's total is part number `part` of result `element`,
+    and what the parts before it have comes to all threads through two shared states `slot`."""
+
+    area: Area
+    element: Linear
+    part: Linear
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScanAcross:
     """Combine each of the states of a set of threads with all before it, in order; backward: with all after it.
 
     A thread has steps x width states.  `threads` consecutive threads share a row, whose order is (step, thread, number
     within the width); or with columns, threads that are `stride` apart share `width` columns, each in the order
     (thread, step).  slot: shared states, "" where count_scanned needs none.  carry: states with what came before, one
-    for each row or column, to which the set's total is added; "" where nothing does.
+    for each row or column, to which the set's total is added; "" where nothing does.  handover: None: see there.
     """
 
     state: str
@@ -415,6 +426,7 @@ class ScanAcross:
     backward: bool
     carry: str = ""
     columns: bool = False
+    handover: Handover | None = None
 
     @property
     def count(self) -> int:

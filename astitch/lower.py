@@ -112,7 +112,10 @@ def _assemble(
     outputs = [storage_type(graph, p.source) for p in outside if p.source in declarations.outputs]
     sizes = [t.size for t in (*inputs, *outputs, *(s.type for s in scratch.values()))]
     sizes += [
-        loop.mapping.tasks * loop.mapping.block * loop.mapping.elements_per_thread
+        loop.mapping.tasks
+        * loop.mapping.block
+        * loop.mapping.elements_per_thread
+        * loop.mapping.rounds
         for loop in arrangement.loops
     ]
     op_names = (graph[member].op_name for member in arrangement.groups.scope.members)

@@ -378,13 +378,23 @@ class LoopLowering(Values):
     def rounds(self, body: Sequence[k.Statement]) -> list[k.Statement]:
         """The tiles of a task in order, around what is done for each."""
         m = self.mapping
-        turn = k.Rounds(f"{m.carried}_tile", m.rounds, m.backward, tuple(body))
-        return [*self.carried_states, turn]
+        if m.abreast == 1:
+            turn = k.Rounds(f"{m.carried}_tile", m.rounds, m.backward, tuple(body))
+            return [*self.carried_states, turn]
+        tile = ix.add(ix.scale(ix.of_symbol(Symbol("round", m.rounds)), m.abreast), self.part)
+        own = k.Index("col_tile", tile)
+        return [*self.carried_states, k.Rounds("round", m.rounds, m.backward, (own, *body))]
+
+    @property
+    def part(self) -> Linear:
+        """Which of the tiles abreast is this block's."""
+        task = ix.of_symbol(Symbol("task", self.mapping.tasks))
+        return ix.modulo(task, self.mapping.abreast)
 
     def task_indices(self) -> Iterator[k.Statement]:
         m = self.mapping
         row_tiles = 1 if m.carried == "row" else m.row_tiles
-        col_tiles = 1 if m.carried == "col" else m.col_tiles
+        col_tiles = m.abreast if m.carried == "col" else m.col_tiles
         tiles = row_tiles * col_tiles
         task = ix.of_symbol(Symbol("task", m.tasks))
         outer_tile = ix.divide(task, tiles)
@@ -407,7 +417,7 @@ class LoopLowering(Values):
             row_task, col_task = task, ix.divide(task, row_tiles)
         if row_tiles > 1:
             yield k.Index("row_tile", ix.modulo(row_task, row_tiles))
-        if col_tiles > 1:
+        if col_tiles > 1 and m.carried != "col":
             yield k.Index("col_tile", ix.modulo(col_task, col_tiles))
 
     @property
@@ -525,7 +535,8 @@ class LoopLowering(Values):
     def col_bound(self) -> Linear | None:
         """Steps over the vectors of a row that lie inside; None where all do."""
         m = self.mapping
-        if m.col_tiles * m.col_steps * m.col_threads * m.vector <= m.col_size:
+        tiles = m.rounds * m.abreast if m.carried == "col" else m.col_tiles
+        if tiles * m.col_steps * m.col_threads * m.vector <= m.col_size:
             return None
         tile = ix.scale(ix.of_symbol(Symbol("col_tile", m.col_tiles)), -(m.col_tile // m.vector))
         vectors = ceil_div(m.col_size, m.vector)
@@ -847,7 +858,22 @@ class LoopLowering(Values):
             states = k.States(carry, reducer.number, width if columns else 1)
             self.carried_states.append(states)
             step = replace(step, carry=carry)
+        if m.abreast > 1:
+            step = replace(step, handover=self.handover(name, reducer))
         return step
+
+    def handover(self, name: str, reducer: k.Reducer) -> k.Handover:
+        """To the other blocks of the team, in each round of each row."""
+        m = self.mapping
+        area = self.declarations.handover_area(name, m.outer_size * m.rounds, m.abreast)
+        turn = ix.of_symbol(Symbol("round", m.rounds))
+        if m.outer_size > 1:
+            row = ix.of_symbol(Symbol("outer", m.outer_size))
+            turn = ix.add(ix.scale(row, m.rounds), turn)
+        slot = self.exchange_slot(reducer, 2, 0)
+        self.exchanges += 1
+        self.declarations.block_barriers += 1
+        return k.Handover(area, turn, self.part, slot)
 
     def thread_sets(self, place: Placement) -> list[tuple[int, int]]:
         """(threads, stride) of the sets to combine over, one after the other: the thread axes along which the result
@@ -1011,7 +1037,7 @@ class LoopLowering(Values):
             if tiles > 1 and any(a in place.root.space.reduced for a in atoms):
                 if name == "outer":
                     task = ix.of_symbol(Symbol("task", m.tasks))
-                    number = ix.divide(task, m.row_tiles * m.col_tiles // m.rounds)
+                    number = ix.divide(task, m.tasks // m.outer_tiles)
                 else:
                     number = ix.of_symbol(Symbol(f"{name}_tile", tiles))
                 part = ix.add(ix.scale(part, tiles), number)

@@ -34,18 +34,23 @@ BLOCKS_PER_SM = 3
 """Blocks of an SM that wait for memory in turns, each loading a tile and then scanning it."""
 
 
-def map_running(space: Space, gpu: Gpu, block: int, schedule: Schedule = DEFAULT) -> Mapping:
-    """The mapping of a running reduction.  block: threads in a block, a power of two."""
+def map_running(
+    space: Space, gpu: Gpu, block: int, wave: int, schedule: Schedule = DEFAULT
+) -> Mapping:
+    """The mapping of a running reduction.
+
+    block: threads in a block, a power of two.  wave: blocks that the GPU holds at once; 1: no teams.
+    """
     along = tuple(a for a in space.atoms if a in space.reduced)
     first = space.atoms.index(along[0])
     outer, inner = space.atoms[:first], space.atoms[first + len(along) :]
     if inner:
         return _map_down_columns(space, outer, along, inner, gpu, block, schedule)
-    return _map_along_rows(space, outer, along, gpu, block, schedule)
+    return _map_along_rows(space, outer, along, gpu, block, wave, schedule)
 
 
 def _map_along_rows(
-    space: Space, outer: Atoms, col: Atoms, gpu: Gpu, block: int, schedule: Schedule
+    space: Space, outer: Atoms, col: Atoms, gpu: Gpu, block: int, wave: int, schedule: Schedule
 ) -> Mapping:
     """Threads side by side; as few for a row as keep the GPU busy, so that they exchange little."""
     rows, cols = size_of(outer), size_of(col)
@@ -65,8 +70,14 @@ def _map_along_rows(
     tile = steps * threads * vector
     packed = block // threads
     reason = f"running reduction: {packed} rows a block, {threads} threads a row"
+    abreast = 1
     if tile < cols:
-        reason = f"running reduction: a block a row, in {ceil_div(cols, tile)} rounds"
+        tiles = ceil_div(cols, tile)
+        if space.parted and rows * 2 <= wave and schedule.split != 1:
+            abreast = min(schedule.split or wave // rows, wave // rows, tiles)
+        reason = f"running reduction: a block a row, in {ceil_div(tiles, abreast)} rounds"
+        if abreast > 1:
+            reason += f" of {abreast} blocks each, which hand on what came before"
     return Mapping(
         outer,
         (),
@@ -80,6 +91,8 @@ def _map_along_rows(
         reason,
         carried="col" if tile < cols else "",
         backward=space.running == "backward",
+        abreast=abreast,
+        team=abreast > 1,
     )
 
 
@@ -132,6 +145,8 @@ def why_not_in_order(space: Space, mapping: Mapping) -> str | None:
         return f"a thread has more than the {MAX_STATES} elements that are scanned together"
     if mapping.carried and mapping.backward != (space.running == "backward"):
         return "the rounds of the mapping run the other way"
+    if mapping.abreast > 1 and not space.parted:
+        return "what the blocks of a team have is joined in any order"
     if mapping.col == along and not mapping.row:
         if mapping.col_tiles > 1 and mapping.carried != "col":
             return "the blocks that share a row do not hand on their totals"

@@ -28,7 +28,7 @@ from astitch.dominant import Group, Groups
 from astitch.gpu import Gpu
 from astitch.index import Symbol
 from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
-from astitch.ops import OPS, Kind
+from astitch.ops import OPS, Kind, monoid_of
 from astitch.propagation import Index, Read, walk_reads
 from astitch.running import find_running, is_running
 from astitch.scans import map_running, why_not_in_order
@@ -196,7 +196,8 @@ def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
         along = frozenset(dimensions.atoms[source][running.dimension])
         bytes_ = max(node.dtype.bytes, operands[0].dtype.bytes)
         order = "backward" if running.backward else "forward"
-        space = Space(dimensions.space(source), along, bytes_, running=order)
+        parted = monoid_of(node.regions[0]) is not None
+        space = Space(dimensions.space(source), along, bytes_, running=order, parted=parted)
         return Root(name, RootKind.RUNNING, space, index, dimensions.canonical_index(name))
     index = dimensions.canonical_index(name)
     widest = max(a.dtype.bytes for a in (array_of(node), *operands))
@@ -254,6 +255,8 @@ def why_not_hosted(root: Root, mapping: Mapping) -> str | None:
     why = why_not_aligned(root.space, mapping)
     if why is None and root.kind is RootKind.RUNNING:
         return why_not_in_order(root.space, mapping)
+    if why is None and mapping.abreast > 1 and root.kind is not RootKind.POINTWISE:
+        return "it would leave a partial for each block and round"
     return why
 
 
@@ -471,7 +474,11 @@ class _Arranger:
     def map_space(self, space: Space) -> Mapping:
         """The mapping of a space; teams of one kernel all have the same number of blocks."""
         if space.running:
-            return map_running(space, self.gpu, self.block, self.schedule)
+            running = map_running(space, self.gpu, self.block, self.wave, self.schedule)
+            if not running.team or self.team_parts in (0, running.parts):
+                self.team_parts = running.parts if running.team else self.team_parts
+                return running
+            return map_running(space, self.gpu, self.block, 1, self.schedule)
         mapping = map_space(space, self.gpu, self.block, self.wave, self.schedule)
         if mapping.team:
             self.team_parts = self.team_parts or mapping.parts

@@ -77,6 +77,7 @@ class Mapping:
     rows_last: tasks with neighbouring numbers are row tiles, not column tiles: a team shares one column tile.
     carried: "row" or "col": a task has all tiles along that axis, which its block works on one after the other, from
     the first or, backward, from the last.  "": each is a task.
+    abreast: tiles of a round that carries along columns, each worked on by a block of its own: a team.
     rows_together: the rows of a tile that a thread visits are neighbours.
     """
 
@@ -95,11 +96,14 @@ class Mapping:
     rows_last: bool = False
     carried: str = ""
     backward: bool = False
+    abreast: int = 1
     rows_together: bool = False
 
     @property
     def parts(self) -> int:
         """Tiles that share a result: the blocks of a team."""
+        if self.carried:
+            return self.abreast
         return self.row_tiles if self.rows_last else self.row_tiles * self.col_tiles
 
     @property
@@ -135,12 +139,15 @@ class Mapping:
     def tasks(self) -> int:
         """Tiles of the space; task number = (outer tile * row_tiles + row tile) * col_tiles + col tile, or with
         rows_last (outer tile * col_tiles + col tile) * row_tiles + row tile.  Without the tiles of the carried axis."""
-        return self.outer_tiles * self.row_tiles * self.col_tiles // self.rounds
+        row_tiles = 1 if self.carried == "row" else self.row_tiles
+        col_tiles = self.abreast if self.carried == "col" else self.col_tiles
+        return self.outer_tiles * row_tiles * col_tiles
 
     @property
     def rounds(self) -> int:
         """Tiles of a task."""
-        return {"row": self.row_tiles, "col": self.col_tiles}.get(self.carried, 1)
+        tiles = {"row": self.row_tiles, "col": ceil_div(self.col_tiles, self.abreast)}
+        return tiles.get(self.carried, 1)
 
     @property
     def row_steps(self) -> int:
@@ -161,10 +168,12 @@ class Mapping:
         """(outer, row, col) positions that a thread computes in a task: the meaning of the Mapping."""
         if self.carried:
             whole = replace(self, carried="")
-            step = self.col_tiles if self.carried == "row" else 1
-            first = task // step * step * self.rounds + task % step
+            step = self.col_tiles if self.carried == "row" else self.abreast
+            above, beside = divmod(task, step)
+            tiles = self.row_tiles * self.col_tiles
             for turn in range(self.rounds)[:: -1 if self.backward else 1]:
-                yield from whole.elements(first + turn * step, thread)
+                if turn * step + beside < tiles:
+                    yield from whole.elements(above * tiles + turn * step + beside, thread)
             return
         if self.rows_last:
             tile, row_part = divmod(task, self.row_tiles)
@@ -210,7 +219,7 @@ class Space:
     held_words: 32-bit words that a thread holds for each element of its row while it works on a task.
     again_words: those of arrays that are read again after the reduction.
     running: "forward" or "backward": every element is combined with those before it, or after it, along the reduced
-    dimensions, and none is dropped.
+    dimensions, and none is dropped.  parted: what is combined may be parted anyhow.
     """
 
     atoms: Atoms
@@ -219,6 +228,7 @@ class Space:
     held_words: float = 0.0
     again_words: float = 0.0
     running: str = ""
+    parted: bool = False
 
     @property
     def kept(self) -> Atoms:

@@ -799,11 +799,19 @@ class _Counter:
                 exchanges.add(Unit.SHARED, (1.0 + lines) * step.width)
                 exchanges.add_combinations(lines * step.width)
                 chain += 2 * SHARED_CYCLES + lines * exchanges.latency
+        if step.handover is not None:
+            parts = step.handover.area.parts
+            self.loop.meetings += frame.trips
+            self.loop.team = max(self.loop.team, parts)
+            turns = math.ceil(parts / WARP)
+            exchanges.add(_I, 6.0 * turns)
+            exchanges.add_combinations(turns)
+            chain += exchanges.butterfly(10, 1) + 2 * SHARED_CYCLES
         self.dies[step.state] = self.turn
         if step.carry:
             self.dies[step.carry] = ALWAYS
         self.add_quietly(exchanges.mix, frame)
-        self.sync(frame, float(shared))
+        self.sync(frame, float(shared) + (step.handover is not None))
         self.delay(chain * frame.trips)
 
     def add_quietly(self, mix: Mix, frame: _Frame) -> None:

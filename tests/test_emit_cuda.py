@@ -400,6 +400,12 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "scan_columns<Reduce0, 4, 2, 8, 32, false>(s, slot, c);",
     ),
     (
+        k.ScanAcross(
+            "s", 4, 2, 0, 256, 1, "slot", False, "c", handover=k.Handover(AREA, AT, AT, "given")
+        ),
+        "scan_row_of_team<Reduce0, 4, 2, 256, false, 6>(s, slot, c, exchange + (i * 12 + 6), i, given, tag);",
+    ),
+    (
         k.Rounds("r", 5, False, BODY),
         "#pragma unroll 1\nfor (int r = 0; r < 5; ++r) {\n  const int x = i;\n}",
     ),

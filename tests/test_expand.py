@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from astitch.check import check_graph
-from astitch.expand import FEW_SCANS, LONG_SCAN, SCAN_CHUNK, expand, find_coordinate
+from astitch.expand import LONG_SCAN, SCAN_CHUNK, expand, find_coordinate
 from astitch.hlo_import import import_hlo
 from astitch.ir import (
     ArrayType,
@@ -372,34 +372,33 @@ def test_few_long_scans_go_in_pieces(dtype: str, op: str, extent: int, forward: 
     np.testing.assert_allclose(found, accumulate(op, x, forward), rtol=1e-6, atol=tolerance)
 
 
-def test_many_long_scans_stay_whole() -> None:
-    long = LONG_SCAN + 1
-    window = [WindowDimension(1), WindowDimension(long, padding_low=long - 1)]
-    assert ops_of(expand_simplified(window_graph(f"f32[{FEW_SCANS},{long}]", window, "add"))) == [
-        "reduce-window"
-    ]
+@pytest.mark.parametrize(
+    "type", [f"f32[{LONG_SCAN},1024]", f"f32[{2 * LONG_SCAN},1]", "f32[300000]"]
+)
+def test_columns_of_many_blocks_and_rows_stay_whole(type: str) -> None:
+    graph = running_graph(type, "add", int(type[4:].rstrip("]").split(",")[0]), True)
+    assert ops_of(expand_simplified(graph)) == ["reduce-window"]
 
 
-def test_a_long_sum_is_accurate() -> None:
+def test_pieces_are_accurate() -> None:
     """Errors grow with the logarithm of the length: one running f32 sum would be off by 1e-4."""
     extent = 200_000
-    window = [WindowDimension(extent, padding_low=extent - 1)]
-    expanded = expand_simplified(window_graph(f"f32[{extent}]", window, "add"))
-    x = np.full(extent, 0.1, np.float32)
+    expanded = expand_simplified(running_graph(f"f32[{extent},2]", "add", extent, True))
+    x = np.full((extent, 2), 0.1, np.float32)
     (found,) = run_graph(expanded, [x])
-    np.testing.assert_allclose(found, np.cumsum(x.astype(np.float64)), rtol=1e-6)
+    np.testing.assert_allclose(found, np.cumsum(x.astype(np.float64), 0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("extent", [200, LONG_SCAN + 8])
 def test_sums_of_bf16_round_once(extent: int) -> None:
     """A scan accumulates in f32 by itself; pieces are put together in f32."""
-    window = [WindowDimension(extent, padding_low=extent - 1)]
-    expanded = expand_simplified(window_graph(f"bf16[{extent}]", window, "add"))
-    converts = [n.op for n in expanded if n.op == "convert"]
-    assert converts == (["convert"] if extent > LONG_SCAN else [])[:1] * 2
-    x = np.full(extent, 1.0, DType.BF16.numpy)
+    expanded = expand_simplified(running_graph(f"bf16[{extent},2]", "add", extent, True))
+    converts = ops_of(expanded).count("convert")
+    assert converts == (2 if extent > LONG_SCAN else 0)
+    x = np.full((extent, 2), 1.0, DType.BF16.numpy)
     (found,) = run_graph(expanded, [x])
-    np.testing.assert_array_equal(found, np.arange(1, extent + 1).astype(DType.BF16.numpy))
+    want = np.arange(1, extent + 1).astype(DType.BF16.numpy)
+    np.testing.assert_array_equal(found, np.stack([want, want], 1))
 
 
 def test_an_associative_region_is_scanned_too() -> None:

@@ -32,8 +32,11 @@ from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_stateme
 F32, BF16, F16, F64 = (np.dtype(t) for t in (np.float32, jnp.bfloat16, np.float16, np.float64))
 TOLERANCE = {F32: 2e-5, BF16: 1e-2, F16: 2e-3, F64: 1e-12}
 FUNCTIONS = {f.__name__: f for f in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin)}
-SMALL = Schedule(block=64)
+SMALL = Schedule(block=64, split=1)
 """Small blocks: rounds and several warps on data small enough to emulate."""
+
+TEAMS = Schedule(block=64)
+"""Blocks scan long rows together."""
 
 
 def numbers(*shape: int, dtype: Any = F32, seed: int = 0) -> np.ndarray:
@@ -165,9 +168,66 @@ def test_threads_may_come_in_any_order(name: str, order: Order) -> None:
     np.testing.assert_array_equal(plain, other)
 
 
-def test_few_long_scans_are_one_kernel() -> None:
-    x = numbers(40_001)
-    expect_as_jax(jnp.cumsum, x, check=False, schedule=None)
+HANDED_ON: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...], int]] = {
+    "one row": (lambda x: jnp.cumsum(x) * 2, (numbers(20_001),), 32),
+    "in three rounds": (lambda x: jnp.cumsum(x, 1), (numbers(2, 40_000),), 16),
+    "from the end": (lambda x: lax.cumsum(x, 1, reverse=True) - x, (numbers(2, 40_000),), 16),
+    "the last round is not full": (lambda x: lax.cummax(x, 1), (numbers(2, 18_500),), 16),
+    "of bf16": (
+        lambda x: jnp.cumsum(x.astype(F32), 1).astype(BF16),
+        (numbers(2, 9_000, dtype=BF16),),
+        9,
+    ),
+    "of integers": (lambda x: jnp.cumsum(x), (numbers(9_000, dtype=np.int32),), 9),
+}
+"""Function, arguments, blocks that share a row."""
+
+
+@pytest.mark.parametrize("name", HANDED_ON)
+def test_blocks_of_a_team_hand_on_their_totals(name: str) -> None:
+    fn, arguments, blocks = HANDED_ON[name]
+    planned = plan(fn, *arguments, schedule=TEAMS)
+    assert planned.teams == (blocks,)
+    assert planned.plan.kernel.global_barriers == 0
+    want = by_jax(fn, *arguments)
+    exact = [w.dtype for w in want if w.dtype.kind in "iu"]
+    assert_close(planned.run(*arguments, check=True), want, dict.fromkeys(exact, 0.0) | TOLERANCE)
+
+
+@pytest.mark.parametrize("order", [Order.REVERSE, Order.RANDOM])
+def test_teams_give_the_same_bits_in_any_order(order: Order) -> None:
+    fn, arguments, _ = HANDED_ON["in three rounds"]
+    planned = plan(fn, *arguments, schedule=TEAMS)
+    (plain,) = planned.run(*arguments)
+    for seed in range(2):
+        (other,) = planned.engine(order=order, seed=seed).run(list(arguments))
+        np.testing.assert_array_equal(plain, other)
+
+
+def test_a_kernel_of_teams_runs_again() -> None:
+    fn, arguments, _ = HANDED_ON["in three rounds"]
+    engine = plan(fn, *arguments, schedule=TEAMS).engine()
+    first, second = (engine.run([x]) for x in (arguments[0], -arguments[0]))
+    np.testing.assert_array_equal(first[0], -second[0])
+
+
+def test_teams_of_two_sizes_do_not_share_a_kernel() -> None:
+    fn = lambda x, y: (jnp.cumsum(x), jnp.cumsum(y, 1))  # noqa: E731
+    arguments = (numbers(20_001), numbers(2, 18_500))
+    planned = plan(fn, *arguments, schedule=TEAMS)
+    assert len(set(planned.teams)) == 1
+    assert_close(planned.run(*arguments), by_jax(fn, *arguments), TOLERANCE)
+
+
+def test_an_associative_region_keeps_its_order() -> None:
+    """What the blocks of a team have is joined in any order, which only simple ones allow."""
+    planned = plan(lambda x: lax.cumlogsumexp(x, 1), numbers(1, 9000), schedule=TEAMS)
+    assert planned.teams == ()
+
+
+def test_few_long_columns_go_in_pieces_of_one_kernel() -> None:
+    x = numbers(40_001, 3)
+    expect_as_jax(lambda a: jnp.cumsum(a, 0), x, check=False, schedule=None)
 
 
 def test_each_element_is_read_once_and_written_once() -> None:
@@ -230,14 +290,15 @@ def test_an_init_value_that_counts_is_left_outside() -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_every_element_has_its_place_in_order(data: st.DataObject) -> None:
-    extents = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=3))
+    extents = data.draw(st.lists(st.integers(1, 300) | st.just(9000), min_size=1, max_size=3))
     atoms = tuple(Symbol(f"d{n}", extent) for n, extent in enumerate(extents))
     along = data.draw(st.sampled_from(atoms))
     order = data.draw(st.sampled_from(["forward", "backward"]))
+    parted = data.draw(st.booleans())
     width = data.draw(st.sampled_from([1, 2, 4, 8]))
-    space = Space(atoms, frozenset({along}), width, running=order)
+    space = Space(atoms, frozenset({along}), width, running=order, parted=parted)
     block = data.draw(st.sampled_from([32, 64]))
-    mapping = map_running(space, preset("h100"), block)
+    mapping = map_running(space, preset("h100"), block, 8)
     assert mapping.block == block
     assert why_not_in_order(space, mapping) is None
     if mapping.row_size * mapping.col_size * mapping.outer_size > 30_000:
@@ -265,6 +326,9 @@ def test_mappings_that_cannot_scan_say_why() -> None:
     apart = replace(columns, carried="row")
     assert "neighbouring rows" in (why_not_in_order(down, apart) or "")
     assert why_not_in_order(down, replace(apart, rows_together=True)) is None
+    team = replace(carried, abreast=4, team=True)
+    assert "in any order" in (why_not_in_order(space, team) or "")
+    assert why_not_in_order(replace(space, parted=True), team) is None
 
 
 def test_rounds_carry_only_what_a_block_cannot_hold() -> None:
@@ -279,8 +343,8 @@ def test_rounds_carry_only_what_a_block_cannot_hold() -> None:
 # ---- kernels
 
 
-def scanning() -> tuple[k.Kernel, k.ScanAcross]:
-    kernel = plan(lambda a: jnp.cumsum(a, 1), numbers(4, 5000)).plan.kernel
+def scanning(schedule: Schedule) -> tuple[k.Kernel, k.ScanAcross]:
+    kernel = plan(lambda a: jnp.cumsum(a, 1), numbers(4, 5000), schedule=schedule).plan.kernel
     (step,) = find_statements(kernel.body, k.ScanAcross)
     return kernel, step
 
@@ -294,7 +358,10 @@ def replaced(statement: Any, old: Any, new: tuple[Any, ...]) -> Any:
     return replace(statement, body=tuple(p for part in parts for p in part))
 
 
-KERNEL, STEP = scanning()
+KERNEL, STEP = scanning(SMALL)
+TEAM_KERNEL, HANDED = scanning(TEAMS)
+assert HANDED.handover is not None
+AREA = HANDED.handover.area
 (ROUNDS,) = find_statements(KERNEL.body, k.Rounds)
 END = ROUNDS.body[-1]
 BROKEN: dict[str, tuple[Any, tuple[Any, ...], str]] = {
@@ -331,8 +398,32 @@ def test_a_broken_scan_is_refused(name: str) -> None:
         check_kernel(replace(KERNEL, body=body))
 
 
+def handed(**changes: Any) -> k.ScanAcross:
+    assert HANDED.handover is not None
+    return replace(HANDED, handover=replace(HANDED.handover, **changes))
+
+
+BROKEN_TEAMS: dict[str, tuple[k.ScanAcross, str]] = {
+    "no carry": (replace(HANDED, carry=""), "has more than one row, or no carry"),
+    "more rows": (replace(HANDED, threads=32), "has more than one row"),
+    "one slot for both": (handed(slot=HANDED.slot), "is read and written over"),
+    "no slot": (handed(slot=""), "has no shared memory"),
+    "other parts": (handed(area=replace(AREA, parts=3)), "is handed on in 3 blocks"),
+    "outside": (handed(area=replace(AREA, offset=9)), "does not lie in"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_TEAMS)
+def test_a_broken_handover_is_refused(name: str) -> None:
+    step, sentence = BROKEN_TEAMS[name]
+    check_kernel(TEAM_KERNEL)
+    body = tuple(replaced(s, HANDED, (step,)) for s in TEAM_KERNEL.body)
+    with pytest.raises(IllegalProduct, match=sentence):
+        check_kernel(replace(TEAM_KERNEL, body=body))
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(3, 5), (700, 33), (64, 4096), (5, 20001), (2000, 300)])
+@pytest.mark.parametrize("shape", [(3, 5), (700, 33), (64, 4096), (5, 20001), (1, 3_000_000)])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_scans_on_a_gpu(shape: tuple[int, int], axis: int, dtype: np.dtype) -> None:

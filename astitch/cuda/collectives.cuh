@@ -317,16 +317,16 @@ __device__ __forceinline__ void scan_lanes(typename R::State (&before)[COUNT], t
     }
 }
 
-// A row in the order (step, thread, number) over THREADS consecutive threads with STEPS vectors of WIDTH states each.
-// slot: STEPS states for each warp of the block, where a row has several.  carry: what came before the row, and then
-// what came up to its end.
-template <class R, int STEPS, int WIDTH, int THREADS, bool BACKWARD, int COUNT, class Slot, class Carry>
-__device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slot slot, Carry&& carry)
+// A row in the order (step, thread, number) over THREADS consecutive threads with STEPS vectors of WIDTH states each:
+// within each vector, what comes before it in the row, and the row's total.
+// slot: STEPS states for each warp of the block, where a row has several.
+template <class R, int STEPS, int WIDTH, int THREADS, bool BACKWARD, int COUNT, class Slot>
+__device__ __forceinline__ void scan_vectors(
+    typename R::State (&states)[COUNT], Slot slot, typename R::State (&before)[STEPS], typename R::State& total)
 {
     using State = typename R::State;
-    constexpr bool CARRIED = !is_same<typename no_reference<Carry>::type, no_carry>;
     constexpr int LANES = THREADS < 32 ? THREADS : 32;
-    State totals[STEPS], before[STEPS];
+    State totals[STEPS];
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
 #pragma unroll
@@ -337,19 +337,15 @@ __device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slo
         totals[s] = states[s * WIDTH + (BACKWARD ? 0 : WIDTH - 1)];
     }
     scan_lanes<R, LANES, 1, BACKWARD>(before, totals);
-    State run = R::identity();
-    if constexpr (CARRIED) run = carry[0];
     const int last = BACKWARD ? 0 : LANES - 1;
     if constexpr (THREADS <= 32) {
         const int source = (threadIdx.x & 31 & -LANES) + last;
 #pragma unroll
         for (int j = 0; j < STEPS; ++j) {
             const int s = BACKWARD ? STEPS - 1 - j : j;
-            if (CARRIED || j) before[s] = join_in_order<R, BACKWARD>(run, before[s]);
-            if (CARRIED || j + 1 < STEPS) {
-                const State total = R::take(totals[s], source);
-                run = CARRIED || j ? join_in_order<R, BACKWARD>(run, total) : total;
-            }
+            if (j) before[s] = join_in_order<R, BACKWARD>(total, before[s]);
+            const State own = R::take(totals[s], source);
+            total = j ? join_in_order<R, BACKWARD>(total, own) : own;
         }
     } else {
         // The totals of all (step, warp), in their order; the lanes of each warp scan 32 of them at a time.
@@ -370,11 +366,9 @@ __device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slo
 #pragma unroll
         for (int j = 0; j < TURNS; ++j) {
             const int turn = BACKWARD ? TURNS - 1 - j : j;
-            if (CARRIED || j) ahead[turn] = join_in_order<R, BACKWARD>(run, ahead[turn]);
-            if (CARRIED || j + 1 < TURNS) {
-                const State total = R::take(found[turn], BACKWARD ? 0 : 31);
-                run = CARRIED || j ? join_in_order<R, BACKWARD>(run, total) : total;
-            }
+            if (j) ahead[turn] = join_in_order<R, BACKWARD>(total, ahead[turn]);
+            const State own = R::take(found[turn], BACKWARD ? 0 : 31);
+            total = j ? join_in_order<R, BACKWARD>(total, own) : own;
         }
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {
@@ -382,7 +376,20 @@ __device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slo
             before[s] = join_in_order<R, BACKWARD>(up_to, before[s]);
         }
     }
-    if constexpr (CARRIED) carry[0] = run;
+}
+
+// carry: what came before the row, and then what came up to its end.
+template <class R, int STEPS, int WIDTH, int THREADS, bool BACKWARD, int COUNT, class Slot, class Carry>
+__device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slot slot, Carry&& carry)
+{
+    constexpr bool CARRIED = !is_same<typename no_reference<Carry>::type, no_carry>;
+    typename R::State before[STEPS], total;
+    scan_vectors<R, STEPS, WIDTH, THREADS, BACKWARD>(states, slot, before, total);
+    if constexpr (CARRIED) {
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) before[s] = join_in_order<R, BACKWARD>(carry[0], before[s]);
+        carry[0] = join_in_order<R, BACKWARD>(carry[0], total);
+    }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) states[i] = join_in_order<R, BACKWARD>(before[i / WIDTH], states[i]);
 }
@@ -505,4 +512,67 @@ __device__ __forceinline__ void collect_parts(
         for (int i = 0; i < TOGETHER; ++i)
             if ((turn + i) * MEMBERS + rank < PARTS) state = R::combine(state, R::state_of(found[i]));
     }
+}
+
+// The parts from `low` on and below `high` that are this thread's: rank, rank + MEMBERS .., in this order.
+template <class R, int MEMBERS, int STRIDE>
+__device__ __forceinline__ void collect_range(
+    typename R::State& state, const unsigned long long* parts, int rank, int low, int high, unsigned tag)
+{
+    constexpr int TOGETHER = 4;
+#pragma unroll 1
+    for (int first = rank; first < high; first += MEMBERS * TOGETHER) {
+        unsigned found[TOGETHER][R::words];
+        bool ready;
+        do {
+            ready = true;
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) {
+                const int part = first + i * MEMBERS;
+                if (part >= low && part < high) {
+#pragma unroll
+                    for (int word = 0; word < R::words; ++word)
+                        ready &= astitch_take_word(parts + part * STRIDE + word, tag, found[i][word]);
+                }
+            }
+        } while (!ready);
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            const int part = first + i * MEMBERS;
+            if (part >= low && part < high) state = R::combine(state, R::state_of(found[i]));
+        }
+    }
+}
+
+// A row of which this block has one of PARTS parts, all worked on at the same time, each by a block: a simple reduction.
+// parts: where they publish their totals, R::words tagged words each.  handed: two shared states.
+template <class R, int STEPS, int WIDTH, int THREADS, bool BACKWARD, int PARTS, int COUNT, class Slot, class Handed>
+__device__ __forceinline__ void scan_row_of_team(
+    typename R::State (&states)[COUNT], Slot slot, typename R::State (&carry)[1], unsigned long long* parts, int part,
+    Handed handed, unsigned tag)
+{
+    using State = typename R::State;
+    State before[STEPS], total;
+    scan_vectors<R, STEPS, WIDTH, THREADS, BACKWARD>(states, slot, before, total);
+    if (threadIdx.x == 0) R::publish(total, parts + part * R::words, tag);
+    if (threadIdx.x < 32) {
+        State ahead[1] = {R::identity()}, others[1] = {R::identity()};
+        const int lane = threadIdx.x;
+        // Parts lane, lane + 32 ..: those that come before, and the rest.
+        collect_range<R, 32, R::words>(ahead[0], parts, lane, BACKWARD ? part + 1 : 0, BACKWARD ? PARTS : part, tag);
+        collect_range<R, 32, R::words>(others[0], parts, lane, BACKWARD ? 0 : part, BACKWARD ? part + 1 : PARTS, tag);
+        reduce_lanes<R, 32, 1>(ahead);
+        reduce_lanes<R, 32, 1>(others);
+        if (lane == 0) {
+            handed[0] = join_in_order<R, BACKWARD>(carry[0], ahead[0]);
+            handed[1] = R::combine(handed[0], others[0]);
+        }
+    }
+    __syncthreads();
+    const State start = handed[0];
+    carry[0] = handed[1];
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) before[s] = join_in_order<R, BACKWARD>(start, before[s]);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) states[i] = join_in_order<R, BACKWARD>(before[i / WIDTH], states[i]);
 }
