@@ -7,10 +7,13 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format gpu-test clean
+.PHONY: demo profile test lint format gpu-test clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m astitch.demo
+
+profile: $(INSTALLED)
+	$(BIN)/astitch-profile examples/bert_layer.py --gpu h100 --html report.html
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) -q

@@ -64,7 +64,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kernels", type=int, default=10, metavar="N", help="list the N slowest of each side (10)"
     )
-    parser.add_argument("--ncu", action="store_true", help="hardware counters by Nsight Compute")
+    parser.add_argument(
+        "--ncu", action="store_true", help="hardware counters of these N by Nsight Compute"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page")
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
@@ -201,6 +203,7 @@ def profile_with_progress(options: argparse.Namespace) -> Report:
         options.runs,
         options.flush_l2,
         options.ncu,
+        options.kernels,
         options.strict,
         not options.no_ablation,
     )

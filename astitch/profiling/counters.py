@@ -1,7 +1,7 @@
 """Hardware counters of each kernel, by Nsight Compute where it is installed.
 
-Takes a target and a side, hands on counters by kernel.  Nsight Compute runs a process of its own that calls the side
-once between two marks; it replays each kernel, so nothing else is measured there.
+Takes a target with both sides as measured, hands on counters of their slowest kernels.  Nsight Compute watches a
+process of its own that calls each side once, a mark between them; it replays each kernel, so nothing else is measured.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from astitch.errors import AstitchError
-from astitch.profiling.report import Side
+from astitch.profiling.report import COPY, SIDES, Side
 from astitch.profiling.target import Target
+from astitch.profiling.wording import rank_kernels
 
 METRICS = {
     "DRAM read transactions": "dram__sectors_read.sum",
@@ -33,7 +35,13 @@ METRICS = {
 SHARES = ("achieved occupancy", "SM efficiency")
 """In per cent; the others are counts."""
 
+MOST_LAUNCHES = 200
+"""Launches that are counted: each is replayed several times."""
+
 MOST_SECONDS = 480
+
+MARK = "astitch_profile_mark"
+"""A kernel between the call of XLA and the call of astitch."""
 
 ENTRY = "import sys; from astitch.profiling.counted import main; main(sys.argv[1:])"
 
@@ -48,14 +56,18 @@ def find_ncu() -> str:
     return found
 
 
-def count_kernels(target: Target, side: str, engine: str | None) -> dict[str, dict[str, float]]:
-    """Counters of each kernel of one call by name: counts summed over its launches, shares averaged.
+def count_kernels(
+    target: Target, sides: Sequence[Side], engine: str | None, most: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """By side and kernel the counters of one launch, the mean of those that were counted.
 
-    Raises AstitchError where Nsight Compute cannot count.
+    sides: measured; the `most` slowest kernels of each are counted.  Raises AstitchError where nothing can be.
     """
     if not target.typed:
         raise AstitchError("counters need a target that can be read again\n  use astitch-profile")
     ncu = find_ncu()
+    names = {k.name for side in sides for k in rank_kernels(side, most) if k.kind != COPY}
+    pattern = "|".join(re.escape(name) for name in sorted({*names, MARK}))
     with tempfile.TemporaryDirectory(prefix="astitch_ncu_") as folder:
         log = Path(folder) / "counters.csv"
         command = [
@@ -65,14 +77,15 @@ def count_kernels(target: Target, side: str, engine: str | None) -> dict[str, di
             "--print-units=base",
             f"--log-file={log}",
             "--profile-from-start=off",
-            "--target-processes=all",
             "--clock-control=none",
             "--cache-control=none",
+            "--kernel-name-base=function",
+            f"--kernel-name=regex:^({pattern})$",
+            f"--launch-count={MOST_LAUNCHES}",
             f"--metrics={','.join(METRICS.values())}",
             sys.executable,
             "-c",
             ENTRY,
-            side,
             engine or "",
             str(int(target.carries)),
             *target.typed,
@@ -89,16 +102,30 @@ def count_kernels(target: Target, side: str, engine: str | None) -> dict[str, di
             )
         except subprocess.TimeoutExpired:
             raise AstitchError(
-                f"ncu took longer than {MOST_SECONDS} s for {side}\n  give smaller shapes"
+                f"ncu took longer than {MOST_SECONDS} s\n  give smaller shapes or fewer --kernels"
             ) from None
         text = log.read_text("utf-8", errors="replace") if log.exists() else ""
-    found = sum_rows(read_rows(text))
-    if not found:
+    found = split_sides(read_rows(text))
+    if not any(found.values()):
         said = [line for line in (*text.splitlines(), *ran.stderr.splitlines()) if line.strip()]
         errors = [line for line in said if "==ERROR==" in line or "Error" in line]
         last = (errors or said or ["it said nothing"])[-1]
-        raise AstitchError(f"ncu counted nothing for {side}: {last}\n  leave --ncu out")
+        raise AstitchError(f"ncu counted nothing: {last}\n  leave --ncu out")
     return found
+
+
+def split_sides(
+    rows: Iterable[tuple[str, dict[str, float]]],
+) -> dict[str, dict[str, dict[str, float]]]:
+    """What stands before the mark is XLA's, what stands after it astitch's."""
+    found: dict[str, list[tuple[str, dict[str, float]]]] = {name: [] for name in SIDES}
+    side = SIDES[0]
+    for name, counters in rows:
+        if name == MARK:
+            side = SIDES[1]
+        else:
+            found[side].append((name, counters))
+    return {side: average_rows(launches) for side, launches in found.items()}
 
 
 def read_rows(text: str) -> Iterator[tuple[str, dict[str, float]]]:
@@ -121,23 +148,23 @@ def read_rows(text: str) -> Iterator[tuple[str, dict[str, float]]]:
         yield named["Kernel Name"].partition("(")[0].strip(), found
 
 
-def sum_rows(rows: Iterator[tuple[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """By kernel: counts summed, shares averaged."""
+def average_rows(rows: Iterable[tuple[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """By kernel, the mean over its launches."""
     listed: dict[str, list[dict[str, float]]] = {}
     for name, found in rows:
         listed.setdefault(name, []).append(found)
-    return {name: dict(_combine(launches)) for name, launches in listed.items()}
+    return {name: dict(_average(launches)) for name, launches in listed.items()}
 
 
-def _combine(launches: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, float]]:
+def _average(launches: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, float]]:
     for name in METRICS:
         values = [launch[name] for launch in launches if name in launch]
         if values:
-            yield name, sum(values) / (len(values) if name in SHARES else 1)
+            yield name, sum(values) / len(values)
 
 
 def add_counters(side: Side, counters: Mapping[str, Mapping[str, float]]) -> Side:
-    """The side with counters, and occupancy and SM efficiency as they were counted."""
+    """The side with counters of one call, and occupancy and SM efficiency as they were counted."""
     kernels = []
     for kernel in side.kernels:
         found = counters.get(kernel.name)
@@ -145,7 +172,7 @@ def add_counters(side: Side, counters: Mapping[str, Mapping[str, float]]) -> Sid
             kernels.append(kernel)
             continue
         shares = {name: found[name] / 100 for name in SHARES if name in found}
-        counts = {name: value for name, value in found.items() if name not in SHARES}
+        counts = {n: value * kernel.launches for n, value in found.items() if n not in SHARES}
         kernels.append(
             replace(
                 kernel,
@@ -154,6 +181,4 @@ def add_counters(side: Side, counters: Mapping[str, Mapping[str, float]]) -> Sid
                 sm_efficiency=shares.get("SM efficiency", kernel.sm_efficiency),
             )
         )
-    missing = sorted(set(counters) - {kernel.name for kernel in side.kernels})
-    note = (f"counted, but not timed: {', '.join(missing)}",) if missing else ()
-    return replace(side, kernels=tuple(kernels), notes=(*side.notes, *note))
+    return replace(side, kernels=tuple(kernels))

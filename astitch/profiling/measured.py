@@ -342,9 +342,15 @@ def describe_launch(
         block=round(told["block"]) if "block" in told else kernel.block,
         registers=round(told["regs"]) if "regs" in told else kernel.registers,
         shared_bytes=round(shared) if told else kernel.shared_bytes,
-        occupancy=told["occ_pct"] / 100 if "occ_pct" in told else kernel.occupancy,
+        occupancy=find_occupancy(told, gpu) if "occ_pct" in told else kernel.occupancy,
         sm_efficiency=grid / (-(-grid // gpu.sms) * gpu.sms) if grid else kernel.sm_efficiency,
     )
+
+
+def find_occupancy(told: Mapping[str, float], gpu: Gpu) -> float:
+    """Share of the threads that the SMs can hold: by the kernel's resources, and no more than the grid has."""
+    threads = told.get("grid", math.inf) * told.get("block", 1.0)
+    return min(told["occ_pct"] / 100, threads / (gpu.sms * gpu.max_threads_per_sm))
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +406,9 @@ def measure_sides(
             basis=MEASURED,
             kernels=join_traced(traced, known, gpu),
             timeline=traced.timeline,
-            wall=walls[name],
+            wall=None
+            if flush_l2
+            else walls[name],  # calls are timed back to back, with the L2 warm
             gpu=traced.gpu,
             compile_s=side.compile_s,
             planned_bytes=side.planned_bytes

@@ -247,7 +247,7 @@ def _split_table(report: Report) -> str:
     time = "time" if report.measured else "speed of light"
     barriers = sum(k.stitch.global_barriers for k in report.astitch.kernels if k.stitch)
     tail = (
-        f'<p class="note">{barriers} barriers of the grid inside stitched kernels, '
+        f'<p class="note">Barriers of the grid inside stitched kernels: {barriers}, '
         f"projected {format_us(report.astitch.barrier_us)} together.</p>"
         if barriers
         else ""
@@ -310,7 +310,8 @@ def render_kernels(report: Report) -> str:
         if any(key in (side.name, kernel.kind) for side, kernel in rows)
     )
     note = (
-        "Time: measured by CUPTI, all launches of a name together."
+        "Time: measured by CUPTI, all launches of a name together. "
+        "More than 100 % is reached where data came from the L2."
         if report.measured
         else "Time: projected by astitch's latency model; XLA's kernels and products have only a speed of light."
     )
@@ -333,7 +334,7 @@ def _kernel_row(side: Side, kernel: Kernel, counters: Sequence[str]) -> str:
         meter = (
             f'<span class="meter small"><span style="{width}"></span></span>{format_percent(share)}'
         )
-    name = escape(kernel.name)
+    name = f'<span class="long">{escape(kernel.name)}</span>'
     if kernel.stitch:
         name = f'<button type="button" class="open" data-opens="{panel_id(kernel.name)}">{name}</button>'
     block = UNKNOWN if kernel.grid is None else f"{kernel.grid:,} × {kernel.block}"
@@ -357,7 +358,7 @@ def _kernel_row(side: Side, kernel: Kernel, counters: Sequence[str]) -> str:
         f'<td data-v="{"" if value is None else escape(str(value), quote=True)}">{text}</td>'
         for text, value in cells
     )
-    title = escape("\n".join(kernel.source[:6]), quote=True)
+    title = escape("\n".join((kernel.name, *kernel.source[:6])), quote=True)
     return f'<tr data-side="{side.name}" data-class="{kernel.kind}" title="{title}">{shown}</tr>'
 
 

@@ -59,13 +59,15 @@ def silent(_: str) -> None:
 class Options:
     """gpu: a preset, which is compiled for and not measured; None: the GPU that is here, else DEFAULT_PRESET.
     engine: see astitch.jit.  runs: timed batches of each side.  flush_l2: the L2 is overwritten before each call.
-    ncu: hardware counters.  strict: see astitch.jit.  ablation: compile (and measure) with less of the compiler too."""
+    ncu: hardware counters, of the `counted` slowest kernels of each side.  strict: see astitch.jit.  ablation: compile
+    (and measure) with less of the compiler too."""
 
     gpu: str | None = None
     engine: str | None = None
     runs: int = 9
     flush_l2: bool = False
     ncu: bool = False
+    counted: int = 10
     strict: bool = False
     ablation: bool = True
 
@@ -93,7 +95,7 @@ def profile(
     Raises AstitchError for what cannot be traced or compiled, and for an unknown preset or engine.
     """
     name = str(getattr(fn, "__name__", "function"))
-    options = Options(gpu, engine, runs, flush_l2, False, strict, ablation)
+    options = Options(gpu, engine, runs, flush_l2, strict=strict, ablation=ablation)
     return profile_target(replace(trace_function(name, fn, args), carries=carries), options)
 
 
@@ -177,9 +179,10 @@ def compare_measured(target: Target, options: Options, progress: Progress) -> Re
     sides = {"xla": found.xla, "astitch": found.astitch}
     notes = list(target.notes)
     if options.ncu:
-        for name, side in sides.items():
-            progress(f"hardware counters of {name}")
-            sides[name] = add_counters(side, count_kernels(target, name, options.engine))
+        progress("hardware counters")
+        both = [found.xla, found.astitch]
+        counted = count_kernels(target, both, options.engine, options.counted)
+        sides = {name: add_counters(side, counted[name]) for name, side in sides.items()}
     rows = []
     if options.ablation:
         progress("ablation")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from astitch.profiling.compare import Comparison
-from astitch.profiling.report import KINDS, MEMORY, Kernel, Report, Side
+from astitch.profiling.report import KINDS, MEMORY, Report, Side
 from astitch.profiling.wording import (
     KIND_NAMES,
     OVERHEAD,
@@ -23,6 +23,7 @@ from astitch.profiling.wording import (
     format_spread,
     format_us,
     name_basis,
+    rank_kernels,
     split_time,
 )
 
@@ -119,11 +120,6 @@ def tabulate_sides(report: Report) -> Table:
 
 def count_barriers(side: Side) -> int:
     return sum(kernel.stitch.global_barriers for kernel in side.kernels if kernel.stitch)
-
-
-def rank_kernels(side: Side, most: int) -> list[Kernel]:
-    """Those that take longest."""
-    return sorted(side.kernels, key=lambda kernel: -(kernel.time_us or 0.0))[:most]
 
 
 def tabulate_kernels(side: Side, most: int) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from astitch.profiling.report import COPY, MEASURED, MEMORY, PRODUCT, Report, Side, Spread
+from astitch.profiling.report import COPY, MEASURED, MEMORY, PRODUCT, Kernel, Report, Side, Spread
 
 UNKNOWN = "–"
 """What was not measured or is not known."""
@@ -89,3 +89,8 @@ def format_spread(spread: Spread | None) -> str:
 
 def describe_split(side: Side) -> str:
     return "measured" if side.basis == MEASURED else "speed of light"
+
+
+def rank_kernels(side: Side, most: int) -> list[Kernel]:
+    """Those that take longest."""
+    return sorted(side.kernels, key=lambda kernel: -(kernel.time_us or 0.0))[:most]
