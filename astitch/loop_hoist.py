@@ -358,6 +358,53 @@ class _Hoister:
             )
             self.moved.append(total.name)
 
+    def hoist_stacks(self) -> None:
+        """A stack of sums over columns, or of products, that no turn reads: made of a stack of their operands."""
+        for number, (role, state) in enumerate(
+            zip(self.loop.roles, list(self.states), strict=False)
+        ):
+            if not isinstance(role, Stack) or self.base is None or role.place != self.base[0]:
+                continue
+            name = role.value
+            while self.old[name].op in VIEWS and len(self.old.users[name]) == 1:
+                name = self.old[name].operands[0]
+            if len(self.old.users[name]) != 1:
+                continue
+            try:
+                made = self.make_after(self.old[name])
+            except _NotOverTime:
+                continue
+            whole = Node("", "reshape", state.type, (made,))
+            self.dropped[number] = self.add(self.after, f"{state.output}.all", whole)
+            self.moved.append(name)
+
+    def make_after(self, node: Node) -> str:
+        """A sum or product of all turns, after the loop.  Raises _NotOverTime."""
+        attrs = node.attrs
+        if node.op == "reduce" and isinstance(attrs, DimensionsAttrs) and len(node.operands) == 2:
+            start = self.outside(self.constant(node.operands[1]))
+            stack = self.stack_of(node.operands[0])
+            operands: tuple[str, ...] = (stack, start)
+            attrs = DimensionsAttrs(tuple(d + 1 for d in attrs.dimensions))
+        elif node.op == "dot" and isinstance(attrs, DotAttrs):
+            left, right = node.operands
+            plain = self.old[left].array.rank == 2 and attrs.lhs_contracting == (1,)
+            if not plain or right in self.carried or self.is_timed(right) or attrs.lhs_batch:
+                raise _NotOverTime
+            operands = (self.stack_of(left), self.outside(right))
+            attrs = replace(attrs, lhs_contracting=(2,))
+        else:
+            raise _NotOverTime
+        type_ = ArrayType(node.dtype, (self.loop.trips, *node.shape))
+        whole = replace(node, type=type_, operands=operands, attrs=attrs)
+        return self.add(self.after, f"{node.name}.all", whole)
+
+    def constant(self, name: str) -> str:
+        """A name, if it is a constant's.  Raises _NotOverTime."""
+        if not isinstance(self.old[name].attrs, ConstantAttrs):
+            raise _NotOverTime
+        return name
+
     def sum_over_time(self, name: str) -> str:
         """The sum of a value over all turns, after the loop.  Raises _NotOverTime."""
         node = self.old[name]
@@ -437,6 +484,7 @@ class _Hoister:
     def hoist(self) -> Hoisted | None:
         self.hoist_products()
         self.hoist_sums()
+        self.hoist_stacks()
         if not self.moved:
             return None
         kept = [number for number in range(len(self.states)) if number not in self.dropped]

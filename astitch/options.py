@@ -16,7 +16,7 @@ NAMES = {
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
-    "ASTITCH_STITCH_LOOPS": "whole: loops that can be one kernel are; 1: bodies of others get kernels too (default 0)",
+    "ASTITCH_STITCH_LOOPS": "0: all loops are left to XLA; 1: bodies of those that are not one kernel get kernels too",
     "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest, as tune=True does",
 }
 """The names and what they mean.  At most ten."""
@@ -63,12 +63,12 @@ def stitch_loops() -> bool:
 
 def loop_kernels() -> bool:
     """Whether loops that can be one kernel are.  Raises InvalidOption."""
-    return _read_loops() in ("whole", "1")
+    return _read_loops() != "0"
 
 
 def _read_loops() -> str:
     given = _read("ASTITCH_STITCH_LOOPS")
-    if given not in ("", "0", "whole", "1"):
+    if given not in ("", "0", "1"):
         raise _invalid("ASTITCH_STITCH_LOOPS", given)
     return given
 

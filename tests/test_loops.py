@@ -273,7 +273,7 @@ HOISTED: dict[str, tuple[Callable[..., Any], Any, int]] = {
     "attention_gru": (*LOOPS["attention_gru"], 2),
     "lstm": (gradients(lstm), lstm_arguments(16), 1),
     "reverse": (gradients(LOOPS["reverse"][0]), lstm_arguments(12), 1),
-    "gru": (gradients(attention_gru), gru_arguments(12), 4),
+    "gru": (gradients(attention_gru), gru_arguments(12), 5),
     "biased": (gradients(biased), (normal(8, 8) / 3, normal(8), normal(5, 3, 8), normal(3, 8)), 2),
 }
 """With the number of products and sums that leave the loops."""

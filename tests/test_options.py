@@ -44,6 +44,7 @@ def test_loops_are_stitched_where_asked_for(
 ) -> None:
     monkeypatch.setenv("ASTITCH_STITCH_LOOPS", value)
     assert options.stitch_loops() is stitched
+    assert options.loop_kernels() is (value != "0")
 
 
 def test_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:
