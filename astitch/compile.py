@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from astitch import options
+from astitch.ahead import Ahead
 from astitch.build_program import build_program, make_cuda_kernel
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
@@ -37,7 +38,7 @@ from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached
 from astitch.loop_plan import hoist_planned
-from astitch.nvrtc import Request, Resources
+from astitch.nvrtc import Request, Resources, count_threads
 from astitch.plan import Plan, Planner
 from astitch.program import Program
 from astitch.projected_latency import project
@@ -149,31 +150,50 @@ class RegionRules:
         return replace(scopes, scopes=named)
 
 
-def observe_plan(plan: Plan, gpu: Gpu) -> Resources | None:
+Spell = Callable[[Plan], str]
+"""The text by which an engine has a plan's kernel compiled."""
+
+
+def spell_kernel(plan: Plan) -> str:
+    """The kernel's text as it is emitted."""
+    return make_cuda_kernel(plan.kernel).source
+
+
+def observe_plan(plan: Plan, gpu: Gpu, spell: Spell = spell_kernel) -> Resources | None:
     """What the CUDA compiler says of a plan's kernel; None for the emulated device or without a compiler."""
     if gpu.name == "host":
         return None
     try:
-        built = compile_cached(Request(make_cuda_kernel(plan.kernel).source, gpu.arch))
+        built = compile_cached(Request(spell(plan), gpu.arch))
     except KernelCompileError:
         return None
     return built.kernels[plan.kernel.name]
 
 
-def plan_scopes(scopes: Scopes, gpu: Gpu, *, tune: bool = False) -> PlannedScopes:
+def plan_scopes(
+    scopes: Scopes, gpu: Gpu, *, tune: bool = False, spell: Spell | None = None
+) -> PlannedScopes:
     """A checked plan for each scope, or for the parts of one whose kernel shows a symptom (see split_scopes.py).
 
-    tune: the plans of what that leaves are measured on the GPU (see tune.py).
+    tune: the plans of what that leaves are measured on the GPU (see tune.py).  spell: see compile_graph.
     """
-    planner = Planner(gpu, lambda plan: observe_plan(plan, gpu))
-    planned = split_scopes(
-        scopes,
-        gpu,
-        plan=planner.plan,
-        draft=planner.draft,
-        project=lambda plan, resources: project(plan.kernel, gpu, resources, plan.work),
-        observe=lambda plan: observe_plan(plan, gpu),
-    )
+    with Ahead(0 if gpu.name == "host" else count_threads()) as ahead:
+
+        def ask_compiler(plan: Plan) -> Resources | None:
+            return observe_plan(plan, gpu, spell or spell_kernel)
+
+        observe = ahead.ask(ask_compiler)
+        planner = Planner(gpu, observe)
+        planned = split_scopes(
+            scopes,
+            gpu,
+            plan=planner.plan,
+            draft=planner.draft,
+            project=lambda plan, resources: project(plan.kernel, gpu, resources, plan.work),
+            observe=observe,
+            settle=observe if spell and not tune else None,
+            ahead=ahead,
+        )
     graph = check_graph(planned.scopes.graph)
     plans: Iterable[Plan | None] = planned.plans
     if tune:
@@ -191,11 +211,13 @@ def compile_graph(
     strict: bool = False,
     region: RegionRules | None = None,
     whole_loops: bool = False,
+    spell: Spell | None = None,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
     strict: raise UnsupportedOp instead, which names the ops and the reasons.  region: the graph is one of a loop or
     conditional.  whole_loops: loops that can be one kernel do only what must wait for the turn before.
+    spell: the texts that will be compiled: the cache gets them while other kernels are planned.
     """
     seconds = {} if seconds is None else seconds
 
@@ -216,7 +238,7 @@ def compile_graph(
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
     if region:
         scopes = region.rename(scopes)
-    planned = timed("plan", lambda: plan_scopes(scopes, gpu, tune=tune))
+    planned = timed("plan", lambda: plan_scopes(scopes, gpu, tune=tune, spell=spell))
     split, plans = planned.scopes, planned.plans
     program = timed("program", lambda: build_program(split.graph, split, plans, islands=has_jax()))
     if strict:
@@ -235,14 +257,20 @@ def refuse_outside(program: Program) -> None:
 
 
 def compile_hlo(
-    data: bytes | str, *, gpu: str | Gpu = "host", tune: bool | None = None, strict: bool = False
+    data: bytes | str,
+    *,
+    gpu: str | Gpu = "host",
+    tune: bool | None = None,
+    strict: bool = False,
+    spell: Spell | None = None,
 ) -> Compilation:
     """Compile a serialized HloModuleProto or HLO text for a device or preset.
 
     tune: measure the best plans of each kernel on the current GPU and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  strict: raise UnsupportedOp for ops that no stitched kernel and no library computes,
-    which are otherwise left to XLA.  Raises MalformedHlo, UnsupportedOp, UnsupportedType or DynamicShape for a module
-    that cannot be read; with tune EngineUnavailable where that GPU is missing or of another architecture.
+    which are otherwise left to XLA.  spell: see compile_graph.  Raises MalformedHlo, UnsupportedOp, UnsupportedType or
+    DynamicShape for a module that cannot be read; with tune EngineUnavailable where that GPU is missing or of another
+    architecture.
     """
     seconds: dict[str, float] = {}
     start = time.perf_counter()
@@ -250,7 +278,7 @@ def compile_hlo(
     seconds["import"] = time.perf_counter() - start
     device = preset(gpu) if isinstance(gpu, str) else gpu
     measured = options.tune() if tune is None else tune
-    return compile_graph(graph, device, seconds, tune=measured, strict=strict)
+    return compile_graph(graph, device, seconds, tune=measured, strict=strict, spell=spell)
 
 
 def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:

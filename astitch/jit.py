@@ -478,7 +478,7 @@ class Lowered:
 
     def compile(self) -> Compiled:
         """Compile for the engine.  Raises AstitchError for what astitch cannot compile."""
-        from astitch.compile import compile_hlo
+        from astitch.compile import compile_hlo, spell_kernel
         from astitch.executor import current_gpu
         from astitch.gpu import from_device
         from astitch.trace import trace_compilation
@@ -488,7 +488,9 @@ class Lowered:
         gpu = "host" if device is None else from_device(device)
         # In the emulation there is nothing to measure.
         tune = self.tune if self.engine == "executor" else False
-        compilation = compile_hlo(self.hlo, gpu=gpu, tune=tune, strict=self.strict)
+        compilation = compile_hlo(
+            self.hlo, gpu=gpu, tune=tune, strict=self.strict, spell=spell_kernel
+        )
         trace_compilation(self.hlo, compilation)
         out_info = self.jax_traced.out_info
         return Compiled(compilation, self.jax_lowered, out_info, device)

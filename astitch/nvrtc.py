@@ -289,6 +289,13 @@ def compile_request(request: Request) -> CompiledKernel:
     return CompiledKernel(cubin, ptx, MappingProxyType(kernels), log, nvrtc.version)
 
 
+def count_threads() -> int:
+    """Compilations that the processor can run side by side."""
+    if hasattr(os, "sched_getaffinity"):  # what a container leaves of the machine
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def compile_many_cuda(
     requests: Iterable[Request],
     *,
@@ -301,7 +308,7 @@ def compile_many_cuda(
     the first KernelCompileError is raised.
     """
     requests = tuple(requests)
-    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(threads or count_threads()) as pool:
         futures = [pool.submit(compile_one, request) for request in requests]
     return tuple(future.result() for future in futures)
 

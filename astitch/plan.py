@@ -327,15 +327,15 @@ class Planner:
 
     def __init__(self, gpu: Gpu, observe: Observe | None = None) -> None:
         self.gpu, self.observe = gpu, observe
-        self._drafts: dict[tuple[int, Scope], tuple[Graph, Plan | None]] = {}
+        self._drafts: dict[tuple[Structure, Scope], Plan | None] = {}
         self._decided: dict[Structure, tuple[Schedule, Search]] = {}
 
     def draft(self, graph: Graph, scope: Scope) -> Plan | None:
         """The plan with the rules' schedule.  Raises IllegalProduct where no kernel fits the GPU."""
-        key = id(graph), scope
-        if key not in self._drafts:  # the graph is kept as well, so that no other gets its id
-            self._drafts[key] = graph, plan_scope(graph, scope, self.gpu, DEFAULT)
-        return self._drafts[key][1]
+        key = structure_of(graph, scope), scope
+        if key not in self._drafts:
+            self._drafts[key] = plan_scope(graph, scope, self.gpu, DEFAULT)
+        return self._drafts[key]
 
     def plan(self, graph: Graph, scope: Scope) -> Plan | None:
         """What plan_scope finds.  Raises IllegalProduct where no kernel fits the GPU."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from astitch import kernel_ir as k
+from astitch.ahead import Ahead
 from astitch.errors import IllegalProduct
 from astitch.fusion_explorer import MAX_STATEMENTS, estimate_penalty, explore_scope, replace_scope
 from astitch.gpu import Gpu
@@ -208,33 +210,63 @@ class _Splitter:
         draft: MakePlan,
         project: Projector,
         observe: Observe,
+        settle: Observe | None,
+        ahead: Ahead,
     ) -> None:
         self.scopes, self.gpu = scopes, gpu
         self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
+        self.settle, self.ahead = settle, ahead
+        self.settled: set[Structure] = set()
         self.plans: list[Plan] = []
         self.splits: list[Split] = []
-        self.known: dict[tuple[int, Scope], tuple[Graph, Plan | None]] = {}
+        self.known: dict[tuple[Structure, Scope], Plan | None] = {}
         self.judged: dict[Structure, Projection] = {}
         self.drafted_us: dict[Structure, float] = {}
         self.planned_us: dict[Structure, float] = {}
 
+    def look_ahead(self, graph: Graph, scopes: Iterable[Scope]) -> None:
+        """Begins to plan and judge scopes that will be asked for, those that take longest first."""
+        for scope in sorted(scopes, key=lambda scope: -len(scope.members)):
+            if estimate_statements(graph, scope) <= SURELY_LONG:
+                structure = structure_of(graph, scope)
+                self.ahead.start(structure, partial(self.prepare, graph, scope, structure))
+
+    def prepare(self, graph: Graph, scope: Scope, structure: Structure) -> None:
+        """Plans and judges a scope; its kernel is compiled if it will do."""
+        plan = self.find_plan(graph, scope, structure)
+        if plan is None:
+            return
+        projection = self.find_projection(plan, structure)
+        if self.settle and why_split(plan, self.gpu, projection) is None:
+            self.settled.add(structure)
+            self.settle(plan)
+
     def judge(self, plan: Plan) -> Projection:
         """The projection, with the compiler's registers where they may be too many."""
-        key = structure_of(plan.arrangement.graph, plan.scope)
-        if key not in self.judged:
+        structure = structure_of(plan.arrangement.graph, plan.scope)
+        self.ahead.finish(structure)
+        return self.find_projection(plan, structure)
+
+    def find_projection(self, plan: Plan, structure: Structure) -> Projection:
+        if structure not in self.judged:
             projection = self.project(plan, None)
             in_doubt = projection.spill_bytes or count_at_once(plan.kernel) >= OBSERVED_STATEMENTS
             observed = in_doubt and count_statements(plan.kernel.body) <= LONG_CODE
             resources = self.observe(plan) if observed else None
-            self.judged[key] = self.project(plan, resources) if resources else projection
-        return self.judged[key]
+            self.judged[structure] = self.project(plan, resources) if resources else projection
+        return self.judged[structure]
 
     def make_plan(self, graph: Graph, scope: Scope) -> Plan | None:
-        """The plan, made once for each scope of each graph.  Raises IllegalProduct."""
-        key = id(graph), scope
+        """The plan, made once for each scope, whatever graph it is in.  Raises IllegalProduct."""
+        structure = structure_of(graph, scope)
+        self.ahead.finish(structure)
+        return self.find_plan(graph, scope, structure)
+
+    def find_plan(self, graph: Graph, scope: Scope, structure: Structure) -> Plan | None:
+        key = structure, scope
         if key not in self.known:
-            self.known[key] = graph, self.planner(graph, scope)
-        return self.known[key][1]
+            self.known[key] = self.planner(graph, scope)
+        return self.known[key]
 
     def rate_draft(self, parts: Scopes, most_us: float) -> float:
         """The time of all kernels of a split without searching; infinite if it is none, a part has no plan, or it is
@@ -245,6 +277,7 @@ class _Splitter:
 
     def rate_parts(self, parts: Scopes) -> float:
         """The time of all kernels of a split as they will be."""
+        self.look_ahead(parts.graph, parts.scopes)
         return _sum_times(parts, self.make_plan, self.judge, self.planned_us)
 
     def add(self, scope: Scope, rounds: int) -> None:
@@ -266,6 +299,10 @@ class _Splitter:
             if found and self.split(scope, found, projection.time_us, rounds):
                 return
         self.plans.append(plan)
+        structure = structure_of(self.scopes.graph, scope)
+        if self.settle and structure not in self.settled:
+            self.settled.add(structure)
+            self.ahead.start(plan.kernel.name, partial(self.settle, plan))
 
     def split_unplanned(self, scope: Scope, rounds: int) -> bool:
         """Replaces a scope by its parts of the largest gain, if it is surely too long for one kernel."""
@@ -360,13 +397,19 @@ def split_scopes(
     project: Projector,
     draft: MakePlan | None = None,
     observe: Observe = lambda _: None,
+    settle: Observe | None = None,
+    ahead: Ahead | None = None,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
-    draft: a quicker planner, to rank splits with.  Raises IllegalProduct for a scope that no kernel and no split of it
-    can compute.
+    draft: a quicker planner, to rank splits with.  settle: is told of plans that will stay, so that their kernels are
+    compiled meanwhile.  ahead: plans scopes before their turn, with the same result.
+    Raises IllegalProduct for a scope that no kernel and no split of it can compute.
     """
-    splitter = _Splitter(scopes, gpu, plan, draft or plan, project, observe)
+    splitter = _Splitter(
+        scopes, gpu, plan, draft or plan, project, observe, settle, ahead or Ahead(0)
+    )
+    splitter.look_ahead(scopes.graph, scopes.scopes)
     for scope in scopes.scopes:
         splitter.add(scope, ROUNDS)
     return PlannedScopes(splitter.scopes, tuple(splitter.plans), tuple(splitter.splits))

@@ -10,8 +10,8 @@ import functools
 import importlib.metadata
 import re
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from astitch import kernel_ir as k
 from astitch import options
+from astitch.build_program import make_cuda_kernel
 from astitch.compile import Compilation, compile_graph
 from astitch.emit_loop import LoopKernel
 from astitch.errors import IllegalProduct
@@ -40,6 +41,7 @@ from astitch.ir import (
 from astitch.kernel_cache import compile_cached
 from astitch.loop_analysis import Counter
 from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda
+from astitch.plan import Plan
 from astitch.program import (
     CudaKernel,
     IslandStep,
@@ -51,6 +53,7 @@ from astitch.program import (
 )
 from astitch.stitch_loops import LoopKey, find_loops, loop_key
 from astitch.stitch_regions import MOVES, find_unworthy, stitch_bodies, stitched_regions
+from astitch.stitch_scope import Scope
 from astitch.storage import storage_name
 from astitch.trace import trace_compilation
 from astitch.xla_island import to_stablehlo
@@ -339,7 +342,7 @@ def find_in_place(compilation: Compilation, donated: Sequence[bool]) -> dict[str
     XLA lets a custom call's result share memory only where the call says so; else it copies each such result to the
     parameter afterwards.  Which result goes with which parameter is JAX's rule: the first of the same type.
     """
-    return _find_in_place(compilation, _match_donated(compilation.program, donated))
+    return _find_in_place(compilation, _match_donated(compilation.scopes.graph, donated))
 
 
 def find_carried_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
@@ -352,37 +355,82 @@ def find_carried_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
     return _find_in_place(compilation, into)
 
 
-def _match_donated(program: Program, donated: Sequence[bool]) -> dict[str, str]:
-    waiting: dict[ArrayType, list[View]] = {}
-    for view, given in zip(program.parameters, donated, strict=True):
+def _match_donated(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:
+    """The buffer that a result may take over, by the result's buffer."""
+    waiting: dict[ArrayType, list[str]] = {}
+    for parameter, given in zip(graph.parameters, donated, strict=True):
         if given:
-            waiting.setdefault(view.type, []).append(view)
+            waiting.setdefault(graph[parameter].array, []).append(parameter)
     return {
-        view.buffer: waiting[view.type].pop(0).buffer
-        for view in program.outputs
-        if waiting.get(view.type)
+        storage_name(graph, output): waiting[graph[output].array].pop(0)
+        for output in graph.outputs
+        if waiting.get(graph[output].array)
     }
 
 
 def _find_in_place(compilation: Compilation, into: Mapping[str, str]) -> dict[str, list[InPlace]]:
     """into: the buffer that a result may take over, by the result's buffer."""
     program = compilation.program
-    last = {view.buffer: step for step in program.steps for view in _read_by(step)}
+    last = {v.buffer: number for number, step in enumerate(program.steps) for v in _read_by(step)}
     kernels = {plan.kernel.name: plan.kernel for plan in compilation.plans}
     found: dict[str, list[InPlace]] = {}
-    for step in program.steps:
-        if not isinstance(step, KernelStep):
-            continue
-        kernel = kernels[step.kernel.name]
-        numbers = {view.buffer: i for i, view in enumerate(step.arguments)}
-        for written in sorted(step.written):
-            source = into.get(step.arguments[written].buffer)
-            read = numbers.get(source) if source is not None else None
-            if read is None or read in step.written or last[str(source)] is not step:
-                continue
-            if writes_where_it_read(kernel, read, written):
-                found.setdefault(kernel.name, []).append(InPlace(read, written))
+    for number, step in enumerate(program.steps):
+        if isinstance(step, KernelStep):
+            kernel = kernels[step.kernel.name]
+            final = {v.buffer for v in _read_by(step) if last[v.buffer] == number}
+            if pairs := _find_pairs(kernel, into, final.__contains__):
+                found[kernel.name] = pairs
     return found
+
+
+def _find_pairs(
+    kernel: k.Kernel, into: Mapping[str, str], reads_last: Callable[[str], bool]
+) -> list[InPlace]:
+    """into: see _match_donated.  reads_last: does nobody read what a buffer holds after the kernel?"""
+    scratch = {array.source for array in kernel.scratch}
+    numbers = {p.source: i for i, p in enumerate(kernel.parameters) if p.source not in scratch}
+    pairs = []
+    for source, written in numbers.items():
+        target = into.get(source) if kernel.parameters[written].written else None
+        read = numbers.get(target) if target else None
+        if target is None or read is None or kernel.parameters[read].written:
+            continue
+        if reads_last(target):
+            pairs.append(InPlace(read, written))
+    names = {kernel.parameters[i].name for pair in pairs for i in (pair.read, pair.written)}
+    uses = _find_uses(kernel.body, names) if pairs else {}
+    return [pair for pair in pairs if writes_where_it_read(kernel, pair, uses)]
+
+
+def spell_plan(plan: Plan, donated: Sequence[bool]) -> str:
+    """The text that prepare_kernels will have compiled, as far as that is known of a plan alone.
+
+    It may be another where what is read in place is read by ops that neither come before the kernel nor are in it.
+    """
+    graph = plan.arrangement.graph
+    into = _match_donated(graph, donated)
+    pairs = _find_pairs(plan.kernel, into, lambda buffer: _reads_last(graph, plan.scope, buffer))
+    return spell_for_xla(make_cuda_kernel(plan.kernel), pairs)
+
+
+def _reads_last(graph: Graph, scope: Scope, parameter: str) -> bool:
+    """Do all readers of a parameter belong to a scope or come before it?"""
+    inside = set(scope.members)
+    pending, readers = [parameter], set[str]()
+    while pending:
+        for user in graph.users[pending.pop()]:
+            if storage_name(graph, user) == parameter:
+                pending.append(user)
+            elif user not in inside:
+                readers.add(user)
+    before: set[str] = set()
+    pending = list(scope.inputs)
+    while readers and pending:
+        name = pending.pop()
+        if name not in before:
+            before.add(name)
+            pending += graph[name].operands
+    return readers <= before
 
 
 def _read_by(step: Step) -> list[View]:
@@ -391,18 +439,17 @@ def _read_by(step: Step) -> list[View]:
     return list(step.operands)
 
 
-def writes_where_it_read(kernel: k.Kernel, read: int, written: int) -> bool:
+def writes_where_it_read(kernel: k.Kernel, pair: InPlace, uses: Mapping[str, Uses]) -> bool:
     """Is each element of one parameter read once, right before the same thread writes that element of the other?
 
     Seen from the statements: the loads of the one and the store of the other stand in one body, at one position, the
     loads first.  (Each element is stored once: that is the law of mappings.  Whoever reads it again wants the new one.)
     Where only some threads store, what the others loaded, maybe too late, must be of no use to them.
     """
-    source, target = kernel.parameters[read].name, kernel.parameters[written].name
-    loads = _find_uses(kernel.body, source)
+    loads = uses[kernel.parameters[pair.read].name]
     stores = [
         use
-        for use in _find_uses(kernel.body, target)
+        for use in uses[kernel.parameters[pair.written].name]
         if not isinstance(use[-1].statement, k.Load | k.LoadVector)
     ]
     if len(stores) != 1 or not loads:
@@ -423,20 +470,42 @@ class _Place:
         return self.body[self.number]
 
 
-def _find_uses(body: tuple[Any, ...], name: str) -> list[tuple[_Place, ...]]:
-    """The statements that name an array, each after those that it stands in, from the outermost."""
-    found: list[tuple[_Place, ...]] = []
-    for number, statement in enumerate(body):
-        place, own = _Place(body, number), False
-        for item in fields(statement):
-            value = getattr(statement, item.name)
-            if isinstance(value, tuple) and value and all(map(is_dataclass, value)):
-                found += [(place, *inner) for inner in _find_uses(value, name)]
-            else:
-                own = own or _names(value, {name})
-        if own:
-            found.append((place,))
+Uses = list[tuple[_Place, ...]]
+"""The statements that name an array, each after those that it stands in, from the outermost."""
+
+
+def _find_uses(body: tuple[Any, ...], names: Collection[str]) -> dict[str, Uses]:
+    """The uses of each array."""
+    found: dict[str, Uses] = {name: [] for name in names}
+    _collect_uses(body, (), found)
     return found
+
+
+def _collect_uses(
+    body: tuple[Any, ...], around: tuple[_Place, ...], found: dict[str, Uses]
+) -> None:
+    for number, statement in enumerate(body):
+        place, own = (*around, _Place(body, number)), set[str]()
+        for name in statement.__dataclass_fields__:
+            value = getattr(statement, name)
+            if isinstance(value, tuple) and value and all(map(is_dataclass, value)):
+                _collect_uses(value, place, found)
+            else:
+                own.update(_list_names(value))
+        for name in own & found.keys():
+            found[name].append(place)
+
+
+def _list_names(value: Any) -> Iterator[str]:
+    """Every string in a part of a statement."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _list_names(item)
+    elif is_dataclass(value):
+        for name in value.__dataclass_fields__:
+            yield from _list_names(getattr(value, name))
 
 
 def _precedes(load: _Place, store: tuple[_Place, ...]) -> bool:
@@ -486,13 +555,7 @@ def _moves_alike(load: k.Statement, store: k.Statement) -> bool:
 
 def _names(value: Any, names: Collection[str]) -> bool:
     """Does a statement, or a part of one, hold one of the names?"""
-    if isinstance(value, str):
-        return value in names
-    if isinstance(value, tuple | list):
-        return any(_names(item, names) for item in value)
-    if is_dataclass(value):
-        return any(_names(getattr(value, item.name), names) for item in fields(value))
-    return False
+    return any(name in names for name in _list_names(value))
 
 
 # ---- the program as HLO ----------------------------------------------------------------------------------------
@@ -805,6 +868,7 @@ class Stitched:
                     tune=tune,
                     strict=self._strict,
                     whole_loops=options.loop_kernels(),
+                    spell=lambda plan: spell_plan(plan, self.donated),
                 )
                 in_place = find_in_place(compilation, self.donated)
                 left = find_moves(compilation)

@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write all figures here")
     options = parser.parse_args(arguments)
     if not options.observe:
-        compiler.observe_plan = lambda plan, gpu: None
+        compiler.observe_plan = lambda *_: None
     modules = [(Path(file).name, read_module(file)) for file in options.files]
     if options.workloads:
         modules += lower_workloads()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -362,7 +364,7 @@ def test_a_program_split_for_its_spills_computes_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "OBSERVED_STATEMENTS", 0)
-    monkeypatch.setattr(stages, "observe_plan", lambda plan, gpu: spill_by_length(plan))
+    monkeypatch.setattr(stages, "observe_plan", lambda plan, *_: spill_by_length(plan))
     graph = statistics(6)
     compiled = compile_graph(graph, HOST)
     assert len(compiled.program.kernels) >= 3
@@ -404,6 +406,28 @@ def test_compiling_again_splits_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (compile_graph(statistics(5), HOST) for _ in range(2))
     assert repr(first.program) == repr(second.program)
     assert first.splits == second.splits != ()
+
+
+def test_planning_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a compiler that sees spills by chance, once for each text."""
+    monkeypatch.setattr(module, "OBSERVED_STATEMENTS", 0)
+    asked: list[str] = []
+
+    def observe(plan: Plan, *_: Any) -> Resources:
+        asked.append(plan.kernel.name)
+        time.sleep(0.002)
+        return spill_by_length(plan)
+
+    monkeypatch.setattr(stages, "observe_plan", observe)
+    graph = statistics(6)
+    found = []
+    for threads in (0, 1, 4):
+        monkeypatch.setattr(stages, "count_threads", lambda threads=threads: threads)
+        compiled = compile_graph(graph, H100)
+        found.append((compiled.splits, repr(compiled.program), compiled.plans, sorted(asked)))
+        asked.clear()
+    assert found[0][0] != ()
+    assert found[1:] == found[:1] * 2
 
 
 # ---- what is printed

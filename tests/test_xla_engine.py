@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from astitch.gpu import Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
 from astitch.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
+from astitch.nvrtc import CompiledKernel, Request, Resources
 from astitch.program import CudaKernel, KernelStep
 from astitch.reference import eval_node
 from astitch.stitch_regions import stitch_bodies
@@ -44,6 +46,7 @@ from astitch.xla_engine import (
     has_target,
     prepare_kernels,
     spell_for_xla,
+    spell_plan,
     write_backend_config,
 )
 from astitch.xla_island import to_stablehlo
@@ -528,6 +531,60 @@ def test_what_is_not_written_where_it_was_read(
 ) -> None:
     _, in_place = compile_donated(fn, 1, *arguments)
     assert in_place == {}
+
+
+def move_weights(weights, x):
+    """Products read the weights before they are written over, as in a training step; one reads them after."""
+
+    def loss(weights):
+        return jnp.square(jnp.tanh(x @ weights[0]) @ weights[1]).mean()
+
+    gradients = jax.grad(loss)(weights)
+    moved = [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)]
+    return moved, moved[1] @ weights[1].T
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments", "pairs"),
+    [
+        (clip_and_move, [[normal(64, 96), normal(50), normal(7, 3)] for _ in range(3)], 6),
+        (move_weights, [[normal(16, 32), normal(32, 8)], normal(40, 16)], 1),
+        (two_batch_norms, ROWS, 0),
+    ],
+    ids=["optimizer", "weights", "meetings"],
+)
+def test_what_is_observed_is_what_will_be_compiled(
+    fn: Callable[..., Any], arguments: Any, pairs: int
+) -> None:
+    compilation, in_place = compile_donated(fn, 6, *arguments)
+    donated = [i < 6 for i in range(len(compilation.program.parameters))]
+    assert sum(map(len, in_place.values())) >= pairs
+    for plan, kernel in zip(compilation.plans, compilation.program.kernels, strict=True):
+        assert plan.kernel.name == kernel.name
+        assert spell_plan(plan, donated) == spell_for_xla(kernel, in_place.get(kernel.name, ()))
+
+
+def test_kernels_are_compiled_while_others_are_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No text is compiled twice: not for what a plan needs to know, and not for what becomes of it."""
+    compiled: list[str] = []
+
+    def compile_one(request: Request) -> CompiledKernel:
+        compiled.append(request.source)
+        (name,) = re.findall(r"(\w+)\(\n    (?:const )?\w+\*", request.source)
+        used = Resources(32, 0, 0, 0, 0)
+        return CompiledKernel(b"", b".visible .entry", {name: used}, "", (13, 0))
+
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("astitch.split_scopes.OBSERVED_STATEMENTS", 0)
+    monkeypatch.setattr("astitch.nvrtc.compile_request", compile_one)
+    graph = import_hlo(lower(two_batch_norms, *ROWS, keep_unused=True))
+    spell = partial(spell_plan, donated=[True] * len(graph.parameters))
+    compilation = compile_graph(graph, H100, spell=spell)
+    in_place = find_in_place(compilation, [True] * len(graph.parameters))
+    prepare_kernels(compilation.program, H100, in_place)
+    assert len(compiled) == len(set(compiled)) == len(compilation.program.kernels)
 
 
 @pytest.mark.parametrize(
