@@ -641,6 +641,19 @@ class _KernelCheck:
                 turn = self.check_body(body, {variable: integer}, uniform=True)
                 trace = [*turn, *turn]
                 self.check_trace(trace)
+            case k.FetchRound(first, variable, count, _, body):
+                self.require(uniform, f"a round of {variable} is fetched where not all come by")
+                self.require(count > 1, f"{count} rounds over {variable} are fetched ahead")
+                if not first:
+                    self.find(variable, "integer")
+                outside = self.scopes
+                own = (variable, "col_tile")
+                self.scopes = [
+                    _Scope({n: v for n, v in scope.names.items() if n not in own})
+                    for scope in outside
+                ]
+                trace = self.check_body(body, {variable: integer}, uniform=False)
+                self.scopes = outside
             case k.Finish(state, _, _, inits):
                 self.find(state, "state")
                 for init in inits:

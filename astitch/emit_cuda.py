@@ -324,6 +324,21 @@ class _Printer:
                 yield f"{pad}for ({loop}) {{"
                 yield from self.block(body, depth + 1)
                 yield f"{pad}}}"
+            case k.FetchRound(first, variable, count, backward, body):
+                if first:
+                    yield f"{pad}{{"
+                    yield f"{pad}  const int {variable} = {count - 1 if backward else 0};"
+                else:
+                    step = (
+                        f"{variable} - 1; next >= 0"
+                        if backward
+                        else f"{variable} + 1; next < {count}"
+                    )
+                    yield f"{pad}if (const int next = {step}) {{"
+                    yield f"{pad}  const int {variable} = next;"
+                yield from self.block(body, depth + 1)
+                yield f"{pad}}}"
+                yield f"{pad}copy_commit();"
             case k.Finish(state, count, reducer, inits):
                 fields = ", ".join(spell(v) for v in inits)
                 yield f"{pad}#pragma unroll"

@@ -5,7 +5,7 @@
               | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store
               | Ahead | KeepVector | Advance | Prefetch | Fetch | CopyWait | TakeVector | Keep | KeepSet | States
               | Accumulate | AccumulateProduct | AccumulateElement | Batch | BatchSet | AccumulateBatch
-              | AccumulateState | ReduceAcross | ScanAcross | Rounds | Finish
+              | AccumulateState | ReduceAcross | ScanAcross | Rounds | FetchRound | Finish
     Expr      = Name | Number | Call | Position | Lane | Element | Field
 
 Integers that address memory are index.Linear forms whose symbols are names of the emitted program; `lane` is
@@ -454,6 +454,20 @@ class Rounds:
     body: tuple[Statement, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FetchRound:
+    """The body for the round after this one, if there is one, or with `first` before them all for the first.
+
+    variable, count, backward: see Rounds.  It copies into shared memory asynchronously.
+    """
+
+    first: bool
+    variable: str
+    count: int
+    backward: bool
+    body: tuple[Statement, ...]
+
+
 def count_lines(block: int, stride: int) -> int:
     """States that a block exchanges for each state of its threads, when it combines over threads `stride` apart: the
     lanes of a warp that hold several of a set have combined theirs."""
@@ -673,6 +687,7 @@ Statement = (
     | ReduceAcross
     | ScanAcross
     | Rounds
+    | FetchRound
     | Publish
     | Collect
     | Meeting

@@ -89,6 +89,7 @@ class LoopLowering(Values):
         self.keep_registers, self.keep_shared_bytes = keep_registers, keep_shared_bytes
         self.places = [p for p in self.placements.values() if p.loop == loop.number]
         self.unrolled = loop.mapping.row_steps * loop.mapping.col_steps <= MAX_UNROLLED_STEPS
+        self.round_fetches: list[k.Statement] = []
         self.loop_states: list[k.Statement] = []
         self.ring, self.ahead, self.lag = 0, 1, 0
         self.after_meeting: list[k.Statement] = []
@@ -107,7 +108,11 @@ class LoopLowering(Values):
     def stage_loads(self, phases: int) -> None:
         """Choose what the next task needs that is loaded ahead of its turn, and declare where it lies."""
         waits = phases > 1 if self.schedule.prefetch is None else self.schedule.prefetch
-        if self.once or not waits or self.mapping.carried:
+        if self.mapping.carried:
+            waits = self.mapping.abreast > 1 and self.schedule.prefetch is not False
+        elif self.once:
+            return
+        if not waits or self.mapping.rounds == 1 < self.mapping.abreast:
             return
         trial = LoopLowering(
             self.declarations.copy(),
@@ -135,6 +140,13 @@ class LoopLowering(Values):
         lags = self.may_lag() and fitting > MAX_AHEAD
         ahead = self.unrolled and bytes_of(moving) <= MAX_AHEAD_BYTES and not lags
         ahead = ahead and self.mapping.vector > 1
+        if self.mapping.carried:
+            if moving and fitting >= 2:
+                self.ring = 2
+                self.keep_shared_bytes -= 2 * ring_bytes
+                why = f"{ring_bytes} B a block of the next round are copied ahead"
+                self.stage(moving, Stage.RING, why, phases)
+            return
         if self.unrolled and still:
             # What fills the registers first: sums over tasks, this task's vectors and the next one's.
             sums = [p for p in self.places if p.span is Span.LOOP]
@@ -239,14 +251,20 @@ class LoopLowering(Values):
             before += self.fetch(still, ahead)
         if any(s.stage is Stage.STILL_SHARED for s in still):
             before.append(k.CopyWait(None))
-        if moving:
+        if moving and m.carried:
+            fetched = (self.own_tile, *self.fetch(moving, ahead))
+            self.round_fetches = [
+                k.FetchRound(first, "round", m.rounds, m.backward, fetched)
+                for first in (True, False)
+            ]
+        elif moving:
             body = (*self.task_indices(), *self.fetch(moving, ahead))
             before += [
                 k.Prefetch(True, m.tasks, body, number, self.ring) for number in range(self.ahead)
             ]
             fetch = k.Prefetch(False, m.tasks, body, self.ahead, self.ring)
             (end if self.lag else start).append(fetch)
-        if any(s.stage is Stage.RING for s in moving):
+        if any(s.stage is Stage.RING for s in moving) and not m.carried:
             start.append(k.CopyWait(self.ahead - 1 if self.lag else self.ahead))
         return before, start, end
 
@@ -254,6 +272,8 @@ class LoopLowering(Values):
         """The nest that loads the vectors of a task to where they are staged.  target: by the name of a Staged."""
         fetcher = self.for_another_task()
         next_turn = ix.of_symbol(Symbol("next_turn", MAX_RING))
+        if self.mapping.carried:
+            next_turn = self.turn
         with fetcher.inner_frames():
             for staged in wanted:
                 load = staged.load
@@ -344,7 +364,7 @@ class LoopLowering(Values):
             current = k.Current(m.tasks, tuple(body))
             after_meeting = (*self.task_indices(), *self.after_meeting)
             body = [current, k.Previous(self.ring, after_meeting, self.lag), *fetch_last]
-        loop = k.TaskLoop(m.tasks, self.once, tuple(body), self.ring, self.lag)
+        loop = k.TaskLoop(m.tasks, self.once, tuple(body), 0 if m.carried else self.ring, self.lag)
         # Accumulators of blocks without a task hold identities; they only keep the barriers inside uniform.
         after: list[k.Statement] = list(self.reduce_across(across))
         for place in across:
@@ -381,9 +401,18 @@ class LoopLowering(Values):
         if m.abreast == 1:
             turn = k.Rounds(f"{m.carried}_tile", m.rounds, m.backward, tuple(body))
             return [*self.carried_states, turn]
-        tile = ix.add(ix.scale(ix.of_symbol(Symbol("round", m.rounds)), m.abreast), self.part)
-        own = k.Index("col_tile", tile)
-        return [*self.carried_states, k.Rounds("round", m.rounds, m.backward, (own, *body))]
+        first: list[k.Statement] = self.round_fetches[:1]
+        ahead = [*self.round_fetches[1:], k.CopyWait(1)] if first else []
+        inside = (self.own_tile, *ahead, *body)
+        turns = k.Rounds("round", m.rounds, m.backward, inside)
+        return [*self.carried_states, *first, turns]
+
+    @property
+    def own_tile(self) -> k.Statement:
+        """The tile of this block in a round of a team."""
+        m = self.mapping
+        turn = ix.of_symbol(Symbol("round", m.rounds))
+        return k.Index("col_tile", ix.add(ix.scale(turn, m.abreast), self.part))
 
     @property
     def part(self) -> Linear:

@@ -136,6 +136,7 @@ def count_statements(body: Sequence[k.Statement]) -> int:
                 k.Section()
                 | k.TaskLoop()
                 | k.Rounds()
+                | k.FetchRound()
                 | k.Current()
                 | k.Previous()
                 | k.Prefetch()

@@ -15,7 +15,17 @@ from astitch.ir import DType
 F8 = frozenset({DType.F8E4M3FN, DType.F8E5M2})
 
 _STORES = k.StoreLane | k.Store | k.KeepSet
-_BODIES = k.Section | k.TaskLoop | k.Rounds | k.Current | k.Previous | k.Prefetch | k.Loop | k.If
+_BODIES = (
+    k.Section
+    | k.TaskLoop
+    | k.Rounds
+    | k.FetchRound
+    | k.Current
+    | k.Previous
+    | k.Prefetch
+    | k.Loop
+    | k.If
+)
 
 
 def round_at_stores(body: tuple[k.Statement, ...]) -> tuple[k.Statement, ...]:

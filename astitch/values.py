@@ -469,7 +469,7 @@ class Values:
                         self.emit(Zone.COLUMN, keep)
                         self.kept_whole.add(key)
                 else:
-                    at = self.staged_position(staged, ix.of_symbol(Symbol("turn", MAX_RING)))
+                    at = self.staged_position(staged, self.turn)
                     self.emit(Zone.COLUMN, k.TakeVector(vector, dtype, staged.name, at, width))
                 self.remember(Zone.COLUMN, ("vector", source, form), vector)
             return self.define(key, dtype, k.Lane(vector, dtype), Zone.LANE)
@@ -477,7 +477,7 @@ class Values:
             self.vector_loads[source, form] = VectorLoad(key, source, form, dtype)
             staged = self.staged.get((source, form))
             if staged is not None:
-                at = self.staged_position(staged, ix.of_symbol(Symbol("turn", MAX_RING)))
+                at = self.staged_position(staged, self.turn)
                 return self.define(key, dtype, k.Element(staged.name, at, dtype, True), Zone.COLUMN)
         position, zone = self.position(form)
         variable = self.fresh(name)
@@ -619,6 +619,13 @@ class Values:
                 return  # -0.0 as the init of a sum: adding it changes nothing
         exprs = tuple(self.value(init, ())[0] for init in inits)
         self.emit(zone, k.Finish(state, count, reducer.number, exprs))
+
+    @property
+    def turn(self) -> Linear:
+        """The place of the nest's task in a ring; rounds take two in turns."""
+        if self.mapping.carried:
+            return ix.modulo(ix.of_symbol(Symbol("round", self.mapping.rounds)), 2)
+        return ix.of_symbol(Symbol("turn", MAX_RING))
 
     def staged_position(self, staged: Staged, turn: Linear) -> Linear:
         """The number of the vector at which the nest stands: of the thread's own, or in the ring's place `turn`."""

@@ -668,6 +668,13 @@ class _Counter:
                 self.turning.add(variable)
                 self.values[variable] = np.asarray(0)
                 self.walk(inner, frame.repeated(count, 1))
+            case k.FetchRound(first, _, _, _, inner):
+                self.loop.prefetched = self.prefetching = True
+                if first:
+                    self.loop.once_batches += 1
+                else:
+                    self.walk(inner, frame)
+                self.prefetching = False
             case k.Finish(_, count, reducer, _):
                 mix = {unit: n * count for unit, n in self.combine(reducer).items()}
                 self.add(mix, frame.trips, frame.copies)

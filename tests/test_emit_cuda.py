@@ -406,6 +406,22 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "scan_row_of_team<Reduce0, 4, 2, 256, false, 6>(s, slot, c, exchange + (i * 12 + 6), i, given, tag);",
     ),
     (
+        k.FetchRound(True, "r", 5, False, BODY),
+        "{\n  const int r = 0;\n  const int x = i;\n}\ncopy_commit();",
+    ),
+    (
+        k.FetchRound(True, "r", 5, True, BODY),
+        "{\n  const int r = 4;\n  const int x = i;\n}\ncopy_commit();",
+    ),
+    (
+        k.FetchRound(False, "r", 5, False, BODY),
+        "if (const int next = r + 1; next < 5) {\n  const int r = next;\n  const int x = i;\n}\ncopy_commit();",
+    ),
+    (
+        k.FetchRound(False, "r", 5, True, BODY),
+        "if (const int next = r - 1; next >= 0) {\n  const int r = next;\n  const int x = i;\n}\ncopy_commit();",
+    ),
+    (
         k.Rounds("r", 5, False, BODY),
         "#pragma unroll 1\nfor (int r = 0; r < 5; ++r) {\n  const int x = i;\n}",
     ),

@@ -38,6 +38,9 @@ SMALL = Schedule(block=64, split=1)
 TEAMS = Schedule(block=64)
 """Blocks scan long rows together."""
 
+ROOMY = Schedule(block=64, blocks_per_sm=4)
+"""The same, with shared memory for what the next round needs."""
+
 
 def numbers(*shape: int, dtype: Any = F32, seed: int = 0) -> np.ndarray:
     found = np.random.default_rng(seed).standard_normal(shape)
@@ -192,6 +195,16 @@ def test_blocks_of_a_team_hand_on_their_totals(name: str) -> None:
     want = by_jax(fn, *arguments)
     exact = [w.dtype for w in want if w.dtype.kind in "iu"]
     assert_close(planned.run(*arguments, check=True), want, dict.fromkeys(exact, 0.0) | TOLERANCE)
+
+
+@pytest.mark.parametrize("name", HANDED_ON)
+def test_rounds_are_copied_ahead(name: str) -> None:
+    fn, arguments, _ = HANDED_ON[name]
+    planned = plan(fn, *arguments, schedule=ROOMY)
+    assert find_statements(planned.plan.kernel.body, k.FetchRound)
+    plain = plan(fn, *arguments, schedule=replace(ROOMY, prefetch=False))
+    for got, want in zip(planned.run(*arguments, check=True), plain.run(*arguments), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("order", [Order.REVERSE, Order.RANDOM])
@@ -401,6 +414,38 @@ def test_a_broken_scan_is_refused(name: str) -> None:
 def handed(**changes: Any) -> k.ScanAcross:
     assert HANDED.handover is not None
     return replace(HANDED, handover=replace(HANDED.handover, **changes))
+
+
+AHEAD_KERNEL = plan(lambda a: jnp.cumsum(a, 1), numbers(2, 40_000), schedule=ROOMY).plan.kernel
+FETCHES = find_statements(AHEAD_KERNEL.body, k.FetchRound)
+BROKEN_FETCHES: dict[str, tuple[Any, Any, str]] = {
+    "no next round": (FETCHES[0], replace(FETCHES[0], count=1), "1 rounds over round are fetched"),
+    "of other rounds": (FETCHES[1], replace(FETCHES[1], variable="turn"), "turn is used before"),
+    "in a branch": (
+        FETCHES[1],
+        k.Loop("i", 1, True, (FETCHES[1],)),
+        "a round of round is fetched where not all come by",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_FETCHES)
+def test_a_broken_fetch_is_refused(name: str) -> None:
+    old, new, sentence = BROKEN_FETCHES[name]
+    check_kernel(AHEAD_KERNEL)
+    body = tuple(replaced(s, old, (new,)) for s in AHEAD_KERNEL.body)
+    with pytest.raises(IllegalProduct, match=sentence):
+        check_kernel(replace(AHEAD_KERNEL, body=body))
+
+
+def test_the_next_round_of_a_team_is_on_its_way() -> None:
+    assert [f.first for f in FETCHES] == [True, False]
+    planned = plan(lambda a: jnp.cumsum(a, 1), numbers(2, 40_000), schedule=ROOMY)
+    assert "B a block of the next round are copied ahead" in planned.notes
+    without = plan(
+        lambda a: jnp.cumsum(a, 1), numbers(2, 40_000), schedule=replace(ROOMY, prefetch=False)
+    )
+    assert not find_statements(without.plan.kernel.body, k.FetchRound)
 
 
 BROKEN_TEAMS: dict[str, tuple[k.ScanAcross, str]] = {
