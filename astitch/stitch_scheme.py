@@ -285,6 +285,7 @@ class _Draft:
     )  # root read in the same task -> at its own index
     readers: int = 0
     global_reason: str = ""
+    apart: str = ""  # why it has a loop of its own
     shared: bool = False
 
 
@@ -509,8 +510,11 @@ class _Arranger:
         for array in arrays:
             related |= self.loops_reading.get(array, {})
         best: _Loop | None = None
+        apart = ""
         for loop in sorted(related.values(), key=attrgetter("level", "number")):
-            if why_not_hosted(root, loop.mapping) is not None:
+            why = why_not_hosted(root, loop.mapping)
+            if why is not None:
+                apart = apart or why
                 continue
             if not self.keeps_its_parallelism(root, loop):
                 continue
@@ -524,7 +528,10 @@ class _Arranger:
             level = max((self.drafts[r.operand].available for r in reads), default=0)
             best = _Loop(len(self.loops), level, mapping)
             self.loops.append(best)
+        else:
+            apart = ""
         self.join(root, best, reads, arrays)
+        self.drafts[root.name].apart = apart
 
     def keeps_its_parallelism(self, root: Root, loop: _Loop) -> bool:
         """A reduce joins a loop only if that does not turn its result into one partial for each of many tasks, or into
@@ -684,6 +691,8 @@ class _Arranger:
             reason = f"split over the {draft.partials} blocks of a team: they exchange their parts"
         else:
             scheme, reason = Scheme.REGIONAL, "each block reads just the elements that it computed"
+        if root.kind is RootKind.RUNNING and draft.apart:
+            reason += f"; in a loop of its own: {draft.apart}"
         stored = output or bool(draft.global_reason)
         shared = draft.shared
         return Placement(

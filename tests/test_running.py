@@ -344,6 +344,13 @@ def test_mappings_that_cannot_scan_say_why() -> None:
     assert why_not_in_order(replace(space, parted=True), team) is None
 
 
+def test_a_scan_in_a_loop_of_its_own_says_why() -> None:
+    both = plan(lambda x: jnp.cumsum(x, 1) * lax.cumsum(x, 1, reverse=True), numbers(3, 5000))
+    reasons = [p.reason for p in both.plan.arrangement.placements.values()]
+    apart = "in a loop of its own: the rounds of the mapping run the other way"
+    assert sum(apart in reason for reason in reasons) == 1
+
+
 def test_rounds_carry_only_what_a_block_cannot_hold() -> None:
     short = plan(lambda a: jnp.cumsum(a, 1), numbers(4, 1000))
     long = plan(lambda a: jnp.cumsum(a, 1), numbers(4, 5000))
