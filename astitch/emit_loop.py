@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from astitch import kernel_ir as k
 from astitch.emit_cuda import STORAGE, comment, compute_type, spell_call, spell_number
 from astitch.ir import ConstantAttrs, Node
-from astitch.loop_analysis import Affine, Carried, Loop, Place, Stack
+from astitch.loop_analysis import Affine, Carried, Place, Stack
 from astitch.loop_axes import Axis
 from astitch.loop_plan import (
     MAX_WORDS,
@@ -22,6 +22,7 @@ from astitch.loop_plan import (
     Part,
     Read,
     Resolver,
+    Share,
     count_parts,
     count_slot_bytes,
 )
@@ -48,7 +49,51 @@ class LoopKernel:
 
 def emit_loop(plan: LoopPlan, name: str) -> LoopKernel:
     """The kernel of a plan under a name."""
-    return _Emitter(plan, name).emit()
+    emitters = [_Emitter(plan, share) for share in plan.shares]
+    lines, first, words = [], 0, 0
+    for number, emitter in enumerate(emitters):
+        body = emitter.emit(first, words)
+        first += emitter.cut.grid
+        words += emitter.all_words
+        if len(emitters) > 1:
+            last = number == len(emitters) - 1
+            opening = "if" if number == 0 else "} else if"
+            body = [f"  {line}" for line in body]
+            lines.append("  } else {" if last else f"  {opening} (int(blockIdx.x) < {first}) {{")
+        lines += body
+    if len(emitters) > 1:
+        lines.append("  }")
+    shared = max(emitter.shared_bytes for emitter in emitters)
+    if shared:
+        lines.insert(0, f"  ASTITCH_SHARED_ARENA({shared});")
+    if words:
+        lines.append("  astitch_end_launch(barrier);")
+    operands = sorted({state for emitter in emitters for state in emitter.operands})
+    types = plan.loop.types
+    parameters = [f"const {STORAGE[types[i].dtype]}* __restrict__ state_{i}" for i in operands]
+    parameters += [f"{STORAGE[types[i].dtype]}* __restrict__ result_{i}" for i in plan.used]
+    if words:
+        parameters.append("unsigned int* barrier")
+    head = [
+        '#include "astitch.cuh"',
+        '#include "loops.cuh"',
+        "",
+        f"// {comment(str(plan))}",
+        f'extern "C" __global__ void __launch_bounds__({plan.block}, {plan.blocks_per_sm}) {name}(',
+        *(f"    {parameter}," for parameter in parameters[:-1]),
+        f"    {parameters[-1]}) {{",
+    ]
+    kernel = CudaKernel(
+        name,
+        "\n".join([*head, *lines, "}"]) + "\n",
+        plan.grid,
+        plan.block,
+        shared,
+        0,
+        plan.blocks_per_sm,
+        barrier_words=TAGGED_WORDS + 2 * words if words else 0,
+    )
+    return LoopKernel(plan, kernel, tuple(operands), plan.used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +121,11 @@ def _times(name: str, stride: int) -> str:
 
 
 class _Emitter:
-    def __init__(self, plan: LoopPlan, name: str) -> None:
-        self.plan, self.name = plan, name
-        self.loop: Loop = plan.loop
-        self.body, self.axes, self.steps, self.cut = (
-            self.loop.body,
-            plan.axes,
-            plan.steps,
-            plan.cut,
-        )
+    """Writes one share of a loop."""
+
+    def __init__(self, plan: LoopPlan, share: Share) -> None:
+        self.share, self.loop, self.body = share, plan.loop, plan.loop.body
+        self.axes, self.steps, self.cut = share.axes, share.steps, share.cut
         self.resolve = Resolver(self.loop, self.axes).resolve
         self.roles = dict(zip(self.body.parameters, self.loop.roles, strict=True))
         self.names: dict[str, str] = {}
@@ -96,8 +137,9 @@ class _Emitter:
         self.reads: Mapping[str, Read] = {read.name: read for read in self.steps.reads}
         self.lines: list[str] = []
         self.operands: dict[int, str] = {}
-        self.results = {state: f"result_{state}" for state in plan.used}
+        self.results = {state: f"result_{state}" for state in share.used}
         self.exchanges = self.cut.members > 1
+        self.slots, self.weights, self.shared_bytes = self.place_slots()
         self.handed = {
             part
             for role in self.loop.roles
@@ -193,51 +235,25 @@ class _Emitter:
 
     # ---- the kernel ------------------------------------------------------------------------------------------------
 
-    def emit(self) -> LoopKernel:
-        cut, steps, plan = self.cut, self.steps, self.plan
+    def emit(self, first_block: int, first_word: int) -> list[str]:
+        """The lines of the share, whose blocks and tagged words begin at the given ones."""
         self.locals = self.find_locals()
-        self.slots, self.weights, offset = self.place_slots()
-        words = sum(2 * len(m.parts) for m in steps.moved) * cut.rows * cut.units
-        self.group_words = words
-        self.prologue()
+        self.prologue(first_block, first_word)
         self.out(1, "#pragma unroll 1")
         self.out(1, f"for (int turn = 0; turn < {self.loop.trips}; ++turn) {{")
         self.turn()
         self.out(1, "}")
-        self.epilogue()
-        barrier_words = TAGGED_WORDS + 2 * words * cut.groups if self.exchanges else 0
-        body, self.lines = self.lines, []
-        parameters = [
-            f"const {STORAGE[self.loop.types[state].dtype]}* __restrict__ {name}"
-            for state, name in sorted(self.operands.items())
-        ]
-        parameters += [
-            f"{STORAGE[self.loop.types[state].dtype]}* __restrict__ {name}"
-            for state, name in self.results.items()
-        ]
-        if self.exchanges:
-            parameters.append("unsigned int* barrier")
-        self.out(0, '#include "astitch.cuh"')
-        self.out(0, '#include "loops.cuh"')
-        self.out(0, "")
-        self.out(0, f"// {comment(str(plan))}")
-        bounds = f"__launch_bounds__({cut.block}, {plan.blocks_per_sm})"
-        self.out(0, f'extern "C" __global__ void {bounds} {self.name}(')
-        self.lines += [f"    {p}," for p in parameters[:-1]]
-        self.out(0, f"    {parameters[-1]}) {{")
-        self.lines += body
-        self.out(0, "}")
-        kernel = CudaKernel(
-            self.name,
-            "\n".join(self.lines) + "\n",
-            cut.grid,
-            cut.block,
-            offset,
-            0,
-            plan.blocks_per_sm,
-            barrier_words=barrier_words,
-        )
-        return LoopKernel(plan, kernel, tuple(sorted(self.operands)), plan.used)
+        return self.lines
+
+    @property
+    def group_words(self) -> int:
+        """Tagged words of a group."""
+        parts = sum(2 * len(m.parts) for m in self.steps.moved)
+        return parts * self.cut.rows * self.cut.units if self.exchanges else 0
+
+    @property
+    def all_words(self) -> int:
+        return self.group_words * self.cut.groups
 
     def place_slots(self) -> tuple[list[int], list[int], int]:
         """Offsets of the rows of each Moved, of the shared shares of each product, and all bytes."""
@@ -247,7 +263,7 @@ class _Emitter:
             slots.append(offset)
             offset += 2 * len(moved.parts) * cut.rows * cut.stride * 4
         assert offset == count_slot_bytes(self.steps, cut)
-        for multiply, held in zip(self.steps.products, self.plan.held, strict=True):
+        for multiply, held in zip(self.steps.products, self.share.held, strict=True):
             weights.append(offset)
             left = cut.vectors * len(multiply.left) - held
             offset += left * 16 * multiply.parts * cut.width * cut.block
@@ -262,13 +278,9 @@ class _Emitter:
         before = self.steps.moved[:number]
         return sum(2 * len(m.parts) for m in before) * self.cut.rows * self.cut.units
 
-    def prologue(self) -> None:
+    def prologue(self, first_block: int, first_word: int) -> None:
         cut, steps = self.cut, self.steps
         rows, units = self.axes.rows, cut.units
-        shared = self.slots or any(self.shared_vectors(i) for i in range(len(steps.products)))
-        if shared:
-            total = self.place_slots()[2]
-            self.out(1, f"ASTITCH_SHARED_ARENA({total});")
         for number, moved in enumerate(steps.moved):
             count = 2 * self.slot_elements(moved)
             self.out(1, f"ASTITCH_SHARED(float, rows_{number}, {self.slots[number]}, {count});")
@@ -280,12 +292,14 @@ class _Emitter:
                 )
         self.out(1, f"const int lane = int(threadIdx.x) % {cut.lanes};")
         self.out(1, f"const int team = int(threadIdx.x) / {cut.lanes};")
-        self.out(1, f"const int member = int(blockIdx.x) % {cut.members};")
-        self.out(1, f"const int group = int(blockIdx.x) / {cut.members};")
+        block = f"(int(blockIdx.x) - {first_block})" if first_block else "int(blockIdx.x)"
+        self.out(1, f"const int member = {block} % {cut.members};")
+        self.out(1, f"const int group = {block} / {cut.members};")
         if self.exchanges:
+            start = f"{first_word} + group * {self.group_words}"
             self.out(
                 1,
-                f"unsigned long long* const words = astitch_tagged_words(barrier) + group * {self.group_words};",
+                f"unsigned long long* const words = astitch_tagged_words(barrier) + {start};",
             )
             self.out(
                 1,
@@ -328,11 +342,11 @@ class _Emitter:
 
     def shared_vectors(self, number: int) -> int:
         multiply = self.steps.products[number]
-        return self.cut.vectors * len(multiply.left) - self.plan.held[number]
+        return self.cut.vectors * len(multiply.left) - self.share.held[number]
 
     def spans(self, number: int) -> Iterator[tuple[int, int, int, int, bool]]:
         """A product's vectors: part of k, first vector of it, how many, where they are kept, in registers?"""
-        vectors, held, seen = self.cut.vectors, self.plan.held[number], 0
+        vectors, held, seen = self.cut.vectors, self.share.held[number], 0
         for part in range(len(self.steps.products[number].left)):
             inside = min(vectors, max(0, held - seen))
             if inside:
@@ -348,8 +362,8 @@ class _Emitter:
         k_stride = extents[1] if multiply.product.k_dimension == 0 else 1
         column_stride = extents[1] if multiply.product.column_dimension == 0 else 1
         columns = multiply.parts * cut.width
-        if self.plan.held[number]:
-            self.out(1, f"float weights_{number}[{self.plan.held[number] * 4 * columns}];")
+        if self.share.held[number]:
+            self.out(1, f"float weights_{number}[{self.share.held[number] * 4 * columns}];")
         for part, first, count, kept, registers in self.spans(number):
             if registers:
                 put = f"weights_{number}[(({kept} + i) * 4 + e) * {columns} + c] = w;"
@@ -480,7 +494,7 @@ class _Emitter:
 
     def store(self, stage: int) -> Iterator[str]:
         """The slices of stacks that are ready after a stage."""
-        for state in self.plan.used:
+        for state in self.share.used:
             role = self.loop.roles[state]
             if not isinstance(role, Stack):
                 continue
@@ -592,7 +606,7 @@ class _Emitter:
     def finals(self) -> None:
         """The carried states that somebody reads after the loop."""
         lines: list[str] = []
-        for state in self.plan.used:
+        for state in self.share.used:
             role = self.loop.roles[state]
             if isinstance(role, Carried):
                 access = self.access(self.body.parameters[state], state, None)
@@ -606,7 +620,3 @@ class _Emitter:
             self.lines += [f"        {line}" for line in lines]
             self.out(3, "}")
             self.out(2, "}")
-
-    def epilogue(self) -> None:
-        if self.exchanges:
-            self.out(1, "astitch_end_launch(barrier);")

@@ -7,8 +7,9 @@ begins a stage, before which every block of a group gets whole rows; groups have
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from astitch.gpu import Gpu
 from astitch.ir import (
@@ -22,6 +23,7 @@ from astitch.ir import (
 from astitch.loop_analysis import (
     VIEWS,
     Carried,
+    Invariant,
     Loop,
     LoopRefusal,
     Place,
@@ -29,8 +31,9 @@ from astitch.loop_analysis import (
     analyse_loop,
     find_used,
 )
-from astitch.loop_axes import Axes, Axis, Product, find_axes
+from astitch.loop_axes import Axes, Axis, Product, find_axes, find_live
 from astitch.loop_hoist import hoist_loops
+from astitch.loop_merge import merge_loops
 from astitch.ops import OPS, Cost, Kind
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
@@ -169,29 +172,62 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class LoopPlan:
-    """A loop as one kernel.  used: the parts of the final state that are its results.  held: by product, how many
-    vectors of its matrix stay in registers; the others are in shared memory.  us: the projection; xla_us: of XLA's
-    loop.
+class Share:
+    """A part of a loop that has nothing to do with the others, and blocks of its own.
+
+    used: the parts of the final state that it makes.  held: by product, how many vectors of its matrix stay in
+    registers; the others are in shared memory.  resident: blocks on an SM.  us: its projection.
     """
 
-    loop: Loop
     axes: Axes
     steps: Steps
     cut: Cut
     used: tuple[int, ...]
     held: tuple[int, ...]
-    blocks_per_sm: int
+    resident: int
     us: float
-    xla_us: float
 
     def __str__(self) -> str:
         cut, steps = self.cut, self.steps
         return (
-            f"%{self.loop.node.name}: {self.loop.trips} turns in one kernel: {cut.groups} groups of "
-            f"{cut.members} blocks, {cut.rows} rows a group, {cut.own_units} units a block, "
-            f"{cut.block} threads, {cut.lanes} lanes a team; {len(steps.products)} products in "
-            f"{steps.stages} stages; {self.us:.0f} us projected, {self.xla_us:.0f} as XLA's loop"
+            f"{cut.groups} groups of {cut.members} blocks, {cut.rows} rows a group, {cut.own_units} units a block, "
+            f"{cut.lanes} lanes a team; {len(steps.products)} products in {steps.stages} stages"
+        )
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """A loop as one kernel, whose shares run side by side.  used: the parts of the final state that are its results.
+    us: the projection; xla_us: of XLA's loop.
+    """
+
+    loop: Loop
+    shares: tuple[Share, ...]
+    used: tuple[int, ...]
+    xla_us: float
+
+    @property
+    def us(self) -> float:
+        return max(share.us for share in self.shares)
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.shares[0].cut.block
+
+    @property
+    def grid(self) -> int:
+        return sum(share.cut.grid for share in self.shares)
+
+    @property
+    def blocks_per_sm(self) -> int:
+        return min(share.resident for share in self.shares)
+
+    def __str__(self) -> str:
+        shares = " | ".join(map(str, self.shares))
+        return (
+            f"%{self.loop.node.name}: {self.loop.trips} turns in one kernel of {self.grid} blocks of {self.block} "
+            f"threads: {shares}; {self.us:.0f} us projected, {self.xla_us:.0f} as XLA's loop"
         )
 
 
@@ -208,31 +244,101 @@ def plan_loop(graph: Graph, node: Node, used: Collection[int], gpu: Gpu) -> Loop
     if isinstance(loop, LoopRefusal):
         return loop
     results = tuple(i for i in sorted(used) if isinstance(loop.roles[i], Carried | Stack))
-    axes = find_axes(loop, results)
-    if isinstance(axes, LoopRefusal):
-        return axes
     try:
         if loop.trips < LEAST_TRIPS:
             raise _Refused(f"it turns {loop.trips} times only")
-        _check_types(loop, axes)
-        steps = _Scheduler(loop, axes, results).schedule()
-        xla_us = project_xla(loop, axes)
-        plan = _choose_cut(loop, axes, steps, results, gpu, xla_us)
+        parts = split_loop(loop, results)
+        plan = _plan_parts(loop, parts, results, gpu)
+        if isinstance(plan, LoopPlan) and len(parts) > 1:
+            # Or blocks that take a turn of all parts at once, and wait for each other once.
+            joint = _plan_parts(loop, (results,), results, gpu)
+            if isinstance(joint, LoopPlan) and joint.us < plan.us:
+                plan = joint
     except _Refused as refused:
         return LoopRefusal(node.name, str(refused))
+    if isinstance(plan, LoopRefusal):
+        return plan
+    xla_us = plan.xla_us
     if plan.us >= xla_us:
         reason = f"{plan.us:.0f} us projected, XLA's loop takes {xla_us:.0f}"
         return LoopRefusal(node.name, reason)
     return plan
 
 
+def _plan_parts(
+    loop: Loop, parts: Sequence[tuple[int, ...]], used: tuple[int, ...], gpu: Gpu
+) -> LoopPlan | LoopRefusal:
+    """The plan of a loop in the given parts, each with blocks of its own."""
+    shares = []
+    for part in parts:
+        axes = find_axes(loop, part)
+        if isinstance(axes, LoopRefusal):
+            return axes
+        _check_types(loop, axes)
+        shares.append((axes, _Scheduler(loop, axes, part).schedule(), part))
+    products = sum(len(axes.products) for axes, _, _ in shares)
+    return LoopPlan(loop, _choose_cuts(loop, shares, gpu), used, project_xla(loop, products))
+
+
 def hoist_planned(graph: Graph, gpu: Gpu) -> Graph:
-    """The graph in which the loops that can be one kernel do only what must wait for the turn before."""
+    """The graph in which the loops that can be one kernel do only what must wait for the turn before, two at once where
+    that is faster."""
 
-    def is_planned(made: Graph, node: Node) -> bool:
-        return isinstance(plan_loop(made, node, find_used(made, node), gpu), LoopPlan)
+    def plan(made: Graph, node: Node) -> LoopPlan | None:
+        found = plan_loop(made, node, find_used(made, node), gpu)
+        return found if isinstance(found, LoopPlan) else None
 
-    return hoist_loops(graph, is_planned)
+    hoisted = hoist_loops(graph, lambda made, node: plan(made, node) is not None)
+    return _merge_planned(hoisted, plan)
+
+
+def _merge_planned(graph: Graph, plan: Callable[[Graph, Node], LoopPlan | None]) -> Graph:
+    """Two loops become one where they take less time side by side."""
+    whiles = [node for node in graph if node.op == "while"]
+    alone = {node.name: found for node in whiles if (found := plan(graph, node)) is not None}
+    while alone:
+        first, found = alone.popitem()
+        for second, other in reversed(alone.items()):
+            if other.loop.trips != found.loop.trips:
+                continue
+            made = merge_loops(graph, second, first)
+            if made is None:
+                continue
+            both = plan(made, made[first])
+            if both is not None and both.us < found.us + other.us:
+                graph = made
+                del alone[second]
+                break
+    return graph
+
+
+def split_loop(loop: Loop, used: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The used parts of the final state in sets that share no value but invariants; those without products join one
+    that has some."""
+    body = loop.body
+    fixed = {
+        p
+        for p, role in zip(body.parameters, loop.roles, strict=True)
+        if isinstance(role, Invariant)
+    }
+    sets: list[tuple[set[str], list[int]]] = []
+    for state in used:
+        live = {
+            name
+            for name in find_live(loop, (state,))
+            if name not in fixed and name not in body.embedded
+        }
+        states = [state]
+        for other in [s for s in sets if s[0] & live]:
+            live |= other[0]
+            states = other[1] + states
+            sets.remove(other)
+        sets.append((live, states))
+    with_products = [s for s in sets if any(body[name].op == "dot" for name in s[0])]
+    without = [state for s in sets if s not in with_products for state in s[1]]
+    parts = [sorted(states) for _, states in with_products] or [[]]
+    parts[0] = sorted(parts[0] + without)
+    return tuple(map(tuple, parts))
 
 
 def _check_types(loop: Loop, axes: Axes) -> None:
@@ -399,26 +505,36 @@ class _Scheduler:
 # ---- cost ----------------------------------------------------------------------------------------------------------
 
 
-def project_xla(loop: Loop, axes: Axes) -> float:
+def project_xla(loop: Loop, products: int) -> float:
     """Microseconds of XLA's loop: on an H100 its turn takes 7 with one small product and 11 to 12 with two."""
-    return loop.trips * (2.5 + 4.5 * len(axes.products))
+    return loop.trips * (2.5 + 4.5 * products)
 
 
 LAUNCH_US = 4.0
 CLOCK_GHZ = 1.75
 
 
-def _choose_cut(
-    loop: Loop, axes: Axes, steps: Steps, used: Sequence[int], gpu: Gpu, xla_us: float
-) -> LoopPlan:
-    plans = [
-        plan
-        for cut in _list_cuts(axes, gpu)
-        if (plan := try_cut(loop, axes, steps, tuple(used), gpu, xla_us, cut)) is not None
-    ]
-    if not plans:
+def _choose_cuts(
+    loop: Loop, parts: Sequence[tuple[Axes, Steps, tuple[int, ...]]], gpu: Gpu
+) -> tuple[Share, ...]:
+    """For each part of a loop its fastest cut on its share of the device, all with blocks of one size."""
+    own = replace(gpu, sms=gpu.sms // len(parts))
+    by_block: dict[int, list[Share]] = {}
+    for number, (axes, steps, used) in enumerate(parts):
+        found: dict[int, Share] = {}
+        for cut in _list_cuts(axes, own):
+            share = try_cut(loop, axes, steps, used, own, cut)
+            if share is None or (len(parts) > 1 and cut.grid > own.sms):
+                continue
+            if cut.block not in found or share.us < found[cut.block].us:
+                found[cut.block] = share
+        for block, share in found.items():
+            if len(by_block.setdefault(block, [])) == number:
+                by_block[block].append(share)
+    whole = [shares for shares in by_block.values() if len(shares) == len(parts)]
+    if not whole:
         raise _Refused("its matrices do not fit the registers and shared memory of the blocks")
-    return min(plans, key=lambda plan: plan.us)
+    return tuple(min(whole, key=lambda shares: max(share.us for share in shares)))
 
 
 def _list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
@@ -443,9 +559,9 @@ def try_cut(
     steps: Steps,
     used: tuple[int, ...],
     gpu: Gpu,
-    xla_us: float,
     cut: Cut,
-) -> LoopPlan | None:
+) -> Share | None:
+    """A share by a cut, if it fits the device."""
     columns = [m.parts * cut.width for m in steps.products]
     if max(c * cut.rows for c in columns) > 64:
         return None
@@ -469,7 +585,7 @@ def try_cut(
         if bps < resident or (cut.members > 1 and cut.grid > gpu.sms):
             continue
         us = _project(loop, steps, cut, gpu, resident, columns, held)
-        return LoopPlan(loop, axes, steps, cut, used, tuple(held), resident, us, xla_us)
+        return Share(axes, steps, cut, used, tuple(held), resident, us)
     return None
 
 
@@ -503,7 +619,7 @@ def _project(
             shuffles += pairs * multiply.parts
         cycles += warps * (1.3 * max(adds, words) + shuffles)
     cycles += warps * cut.owned * (6 * steps.heavy + 0.3 * sum(map(len, steps.computed)))
-    turn_us = cycles / CLOCK_GHZ / 1e3 + 0.1 * (1 + steps.stages)
+    turn_us = cycles / CLOCK_GHZ / 1e3 + 0.05 + steps.stages * (0.05 + 0.04 * math.log2(cut.lanes))
     if cut.members > 1:
         for moved in steps.moved:
             words = len(moved.parts) * cut.rows * cut.units / cut.block

@@ -30,6 +30,7 @@ from astitch.loop_analysis import (
     find_used,
 )
 from astitch.loop_hoist import hoist, hoist_loops
+from astitch.loop_merge import merge_loops
 from astitch.loop_plan import Cut, LoopPlan, LoopRefusal, plan_loop, try_cut
 from astitch.reference import eval_node
 from astitch.reference import run_graph as run_reference
@@ -130,11 +131,12 @@ def plan(graph: Graph, node: Node, cut: Sequence[int] | None = None) -> LoopPlan
     if cut is None:
         return found
     members, rows, width, lanes = cut
-    groups = -(-found.axes.rows // rows)
-    shape = Cut(members, rows, width, lanes, groups, found.axes.units)
-    forced = try_cut(found.loop, found.axes, found.steps, found.used, H100, found.xla_us, shape)
+    (share,) = found.shares
+    groups = -(-share.axes.rows // rows)
+    shape = Cut(members, rows, width, lanes, groups, share.axes.units)
+    forced = try_cut(found.loop, share.axes, share.steps, share.used, H100, shape)
     assert forced is not None
-    return forced
+    return dataclasses.replace(found, shares=(forced,))
 
 
 def evaluate(graph: Graph, arguments: Any) -> dict[str, tuple[np.ndarray, ...]]:
@@ -337,8 +339,9 @@ def test_matrices_beyond_the_registers_are_in_shared_memory() -> None:
     (node,) = loops_of(graph)
     values = evaluate(graph, arguments)
     whole = plan(graph, node, (2, 2, 1, 2))
-    part = dataclasses.replace(whole, held=(1,))
-    assert whole.held == (2,)
+    (share,) = whole.shares
+    part = dataclasses.replace(whole, shares=(dataclasses.replace(share, held=(1,)),))
+    assert share.held == (2,)
     operands = [values[o][0] for o in node.operands]
     found = [launch(emit_loop(p, "loop_0"), operands, check=False) for p in (whole, part)]
     for a, b in zip(*found, strict=True):
@@ -355,13 +358,67 @@ def test_equal_loops_are_one_kernel() -> None:
     assert len(notes) == 3 and sum(note.endswith("the same loop as loop_0") for note in notes) == 1
 
 
-# ---- in a program of XLA's -------------------------------------------------------------------------------------------
+# ---- two loops in one kernel -----------------------------------------------------------------------------------------
 
 
 def both_ways(w: Any, z: Any, h: Any, c: Any) -> Any:
     """Two loops of which one runs down; of their final states only one is read."""
     (_, last), up = lstm(w, z, h, c)
     return jnp.concatenate([up, lstm(w, z, c, h, reverse=True)[1]], -1), last
+
+
+def merge_both(fn: Callable[..., Any], arguments: Any) -> Graph | None:
+    graph = read(fn, arguments)
+    first, second = (node.name for node in loops_of(graph))
+    return merge_loops(graph, first, second)
+
+
+def test_two_loops_become_one() -> None:
+    arguments = lstm_arguments(16)
+    merged = merge_both(both_ways, arguments)
+    assert merged is not None
+    (node,) = loops_of(check_graph(merged))
+    flat = [np.asarray(x) for x in arguments]
+    got, want = run_reference(merged, flat), run_reference(read(both_ways, arguments), flat)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert len(plan(merged, node).shares) == 2
+
+
+def test_loops_that_wait_or_turn_more_often_stay_two() -> None:
+    def wait(w: Any, z: Any, h: Any, c: Any) -> Any:
+        return lstm(w, z, *lstm(w, z, h, c)[0])
+
+    def longer(w: Any, z: Any, h: Any, c: Any) -> Any:
+        return lstm(w, z, h, c), lstm(w, jnp.concatenate([z, z]), c, h)
+
+    assert merge_both(wait, lstm_arguments(16)) is None
+    assert merge_both(longer, lstm_arguments(16)) is None
+
+
+@pytest.mark.parametrize("cuts", [((2, 4, 1, 4), (2, 4, 1, 4)), ((4, 2, 1, 8), (1, 1, 1, 2))])
+def test_shares_have_blocks_of_their_own(cuts: Sequence[Sequence[int]]) -> None:
+    arguments = lstm_arguments(16)
+    merged = merge_both(both_ways, arguments)
+    assert merged is not None
+    (node,) = loops_of(merged)
+    whole = plan(merged, node)
+    shares = []
+    for share, (members, rows, width, lanes) in zip(whole.shares, cuts, strict=True):
+        cut = Cut(members, rows, width, lanes, -(-6 // rows), 16)
+        found = try_cut(whole.loop, share.axes, share.steps, share.used, H100, cut)
+        assert found is not None
+        shares.append(found)
+    values = evaluate(merged, arguments)
+    made = emit_loop(dataclasses.replace(whole, shares=tuple(shares)), "loop_0")
+    operands = [values[o][0] for o in node.operands]
+    for state, result in zip(
+        made.results, launch(made, operands, check=False, launches=2), strict=True
+    ):
+        np.testing.assert_allclose(result, values[node.name][state], rtol=1e-5, atol=1e-5)
+
+
+# ---- in a program of XLA's -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["both_ways", "attention_gru", "gradients"])
@@ -378,6 +435,7 @@ def test_a_program_calls_the_kernels_of_its_loops(name: str) -> None:
     calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
     module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
     assert not loops_of(module)
+    assert len(calls) == (2 if name == "gradients" else 1)
     got = run_graph(module, jax.tree.leaves(arguments))
     for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
