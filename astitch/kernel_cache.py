@@ -30,6 +30,9 @@ SUFFIX = ".kernel"
 LIMIT_BYTES = 512 * 1024 * 1024
 """Size that the cache shrinks back to, oldest use first."""
 
+MEMORY_BYTES = 64 * 1024 * 1024
+"""What a process keeps in memory of entries that the folder did not take; the first come stay."""
+
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 _LENGTH_BYTES = 4
 _ABANDONED_AFTER_S = 3600.0
@@ -95,21 +98,24 @@ def unpack_kernel(data: bytes) -> CompiledKernel | None:
 class ByteCache:
     """Entries in one private folder, shared by any number of processes and threads.
 
-    Where the folder cannot be used (read-only, full, someone else's) nothing is kept: the first time that happens a
-    RuntimeWarning says why.  suffix: of the entries' file names.
+    Where the folder cannot be used (read-only, full, someone else's) what is stored is kept for this process alone: the
+    first time that happens a RuntimeWarning says why.  suffix: of the entries' file names.
     """
 
-    lost = "kernels are compiled anew"
+    lost = "the next process compiles its kernels anew"
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES, suffix: str = SUFFIX) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.suffix = suffix
         self._warned = False
+        self._refused: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
     def load_bytes(self, key: str) -> bytes | None:
         """What is kept under `key`, or None.  Marks the entry as used now."""
+        if key in self._refused:
+            return self._refused[key]
         path = self._path(key)
         try:
             self._check_private()
@@ -139,9 +145,16 @@ class ByteCache:
             self._shrink()
         except OSError as error:
             self._warn(error)
+            self._keep(key, data)
         finally:
             if temporary:
-                Path(temporary).unlink(missing_ok=True)
+                _remove(temporary)
+
+    def _keep(self, key: str, data: bytes) -> None:
+        """In memory what the folder refuses: a kernel is looked for when it is observed and again when it is loaded."""
+        with self._lock:
+            if sum(map(len, self._refused.values())) + len(data) <= MEMORY_BYTES:
+                self._refused[key] = data
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{self.suffix}"
@@ -151,7 +164,7 @@ class ByteCache:
         status = os.stat(self.folder)
         if status.st_uid != os.geteuid():
             raise PermissionError(f"{self.folder} belongs to another user")
-        if stat.S_IMODE(status.st_mode) & 0o077:
+        if stat.S_IMODE(status.st_mode) & 0o022:
             os.chmod(self.folder, 0o700)
 
     def _shrink(self) -> None:
@@ -162,15 +175,17 @@ class ByteCache:
                 status = file.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue  # another process shrinks too
+            if not stat.S_ISREG(status.st_mode):
+                continue  # not ours
             if file.name.endswith(self.suffix):
                 entries.append((status.st_mtime, status.st_size, file.path))
             elif file.name.endswith(".tmp") and time.time() - status.st_mtime > _ABANDONED_AFTER_S:
-                Path(file.path).unlink(missing_ok=True)
+                _remove(file.path)
         excess = sum(size for _, size, _ in entries) - self.limit_bytes
         for _, size, path in sorted(entries):
             if excess <= 0:
                 break
-            Path(path).unlink(missing_ok=True)
+            _remove(path)
             excess -= size
 
     def _warn(self, error: OSError) -> None:
@@ -183,6 +198,14 @@ class ByteCache:
                 RuntimeWarning,
                 stacklevel=5,
             )
+
+
+def _remove(path: str) -> None:
+    """Removes a file if it is still there and may go; if not, the cache is only larger than it should be."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
 
 
 class KernelCache(ByteCache):

@@ -42,7 +42,7 @@ FORMAT = "astitch plan 1"
 class TuningCache(ByteCache):
     """Schedules that won, as JSON."""
 
-    lost = "plans are measured anew"
+    lost = "the next process measures its plans anew"
 
     def load_schedule(self, key: str) -> Schedule | None:
         """The schedule kept under `key`; None where there is none, or one that this version does not understand."""

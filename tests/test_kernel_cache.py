@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import multiprocessing
 import os
+import resource
 import stat
 import time
 import warnings
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -113,11 +117,16 @@ def test_what_a_crashed_writer_left_is_removed(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_warns_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     cache = KernelCache(tmp_path / "file" / "cache")
-    with pytest.warns(RuntimeWarning, match="is not used: .*\n  kernels are compiled anew") as seen:
+    with pytest.warns(
+        RuntimeWarning, match="is not used: .*\n  the next process compiles its kernels anew"
+    ) as seen:
+        assert cache.load("k") is None
         for _ in range(3):
             cache.store("k", _kernel())
-            assert cache.load("k") is None
+            assert cache.load("k") == _kernel()  # in memory
     assert len(seen) == 1
+    with pytest.warns(RuntimeWarning):
+        assert KernelCache(cache.folder).load("k") is None
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +137,59 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with pytest.warns(RuntimeWarning, match="No space left on device"):
         KernelCache(tmp_path).store("k", _kernel())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_kept_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    size = len(pack_kernel(_kernel()))
+    monkeypatch.setattr(kernel_cache, "MEMORY_BYTES", 2 * size)
+    cache = KernelCache(tmp_path / "file" / "cache")
+    with pytest.warns(RuntimeWarning, match="is not used"):
+        for key in "abc":
+            cache.store(key, _kernel())
+    assert [cache.load(key) is not None for key in "abc"] == [True, True, False]
+
+
+def test_a_folder_that_may_only_be_read_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    KernelCache(tmp_path).store("k", _kernel())
+    tmp_path.chmod(0o755)  # others may read it
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("os.utime", "os.chmod", "os.replace", "tempfile.mkstemp"):
+        monkeypatch.setattr(f"astitch.kernel_cache.{name}", refuse)
+    cache = KernelCache(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.load("k") == _kernel()
+    with pytest.warns(RuntimeWarning, match="Read-only file system"):
+        cache.store("new", _kernel(mark=2))
+    assert cache.load("new") == _kernel(mark=2)
+
+
+def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    """Folders, links to nothing, an entry's name for a folder: whatever else is there."""
+    (tmp_path / "taken.kernel").mkdir()
+    (tmp_path / "old.tmp").mkdir()
+    os.utime(tmp_path / "old.tmp", (1, 1))
+    (tmp_path / "nowhere.kernel").symlink_to(tmp_path / "nothing")
+    cache = KernelCache(tmp_path, limit_bytes=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.store("k", _kernel())  # and goes at once: it is larger than the limit
+        assert cache.load("k") is None and cache.load("nowhere") is None
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "nowhere.kernel",
+        "old.tmp",
+        "taken.kernel",
+    ]
+    with pytest.warns(RuntimeWarning, match="Is a directory"):
+        assert cache.load("taken") is None
+        cache.store("taken", _kernel())
+    assert cache.load("taken") == _kernel()
 
 
 def test_someone_elses_folder_is_not_trusted(
@@ -162,6 +224,88 @@ def test_readers_never_see_half_an_entry(tmp_path: Path) -> None:
         assert writer.exitcode == 0
     assert seen > 0
     assert [p.name for p in tmp_path.iterdir()] == ["k.kernel"]
+
+
+MODEL = Path(__file__).parent / "data" / "corpus" / "bert_layer.hlo.pb.gz"
+KERNELS_OF_MODEL = 6
+
+
+def _compile_model(folder: str, start: Any, most_file_bytes: int, results: Any) -> None:
+    """A process of its own: the whole way from HLO to cubins; puts what came out and what it was warned of."""
+    os.environ["ASTITCH_CACHE_DIR"] = folder
+    from astitch.compile import compile_hlo, compile_resources, spell_kernel
+
+    if most_file_bytes:  # what a full disk does: the next byte is refused
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_file_bytes, most_file_bytes))
+    compiled: list[str] = []
+    compile_request = nvrtc.compile_request
+
+    def count(request: Request) -> CompiledKernel:
+        compiled.append(request.source)
+        return compile_request(request)
+
+    nvrtc.compile_request = count
+    data = gzip.decompress(MODEL.read_bytes())
+    start.wait(60)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        compilation = compile_hlo(data, gpu="h100", spell=spell_kernel)
+        used = compile_resources(compilation.program, compilation.gpu)
+    told = [str(w.message) for w in warned if "kernel cache" in str(w.message)]
+    results.put((repr(compilation.program), sorted(used.items()), len(compiled), told))
+
+
+def compile_side_by_side(folder: Path, processes: int, most_file_bytes: int = 0) -> list[Any]:
+    spawn = multiprocessing.get_context("spawn")
+    start, results = spawn.Barrier(processes), spawn.Queue()
+    given = str(folder), start, most_file_bytes, results
+    started = [spawn.Process(target=_compile_model, args=given) for _ in range(processes)]
+    for process in started:
+        process.start()
+    found = [results.get(timeout=60) for _ in started]  # before they end: a pipe holds little
+    for process in started:
+        process.join(60)
+        assert process.exitcode == 0
+    return found
+
+
+def check_entries(folder: Path) -> set[str]:
+    """The names of the entries, all of them whole, and nothing else there."""
+    for file in folder.iterdir():
+        assert file.suffix == ".kernel" and unpack_kernel(file.read_bytes()) is not None
+    return {file.name for file in folder.iterdir()}
+
+
+def test_eight_processes_compile_one_model_into_one_folder(tmp_path: Path) -> None:
+    found = compile_side_by_side(tmp_path, 8)
+    entries = check_entries(tmp_path / "kernels")
+    assert 0 < len(entries) <= KERNELS_OF_MODEL
+    assert [(program, used, told) for program, used, _, told in found] == [
+        (found[0][0], found[0][1], [])
+    ] * 8
+
+    # Filled with garbage, it is filled anew; what nobody asks for stays until there is no room.
+    garbage = [b"", b"\0" * 100_000, os.urandom(3000), kernel_cache.MAGIC, b"[" * 5000]
+    for number, name in enumerate(sorted(entries)):
+        (tmp_path / "kernels" / name).write_bytes(garbage[number % len(garbage)])
+    (tmp_path / "kernels" / "other").write_bytes(garbage[2])
+    again = compile_side_by_side(tmp_path, 2)
+    (tmp_path / "kernels" / "other").unlink()
+    assert check_entries(tmp_path / "kernels") == entries
+    assert [x[:2] for x in again] == [x[:2] for x in found[:2]]
+    assert sum(count for _, _, count, _ in again) >= len(entries)
+
+    ((_, _, count, _),) = compile_side_by_side(tmp_path, 1)
+    assert count == 0
+
+
+def test_a_model_is_compiled_once_where_the_disk_is_full(tmp_path: Path) -> None:
+    ((_, used, count, told),) = compile_side_by_side(tmp_path, 1, most_file_bytes=2000)
+    assert len(used) == KERNELS_OF_MODEL >= count > 0
+    (words,) = told
+    assert "is not used: [Errno 27] File too large" in words
+    assert "point ASTITCH_CACHE_DIR at a folder of your own with room" in words
+    assert list((tmp_path / "kernels").iterdir()) == []
 
 
 def test_the_second_compilation_reads_the_first(
