@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import pytest
 
 from astitch.errors import AstitchError
 from astitch.gpu import preset
-from astitch.profiling import counters, measured, profiler
+from astitch.profiling import counters, measured, profiler, terminal
 from astitch.profiling.kernel_trace import Launch
 from astitch.profiling.profiler import Options
 from astitch.profiling.report import MEMORY, PRODUCT, Kernel, Report, Side
@@ -162,7 +163,7 @@ def count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Any:
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     target = trace_function("soft", soft, (jnp.ones((8, 128)), jnp.ones((128, 16))))
-    return counters.count_kernels(replace(target, typed=("soft.py",)), BOTH, None, 10)
+    return counters.count_kernels(replace(target, typed=("soft.py",)), BOTH, None, 10, {})
 
 
 def test_counters_are_averaged_and_told_for_a_call(
@@ -182,6 +183,15 @@ def test_counters_are_averaged_and_told_for_a_call(
     assert kernel.occupancy == 0.5 and kernel.sm_efficiency == 0.85
     assert kernel.counters["instructions"] == 36000.0
     assert copy == BOTH[1].kernels[1]
+    table = terminal.tabulate_counters(SimpleNamespace(sides=(Side("astitch", kernels=(kernel,)),)))
+    assert [column.header for column in table.columns][2:] == [
+        "DRAM read transactions",
+        "DRAM write transactions",
+        "instructions",
+        "occ",
+        "SM",
+    ]
+    assert list(table.columns[4].cells) == ["36,000"]
 
 
 def test_counters_that_cannot_be_had_are_told(
@@ -191,7 +201,17 @@ def test_counters_that_cannot_be_had_are_told(
         count(tmp_path, monkeypatch, "==ERROR== ERR_NVGPUCTRPERM: no permission\n")
     target = trace_function("soft", soft, (jnp.ones((8, 128)), jnp.ones((128, 16))))
     with pytest.raises(AstitchError, match="a target that can be read again"):
-        counters.count_kernels(target, BOTH, None, 10)
+        counters.count_kernels(target, BOTH, None, 10, {})
+
+
+def test_what_was_measured_is_what_is_watched(tmp_path: Path) -> None:
+    before = jax.config.jax_compilation_cache_dir
+    with counters.keep_compiled() as shared:
+        jax.jit(lambda x: x * 3 + 1).lower(jnp.ones(7)).compile()
+        folder = Path(shared["JAX_COMPILATION_CACHE_DIR"])
+        assert any(folder.iterdir())
+    assert not folder.exists()
+    assert jax.config.jax_compilation_cache_dir == before
 
 
 def test_the_watched_process_can_be_started() -> None:

@@ -238,6 +238,23 @@ def test_kernels_are_sorted_and_filtered(page: Any) -> None:
     assert len(names.all_inner_texts()) == len(before) - 4
 
 
+def test_of_many_kernels_the_first_are_shown(browser: Any, report: Report, tmp_path: Path) -> None:
+    kernels = tuple(Kernel(f"k{n}", "memory", 1.0, bound_us=100.0 - n) for n in range(60))
+    file = tmp_path / "many.html"
+    file.write_text(replace(report, xla=Side("xla", kernels=kernels)).to_html(), "utf-8")
+    context = browser.new_context(offline=True)
+    opened = context.new_page()
+    opened.goto(file.as_uri())
+    rows = opened.locator("#kernel-table tbody tr")
+    visible = opened.locator("#kernel-table tbody tr:visible")
+    assert visible.count() == 40
+    more = opened.locator("#all-kernels")
+    assert more.inner_text() == f"Show {rows.count() - 40} more"
+    more.press("Enter")
+    assert visible.count() == rows.count() and more.is_hidden()
+    context.close()
+
+
 def test_a_kernel_in_the_table_opens_its_panel(page: Any) -> None:
     button = page.locator(".open").last
     page.keyboard.press("Escape")

@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from astitch.errors import AstitchError
 from astitch.profiling.report import COPY, SIDES, Side
@@ -35,8 +37,8 @@ METRICS = {
 SHARES = ("achieved occupancy", "SM efficiency")
 """In per cent; the others are counts."""
 
-MOST_LAUNCHES = 200
-"""Launches that are counted: each is replayed several times."""
+MOST_LAUNCHES = 3
+"""Launches of a kernel of one shape that are counted: each is replayed several times."""
 
 MOST_SECONDS = 480
 
@@ -56,12 +58,45 @@ def find_ncu() -> str:
     return found
 
 
+@contextmanager
+def keep_compiled() -> Iterator[dict[str, str]]:
+    """While it lasts, what XLA compiles is kept on disk; hands on the environment in which a process finds it there.
+
+    So the watched process runs the very programs that were measured, and does not spend its time on compiling.
+    """
+    import jax
+    from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+    with tempfile.TemporaryDirectory(prefix="astitch_xla_") as folder:
+        settings = {
+            "jax_compilation_cache_dir": folder,
+            "jax_persistent_cache_min_compile_time_secs": 0.0,
+            "jax_persistent_cache_min_entry_size_bytes": -1,
+        }
+        before = {name: getattr(jax.config, name) for name in settings}
+        _configure(settings)
+        reset_cache()  # JAX opens its cache once: it must look at the setting anew
+        try:
+            yield {name.upper(): str(value) for name, value in settings.items()}
+        finally:
+            _configure(before)
+            reset_cache()
+
+
+def _configure(settings: Mapping[str, Any]) -> None:
+    import jax
+
+    for name, value in settings.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+
+
 def count_kernels(
-    target: Target, sides: Sequence[Side], engine: str | None, most: int
+    target: Target, sides: Sequence[Side], engine: str | None, most: int, shared: Mapping[str, str]
 ) -> dict[str, dict[str, dict[str, float]]]:
     """By side and kernel the counters of one launch, the mean of those that were counted.
 
-    sides: measured; the `most` slowest kernels of each are counted.  Raises AstitchError where nothing can be.
+    sides: measured; the `most` slowest kernels of each are counted.  shared: see keep_compiled.  Raises AstitchError
+    where nothing can be counted.
     """
     if not target.typed:
         raise AstitchError("counters need a target that can be read again\n  use astitch-profile")
@@ -81,6 +116,7 @@ def count_kernels(
             "--cache-control=none",
             "--kernel-name-base=function",
             f"--kernel-name=regex:^({pattern})$",
+            "--filter-mode=per-launch-config",
             f"--launch-count={MOST_LAUNCHES}",
             f"--metrics={','.join(METRICS.values())}",
             sys.executable,
@@ -90,7 +126,13 @@ def count_kernels(
             str(int(target.carries)),
             *target.typed,
         ]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment = {
+            **os.environ,
+            **shared,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            # What is allocated is saved and restored for each replay.
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        }
         try:
             ran = subprocess.run(
                 command,

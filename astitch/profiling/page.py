@@ -138,7 +138,11 @@ def render_cards(report: Report) -> str:
     what = "measured" if report.measured else "speed of light of the kernels"
     cards.append(
         _card(
-            "Memory-intensive time", xla.kernel_us(MEMORY), ours.kernel_us(MEMORY), format_us, what
+            "Memory-intensive time" if report.measured else "Memory-intensive, least time",
+            xla.kernel_us(MEMORY),
+            ours.kernel_us(MEMORY),
+            format_us,
+            what,
         )
     )
     cards.append(
@@ -187,13 +191,10 @@ def _runs(side: Side) -> int:
 
 def _card(title: str, theirs: float | None, ours: float | None, show: object, note: str) -> str:
     assert callable(show)
-    ratio = format_ratio(theirs, ours)
-    better = theirs is not None and ours is not None and ours <= theirs
-    chip = (
-        ""
-        if ratio == UNKNOWN
-        else f'<span class="chip {"good" if better else "bad"}">{ratio}</span>'
-    )
+    chip = ""
+    if theirs and ours:
+        verdict = "even" if abs(theirs / ours - 1) < 0.01 else "good" if ours < theirs else "bad"
+        chip = f'<span class="chip {verdict}">{format_ratio(theirs, ours)}</span>'
     return (
         f'<div class="card"><h3>{escape(title)}</h3><p class="figure-number">{escape(show(ours))}{chip}</p>'
         f'<p class="against">XLA {escape(show(theirs))}</p><p class="note">{escape(note)}</p></div>'
@@ -320,7 +321,8 @@ def render_kernels(report: Report) -> str:
         "Kernels",
         f'<div class="filters" role="group" aria-label="Which kernels">{filters}</div>'
         f'<div class="scroll"><table id="kernel-table"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>",
+        f"<tbody>{body}</tbody></table></div>"
+        '<button type="button" class="filter" id="all-kernels" aria-expanded="false" hidden></button>',
         note,
     )
 
@@ -505,7 +507,7 @@ def render_ablation(report: Report) -> str:
         "ablation",
         "Ablation",
         f'<div class="scroll">{draw_ablation(report.ablation)}</div>'
-        '<div class="scroll"><table class="plain"><thead><tr>'
+        '<div class="scroll"><table class="plain prose"><thead><tr>'
         "<th></th><th>kernels</th><th>grid barriers</th><th>time</th><th></th><th></th></tr></thead>"
         f"<tbody>{rows}</tbody></table></div>",
         "The memory-intensive part with only so much of the compiler; each row has what the one above it has.",
@@ -517,8 +519,8 @@ def render_refusals(report: Report) -> str:
         return ""
     rows = "".join(_refusal_row(refusal) for refusal in report.refusals)
     table = (
-        '<div class="scroll"><table class="plain wide"><thead><tr><th>from</th><th>to</th><th>why they are two</th>'
-        f"<th>source</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        '<div class="scroll"><table class="plain prose wide"><thead><tr><th>from</th><th>to</th>'
+        f"<th>why they are two</th><th>source</th></tr></thead><tbody>{rows}</tbody></table></div>"
         if rows
         else "<p>None.</p>"
     )

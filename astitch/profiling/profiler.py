@@ -10,7 +10,7 @@ import importlib.metadata
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +20,7 @@ from astitch.errors import AstitchError
 from astitch.gpu import Gpu, preset
 from astitch.hlo_import import serialize_module
 from astitch.profiling.ablation import ablate, start_with_xla
-from astitch.profiling.counters import add_counters, count_kernels
+from astitch.profiling.counters import add_counters, count_kernels, keep_compiled
 from astitch.profiling.inside_xla import export_inside, join_stitched
 from astitch.profiling.measured import measure_ablation, measure_sides
 from astitch.profiling.report import Machine, Report, Side
@@ -168,21 +168,24 @@ def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progr
 
 def compare_measured(target: Target, options: Options, progress: Progress) -> Report:
     """Both run on the GPU that is here."""
-    found = measure_sides(
-        target,
-        options.engine,
-        options.runs,
-        flush_l2=options.flush_l2,
-        strict=options.strict,
-        progress=progress,
-    )
-    sides = {"xla": found.xla, "astitch": found.astitch}
+    kept: AbstractContextManager[dict[str, str]]
+    kept = keep_compiled() if options.ncu else nullcontext({})
+    with kept as shared:
+        found = measure_sides(
+            target,
+            options.engine,
+            options.runs,
+            flush_l2=options.flush_l2,
+            strict=options.strict,
+            progress=progress,
+        )
+        sides = {"xla": found.xla, "astitch": found.astitch}
+        if options.ncu:
+            progress("hardware counters")
+            both = [found.xla, found.astitch]
+            counted = count_kernels(target, both, options.engine, options.counted, shared)
+            sides = {name: add_counters(side, counted[name]) for name, side in sides.items()}
     notes = list(target.notes)
-    if options.ncu:
-        progress("hardware counters")
-        both = [found.xla, found.astitch]
-        counted = count_kernels(target, both, options.engine, options.counted)
-        sides = {name: add_counters(side, counted[name]) for name, side in sides.items()}
     rows = []
     if options.ablation:
         progress("ablation")

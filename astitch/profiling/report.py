@@ -90,6 +90,7 @@ class Kernel:
     of light, the least time for its bytes, arithmetic and launches.  limit: what takes most of that time.  read_bytes,
     written_bytes, flops: least work.  occupancy: share of an SM's threads that are resident.  sm_efficiency: share of
     the SMs' time with work.  source: lines and op names in the user's program.  counters: by Nsight Compute.
+    ours: emitted by astitch; stitch says how, for a stitch op of the program itself (a loop as one kernel is none).
     """
 
     name: str
@@ -111,6 +112,7 @@ class Kernel:
     sm_efficiency: float | None = None
     source: Sequence[str] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
+    ours: bool = False
     stitch: Stitch | None = None
 
     @property
@@ -190,8 +192,8 @@ class Side:
 
     @property
     def stitched(self) -> tuple[Kernel, ...]:
-        """The kernels that astitch made; the others of its side are XLA's and libraries'."""
-        return tuple(kernel for kernel in self.kernels if kernel.stitch)
+        """The kernels that astitch emitted; the others of its side are XLA's and libraries'."""
+        return tuple(kernel for kernel in self.kernels if kernel.ours)
 
     @property
     def projected_us(self) -> float | None:

@@ -115,6 +115,7 @@ def describe_kernel(
         occupancy=min(resident * kernel.block / gpu.max_threads_per_sm, 1.0),
         sm_efficiency=busy,
         source=tuple(list_sources(graph, plan.scope.members)),
+        ours=True,
         stitch=describe_stitch(plan, kernel, projection),
     )
 

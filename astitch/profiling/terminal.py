@@ -57,6 +57,8 @@ def print_report(report: Report, console: Console, kernels: int = 10) -> None:
     for side in report.sides:
         if side.kernels and kernels:
             console.print(tabulate_kernels(side, kernels))
+    if any(kernel.counters for side in report.sides for kernel in side.kernels):
+        console.print(tabulate_counters(report))
     if report.ablation:
         console.print(tabulate_ablation(report))
     if report.refusals or report.outside:
@@ -163,6 +165,23 @@ def tabulate_kernels(side: Side, most: int) -> Table:
             format_percent(kernel.sm_efficiency),
             style="" if kernel.kind == MEMORY else "dim",
         )
+    return table
+
+
+def tabulate_counters(report: Report) -> Table:
+    """What Nsight Compute counted, of one call."""
+    rows = [(s, k) for s in report.sides for k in rank_kernels(s, len(s.kernels)) if k.counters]
+    names = list(dict.fromkeys(name for _, kernel in rows for name in kernel.counters))
+    table = make_table("Hardware counters of one call")
+    table.add_column("")
+    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=24)
+    for heading in (*names, "occ", "SM"):
+        table.add_column(heading, justify="right")
+    for side, kernel in rows:
+        counted = (kernel.counters.get(name) for name in names)
+        cells = [UNKNOWN if value is None else f"{value:,.0f}" for value in counted]
+        shares = format_percent(kernel.occupancy), format_percent(kernel.sm_efficiency)
+        table.add_row(name_side(side), Text(kernel.name), *cells, *shares)
     return table
 
 

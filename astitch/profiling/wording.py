@@ -61,7 +61,9 @@ def name_basis(report: Report) -> str:
     """What the times of a report are."""
     if report.measured:
         l2 = "the L2 flushed before each call" if report.machine.l2 == "flushed" else "the L2 warm"
-        return f"measured on {report.machine.gpu}, {l2}"
+        clock = report.machine.clocks.get("SM clock")
+        at = f" at {clock:,.0f} MHz" if clock else ""
+        return f"measured on {report.machine.gpu}{at}, {l2}"
     return f"nothing was run: speed of light and projected latency for the preset {report.machine.preset}"
 
 

@@ -117,8 +117,9 @@ class _Reader:
             kind = COPY if opcode in ("copy", "copy-start") or _is_memcpy(instruction) else MEMORY
             bound = work.bound_us(self.gpu)
             limit = name_limit(work, self.gpu)
+        name = _name_of_ours(instruction)
         return Kernel(
-            name=_name_of(instruction),
+            name=name or instruction.name.decode(),
             kind=kind,
             launches=times,
             bound_us=bound * times,
@@ -126,6 +127,7 @@ class _Reader:
             read_bytes=round(read * times),
             written_bytes=round(written * times),
             flops=round(flops * times),
+            ours=name is not None,
             source=tuple(dict.fromkeys(self._sources(instruction, inside))),
         )
 
@@ -179,12 +181,12 @@ def name_limit(work: Work, gpu: Gpu) -> str:
     return "DRAM" if memory_us >= compute_us else "fp32"
 
 
-def _name_of(instruction: Any) -> str:
-    """The instruction's, or that of the kernel which a custom call brings along."""
-    brought = None
-    if instruction.custom_call_target.endswith(b".ptx"):
-        brought = re.search(rb'[{ ]name = "([^"]+)"', instruction.backend_config)
-    return str((brought[1] if brought else instruction.name).decode())
+def _name_of_ours(instruction: Any) -> str | None:
+    """Of the kernel that a custom call of astitch's brings along."""
+    if not instruction.custom_call_target.endswith(b".ptx"):
+        return None
+    brought = re.search(rb'[{ ]name = "([^"]+)"', instruction.backend_config)
+    return str(brought[1].decode()) if brought else None
 
 
 def _is_library(instruction: Any) -> bool:

@@ -56,16 +56,32 @@ function sortBy(button) {
     return descending ? -order : order;
   });
   body.append(...rows.map(([, row]) => row));
+  filterRows();
 }
+const FEW = 40; // rows at first, where there are many more
+const all = document.getElementById("all-kernels");
 function filterRows() {
   const on = new Set($$(".filter[aria-pressed=true]").map((b) => b.dataset.filter));
+  let shown = 0;
+  let left = 0;
   for (const row of table.tBodies[0].rows) {
-    row.hidden = !(on.has(row.dataset.side) && on.has(row.dataset.class));
+    const wanted = on.has(row.dataset.side) && on.has(row.dataset.class);
+    const few = all.getAttribute("aria-expanded") === "true" || shown < FEW;
+    row.hidden = !(wanted && few);
+    if (wanted && few) shown += 1;
+    else if (wanted) left += 1;
   }
+  all.hidden = left === 0;
+  all.textContent = `Show ${left} more`;
 }
 if (table) {
+  filterRows();
+  all.addEventListener("click", () => {
+    all.setAttribute("aria-expanded", "true");
+    filterRows();
+  });
   for (const button of $$("th button", table)) button.addEventListener("click", () => sortBy(button));
-  for (const button of $$(".filter")) {
+  for (const button of $$(".filter[data-filter]")) {
     button.addEventListener("click", () => {
       button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
       filterRows();
