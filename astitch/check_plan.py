@@ -647,7 +647,8 @@ class _KernelCheck:
                 if not first:
                     self.find(variable, "integer")
                 outside = self.scopes
-                own = (variable, "col_tile")
+                # It works on another tile than what stands around it.
+                own = {variable, *(s.name for s in body if isinstance(s, k.Index))}
                 self.scopes = [
                     _Scope({n: v for n, v in scope.names.items() if n not in own})
                     for scope in outside
@@ -889,14 +890,14 @@ class _KernelCheck:
         self.check_form(given.element)
         self.check_form(given.part)
         parts = given.area.parts
-        whole = step.threads == self.kernel.block and not step.columns and step.carry
+        whole = step.threads * step.stride == self.kernel.block and step.carry
         self.require(
             bool(whole) and self.reducers[step.reducer].commutative,
             f"{step.state} is handed on by a block that has more than one row, or no carry",
         )
         self.require(self.kernel.grid % parts == 0, f"{step.state} is handed on in {parts} blocks")
         self.require(given.slot != step.slot, f"{given.slot} is read and written over")
-        return self.exchange_through(step, given.slot, 2)
+        return self.exchange_through(step, given.slot, k.count_handed(step))
 
     def check_part(self, step: k.ReduceAcross, part: k.Part) -> _Trace:
         """The uses of shared memory of one reduction, barriers between them."""

@@ -517,8 +517,10 @@ class _Printer:
             arguments += (
                 f", exchange + ({spell_form(start)}), {spell_form(given.part)}, {given.slot}, tag"
             )
+            if step.columns:
+                sizes += f", {step.stride}"
             kinds = f"Reduce{step.reducer}, {sizes}, {backward}, {given.area.parts}"
-            return f"scan_row_of_team<{kinds}>({arguments});"
+            return f"scan_{'columns' if step.columns else 'row'}_of_team<{kinds}>({arguments});"
         if not step.columns:
             return f"scan_row<Reduce{step.reducer}, {sizes}, {backward}>({arguments});"
         sizes += f", {step.stride}, {backward}"

@@ -2,7 +2,7 @@
 
 A scatter that writes each element at most once is a select over its result: every element looks whether
 the one update that may be meant for it is.  A small window is a combination of shifted slices; one that
-reaches back to the start (cumsum) a kernel scans as it is, in pieces where it is long.  Needs a simplified graph and
+reaches back to the start (cumsum) a kernel scans as it is, or in pieces.  Needs a simplified graph and
 hands on a simplified one; an op for which the graph does not prove what a rule asks for stays, and runs
 through the reference.
 """
@@ -437,8 +437,8 @@ def unroll_window(node: Node, draft: Draft) -> Node | str | None:
 def scan_in_pieces(node: Node, draft: Draft) -> Node | str | None:
     """reduce-window(x, e) from the start to each element, or from each to the end: itself, which a kernel scans.
 
-    Few long scans would leave most of a GPU idle: y[i, j] = f(scan(sums of the pieces)[i - 1], scan(x[i])[j]).  f must
-    be associative, as HLO asks of it.
+    Few long ones of a region that no team of blocks scans together would leave most of a GPU idle:
+    y[i, j] = f(scan(sums of the pieces)[i - 1], scan(x[i])[j]).  f must be associative, as HLO asks of it.
     """
     running, found = find_running(node), _fold_window(node, draft)
     if running is None or found is None:
@@ -448,8 +448,8 @@ def scan_in_pieces(node: Node, draft: Draft) -> Node | str | None:
     if not constant or (folding.op is not None and not folding.neutral):
         return None
     d, shape = running.dimension, node.shape
-    if folding.op is not None and all(n == 1 for n in shape[d + 1 :]):
-        return node  # a team of blocks scans a long row together
+    if folding.op is not None:
+        return node  # a team of blocks scans a long row together, or long columns
     beside = math.prod(shape[d + 1 :])
     width = min(beside, SECTOR_BYTES // node.dtype.bytes)
     blocks = math.prod(shape[:d]) * -(-beside // width)

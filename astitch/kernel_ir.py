@@ -397,8 +397,9 @@ class ReduceAcross:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A row is scanned by the blocks of a team together: this one's total is part number `part` of result `element`,
-    and what the parts before it have comes to all threads through two shared states `slot`."""
+    """A row, or the columns of a block, are scanned by the blocks of a team together: this one's total is part number
+    `part` of result `element`, or of those from it on, and what the parts before it have comes to all threads through
+    two shared states of `slot` for each."""
 
     area: Area
     element: Linear
@@ -432,6 +433,11 @@ class ScanAcross:
     def count(self) -> int:
         """States of a thread."""
         return self.steps * self.width
+
+
+def count_handed(step: ScanAcross) -> int:
+    """Shared states through which a Handover comes."""
+    return 2 * step.width * step.stride if step.columns else 2
 
 
 def count_scanned(step: ScanAcross, block: int) -> int:

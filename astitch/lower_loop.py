@@ -304,8 +304,12 @@ class LoopLowering(Values):
 
     def keep_values(self, phases: int) -> None:
         """Declare what stays on chip across the phases of a task."""
+        running = [p for p in self.places if p.root.kind is RootKind.RUNNING]
+        states = [self.declarations.reducer(p.root.name).state_bytes // 4 for p in running]
+        taken = sum(map(operator.mul, map(self.state_count, running), states))
+        registers = max(self.keep_registers - taken, 0)
         residency = choose_residency(
-            self.declarations.arrangement, self.loop, self.keep_registers, self.keep_shared_bytes
+            self.declarations.arrangement, self.loop, registers, self.keep_shared_bytes
         )
         staged = {s.load.key for s in self.staged.values()}  # these are on chip anyway
         keys = [h.key for h in residency.values]
@@ -412,7 +416,7 @@ class LoopLowering(Values):
         """The tile of this block in a round of a team."""
         m = self.mapping
         turn = ix.of_symbol(Symbol("round", m.rounds))
-        return k.Index("col_tile", ix.add(ix.scale(turn, m.abreast), self.part))
+        return k.Index(f"{m.carried}_tile", ix.add(ix.scale(turn, m.abreast), self.part))
 
     @property
     def part(self) -> Linear:
@@ -422,7 +426,7 @@ class LoopLowering(Values):
 
     def task_indices(self) -> Iterator[k.Statement]:
         m = self.mapping
-        row_tiles = 1 if m.carried == "row" else m.row_tiles
+        row_tiles = m.abreast if m.carried == "row" else m.row_tiles
         col_tiles = m.abreast if m.carried == "col" else m.col_tiles
         tiles = row_tiles * col_tiles
         task = ix.of_symbol(Symbol("task", m.tasks))
@@ -442,9 +446,9 @@ class LoopLowering(Values):
             else:
                 yield k.Index("outer", outer_tile)
         row_task, col_task = ix.divide(task, col_tiles), task
-        if m.rows_last:
+        if m.rows_last or m.carried == "row":
             row_task, col_task = task, ix.divide(task, row_tiles)
-        if row_tiles > 1:
+        if row_tiles > 1 and m.carried != "row":
             yield k.Index("row_tile", ix.modulo(row_task, row_tiles))
         if col_tiles > 1 and m.carried != "col":
             yield k.Index("col_tile", ix.modulo(col_task, col_tiles))
@@ -555,7 +559,8 @@ class LoopLowering(Values):
     def row_bound(self) -> Linear | None:
         """Steps over rows that lie inside; None where all do."""
         m = self.mapping
-        if m.row_size == 1 or m.row_tiles * m.row_steps * m.row_threads <= m.row_size:
+        tiles = m.rounds * m.abreast if m.carried == "row" else m.row_tiles
+        if m.row_size == 1 or tiles * m.row_steps * m.row_threads <= m.row_size:
             return None
         tile = ix.scale(ix.of_symbol(Symbol("row_tile", m.row_tiles)), -m.row_tile)
         return steps_inside(m.row_size, tile if m.row_tiles > 1 else ix.ZERO, "ty", m.row_threads)
@@ -888,21 +893,24 @@ class LoopLowering(Values):
             self.carried_states.append(states)
             step = replace(step, carry=carry)
         if m.abreast > 1:
-            step = replace(step, handover=self.handover(name, reducer))
+            step = replace(step, handover=self.handover(name, reducer, step))
         return step
 
-    def handover(self, name: str, reducer: k.Reducer) -> k.Handover:
-        """To the other blocks of the team, in each round of each row."""
+    def handover(self, name: str, reducer: k.Reducer, step: k.ScanAcross) -> k.Handover:
+        """To the other blocks of the team, in each round of each row or tile of columns."""
         m = self.mapping
-        area = self.declarations.handover_area(name, m.outer_size * m.rounds, m.abreast)
+        columns = step.stride * step.width if step.columns else 1
+        groups = m.tasks // m.abreast
+        results = groups * m.rounds * columns
+        area = self.declarations.handover_area(name, results, m.abreast)
+        group = ix.divide(ix.of_symbol(Symbol("task", m.tasks)), m.abreast)
         turn = ix.of_symbol(Symbol("round", m.rounds))
-        if m.outer_size > 1:
-            row = ix.of_symbol(Symbol("outer", m.outer_size))
-            turn = ix.add(ix.scale(row, m.rounds), turn)
-        slot = self.exchange_slot(reducer, 2, 0)
+        if groups > 1:
+            turn = ix.add(ix.scale(group, m.rounds), turn)
+        slot = self.exchange_slot(reducer, k.count_handed(step), 0)
         self.exchanges += 1
         self.declarations.block_barriers += 1
-        return k.Handover(area, turn, self.part, slot)
+        return k.Handover(area, ix.scale(turn, columns), self.part, slot)
 
     def thread_sets(self, place: Placement) -> list[tuple[int, int]]:
         """(threads, stride) of the sets to combine over, one after the other: the thread axes along which the result

@@ -15,6 +15,7 @@ from astitch.dimensions import array_of, is_embedded
 from astitch.gpu import Gpu
 from astitch.ir import DimensionsAttrs, Graph, Node
 from astitch.ops import OPS, Kind
+from astitch.running import find_running
 from astitch.speed_of_light import count_needed
 from astitch.stitch_scope import Scope
 from astitch.storage import storage_name, storage_type, stored_value
@@ -299,7 +300,7 @@ def _move_to_readers(
 
 def _count_statements(node: Node) -> int:
     kind = OPS[node.op].kind
-    if kind is Kind.REDUCE:
+    if kind is Kind.REDUCE or find_running(node) is not None:
         return REDUCE_STATEMENTS
     return int(kind not in (Kind.PROJECTION, Kind.SOURCE))
 

@@ -325,6 +325,8 @@ def _reduce_window(node: Node, operands: Arrays) -> Arrays:
     running = find_running(node)
     if running is not None and combiner is not None:
         return (_accumulate(combiner, running, inputs[0], initial[0]),)
+    if running is not None:
+        return (_accumulate_by_doubling(node.regions[0], running, inputs[0], initial[0]),)
     dtypes = [x.dtype for x in inputs]
     if combiner is not None:
         inputs, initial = tuple(map(widen_more, inputs)), tuple(map(widen_more, initial))
@@ -361,6 +363,20 @@ def _accumulate(combiner: np.ufunc, running: Running, x: Array, initial: Array) 
     total = combiner(widen_more(initial), combiner.accumulate(wide, d, wide.dtype))
     ordered = np.flip(total, d) if running.backward else total
     return np.asarray(ordered).astype(x.dtype, copy=False)
+
+
+def _accumulate_by_doubling(region: Graph, running: Running, x: Array, initial: Array) -> Array:
+    """y[i] = f(y[i - s], y[i]) for s = 1, 2, 4 ..: f is associative, and the order is kept."""
+    rows = np.moveaxis(x, running.dimension, 0)
+    reach = 1
+    while reach < len(rows):
+        earlier, later = rows[:-reach], rows[reach:]
+        (joined,) = apply_region(region, [earlier, later])
+        parts = [joined, rows[-reach:]] if running.backward else [rows[:reach], joined]
+        rows = np.concatenate(parts)
+        reach *= 2
+    (total,) = apply_region(region, [np.broadcast_to(initial, rows.shape), rows])
+    return np.asarray(np.moveaxis(total, 0, running.dimension))
 
 
 def _select_and_scatter(node: Node, operands: Arrays) -> Arrays:

@@ -45,7 +45,7 @@ def map_running(
     first = space.atoms.index(along[0])
     outer, inner = space.atoms[:first], space.atoms[first + len(along) :]
     if inner:
-        return _map_down_columns(space, outer, along, inner, gpu, block, schedule)
+        return _map_down_columns(space, outer, along, inner, gpu, block, wave, schedule)
     return _map_along_rows(space, outer, along, gpu, block, wave, schedule)
 
 
@@ -73,11 +73,8 @@ def _map_along_rows(
     abreast = 1
     if tile < cols:
         tiles = ceil_div(cols, tile)
-        if space.parted and rows * 2 <= wave and schedule.split != 1:
-            abreast = min(schedule.split or wave // rows, wave // rows, tiles)
-        reason = f"running reduction: a block a row, in {ceil_div(tiles, abreast)} rounds"
-        if abreast > 1:
-            reason += f" of {abreast} blocks each, which hand on what came before"
+        abreast = _blocks_of_team(space, rows, tiles, wave, schedule)
+        reason = f"running reduction: a block a row, {_describe_rounds(tiles, abreast)}"
     return Mapping(
         outer,
         (),
@@ -96,8 +93,27 @@ def _map_along_rows(
     )
 
 
+def _blocks_of_team(space: Space, teams: int, tiles: int, wave: int, schedule: Schedule) -> int:
+    """Blocks that work on tiles of one row, or of the same columns, side by side: 1 where rows fill the GPU."""
+    if not space.parted or teams * 2 > wave or schedule.split == 1:
+        return 1
+    return min(schedule.split or wave, wave // teams, tiles)
+
+
+def _describe_rounds(tiles: int, abreast: int) -> str:
+    text = f"in {ceil_div(tiles, abreast)} rounds"
+    return f"{text} of {abreast} blocks, which hand on what came before" if abreast > 1 else text
+
+
 def _map_down_columns(
-    space: Space, outer: Atoms, row: Atoms, col: Atoms, gpu: Gpu, block: int, schedule: Schedule
+    space: Space,
+    outer: Atoms,
+    row: Atoms,
+    col: Atoms,
+    gpu: Gpu,
+    block: int,
+    wave: int,
+    schedule: Schedule,
 ) -> Mapping:
     """Threads own columns; those that share them have neighbouring rows each."""
     rows, cols = size_of(row), size_of(col)
@@ -117,8 +133,13 @@ def _map_down_columns(
     packed = block // (col_threads * row_threads)
     tile = steps * row_threads
     reason = f"running reduction: {row_threads} x {steps} rows, {col_threads} threads wide"
+    abreast = 1
     if tile < rows:
-        reason += f", in {ceil_div(rows, tile)} rounds"
+        tiles = ceil_div(rows, tile)
+        abreast = _blocks_of_team(
+            space, size_of(outer) * ceil_div(vectors, col_threads), tiles, wave, schedule
+        )
+        reason += f", {_describe_rounds(tiles, abreast)}"
     return Mapping(
         outer,
         row,
@@ -132,6 +153,8 @@ def _map_down_columns(
         reason,
         carried="row" if tile < rows else "",
         backward=space.running == "backward",
+        abreast=abreast,
+        team=abreast > 1,
         rows_together=True,
     )
 

@@ -16,6 +16,7 @@ from astitch.hlo_import import import_hlo
 from astitch.ir import ArrayType, Graph, Node
 from astitch.ops import OPS, Kind
 from astitch.program import IslandStep
+from astitch.running import find_running
 from astitch.simplify import keep_live_nodes
 from astitch.stitch_scope import Left, why_not_stitchable
 
@@ -132,6 +133,10 @@ def _find_small(graph: Graph) -> set[str]:
     return {name for name in single if OPS[graph[name].op].kind is not Kind.SOURCE}
 
 
+def _is_reduction(node: Node) -> bool:
+    return OPS[node.op].kind is Kind.REDUCE or find_running(node) is not None
+
+
 def find_unworthy(compilation: Compilation) -> dict[str, str]:
     """Kernels of a body that XLA's own fusion makes as well, with the reason.
 
@@ -146,13 +151,12 @@ def find_unworthy(compilation: Compilation) -> dict[str, str]:
         if all(OPS[m.op].kind in (Kind.INDEX, Kind.BROADCAST) for m in members):
             found[plan.kernel.name] = "it only moves elements"
         elif all(
-            OPS[m.op].kind is not Kind.REDUCE
-            and (OPS[m.op].kind is Kind.PROJECTION or array_of(m).size == 1)
+            not _is_reduction(m) and (OPS[m.op].kind is Kind.PROJECTION or array_of(m).size == 1)
             for m in members
         ):
             found[plan.kernel.name] = "it works on single elements"
         elif (
-            all(OPS[m.op].kind is not Kind.REDUCE for m in members)
+            not any(map(_is_reduction, members))
             and len({array_of(graph[name]).size for name in plan.scope.outputs}) == 1
         ):
             found[plan.kernel.name] = "it has no reduction and results of one size"

@@ -77,7 +77,7 @@ class Mapping:
     rows_last: tasks with neighbouring numbers are row tiles, not column tiles: a team shares one column tile.
     carried: "row" or "col": a task has all tiles along that axis, which its block works on one after the other, from
     the first or, backward, from the last.  "": each is a task.
-    abreast: tiles of a round that carries along columns, each worked on by a block of its own: a team.
+    abreast: tiles of a round, each worked on by a block of its own: a team.
     rows_together: the rows of a tile that a thread visits are neighbours.
     """
 
@@ -138,16 +138,17 @@ class Mapping:
     @property
     def tasks(self) -> int:
         """Tiles of the space; task number = (outer tile * row_tiles + row tile) * col_tiles + col tile, or with
-        rows_last (outer tile * col_tiles + col tile) * row_tiles + row tile.  Without the tiles of the carried axis."""
-        row_tiles = 1 if self.carried == "row" else self.row_tiles
+        rows_last (outer tile * col_tiles + col tile) * row_tiles + row tile.  Of the carried axis, which is the last,
+        the tiles abreast."""
+        row_tiles = self.abreast if self.carried == "row" else self.row_tiles
         col_tiles = self.abreast if self.carried == "col" else self.col_tiles
         return self.outer_tiles * row_tiles * col_tiles
 
     @property
     def rounds(self) -> int:
         """Tiles of a task."""
-        tiles = {"row": self.row_tiles, "col": ceil_div(self.col_tiles, self.abreast)}
-        return tiles.get(self.carried, 1)
+        tiles = {"row": self.row_tiles, "col": self.col_tiles}
+        return ceil_div(tiles.get(self.carried, 1), self.abreast)
 
     @property
     def row_steps(self) -> int:
@@ -168,12 +169,15 @@ class Mapping:
         """(outer, row, col) positions that a thread computes in a task: the meaning of the Mapping."""
         if self.carried:
             whole = replace(self, carried="")
-            step = self.col_tiles if self.carried == "row" else self.abreast
-            above, beside = divmod(task, step)
-            tiles = self.row_tiles * self.col_tiles
+            above, beside = divmod(task, self.abreast)
+            outer_part, col_part = divmod(above, 1 if self.carried == "col" else self.col_tiles)
             for turn in range(self.rounds)[:: -1 if self.backward else 1]:
-                if turn * step + beside < tiles:
-                    yield from whole.elements(above * tiles + turn * step + beside, thread)
+                tile = turn * self.abreast + beside
+                if self.carried == "col" and tile < self.col_tiles:
+                    yield from whole.elements(outer_part * self.col_tiles + tile, thread)
+                elif self.carried == "row" and tile < self.row_tiles:
+                    row_part = outer_part * self.row_tiles + tile
+                    yield from whole.elements(row_part * self.col_tiles + col_part, thread)
             return
         if self.rows_last:
             tile, row_part = divmod(task, self.row_tiles)

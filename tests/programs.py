@@ -1034,6 +1034,20 @@ def running_sums(
     )
 
 
+@program(normal(700, 24), platform="cuda")
+def places_of_tokens(scores: jax.Array) -> tuple[jax.Array, ...]:
+    """A router's choice: which place each token takes in the queue of its expert, and whether it fits."""
+    chosen = jax.nn.one_hot(scores.argmax(-1), scores.shape[-1], dtype=jnp.int32)
+    place = (jnp.cumsum(chosen, axis=0) * chosen).sum(-1) - 1
+    return place, jnp.where(place < 40, scores.max(-1), 0.0)
+
+
+@program(normal(30_011), platform="cuda")
+def long_running_sum(x: jax.Array) -> jax.Array:
+    """Blocks hand on their totals."""
+    return jnp.cumsum(x * x) / x.size
+
+
 @program(normal(2, 13, 11, 8), normal(2, 13, 11, 8, dtype=BF16), normal(7, 50), platform="cuda")
 def pooling(x: jax.Array, y: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
     """Largest, mean of what is inside, mean of all, with holes."""

@@ -75,7 +75,7 @@ GOLDENS = """
     adam_with_clip sgd_momentum lstm_cell dense_residual_norm split_heads transposes
     dynamic_slices pads concatenate_reverse_iota gathers indexed_updates converts quantise_int8 quantise_f8
     f8_storage astitch_golden
-    power_broadcast_add dien_reduce transformer_reduce cumsum_softmax pooling
+    power_broadcast_add dien_reduce transformer_reduce cumsum_softmax places_of_tokens long_running_sum pooling
 """.split()
 
 LARGE_GRIDS = """

@@ -406,6 +406,13 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "scan_row_of_team<Reduce0, 4, 2, 256, false, 6>(s, slot, c, exchange + (i * 12 + 6), i, given, tag);",
     ),
     (
+        k.ScanAcross(
+            "s", 4, 2, 0, 8, 32, "slot", True, "c", True, k.Handover(AREA, AT, AT, "given")
+        ),
+        "scan_columns_of_team<Reduce0, 4, 2, 8, 32, true, 6>"
+        "(s, slot, c, exchange + (i * 12 + 6), i, given, tag);",
+    ),
+    (
         k.FetchRound(True, "r", 5, False, BODY),
         "{\n  const int r = 0;\n  const int x = i;\n}\ncopy_commit();",
     ),

@@ -181,6 +181,10 @@ HANDED_ON: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...], int]] = {
         (numbers(2, 9_000, dtype=BF16),),
         9,
     ),
+    "of columns": (lambda x: jnp.cumsum(x, 0) - x, (numbers(9_000, 6),), 32),
+    "of columns in rounds": (lambda x: jnp.cumsum(x, 0), (numbers(30_000, 14),), 16),
+    "of columns from the end": (lambda x: lax.cummin(x, 0, reverse=True), (numbers(9_000, 5),), 32),
+    "of columns of many": (lambda x: jnp.cumsum(x, 1), (numbers(2, 9_001, 6),), 16),
     "of integers": (lambda x: jnp.cumsum(x), (numbers(9_000, dtype=np.int32),), 9),
 }
 """Function, arguments, blocks that share a row."""
@@ -238,9 +242,13 @@ def test_an_associative_region_keeps_its_order() -> None:
     assert planned.teams == ()
 
 
-def test_few_long_columns_go_in_pieces_of_one_kernel() -> None:
-    x = numbers(40_001, 3)
-    expect_as_jax(lambda a: jnp.cumsum(a, 0), x, check=False, schedule=None)
+def test_long_scans_of_a_region_go_in_pieces_of_one_kernel() -> None:
+    x = numbers(3, 40_001)
+    planned = plan(lambda a: lax.cumlogsumexp(a, 1), x, schedule=None)
+    assert len(planned.plans) == 1
+    assert planned.teams == ()
+    want = np.logaddexp.accumulate(x.astype(F64), 1).astype(np.float32)
+    assert_close(planned.run(x), [want], TOLERANCE)
 
 
 def test_each_element_is_read_once_and_written_once() -> None:
@@ -342,6 +350,9 @@ def test_mappings_that_cannot_scan_say_why() -> None:
     team = replace(carried, abreast=4, team=True)
     assert "in any order" in (why_not_in_order(space, team) or "")
     assert why_not_in_order(replace(space, parted=True), team) is None
+    below = replace(apart, rows_together=True, abreast=4, team=True)
+    assert "in any order" in (why_not_in_order(down, below) or "")
+    assert why_not_in_order(replace(down, parted=True), below) is None
 
 
 def test_a_scan_in_a_loop_of_its_own_says_why() -> None:

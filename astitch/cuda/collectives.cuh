@@ -394,15 +394,16 @@ __device__ __forceinline__ void scan_row(typename R::State (&states)[COUNT], Slo
     for (int i = 0; i < COUNT; ++i) states[i] = join_in_order<R, BACKWARD>(before[i / WIDTH], states[i]);
 }
 
-// WIDTH columns in the order (thread, step) over THREADS threads that are STRIDE apart: the lanes of a warp that share a
-// column first, then the warps or threads that do.
+// WIDTH columns in the order (thread, step) over THREADS threads that are STRIDE apart: within each thread, what comes
+// before it in the column, and the columns' totals.  The lanes of a warp that share a column first, then the warps or
+// threads that do.
 // slot: WIDTH states for each column of each line of the block, a line being a warp (STRIDE < 32) or STRIDE threads, where
-// columns span lines.  carry: of each column.
-template <class R, int STEPS, int WIDTH, int THREADS, int STRIDE, bool BACKWARD, int COUNT, class Slot, class Carry>
-__device__ __forceinline__ void scan_columns(typename R::State (&states)[COUNT], Slot slot, Carry&& carry)
+// columns span lines.
+template <class R, int STEPS, int WIDTH, int THREADS, int STRIDE, bool BACKWARD, int COUNT, class Slot>
+__device__ __forceinline__ void scan_steps(
+    typename R::State (&states)[COUNT], Slot slot, typename R::State (&before)[WIDTH], typename R::State (&totals)[WIDTH])
 {
     using State = typename R::State;
-    constexpr bool CARRIED = !is_same<typename no_reference<Carry>::type, no_carry>;
     constexpr int SET = THREADS * STRIDE, LINE = STRIDE < 32 ? 32 : STRIDE;
     constexpr int LANES = STRIDE < 32 ? (SET < 32 ? THREADS : 32 / STRIDE) : 1, LINES = SET < 32 ? 1 : SET / LINE;
     constexpr int LAST = BACKWARD ? 0 : STEPS - 1;
@@ -415,7 +416,6 @@ __device__ __forceinline__ void scan_columns(typename R::State (&states)[COUNT],
             own = join_in_order<R, BACKWARD>(states[(BACKWARD ? at + 1 : at - 1) * WIDTH + c], own);
         }
     }
-    State before[WIDTH], totals[WIDTH];
 #pragma unroll
     for (int c = 0; c < WIDTH; ++c) {
         before[c] = R::identity();
@@ -433,7 +433,6 @@ __device__ __forceinline__ void scan_columns(typename R::State (&states)[COUNT],
 #pragma unroll
         for (int c = 0; c < WIDTH; ++c) {
             State run = R::identity(), up_to = run;
-            if constexpr (CARRIED) up_to = run = carry[c];
 #pragma unroll
             for (int j = 0; j < LINES; ++j) {
                 const int other = first + (BACKWARD ? LINES - 1 - j : j);
@@ -441,15 +440,27 @@ __device__ __forceinline__ void scan_columns(typename R::State (&states)[COUNT],
                 run = join_in_order<R, BACKWARD>(run, slot[(other * WIDTH + c) * STRIDE + column]);
             }
             before[c] = join_in_order<R, BACKWARD>(up_to, before[c]);
-            if constexpr (CARRIED) carry[c] = run;
+            totals[c] = run;
         }
-    } else if constexpr (CARRIED) {
+    } else if constexpr (LANES > 1) {
         const int source = (threadIdx.x & 31 & -(LANES * STRIDE)) + last * STRIDE + column;
+#pragma unroll
+        for (int c = 0; c < WIDTH; ++c) totals[c] = R::take(totals[c], source);
+    }
+}
+
+// carry: of each column.
+template <class R, int STEPS, int WIDTH, int THREADS, int STRIDE, bool BACKWARD, int COUNT, class Slot, class Carry>
+__device__ __forceinline__ void scan_columns(typename R::State (&states)[COUNT], Slot slot, Carry&& carry)
+{
+    constexpr bool CARRIED = !is_same<typename no_reference<Carry>::type, no_carry>;
+    typename R::State before[WIDTH], totals[WIDTH];
+    scan_steps<R, STEPS, WIDTH, THREADS, STRIDE, BACKWARD>(states, slot, before, totals);
+    if constexpr (CARRIED) {
 #pragma unroll
         for (int c = 0; c < WIDTH; ++c) {
             before[c] = join_in_order<R, BACKWARD>(carry[c], before[c]);
-            const State total = LANES > 1 ? R::take(totals[c], source) : totals[c];
-            carry[c] = join_in_order<R, BACKWARD>(carry[c], total);
+            carry[c] = join_in_order<R, BACKWARD>(carry[c], totals[c]);
         }
     }
     if constexpr (CARRIED || THREADS > 1) {
@@ -575,4 +586,53 @@ __device__ __forceinline__ void scan_row_of_team(
     for (int s = 0; s < STEPS; ++s) before[s] = join_in_order<R, BACKWARD>(start, before[s]);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) states[i] = join_in_order<R, BACKWARD>(before[i / WIDTH], states[i]);
+}
+
+// The same for all columns of a block, each with its parts one after the other.  handed: two shared states for each.
+template <
+    class R, int STEPS, int WIDTH, int THREADS, int STRIDE, bool BACKWARD, int PARTS, int COUNT, class Slot, class Handed>
+__device__ __forceinline__ void scan_columns_of_team(
+    typename R::State (&states)[COUNT], Slot slot, typename R::State (&carry)[WIDTH], unsigned long long* parts, int part,
+    Handed handed, unsigned tag)
+{
+    using State = typename R::State;
+    constexpr int LINE = STRIDE < 32 ? 32 : STRIDE, LANES = LINE / STRIDE;
+    State before[WIDTH], totals[WIDTH];
+    scan_steps<R, STEPS, WIDTH, THREADS, STRIDE, BACKWARD>(states, slot, before, totals);
+    const int column = threadIdx.x % STRIDE, lane = threadIdx.x / STRIDE % LANES;
+    if (threadIdx.x < LINE) {
+        State ahead[WIDTH], others[WIDTH];
+        unsigned long long* const own = parts + column * WIDTH * PARTS * R::words;
+        if (lane == 0) {
+#pragma unroll
+            for (int c = 0; c < WIDTH; ++c) R::publish(totals[c], own + (c * PARTS + part) * R::words, tag);
+        }
+#pragma unroll
+        for (int c = 0; c < WIDTH; ++c) {
+            ahead[c] = others[c] = R::identity();
+            const unsigned long long* const from = own + c * PARTS * R::words;
+            collect_range<R, LANES, R::words>(ahead[c], from, lane, BACKWARD ? part + 1 : 0, BACKWARD ? PARTS : part, tag);
+            collect_range<R, LANES, R::words>(others[c], from, lane, BACKWARD ? 0 : part, BACKWARD ? part + 1 : PARTS, tag);
+        }
+        if constexpr (LANES > 1) {
+            reduce_lanes<R, LANES, STRIDE>(ahead);
+            reduce_lanes<R, LANES, STRIDE>(others);
+        }
+        if (lane == 0) {
+#pragma unroll
+            for (int c = 0; c < WIDTH; ++c) {
+                const State start = join_in_order<R, BACKWARD>(carry[c], ahead[c]);
+                handed[2 * c * STRIDE + column] = start;
+                handed[(2 * c + 1) * STRIDE + column] = R::combine(start, others[c]);
+            }
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < WIDTH; ++c) {
+        before[c] = join_in_order<R, BACKWARD>(handed[2 * c * STRIDE + column], before[c]);
+        carry[c] = handed[(2 * c + 1) * STRIDE + column];
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) states[i] = join_in_order<R, BACKWARD>(before[i % WIDTH], states[i]);
 }

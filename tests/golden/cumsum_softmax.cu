@@ -10,9 +10,9 @@ struct Reduce0 {
   static constexpr bool commutative = true;
   static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
-  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
+  static __device__ __forceinline__ State identity() { return State{0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v2 = hlo_maximum(a.f0, b.f0);
+    const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
   }
   static __device__ __forceinline__ State take(const State s, int lane) {
@@ -26,9 +26,9 @@ struct Reduce1 {
   static constexpr bool commutative = true;
   static constexpr Joint joint = JOINT_NONE;
   struct State { float f0; };
-  static __device__ __forceinline__ State identity() { return State{0.0f}; }
+  static __device__ __forceinline__ State identity() { return State{same_bits<float>(0xff800000u)}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
-    const float v2 = hlo_add(a.f0, b.f0);
+    const float v2 = hlo_maximum(a.f0, b.f0);
     return State{v2};
   }
   static __device__ __forceinline__ State take(const State s, int lane) {
@@ -42,9 +42,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_window_sum_7) {
   ASTITCH_SHARED_ARENA(96);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 64, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 32, 8);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 64, 8);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 32, 8);
   {  // loop 0: outer 8 / 1 threads, row 1 / 1 threads x 1, col 1000 / 256 threads x 1 x 4; 8 tasks; running reduction: 1 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -56,9 +56,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     if (first < 8) {
       const int task = first;
       const int outer = task;
-      Reduce0::State reduce_max_7_state_0[1];
+      Reduce1::State reduce_max_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
+      for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce1::identity();
       {
         const int k = 0;
         {
@@ -71,17 +71,17 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
+              reduce_max_7_state_0[0] = Reduce1::combine(reduce_max_7_state_0[0], Reduce1::State{x_1});
             }
           }
         }
       }
-      reduce_warps<Reduce0>(reduce_max_7_state_0, exchange_0_0);
+      reduce_warps<Reduce1>(reduce_max_7_state_0, exchange_1_0);
       __syncthreads();
-      combine_warps<Reduce0, 256, false>(reduce_max_7_state_0, exchange_0_0);
-      Reduce1::State reduce_sum_7_state_0[1];
+      combine_warps<Reduce1, 256, false>(reduce_max_7_state_0, exchange_1_0);
+      Reduce0::State reduce_sum_7_state_0[1];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce1::identity();
+      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
       const float reduce_max_7 = reduce_max_7_state_0[0].f0;
       {
         const int k = 0;
@@ -96,17 +96,17 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float sub_7 = hlo_subtract(x_1__1, reduce_max_7);
               const float exp_1 = hlo_exp(sub_7);
               exp_1_kept_0[k * 4 + l * 4 + lane] = exp_1;
-              reduce_sum_7_state_0[0] = Reduce1::combine(reduce_sum_7_state_0[0], Reduce1::State{exp_1});
+              reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{exp_1});
             }
           }
         }
       }
-      reduce_warps<Reduce1>(reduce_sum_7_state_0, exchange_1_1);
+      reduce_warps<Reduce0>(reduce_sum_7_state_0, exchange_0_1);
       __syncthreads();
-      combine_warps<Reduce1, 256, false>(reduce_sum_7_state_0, exchange_1_1);
-      Reduce1::State reduce_window_sum_7_state_0[4];
+      combine_warps<Reduce0, 256, false>(reduce_sum_7_state_0, exchange_0_1);
+      Reduce0::State reduce_window_sum_7_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 4; ++i) reduce_window_sum_7_state_0[i] = Reduce1::identity();
+      for (int i = 0; i < 4; ++i) reduce_window_sum_7_state_0[i] = Reduce0::identity();
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       {
         const int k = 0;
@@ -118,12 +118,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             for (int lane = 0; lane < 4; ++lane) {
               const float exp_1__1 = exp_1_kept_0[k * 4 + l * 4 + lane];
               const float div_7 = hlo_divide_shared(exp_1__1, reduce_sum_7);
-              reduce_window_sum_7_state_0[l * 4 + lane] = Reduce1::combine(reduce_window_sum_7_state_0[l * 4 + lane], Reduce1::State{div_7});
+              reduce_window_sum_7_state_0[l * 4 + lane] = Reduce0::combine(reduce_window_sum_7_state_0[l * 4 + lane], Reduce0::State{div_7});
             }
           }
         }
       }
-      scan_row<Reduce1, 1, 4, 256, false>(reduce_window_sum_7_state_0, exchange_1_0, no_carry());
+      scan_row<Reduce0, 1, 4, 256, false>(reduce_window_sum_7_state_0, exchange_0_0, no_carry());
       {
         const int l = 0;
         const int col = l * 1024 + tx * 4;
