@@ -6,11 +6,9 @@ times.  The layer is plain JAX that knows nothing of astitch: `astitch.jit` repl
 
 from __future__ import annotations
 
-import re
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import jax
@@ -96,6 +94,7 @@ def main() -> int:
     # Imported here so that the model above can be used without the compiler.
     from astitch.explain import kernel_rows, library_steps, show_table
     from astitch.jit import jit
+    from astitch.profiling.measured import read_executable
 
     backend = jax.default_backend()
     params = make_layer(seed=0)
@@ -111,7 +110,7 @@ def main() -> int:
     print(show_table(rows))
     print(f"{len(library_steps(stitched.program))} library calls; explain() has every decision\n")
 
-    memory, products = count_xla_kernels(reference.as_text() or "")
+    memory, products = count_xla_kernels(read_executable(reference)[0])
     print(f"kernels that are no matrix product: astitch {len(stitched.program.kernels)}")
     print(f"{'':36}XLA for {backend} {memory} (and {products} with products)")
     print(f"compiled in {compiled_s:.1f} s")
@@ -139,33 +138,17 @@ def main() -> int:
     return 0
 
 
-def count_xla_kernels(text: str) -> tuple[int, int]:
-    """(launches without, launches with a matrix product or convolution) in an XLA program.
-
-    text: the optimized module as `jax.stages.Compiled.as_text` prints it; its entry is counted.
+def count_xla_kernels(module: bytes) -> tuple[int, int]:
+    """(launches without, launches with a matrix product or convolution) of an optimized module, a serialized
+    HloModuleProto.
     """
-    bodies = {
-        m[1]: m[2] for m in re.finditer(r"^(?:ENTRY )?%?(\S+) .*\{\n((?:  .*\n)*)\}", text, re.M)
-    }
-    entry = re.search(r"^ENTRY .*\{\n((?:  .*\n)*)\}", text, re.M)
-    counts: Counter[bool] = Counter()
-    for line in entry[1].splitlines() if entry else ():
-        opcode = re.search(r" = .*? ([a-z][\w-]*)\(", line)
-        if opcode is None or opcode[1] in _FREE:
-            continue
-        called = re.search(r"(?:calls|to_apply)=%?([\w.-]+)", line)
-        target = re.search(r'custom_call_target="([^"]*)"', line)
-        # Names say nothing: a softmax that reads %gemm_fusion.7 is no product.
-        ops = [
-            opcode[1],
-            *re.findall(r" ([a-z][\w-]*)\(", bodies.get(called[1], "") if called else ""),
-        ]
-        library = re.search(r"gemm|cublas|cudnn|matmul|conv", target[1]) if target else None
-        counts[library is not None or not {"dot", "convolution"}.isdisjoint(ops)] += 1
-    return counts[False], counts[True]
+    from astitch.gpu import preset
+    from astitch.profiling.report import PRODUCT
+    from astitch.profiling.xla_kernels import read_xla_kernels
 
-
-_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
+    kernels = read_xla_kernels(module, preset("host")).kernels
+    products = sum(kernel.kind == PRODUCT for kernel in kernels)
+    return len(kernels) - products, products
 
 
 def measure_us(call: Callable[[], object]) -> float:

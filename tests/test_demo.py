@@ -15,6 +15,8 @@ import pytest
 from astitch import demo
 from astitch.demo import count_xla_kernels, layer, make_inputs, make_layer
 from astitch.gpu import preset
+from astitch.hlo_import import serialize_module
+from astitch.profiling.measured import read_executable
 
 OPTIMIZED = """\
 HloModule jit_f, is_scheduled=true
@@ -44,13 +46,13 @@ ENTRY %main (x: f32[4,4]) -> (f32[4,4], f32[4,4]) {
 
 
 def test_kernels_of_an_optimized_module_are_counted_by_what_they_hold():
-    assert count_xla_kernels(OPTIMIZED) == (2, 2)
+    assert count_xla_kernels(serialize_module(OPTIMIZED)) == (2, 2)
 
 
 def test_kernels_of_what_xla_made_here_are_counted():
     x = jnp.ones((8, 8))
-    text = jax.jit(lambda a: jnp.exp(a @ a)).lower(x).compile().as_text()
-    memory, products = count_xla_kernels(text or "")
+    compiled = jax.jit(lambda a: jnp.exp(a @ a)).lower(x).compile()
+    memory, products = count_xla_kernels(read_executable(compiled)[0])
     assert products == 1
     assert memory <= 1
 

@@ -217,6 +217,7 @@ BAD = {
     "shapes of a module": (["{hlo}", "--args", "f32[1]"], "an HLO module has its own shapes"),
     "empty dump": (["{folder}"], "no *before_optimizations* file in it"),
     "preset": (["{py}", "--gpu", "h900"], "no GPU preset 'h900'"),
+    "emulation": (["{py}", "--gpu", "host"], "--gpu host is the emulation"),
     "no Nsight": (["{py}", "--ncu"], "--ncu needs Nsight Compute"),
     "runs": (["{py}", "--runs", "0"], "--runs 0: give 1 or more"),
     "no folder": (["{py}", "--json", "nowhere/x.json"], "there is no folder nowhere"),
@@ -294,6 +295,16 @@ def test_the_command_writes_compares_and_says_so_by_its_status(
     worse.write_text(json.dumps(slower(report, 2.0).to_dict()))
     assert main([str(worse), "--compare", str(base)]) == 1
     assert "REGRESSION" in capsys.readouterr().out
+
+
+def test_open_shows_the_page(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda uri: shown.append(uri) or True)
+    assert main([str(module), "--gpu", "h100", "--no-ablation", "--open"]) == 0
+    (uri,) = shown
+    assert Path(uri.removeprefix("file://")).read_text().startswith("<!doctype html>")
+    monkeypatch.setattr("webbrowser.open", lambda uri: False)
+    assert main([str(module), "--gpu", "h100", "--no-ablation", "--open"]) == 2
 
 
 def test_strict_names_what_is_left_to_xla(

@@ -17,6 +17,7 @@ import pytest
 
 from astitch.errors import AstitchError
 from astitch.gpu import preset
+from astitch.host_engine import HostEngine
 from astitch.profiling import counters, measured, profiler, terminal
 from astitch.profiling.kernel_trace import Launch
 from astitch.profiling.profiler import Options
@@ -115,6 +116,22 @@ def test_a_measured_report_goes_to_json_and_a_page(monkeypatch: pytest.MonkeyPat
     assert back.to_dict() == report.to_dict()
     assert "a call, pipelined" in report.to_text()
     assert 'class="badge measured"' in report.to_html()
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_an_hlo_module_runs_on_values_made_up_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "astitch.xla_island.find_device", lambda kind, number: jax.devices("cpu")[0]
+    )
+    monkeypatch.setattr("astitch.executor.GpuExecutor", HostEngine)
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8, 128), (128, 16))]
+    module = replace(trace_function("soft", soft, tuple(shapes)), function=None, args=())
+    found = measured.measure_sides(
+        module, None, 3, flush_l2=False, strict=False, progress=lambda what: None
+    )
+    assert found.xla.wall is not None and found.astitch.wall is not None
+    assert found.astitch.planned_bytes == found.stitched.planned_bytes
+    assert found.astitch.stitched[0].us == 2.0
 
 
 @pytest.mark.usefixtures("on_a_gpu")

@@ -112,6 +112,8 @@ def check_options(options: argparse.Namespace) -> None:
     """Raises AstitchError before anything takes time."""
     from astitch.gpu import preset
 
+    if options.gpu == "host":
+        raise AstitchError("--gpu host is the emulation, which has no times\n  name a GPU")
     if options.gpu is not None:
         preset(options.gpu)
     for name, least in (("runs", 1), ("kernels", 0)):

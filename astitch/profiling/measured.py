@@ -115,11 +115,9 @@ def prepare_function(target: Target, side: str, engine: str | None, *, strict: b
 
 def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prepared:
     """An HLO module by XLA, or by astitch through CuPy, on values made up for it.  Raises AstitchError."""
-    import jax
-
     from astitch.executor import GpuExecutor, current_gpu
     from astitch.hlo_import import import_hlo
-    from astitch.xla_island import compile_island, find_device
+    from astitch.xla_island import compile_island, find_device, put_array
 
     graph = import_hlo(target.hlo)
     values = [make_values(graph[name].array, seed) for seed, name in enumerate(graph.parameters)]
@@ -128,11 +126,12 @@ def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prep
         raise AstitchError(
             f"{target.name}: JAX has no GPU here\n  install jax[cuda13] or jax[cuda12]"
         )
+    arrays = [put_array(value, device) for value in values]
+    wait_for_jax(arrays)
     start = time.perf_counter()
     if side == "xla":
         island = compile_island(serialize_module(target.hlo), device, target.name)
         compile_s = time.perf_counter() - start
-        arrays = jax.device_put(values, device)
 
         def run_xla() -> Any:
             return island.executable.execute_sharded(arrays)
@@ -146,12 +145,9 @@ def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prep
     compilation = compile_hlo(target.hlo, gpu=gpu, strict=strict)
     executor = GpuExecutor(compilation.program)
     compile_s = time.perf_counter() - start
-    import cupy
-
-    on_device = [cupy.asarray(value) for value in values]
 
     def run_astitch() -> Any:
-        return executor.run(on_device)
+        return executor.run(arrays)
 
     wait_for_cupy(run_astitch())
     runner = Runner(side, run_astitch, wait_for_cupy, list)
