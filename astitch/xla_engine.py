@@ -823,6 +823,47 @@ def _row_major(rank: int) -> tuple[int, ...]:
 # ---- the program in JAX ----------------------------------------------------------------------------------------
 
 
+def compile_for_xla(
+    graph: Graph,
+    gpu: Gpu,
+    donated: Sequence[bool] = (),
+    *,
+    tune: bool = False,
+    strict: bool = False,
+) -> tuple[Compilation, bytes]:
+    """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
+
+    donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  Raises AstitchError.
+    """
+    donated = tuple(donated) or (False,) * len(graph.parameters)
+    compilation = compile_graph(
+        graph,
+        gpu,
+        tune=tune,
+        strict=strict,
+        whole_loops=options.loop_kernels(),
+        spell=lambda plan: spell_plan(plan, donated),
+    )
+    in_place = find_in_place(compilation, donated)
+    left = find_moves(compilation)
+    kernels = prepare_kernels(compilation.program, gpu, in_place, left)
+    compilation = _note_refusals(compilation, kernels)
+    if options.stitch_loops():
+        compilation = stitch_bodies(compilation, tune=tune)
+    compilation, regions = export_bodies(compilation, _prepare_body)
+    loops: dict[LoopKey, LoopCall] = {}
+    if options.loop_kernels():
+        found, notes = find_loops(compilation)
+        loops, refused = prepare_loops(found, gpu)
+        compilation = replace(compilation, loops=(*notes, *refused))
+    return compilation, export_program(compilation, kernels, regions, loops)
+
+
+def _prepare_body(body: Compilation, loop: bool, left: Mapping[str, str]) -> Kernels:
+    in_place = find_carried_in_place(body) if loop else {}
+    return prepare_kernels(body.program, body.gpu, in_place, left)
+
+
 class Stitched:
     """A function traced for one signature, compiled by astitch once XLA wants its module.
 
@@ -862,34 +903,12 @@ class Stitched:
         with self._lock:
             if self._made is None:
                 tune = options.tune() if self._tune is None else self._tune
-                compilation = compile_graph(
-                    self.graph,
-                    self.gpu,
-                    tune=tune,
-                    strict=self._strict,
-                    whole_loops=options.loop_kernels(),
-                    spell=lambda plan: spell_plan(plan, self.donated),
+                compilation, module = compile_for_xla(
+                    self.graph, self.gpu, self.donated, tune=tune, strict=self._strict
                 )
-                in_place = find_in_place(compilation, self.donated)
-                left = find_moves(compilation)
-                kernels = prepare_kernels(compilation.program, self.gpu, in_place, left)
-                compilation = _note_refusals(compilation, kernels)
-                if options.stitch_loops():
-                    compilation = stitch_bodies(compilation, tune=tune)
-                compilation, regions = export_bodies(compilation, self._prepare_body)
-                loops: dict[LoopKey, LoopCall] = {}
-                if options.loop_kernels():
-                    found, notes = find_loops(compilation)
-                    loops, refused = prepare_loops(found, self.gpu)
-                    compilation = replace(compilation, loops=(*notes, *refused))
-                module = to_stablehlo(export_program(compilation, kernels, regions, loops))
                 trace_compilation(self.hlo, compilation)
-                self._made = compilation, module
+                self._made = compilation, to_stablehlo(module)
         return self._made
-
-    def _prepare_body(self, body: Compilation, loop: bool, left: Mapping[str, str]) -> Kernels:
-        in_place = find_carried_in_place(body) if loop else {}
-        return prepare_kernels(body.program, self.gpu, in_place, left)
 
     def __repr__(self) -> str:
         return f"<stitched for {self.gpu.name}>"
