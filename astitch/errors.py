@@ -54,7 +54,7 @@ class LaunchRefused(AstitchError):
 
 
 class OutOfMemory(AstitchError):
-    """The device has no room for the arena or an output."""
+    """The device has no room for the arena, a kernel, an argument, a result or a copy on the way to it."""
 
 
 class InvalidOption(AstitchError):

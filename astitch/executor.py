@@ -21,6 +21,7 @@ import numpy as np
 
 from astitch.errors import (
     ArgumentMismatch,
+    AstitchError,
     EngineUnavailable,
     LaunchRefused,
     OutOfMemory,
@@ -406,16 +407,23 @@ class GpuExecutor:
 
         arguments: one array for each parameter, of its shape and dtype: NumPy arrays are copied to the device,
         DeviceArrays, CuPy and JAX arrays are used where they lie.  They are only read.  Raises ArgumentMismatch,
-        OutOfMemory.
+        OutOfMemory, after which the next call finds all as it was.
         """
         with self.device, self._lock:
             stream = self.cupy.cuda.get_current_stream()
             self._wait_for_last_call(stream)
             call = self._place_buffers(arguments, stream.ptr)
+            launched = 0
             try:
                 for launch in self._launches:
                     launch(call)
+                    launched += 1
                 return self._take_outputs(call)
+            except Exception as error:
+                if not _is_shortage(error):
+                    raise
+                names = [*map(_name_of, self.program.steps), "the results"]
+                raise self._no_room(f"step {launched}, {names[launched]}", error) from None
             finally:  # what was launched before a failure still uses the arena and the arguments
                 self._finish_call(stream, arguments, call.lent)
 
@@ -472,11 +480,14 @@ class GpuExecutor:
         try:
             return self.cupy.cuda.alloc(max(count, 1))
         except self.cupy.cuda.memory.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"program {self.program.name}: no room for {what}, {count} bytes: {error}\n"
-                "  free arrays, call cupy.get_default_memory_pool().free_all_blocks(), or set "
-                "XLA_PYTHON_CLIENT_PREALLOCATE=false so that JAX leaves room"
-            ) from None
+            raise self._no_room(f"{what}, {count} bytes", error) from None
+
+    def _no_room(self, what: str, error: Exception) -> OutOfMemory:
+        return OutOfMemory(
+            f"program {self.program.name}: no room for {what}: {error}\n"
+            "  free arrays, call cupy.get_default_memory_pool().free_all_blocks(), or set "
+            "XLA_PYTHON_CLIENT_PREALLOCATE=false so that JAX leaves room"
+        )
 
     def _upload(self, array: np.ndarray, what: str) -> Any:
         """Device memory with the row-major bytes of a host array, ready in the order of the current stream."""
@@ -548,6 +559,8 @@ class GpuExecutor:
             if hasattr(argument, "__cuda_array_interface__"):
                 return self._place_cupy(self.cupy.asarray(argument))
             return self._place_host(np.asarray(argument), number)
+        except self.cupy.cuda.memory.OutOfMemoryError as error:  # of a copy that CuPy makes
+            raise self._no_room(f"a copy of argument {number}", error) from None
         except UnsupportedType as error:
             raise ArgumentMismatch(
                 f"argument {number}: {error}\n  pass an array of numbers"
@@ -623,7 +636,12 @@ class GpuExecutor:
         modules = {}
         for cubin in dict.fromkeys(result.cubin for result in compiled):
             modules[cubin] = self.cupy.cuda.function.Module()
-            modules[cubin].load(cubin)
+            try:
+                modules[cubin].load(cubin)
+            except Exception as error:
+                if not _is_shortage(error):
+                    raise
+                raise self._no_room(f"a kernel, {len(cubin)} bytes", error) from None
         functions = {
             k: modules[(result := results[k.source]).cubin].get_function(result.symbol(k.name))
             for k in kernels
@@ -734,8 +752,8 @@ class GpuExecutor:
         one, zero = np.ones(1, types.scalar), np.zeros(1, types.scalar)
 
         def multiply(call: _Call) -> None:
-            a, a_memory = self._transpose(call.addresses[lhs.buffer], lhs.type, dot.lhs)
-            b, b_memory = self._transpose(call.addresses[rhs.buffer], rhs.type, dot.rhs)
+            a, a_memory = self._transpose(call, lhs, dot.lhs)
+            b, b_memory = self._transpose(call, rhs, dot.rhs)
             # cuBLAS is column-major, where our row-major product is its transpose: rhs^T lhs^T.
             cublas.gemmStridedBatchedEx(
                 self.cupy.cuda.device.get_cublas_handle(),
@@ -766,14 +784,18 @@ class GpuExecutor:
 
         return multiply
 
-    def _transpose(self, pointer: int, type_: ArrayType, operand: DotOperand) -> tuple[int, Any]:
+    def _transpose(self, call: _Call, view: View, operand: DotOperand) -> tuple[int, Any]:
         """The address of an operand in the order it needs, and the memory of the copy if there is one."""
+        pointer, type_ = call.addresses[view.buffer], view.type
         if operand.permutation is None:
             return pointer, None
         word = _WORD[type_.dtype.bytes]
         memory = self.cupy.cuda.UnownedMemory(pointer, type_.bytes, self)
         array = self.cupy.ndarray(type_.shape, word, self.cupy.cuda.MemoryPointer(memory, 0))
-        copy = self.cupy.ascontiguousarray(array.transpose(operand.permutation))
+        array = array.transpose(operand.permutation)
+        room = self._allocate(type_.bytes, f"{view.buffer} in the order of the product")
+        copy = self.cupy.ndarray(array.shape, word, room)
+        copy[...] = array
         return int(copy.data.ptr), copy
 
     def _prepare_island(
@@ -857,6 +879,15 @@ class GpuExecutor:
 
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 """A type of so many bytes whose copies keep the bits."""
+
+
+_SHORTAGES = ("OutOfMemoryError", "OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "ALLOC_FAILED")
+"""In the errors of CuPy, of the driver (a kernel's stack), of the runtime and of cuBLAS (its workspace)."""
+
+
+def _is_shortage(error: Exception) -> bool:
+    text = f"{type(error).__name__}: {error}"
+    return not isinstance(error, AstitchError) and any(word in text for word in _SHORTAGES)
 
 
 def _is_jax(argument: Any) -> bool:

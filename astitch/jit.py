@@ -36,6 +36,12 @@ if TYPE_CHECKING:  # importing astitch must stay cheap
 
 NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
 
+NO_ROOM = (
+    "astitch: the next call works once there is room: delete arrays that are no longer needed, donate arguments that a "
+    "result replaces, or set XLA_PYTHON_CLIENT_MEM_FRACTION so that JAX may take more"
+)
+"""What an error of JAX's that names the bytes XLA wanted does not say."""
+
 XLA_OPTIONS = types.MappingProxyType({"xla_allow_excess_precision": False})
 """How XLA compiles programs that hold our kernels: 16-bit values are rounded where HLO rounds them, as everywhere."""
 
@@ -172,8 +178,17 @@ class JitFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result, its leaves JAX arrays.  Raises what jax.jit raises for wrong arguments."""
         if self._through_xla and self._is_untraced():
-            return self._stitched_jit(*args, **kwargs)
+            return self._call_xla(args, kwargs)
         return self._call(args, kwargs)
+
+    def _call_xla(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """jax.jit's own call; where XLA finds no room, its error says what to do."""
+        try:
+            return self._stitched_jit(*args, **kwargs)
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" in str(error):
+                error.add_note(NO_ROOM)
+            raise
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         import jax
@@ -184,7 +199,7 @@ class JitFunction:
             return self._jax_jit(*args, **kwargs)
         if self.engine == "xla":
             self._through_xla = True  # from now on it is jax.jit's own call
-            return self._stitched_jit(*args, **kwargs)
+            return self._call_xla(args, kwargs)
         try:
             avals = tuple([jax.typeof(leaf) for leaf in leaves])
             key: Hashable = (tree, avals, static, _jax_settings())

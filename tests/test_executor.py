@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import stepped_programs as programs
+from fake_cupy import Fake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astitch.errors import ArgumentMismatch, EngineUnavailable, LaunchRefused
+from astitch.errors import ArgumentMismatch, EngineUnavailable, LaunchRefused, OutOfMemory
 from astitch.executor import (
+    DeviceArray,
     DotOperand,
     GpuExecutor,
     _RenamedDlpack,
@@ -22,8 +26,10 @@ from astitch.executor import (
     count_gpus,
 )
 from astitch.ir import ArrayType, DotAttrs, DType, Node
-from astitch.program import KernelStep, Program
+from astitch.program import KernelStep, LibraryStep, Program, Space
 from astitch.reference import eval_node
+
+executor_module = importlib.import_module("astitch.executor")
 
 F32 = DType.F32
 
@@ -198,6 +204,151 @@ def test_narrow_floats_travel_through_dlpack_as_words(dtype: DType) -> None:
     np.testing.assert_array_equal(np.asarray(back), values)
 
 
+def product_program(name: str = "main", dtype: DType = F32) -> Program:
+    """x [3, 4, 5, 2], y [3, 4, 6, 2] -> their product over 4 for each of 3 and 2, after copies; and that by itself."""
+    x, y = programs.view("x", 3, 4, 5, 2, dtype=dtype), programs.view("y", 3, 4, 6, 2, dtype=dtype)
+    z, w = programs.view("z", 3, 2, 5, 6, dtype=dtype), programs.view("w", 3, 2, 5, 5, dtype=dtype)
+    first = DotAttrs((1,), (1,), (0, 3), (0, 3))
+    second = DotAttrs((3,), (3,), (0, 1), (0, 1))
+    return Program(
+        name,
+        programs.buffers(
+            (x, Space.PARAMETER, 0),
+            (y, Space.PARAMETER, 1),
+            (z, Space.ARENA, 0),
+            (w, Space.OUTPUT, 0),
+        ),
+        (x, y),
+        (),
+        (
+            LibraryStep(Node("z", "dot", z.type, ("x", "y"), first), (x, y), (z,)),
+            LibraryStep(Node("w", "dot", w.type, ("z", "z"), second), (z, z), (w,)),
+        ),
+        (w,),
+        z.type.bytes,
+    )
+
+
+def product_arguments() -> tuple[list[np.ndarray], np.ndarray]:
+    x, y = count_up(3, 4, 5, 2).astype(np.float32), count_up(3, 4, 6, 2).astype(np.float32)
+    z = np.einsum("bkml,bknl->blmn", x, y)
+    return [x, y], z @ z.swapaxes(-1, -2)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """CuPy on the host's memory; JAX has no GPU."""
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(executor_module, "import_cupy", lambda: fake)
+    monkeypatch.setattr(executor_module, "find_device", lambda *_: None)
+    return fake
+
+
+def test_out_of_memory_in_the_middle_is_named_and_the_next_call_works(fake: Fake) -> None:
+    arguments, want = product_arguments()
+    executor = GpuExecutor(product_program())
+    held = [
+        DeviceArray(m.ptr, ArrayType(F32, a.shape), m) for a in arguments for m in [upload(fake, a)]
+    ]
+    before = fake.used
+    failures = []
+    for room in range(before, before + 5000, 40):
+        fake.room = room
+        try:
+            (result,) = executor.run(held)
+        except OutOfMemory as error:
+            failures.append(str(error))
+        else:
+            np.testing.assert_array_equal(result.to_numpy(), want)
+            break
+        assert fake.used == before  # nothing of the call that failed is kept
+    names = list(
+        dict.fromkeys(
+            text.partition(": no room for ")[2].partition(": Out")[0] for text in failures
+        )
+    )
+    assert names == [
+        "w, 600 bytes",
+        "x in the order of the product, 480 bytes",
+        "y in the order of the product, 576 bytes",
+    ]
+    assert all(text.startswith("program main: no room for ") for text in failures)
+    assert all(
+        "Out of memory allocating " in text and "free arrays, call " in text for text in failures
+    )
+    del result
+    for _ in range(2):
+        np.testing.assert_array_equal(executor.run(held)[0].to_numpy(), want)
+
+
+def test_no_room_for_arguments_of_the_host(fake: Fake) -> None:
+    arguments, want = product_arguments()
+    executor = GpuExecutor(product_program())
+    fake.room = fake.used + 500
+    with pytest.raises(OutOfMemory, match="no room for argument 1, 576 bytes: Out of memory"):
+        executor.run(arguments)
+    fake.room = 1 << 40
+    np.testing.assert_array_equal(executor.run(arguments)[0].to_numpy(), want)
+
+
+def test_no_room_for_the_arena(fake: Fake) -> None:
+    fake.room = 100
+    with pytest.raises(OutOfMemory, match="no room for the arena, 720 bytes"):
+        GpuExecutor(product_program())
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        ("CUDA_ERROR_OUT_OF_MEMORY: out of memory", 0),
+        ("cudaErrorMemoryAllocation: out of memory", 1),
+        ("CUBLAS_STATUS_ALLOC_FAILED", 1),
+    ],
+)
+def test_what_the_driver_and_cublas_have_no_room_for(
+    words: str, step: int, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, want = product_arguments()
+    executor = GpuExecutor(product_program())
+    multiply, calls = fake.cuda.cublas.gemmStridedBatchedEx, []
+
+    def fail(*given: Any) -> None:
+        calls.append(given)
+        if len(calls) == step + 1:
+            raise RuntimeError(words)
+        multiply(*given)
+
+    fake.cuda.cublas.gemmStridedBatchedEx = fail
+    with pytest.raises(OutOfMemory, match=f"no room for step {step}, {'zw'[step]}: {words}"):
+        executor.run(arguments)
+    np.testing.assert_array_equal(executor.run(arguments)[0].to_numpy(), want)
+    fake.cuda.cublas.gemmStridedBatchedEx = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        executor.run(arguments)
+
+
+def test_products_without_types_of_cublas_go_through_xla_on_the_host(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And through NumPy only without JAX, which is told."""
+    x, y = (count_up(*shape).astype(np.int32) for shape in ((3, 4, 5, 2), (3, 4, 6, 2)))
+    z = np.einsum("bkml,bknl->blmn", x, y)
+    with pytest.warns(RuntimeWarning, match="main, %[zw]: JAX has no GPU here, so XLA computes"):
+        executor = GpuExecutor(product_program(dtype=DType.S32))
+    np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), z @ z.swapaxes(-1, -2))
+    monkeypatch.setattr(executor_module, "has_jax", lambda: False)
+    with pytest.warns(RuntimeWarning, match="main, %[zw]: JAX is not installed, so NumPy computes"):
+        executor = GpuExecutor(product_program(dtype=DType.S32))
+    np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), z @ z.swapaxes(-1, -2))
+
+
+def upload(fake: Fake, array: np.ndarray) -> Any:
+    memory = fake.cuda.alloc(array.nbytes)
+    fake.cuda.runtime.memcpyAsync(memory.ptr, array.ctypes.data, array.nbytes)
+    return memory
+
+
 def test_without_a_gpu_the_executor_says_so() -> None:
     if count_gpus():
         assert GpuExecutor(programs.scale_program()).device.id == 0
@@ -351,6 +502,29 @@ def test_streams_share_the_arena_in_turn() -> None:
         with stream:
             want = (np.arange(200) - 99.5) * i
             np.testing.assert_allclose(result.to_numpy(), want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_out_of_memory_on_a_gpu_is_named_and_the_next_call_works() -> None:
+    import cupy
+
+    arguments, want = product_arguments()
+    on_device = [cupy.asarray(a) for a in arguments]
+    executor = GpuExecutor(product_program())
+    pool = cupy.get_default_memory_pool()
+    np.testing.assert_allclose(executor.run(on_device)[0].to_numpy(), want, rtol=1e-2)
+    held = [cupy.empty(512, cupy.uint8) for _ in range(pool.free_bytes() // 512)]
+    try:
+        pool.set_limit(size=pool.total_bytes())
+        with pytest.raises(
+            OutOfMemory, match=r"program main: no room for .*, \d+ bytes: Out of memory"
+        ):
+            executor.run(on_device)
+    finally:
+        pool.set_limit(size=0)
+    del held
+    for _ in range(3):
+        np.testing.assert_allclose(executor.run(on_device)[0].to_numpy(), want, rtol=1e-2)
 
 
 @pytest.mark.gpu

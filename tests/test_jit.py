@@ -21,7 +21,7 @@ import astitch
 import astitch.compile
 from astitch.errors import ArgumentMismatch, EngineUnavailable, InvalidOption, UnsupportedOp
 from astitch.gpu import preset
-from astitch.jit import NO_GPU, choose_engine
+from astitch.jit import NO_GPU, NO_ROOM, choose_engine
 
 jit_module = sys.modules["astitch.jit"]  # the attribute of the package is the function
 
@@ -432,6 +432,27 @@ def test_through_xla_the_answers_are_those_of_jax_jit() -> None:
         for result in (got, want):
             result["key"] = jax.random.key_data(result["key"])
         assert_same(got, want)
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_out_of_memory_says_what_to_do_and_the_next_call_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fn, x = astitch.jit(lambda x: x * 2), np.arange(3.0, dtype=np.float32)
+    call = fn._stitched_jit
+    words = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 240000000000 bytes."
+    errors = [words, words, "INTERNAL: something else"]
+
+    def fail(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError(errors.pop(0))
+
+    for notes in ([NO_ROOM], [NO_ROOM], []):  # the first call goes another way than those after it
+        monkeypatch.setattr(fn, "_stitched_jit", fail)
+        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+            fn(x)
+        assert getattr(caught.value, "__notes__", []) == notes
+        monkeypatch.setattr(fn, "_stitched_jit", call)
+        np.testing.assert_array_equal(fn(x), x * 2)
 
 
 @pytest.mark.usefixtures("_through_xla")

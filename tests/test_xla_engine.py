@@ -5,6 +5,7 @@ On the host each custom call is given to the emulation as XLA would give it to a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import re
@@ -995,6 +996,27 @@ def test_donated_memory_is_used_again_on_a_gpu(on_xla: Callable[..., Any]) -> No
         state, _ = stitched(state, g)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
     assert_agrees(state, want)
+
+
+@pytest.mark.gpu
+def test_out_of_memory_on_a_gpu_says_what_to_do_and_the_next_call_works(
+    on_xla: Callable[..., Any],
+) -> None:
+    """A program whose result finds no room beside what another array holds."""
+    words = 1 << 28  # of a result of 1 GiB
+    stitched = on_xla(lambda x: jnp.tanh(x) + jnp.zeros((words, 1)))
+    x = jnp.ones(1, jnp.float32)
+    jax.block_until_ready(stitched(x))
+    filler: list[jax.Array] = []
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        while True:
+            filler.append(jax.block_until_ready(jnp.zeros(1 << 28, jnp.uint8)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"RESOURCE_EXHAUSTED.* \d") as caught:
+        jax.block_until_ready(stitched(x))
+    assert caught.value.__notes__ == [jit_module.NO_ROOM]
+    del filler, caught
+    for _ in range(3):
+        assert float(stitched(x)[-1, 0]) == pytest.approx(np.tanh(1.0))
 
 
 @pytest.mark.gpu
