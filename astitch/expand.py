@@ -288,6 +288,9 @@ UNROLLED_ELEMENTS = 64
 SCAN_CHUNK = 4096
 """Elements of a piece of a scan, at most."""
 
+SHORT_SCAN, SMALL_SCAN = 8, 256
+"""A scan of so few elements each, and in all, is written out: every reader adds them up without waiting for anyone."""
+
 LONG_SCAN, FEW_SCANS = 32768, 128
 """Of what one block scans: more elements, where fewer blocks have any, are cut into pieces.  So few blocks would take
 longer than reading everything twice."""
@@ -448,6 +451,8 @@ def scan_in_pieces(node: Node, draft: Draft) -> Node | str | None:
     if not constant or (folding.op is not None and not folding.neutral):
         return None
     d, shape = running.dimension, node.shape
+    if shape[d] <= SHORT_SCAN and node.array.size <= SMALL_SCAN:
+        return None
     if folding.op is not None:
         return node  # a team of blocks scans a long row together, or long columns
     beside = math.prod(shape[d + 1 :])

@@ -341,7 +341,7 @@ def running_graph(type: str, op: str, extent: int, forward: bool) -> Graph:
 
 
 @pytest.mark.parametrize("forward", [True, False])
-@pytest.mark.parametrize("extent", [2, 3, 100, LONG_SCAN // 2])
+@pytest.mark.parametrize("extent", [9, 100, LONG_SCAN // 2])
 @pytest.mark.parametrize(
     ("dtype", "op"), [("s32", "add"), ("f32", "maximum"), ("f32", "add"), ("u8", "multiply")]
 )
@@ -390,6 +390,16 @@ def test_few_long_scans_of_a_region_go_in_pieces(shape: tuple[int, ...], reverse
     want = np.logaddexp.accumulate(ordered.astype(np.float64), axis)
     want = np.flip(want, axis) if reverse else want
     np.testing.assert_allclose(run_graph(expanded, [x])[0], want, rtol=1e-5, atol=1e-5)
+
+
+def test_few_short_scans_are_written_out() -> None:
+    graph = running_graph("s32[8,2]", "add", 8, True)
+    expanded = expand_simplified(graph)
+    assert set(ops_of(expanded)) <= {"pad", "slice", "add"}
+    (x,) = random_arguments(expanded, 0, index_limit=7)
+    np.testing.assert_array_equal(run_graph(expanded, [x])[0], accumulate("add", x, True))
+    many = running_graph("s32[8,33]", "add", 8, True)
+    assert ops_of(expand_simplified(many)) == ["reduce-window"]
 
 
 def test_many_long_scans_of_a_region_stay_whole() -> None:

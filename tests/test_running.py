@@ -143,6 +143,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         lambda x, y: jnp.cumsum(x * y, 0) - y,
         (numbers(300, 70), numbers(300, 70)),
     ),
+    "short rows": (lambda x: jnp.cumsum(x, 1) * 2, (numbers(300, 3),)),
+    "short columns": (lambda x: lax.cummax(x, 0, reverse=True), (numbers(2, 500),)),
     "rounds of rows": (lambda x: jnp.cumsum(x, 1) - x, (numbers(3, 5000),)),
     "rounds of rows from the end": (
         lambda x: lax.cumsum(x * 2, 1, reverse=True) - x,
