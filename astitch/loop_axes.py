@@ -2,7 +2,8 @@
 
 Takes a Loop, hands on its Axes or a refusal.  The idea: a product by an invariant matrix tells rows from columns, every
 other op carries that on, so dimensions that must be the same are one class; columns fall into equal parts (the gates of
-an LSTM), and the elements at one place of all parts are one unit, which one thread can compute.
+an LSTM), and the elements at one place of all parts are one unit, which one thread can compute.  A few columns that are
+added up in a turn (the places of an attention) are small: every block has all of them.
 """
 
 from __future__ import annotations
@@ -14,30 +15,45 @@ from dataclasses import dataclass
 
 from astitch.ir import (
     BroadcastAttrs,
+    ConstantAttrs,
     DimensionAttrs,
+    DimensionsAttrs,
     DotAttrs,
     Node,
     SliceAttrs,
     TransposeAttrs,
 )
 from astitch.loop_analysis import VIEWS, Carried, Loop, LoopRefusal, Stack
-from astitch.ops import OPS, Kind
+from astitch.ops import OPS, Kind, monoid_of
 
 
 class Axis(enum.Enum):
-    """What a dimension is: of extent 1, of the batch, of the columns."""
+    """What a dimension is: of extent 1, of the batch, of the columns, of a few columns."""
 
     ONE = "one"
     ROW = "row"
     COLUMN = "column"
+    SMALL = "small"
+
+
+MAX_SMALL = 32
+"""Small columns: the lanes of a warp."""
+
+
+class Form(enum.Enum):
+    """How a product crosses columns: from all units to all units, from units to small columns, from those to units."""
+
+    ROWS = "rows"
+    COLLECT = "collect"
+    SPREAD = "spread"
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A dot of the body: state [rows, k] times an invariant matrix [k, columns].
+    """A dot of the body: state [rows, k] times an invariant matrix [k, columns], or one such matrix for each row.
 
-    left: the operand that is computed in the loop.  matrix: the body's parameter.  k_dimension, column_dimension: of
-    the matrix.
+    left: the operand that is computed in the loop.  matrix: the body's parameter.  k_dimension, column_dimension,
+    row_dimension: of the matrix; the last is None where all rows have one matrix.
     """
 
     name: str
@@ -45,16 +61,19 @@ class Product:
     matrix: str
     k_dimension: int
     column_dimension: int
+    row_dimension: int | None = None
+    form: Form = Form.ROWS
 
 
 @dataclass(frozen=True)
 class Axes:
-    """rows: of the batch.  units: columns of one part.  of: the axes of each value that the loop computes or reads.
-    products: the dots.  live: the nodes of the body that its results need.
+    """rows: of the batch.  units: columns of one part.  small: the small columns, 1 without any.  of: the axes of each
+    value that the loop computes or reads.  products: the dots.  live: the nodes of the body that its results need.
     """
 
     rows: int
     units: int
+    small: int
     of: Mapping[str, tuple[Axis, ...]]
     products: Mapping[str, Product]
     live: frozenset[str]
@@ -62,6 +81,10 @@ class Axes:
     def dimension(self, name: str, axis: Axis) -> int | None:
         """Which dimension of a value is the batch's or the columns'."""
         return self.of[name].index(axis) if axis in self.of[name] else None
+
+
+NEUTRAL = {"add": 0.0, "maximum": -math.inf, "minimum": math.inf}
+"""The start of the reductions that a turn may have."""
 
 
 class _Refused(Exception):
@@ -97,8 +120,10 @@ def find_live(loop: Loop, used: Collection[int]) -> frozenset[str]:
 def find_product(loop: Loop, node: Node) -> Product | None:
     """A dot with one operand that no turn changes, of two dimensions, the other of at most two."""
     attrs = node.attrs
-    if not isinstance(attrs, DotAttrs) or attrs.lhs_batch:
+    if not isinstance(attrs, DotAttrs):
         return None
+    if attrs.lhs_batch:
+        return _find_row_product(loop, node, attrs)
     sides = [
         (node.operands[0], node.operands[1], attrs.lhs_contracting, attrs.rhs_contracting),
         (node.operands[1], node.operands[0], attrs.rhs_contracting, attrs.lhs_contracting),
@@ -118,6 +143,24 @@ def find_product(loop: Loop, node: Node) -> Product | None:
             k_dimension = permutation[right_k[0]]
             return Product(node.name, left, matrix, k_dimension, 1 - k_dimension)
     return None
+
+
+def _find_row_product(loop: Loop, node: Node, attrs: DotAttrs) -> Product | None:
+    """The same with a matrix for each row, and few columns on one side."""
+    left, matrix = node.operands
+    body = loop.body
+    if matrix not in body.parameters or body[matrix].array.rank != 3 or body[left].array.rank != 2:
+        return None
+    kept = body.outputs[body.parameters.index(matrix)] == matrix
+    if not kept or attrs.lhs_batch != (0,) or attrs.lhs_contracting != (1,):
+        return None
+    (row,), (k,) = attrs.rhs_batch, attrs.rhs_contracting
+    column = 3 - row - k
+    shape = body[matrix].shape
+    if min(shape[k], shape[column]) > MAX_SMALL:
+        return None
+    form = Form.SPREAD if shape[k] <= shape[column] else Form.COLLECT
+    return Product(node.name, left, matrix, k, column, row, form)
 
 
 class _Classes:
@@ -163,10 +206,14 @@ class _Classes:
         for node in body:
             if node.name in self.live and node.name not in self.matrices:
                 of[node.name] = tuple(self.axis(node, d) for d in range(node.array.rank))
-        rows, units = 1, 0
+        rows, units, small = 1, 0, 1
         for name, axes in of.items():
-            if axes.count(Axis.ROW) > 1 or axes.count(Axis.COLUMN) > 1:
+            columns = axes.count(Axis.COLUMN) + axes.count(Axis.SMALL)
+            if axes.count(Axis.ROW) > 1 or columns > 1:
                 raise _Refused(f"%{name} has two dimensions of rows or of columns")
+            moves = body[name].op in ("slice", "concatenate")
+            if moves and Axis.SMALL in (*axes, *of.get(body[name].operands[0], ())):
+                raise _Refused(f"%{name} cuts columns that are added up")
             for axis, extent in zip(axes, body[name].shape, strict=True):
                 if axis is Axis.ROW:
                     if rows not in (1, extent):
@@ -174,9 +221,15 @@ class _Classes:
                     rows = extent
                 elif axis is Axis.COLUMN:
                     units = math.gcd(units, extent)
+                elif axis is Axis.SMALL:
+                    if small not in (1, extent) or extent > MAX_SMALL:
+                        raise _Refused(f"%{name} adds up {extent} columns")
+                    small = extent
         for edge in self.edges:
             units = math.gcd(units, edge)
-        return Axes(rows, units, of, self.products, self.live)
+        if not units:
+            raise _Refused("no product has columns of its own")
+        return Axes(rows, units, small, of, self.products, self.live)
 
     def spread_marks(self) -> None:
         """Beside rows there are columns, beside columns rows: so unmarked dimensions get their mark."""
@@ -194,7 +247,7 @@ class _Classes:
                     continue
                 for d, beside in (open_, open_[::-1]):
                     told = self.marks.get(self.find((name, beside)), set())
-                    if len(told) == 1 and not self.marks.get(self.find((name, d))):
+                    if told and not self.marks.get(self.find((name, d))):
                         self.mark(name, d, Axis.COLUMN if Axis.ROW in told else Axis.ROW)
                         changed = True
 
@@ -204,6 +257,8 @@ class _Classes:
         if node.name in self.body.parameters and self.is_stack_dimension(node.name, dimension):
             return Axis.ONE
         marks = self.marks.get(self.find((node.name, dimension)), set())
+        if marks == {Axis.COLUMN, Axis.SMALL}:
+            return Axis.SMALL
         if len(marks) != 1:
             what = "both rows and columns" if marks else "neither rows nor columns"
             raise _Refused(f"dimension {dimension} of %{node.name} holds {what}")
@@ -258,6 +313,8 @@ class _Classes:
                         self.join((node.operands[0], d), (node.name, d))
             case "dot", _:
                 self.visit_product(node)
+            case "reduce", DimensionsAttrs(dimensions) if len(node.operands) == 2:
+                self.visit_sum(node, dimensions)
             case op, _ if op in VIEWS:
                 self.visit_view(node)
             case _:
@@ -272,12 +329,36 @@ class _Classes:
         for i, d in zip(before, after, strict=True):
             self.join((source.name, i), (node.name, d))
 
+    def visit_sum(self, node: Node, dimensions: tuple[int, ...]) -> None:
+        """A reduction along columns, which must be few."""
+        source, start = (self.body[o] for o in node.operands)
+        monoid = monoid_of(node.regions[0])
+        neutral = NEUTRAL.get(monoid or "")
+        plain = isinstance(start.attrs, ConstantAttrs) and start.attrs.value.numpy() == neutral
+        if neutral is None or not plain or not node.dtype.is_float:
+            raise _Refused(f"%{node.name} is a reduction by other means than a sum or maximum")
+        rest = [d for d in range(source.array.rank) if d not in dimensions]
+        for i, d in enumerate(rest):
+            self.join((source.name, d), (node.name, i))
+        for d in dimensions:
+            if source.shape[d] > 1:
+                self.mark(source.name, d, Axis.SMALL)
+
     def visit_product(self, node: Node) -> None:
         product = find_product(self.loop, node)
         if product is None:
             raise _Refused(f"%{node.name} is no product of rows and a matrix that no turn changes")
         attrs = node.attrs
         assert isinstance(attrs, DotAttrs)
+        if product.row_dimension is not None:
+            self.products[node.name] = product
+            self.matrices.add(product.matrix)
+            collects = product.form is Form.COLLECT
+            self.mark(product.left, 1, Axis.COLUMN if collects else Axis.SMALL)
+            self.mark(node.name, 1, Axis.SMALL if collects else Axis.COLUMN)
+            self.mark(product.left, 0, Axis.ROW)
+            self.join((product.left, 0), (node.name, 0))
+            return
         first = product.left == node.operands[0]
         k = (attrs.lhs_contracting if first else attrs.rhs_contracting)[0]
         self.products[node.name] = product

@@ -83,6 +83,7 @@ class _Hoister:
         self.moved: list[str] = []
         self.carried = self.find_carried()
         self.outer: dict[str, str] = {}
+        self.written: dict[str, str] = {}
         self.timed: dict[str, str] = {}
         self.base = self.find_base()
 
@@ -381,10 +382,14 @@ class _Hoister:
     def make_after(self, node: Node) -> str:
         """A sum or product of all turns, after the loop.  Raises _NotOverTime."""
         attrs = node.attrs
-        if node.op == "reduce" and isinstance(attrs, DimensionsAttrs) and len(node.operands) == 2:
+        if isinstance(attrs, SliceAttrs) and self.old[node.operands[0]].op == "dot":
+            operands: tuple[str, ...] = (self.make_after(self.old[node.operands[0]]),)
+            turns = self.loop.trips
+            attrs = SliceAttrs((0, *attrs.starts), (turns, *attrs.limits), (1, *attrs.strides))
+        elif node.op == "reduce" and isinstance(attrs, DimensionsAttrs) and len(node.operands) == 2:
             start = self.outside(self.constant(node.operands[1]))
             stack = self.stack_of(node.operands[0])
-            operands: tuple[str, ...] = (stack, start)
+            operands = (stack, start)
             attrs = DimensionsAttrs(tuple(d + 1 for d in attrs.dimensions))
         elif node.op == "dot" and isinstance(attrs, DotAttrs):
             left, right = node.operands
@@ -412,10 +417,12 @@ class _Hoister:
             case ("transpose", _) | ("reshape", _) | ("bitcast", _):
                 source = self.sum_over_time(node.operands[0])
                 return self.add(self.after, f"{name}.all", replace(node, operands=(source,)))
-            case "dot", DotAttrs(lhs_batch=()) as attrs:
+            case "dot", DotAttrs() as attrs:
                 left, right = (self.stack_of(o) for o in node.operands)
                 both = replace(
                     attrs,
+                    lhs_batch=tuple(d + 1 for d in attrs.lhs_batch),
+                    rhs_batch=tuple(d + 1 for d in attrs.rhs_batch),
                     lhs_contracting=(0, *(d + 1 for d in attrs.lhs_contracting)),
                     rhs_contracting=(0, *(d + 1 for d in attrs.rhs_contracting)),
                 )
@@ -452,7 +459,9 @@ class _Hoister:
                     return self.add(
                         self.after, f"{name}.stack", Node("", "reshape", type_, (result,))
                     )
-        return self.project(self.add_stack(name, type_))
+        if name not in self.written:
+            self.written[name] = self.project(self.add_stack(name, type_))
+        return self.written[name]
 
     def add_stack(self, name: str, type_: ArrayType) -> int:
         """A stack that the loop writes; the number of the state."""

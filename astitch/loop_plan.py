@@ -31,7 +31,7 @@ from astitch.loop_analysis import (
     analyse_loop,
     find_used,
 )
-from astitch.loop_axes import Axes, Axis, Product, find_axes, find_live
+from astitch.loop_axes import Axes, Axis, Form, Product, find_axes, find_live
 from astitch.loop_hoist import hoist_loops
 from astitch.loop_merge import merge_loops
 from astitch.ops import OPS, Cost, Kind
@@ -51,6 +51,14 @@ MAX_WORDS = 16
 
 LEAST_TRIPS = 4
 
+MANY_STAGES = 3
+
+MOST_AHEAD = 16
+"""Parts that a thread reads a turn ahead, in registers."""
+
+MAX_CROSSING = 64
+"""Elements of the matrices between units and small columns that a thread keeps in registers."""
+
 MATRIX_REGISTERS = 128
 """Of a thread, for its share of the matrices."""
 
@@ -60,22 +68,27 @@ OTHER_REGISTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a value: of its columns those from number * units on; the value itself where it has no columns."""
+    """One part of a value: of its columns those from number * units on; the value itself where it has no columns.
+
+    small: it is held for small columns, by every block, not for units.
+    """
 
     name: str
     number: int
+    small: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """A value that comes from memory: an invariant, the first of a carried state, or in each turn a slice of a stack.
 
-    state: which of the loop's state.
+    state: which of the loop's state.  small: see Part.
     """
 
     name: str
     state: int
     place: Place | None
+    small: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +107,15 @@ class Moved:
 class Multiply:
     """A product of a stage.  left: for each of its k parts the number of the Moved and the place in it.
 
-    parts: how many its result has.
+    own: the k parts themselves, which a product to or from small columns takes from its own block.  first, parts: which
+    parts of the result somebody needs.
     """
 
     product: Product
     stage: int
     left: tuple[tuple[int, int], ...]
+    own: tuple[Part, ...]
+    first: int
     parts: int
 
 
@@ -107,13 +123,15 @@ class Multiply:
 class Steps:
     """What one turn does, for a thread's pairs.
 
-    computed: by stage, the parts of element-wise ops that are computed before its products.  stages: how many products
-    follow each other.  heavy: special functions of a pair.
+    products: by whole rows.  crossings: those to and from small columns.  computed: by stage, the parts of element-wise
+    ops and sums that are computed before its products.  stages: how many products follow each other.  heavy: special
+    functions of a pair.
     """
 
     reads: tuple[Read, ...]
     moved: tuple[Moved, ...]
     products: tuple[Multiply, ...]
+    crossings: tuple[Multiply, ...]
     computed: tuple[tuple[Part, ...], ...]
     heavy: int
 
@@ -135,6 +153,7 @@ class Cut:
     lanes: int
     groups: int
     units: int
+    small: int = 1
 
     @property
     def own_units(self) -> int:
@@ -159,6 +178,21 @@ class Cut:
     def copies(self) -> int:
         """Threads that compute the same pair."""
         return max(1, self.lanes // (self.rows * self.width))
+
+    @property
+    def small_width(self) -> int:
+        """Lanes for the small columns of a row."""
+        return 1 << (self.small - 1).bit_length()
+
+    @property
+    def small_owned(self) -> int:
+        """Pairs of a row and a small column of a thread."""
+        return -(-self.rows * self.small_width // self.block)
+
+    @property
+    def sums(self) -> int:
+        """Pairs of a row and a small column whose parts a block adds up for its group."""
+        return -(-self.rows * self.small // self.members)
 
     @property
     def vectors(self) -> int:
@@ -363,17 +397,35 @@ def count_parts(loop: Loop, axes: Axes, name: str) -> int:
     return 1 if column is None else loop.body[name].shape[column] // axes.units
 
 
+def is_small(loop: Loop, axes: Axes, name: str) -> bool:
+    """Is a value held for small columns: has it some, or is it made of sums over them?"""
+    pending, seen = [name], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in seen or name not in axes.of or Axis.COLUMN in axes.of[name]:
+            continue
+        seen.add(name)
+        if Axis.SMALL in axes.of[name]:
+            return True
+        node = loop.body[name]
+        if name not in loop.slices and name not in axes.products:
+            pending += node.operands
+    return False
+
+
 class Resolver:
     """Where a part of a value really comes from, behind the ops that only move."""
 
     def __init__(self, loop: Loop, axes: Axes) -> None:
         self.loop, self.axes, self.body = loop, axes, loop.body
 
-    def resolve(self, name: str, number: int) -> Part:
-        """The op, read or constant that a part is a part of."""
+    def resolve(self, name: str, number: int, small: bool = False) -> Part:
+        """The op, read or constant that a part is a part of.  small: where a value without columns is wanted."""
         while True:
-            if name in self.loop.integers:
-                return Part(name, 0)
+            if name in self.loop.integers or name in self.body.embedded:
+                return self.find_constant(name)
+            axes = self.axes.of.get(name, ())
+            small = Axis.SMALL in axes or (small and Axis.COLUMN not in axes)
             if name in self.axes.of and self.axes.dimension(name, Axis.COLUMN) is None:
                 number = 0
             node = self.body[name]
@@ -396,7 +448,12 @@ class Resolver:
                 case op, _ if op in VIEWS:
                     name = node.operands[0]
                 case _:
-                    return Part(name, number)
+                    return Part(name, number, small)
+
+    def find_constant(self, name: str) -> Part:
+        while name not in self.loop.integers and self.body[name].op != "constant":
+            name = self.body[name].operands[0]
+        return Part(name, 0)
 
 
 class _Scheduler:
@@ -407,7 +464,7 @@ class _Scheduler:
         self.resolve = Resolver(loop, axes).resolve
         self.roles = dict(zip(self.body.parameters, loop.roles, strict=True))
         self.stages: dict[Part, int] = {}
-        self.reads: dict[str, Read] = {}
+        self.reads: dict[tuple[str, bool], Read] = {}
 
     def stage_of(self, part: Part) -> int:
         """How many stages of products must be over before a part is there."""
@@ -417,12 +474,18 @@ class _Scheduler:
         if part.name in self.loop.integers or node.op == "constant":
             stage = 0
         elif part.name in self.roles or part.name in self.loop.slices:
-            self.add_read(node)
+            self.add_read(node, part.small)
             stage = 0
         elif part.name in self.axes.products:
-            left = self.axes.products[part.name].left
-            stage = 1 + max(self.stage_of(p) for p in self.parts_of(left))
-        elif OPS[node.op].kind is Kind.ELEMENTWISE:
+            product = self.axes.products[part.name]
+            if part.small != (product.form is Form.COLLECT):
+                raise _Refused(
+                    f"%{node.name} has no columns, and is wanted for units and for small columns"
+                )
+            stage = 1 + max(self.stage_of(p) for p in self.parts_of(product.left))
+        elif node.op == "reduce" and not part.small:
+            raise _Refused(f"%{node.name} is a sum over small columns, and is wanted for units")
+        elif OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE):
             stage = max((self.stage_of(p) for p in self.operands_of(part)), default=0)
         else:
             raise _Refused(f"%{node.name} is a {node.op}")
@@ -430,19 +493,25 @@ class _Scheduler:
         return stage
 
     def parts_of(self, name: str) -> list[Part]:
-        return [self.resolve(name, i) for i in range(count_parts(self.loop, self.axes, name))]
+        count = count_parts(self.loop, self.axes, name)
+        small = is_small(self.loop, self.axes, name)
+        return [self.resolve(name, i, small) for i in range(count)]
 
     def operands_of(self, part: Part) -> list[Part]:
-        return [self.resolve(o, part.number) for o in self.body[part.name].operands]
+        return [self.resolve(o, part.number, part.small) for o in self.body[part.name].operands]
 
-    def add_read(self, node: Node) -> None:
+    def add_read(self, node: Node, small: bool) -> None:
         if node.name in self.loop.slices:
-            state = self.body.parameters.index(node.operands[0])
-            self.reads[node.name] = Read(node.name, state, self.loop.slices[node.name])
+            state, place = self.body.parameters.index(node.operands[0]), self.loop.slices[node.name]
+            self.reads[node.name, small] = Read(node.name, state, place, small)
         else:
-            if isinstance(self.roles[node.name], Stack):
+            role = self.roles[node.name]
+            if isinstance(role, Stack):
                 raise _Refused(f"%{node.name} is read as a whole and written in slices")
-            self.reads[node.name] = Read(node.name, self.body.parameters.index(node.name), None)
+            if isinstance(role, Carried) and small != is_small(self.loop, self.axes, role.value):
+                raise _Refused(f"%{node.name} is handed on for units and wanted for small columns")
+            state = self.body.parameters.index(node.name)
+            self.reads[node.name, small] = Read(node.name, state, None, small)
 
     def schedule(self) -> Steps:
         """The stages.  Raises _Refused."""
@@ -454,20 +523,28 @@ class _Scheduler:
         ]
         for part in results:
             self.stage_of(part)
-        products = [p for n, p in self.axes.products.items() if Part(n, 0) in self.stages]
+        made = {part.name for part in self.stages}
+        products = [p for n, p in self.axes.products.items() if n in made]
         last = max(self.stages[part] for part in self.stages)
         computed: list[list[Part]] = [[] for _ in range(last + 1)]
         order = {name: i for i, name in enumerate(self.body.nodes)}
-        for part in sorted(self.stages, key=lambda p: (order[p.name], p.number)):
+        for part in sorted(self.stages, key=lambda p: (order[p.name], p.number, p.small)):
             kind = OPS[self.body[part.name].op].kind
-            if kind is Kind.ELEMENTWISE and part.name not in self.loop.integers:
+            inner = kind in (Kind.ELEMENTWISE, Kind.REDUCE)
+            if inner and part.name not in self.loop.integers:
                 computed[self.stages[part]].append(part)
-        moved, multiplies = self.move(products)
+        moved, multiplies = self.move([p for p in products if p.form is Form.ROWS])
+        crossings = [self.multiply(p, ()) for p in products if p.form is not Form.ROWS]
         heavy = sum(
             OPS[self.body[p.name].op].cost is Cost.HEAVY for stage in computed for p in stage
         )
         return Steps(
-            tuple(self.reads.values()), moved, multiplies, tuple(map(tuple, computed)), heavy
+            tuple(self.reads.values()),
+            moved,
+            multiplies,
+            tuple(crossings),
+            tuple(map(tuple, computed)),
+            heavy,
         )
 
     def move(self, products: Sequence[Product]) -> tuple[tuple[Moved, ...], tuple[Multiply, ...]]:
@@ -487,10 +564,14 @@ class _Scheduler:
         for product in products:
             parts = self.parts_of(product.left)
             left = tuple((numbers[keys[p]], moved[numbers[keys[p]]].parts.index(p)) for p in parts)
-            stage = self.stages[Part(product.name, 0)] - 1
-            count = count_parts(self.loop, self.axes, product.name)
-            multiplies.append(Multiply(product, stage, left, count))
+            multiplies.append(self.multiply(product, left))
         return moved, tuple(sorted(multiplies, key=lambda m: m.stage))
+
+    def multiply(self, product: Product, left: tuple[tuple[int, int], ...]) -> Multiply:
+        made = {p.number: s - 1 for p, s in self.stages.items() if p.name == product.name}
+        first, count = min(made), max(made) - min(made) + 1
+        own = tuple(self.parts_of(product.left))
+        return Multiply(product, made[first], left, own, first, count)
 
     def check_handed_on(self, part: Part) -> None:
         """A state that blocks tell each other must wait for a product: two buffers are enough only then."""
@@ -548,7 +629,7 @@ def _list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
                     if rows > MAX_ROWS or rows >= 2 * axes.rows:
                         continue
                     groups = -(-axes.rows // rows)
-                    cut = Cut(members, rows, width, lanes, groups, axes.units)
+                    cut = Cut(members, rows, width, lanes, groups, axes.units, axes.small)
                     if cut.block <= MAX_BLOCK and cut.vectors <= 64:
                         yield cut
 
@@ -563,10 +644,18 @@ def try_cut(
 ) -> Share | None:
     """A share by a cut, if it fits the device."""
     columns = [m.parts * cut.width for m in steps.products]
-    if max(c * cut.rows for c in columns) > 64:
+    most = max(columns, default=1)
+    if most * cut.rows > 64 or (steps.crossings and cut.small_width > cut.block):
         return None
-    reads = sum(count_parts(loop, axes, r.name) for r in steps.reads)
-    other = OTHER_REGISTERS + cut.owned * (2 * reads + 8) + cut.rows * (max(columns) + 4)
+    reads = sum(count_parts(loop, axes, r.name) for r in steps.reads if not r.small)
+    small_reads = sum(r.small for r in steps.reads)
+    ahead = 2 if reads_ahead(loop, axes, steps) else 1
+    other = OTHER_REGISTERS + cut.owned * (ahead * reads + 8) + cut.rows * (most + 4)
+    if steps.crossings:
+        crossing = sum(count_crossing(multiply, cut) for multiply in steps.crossings)
+        if crossing > MAX_CROSSING:
+            return None
+        other += cut.small_owned * (ahead * small_reads + 4) + crossing
     for resident in (2, 1):
         bound = min(gpu.max_registers(cut.block, resident), 255)
         room = min(bound - other, MATRIX_REGISTERS)
@@ -580,7 +669,7 @@ def try_cut(
             held.append(fit)
             room -= 4 * count * fit
             left += (total - fit) * 16 * count * cut.block
-        shared = left + count_slot_bytes(steps, cut)
+        shared = left + place_slots(steps, cut)[1] + count_crossing_bytes(steps, cut)
         bps = gpu.blocks_per_sm(cut.block, gpu.max_registers(cut.block, resident), shared)
         if bps < resident or (cut.members > 1 and cut.grid > gpu.sms):
             continue
@@ -589,9 +678,71 @@ def try_cut(
     return None
 
 
-def count_slot_bytes(steps: Steps, cut: Cut) -> int:
-    """Shared memory for the rows that products read: two turns' worth."""
-    return sum(2 * len(m.parts) for m in steps.moved) * cut.rows * cut.stride * 4
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a Moved is in shared memory: at byte `offset`, the rows of `buffers` turns.  lent: it shares its place with
+    others, so the block must meet before it is filled."""
+
+    offset: int
+    buffers: int
+    lent: bool
+
+
+def place_slots(steps: Steps, cut: Cut) -> tuple[tuple[Slot, ...], int]:
+    """The slot of each Moved, and all bytes.
+
+    Where a turn has many stages rows live for one stage only.  Else there are rows of two turns, unless the block meets
+    anyway between the last product that reads them and the words of the next turn.
+    """
+    meetings = {m.stage for m in steps.moved} | {m.stage for m in steps.crossings}
+    slots: list[Slot] = []
+    lent: dict[int, int] = {}
+    offset = 0
+    for number, moved in enumerate(steps.moved):
+        size = len(moved.parts) * cut.rows * cut.stride * 4
+        last = max(m.stage for m in steps.products if any(at == number for at, _ in m.left))
+        if cut.members > 1 and steps.stages >= MANY_STAGES and last == moved.stage:
+            slots.append(Slot(lent.get(last, 0), 1, True))
+            lent[last] = lent.get(last, 0) + size
+        else:
+            met = max(meetings) > last or moved.stage > min(meetings)
+            buffers = 1 if met and cut.members > 1 else 2
+            slots.append(Slot(offset, buffers, False))
+            offset += buffers * size
+    most = max(lent.values(), default=0)
+    placed = [slot if slot.lent else replace(slot, offset=slot.offset + most) for slot in slots]
+    return tuple(placed), most + offset
+
+
+def reads_ahead(loop: Loop, axes: Axes, steps: Steps) -> bool:
+    """Does a turn ask for what the next one reads of stacks?"""
+    stacked = [read for read in steps.reads if read.place is not None]
+    return sum(count_parts(loop, axes, read.name) for read in stacked) <= MOST_AHEAD
+
+
+def count_crossing(multiply: Multiply, cut: Cut) -> int:
+    """Elements of the matrix of a product to or from small columns that a thread keeps."""
+    if multiply.product.form is Form.COLLECT:
+        return cut.small_owned * cut.own_units * len(multiply.own)
+    return cut.owned * -(-cut.small // cut.copies) * multiply.parts
+
+
+def crossing_floats(multiply: Multiply, cut: Cut) -> tuple[int, int, int]:
+    """Shared memory of such a product in one turn: its left side, the parts that the block adds up, the sums of all."""
+    if multiply.product.form is Form.SPREAD:
+        return cut.rows * cut.small_width, 0, 0
+    left = len(multiply.own) * cut.rows * cut.own_units
+    return (
+        (left, cut.sums * cut.members, cut.rows * cut.small_width)
+        if cut.members > 1
+        else (left, 0, 0)
+    )
+
+
+def count_crossing_bytes(steps: Steps, cut: Cut) -> int:
+    """The same of all products, two turns' worth."""
+    floats = sum(-(-2 * n // 4) * 4 for m in steps.crossings for n in crossing_floats(m, cut))
+    return 4 * floats
 
 
 def _project(
@@ -620,6 +771,10 @@ def _project(
         cycles += warps * (1.3 * max(adds, words) + shuffles)
     cycles += warps * cut.owned * (6 * steps.heavy + 0.3 * sum(map(len, steps.computed)))
     turn_us = cycles / CLOCK_GHZ / 1e3 + 0.05 + steps.stages * (0.05 + 0.04 * math.log2(cut.lanes))
+    for multiply in steps.crossings:
+        turn_us += 0.15
+        if multiply.product.form is Form.COLLECT and cut.members > 1:
+            turn_us += 0.8 + 0.004 * cut.members
     if cut.members > 1:
         for moved in steps.moved:
             words = len(moved.parts) * cut.rows * cut.units / cut.block

@@ -107,12 +107,33 @@ def transposed_arguments() -> Any:
     return normal(16, 16) / 4, normal(6, 4, 16), normal(4, 16), normal(16)
 
 
+def speller(weights: Any, keys: Any, memory: Any, x: Any, h: Any, context: Any) -> Any:
+    """Attention in each turn: products by a matrix of each row, a softmax over few places."""
+    inner, outer, query = weights
+
+    def turn(state: Any, x: Any) -> Any:
+        h, context = state
+        h = jnp.tanh(x + h @ inner + context @ outer)
+        energies = jnp.einsum("ba,bta->bt", h @ query, keys)
+        context = jnp.einsum("bt,btw->bw", jax.nn.softmax(energies, -1), memory)
+        return (h, context), jnp.concatenate([h, context], -1)
+
+    return lax.scan(turn, (h, context), x)[1]
+
+
+def speller_arguments(width: int = 16, places: int = 5, batch: int = 3, turns: int = 4) -> Any:
+    weights = tuple(normal(width, width) / 4 for _ in range(3))
+    known = normal(batch, places, width), normal(batch, places, width)
+    return weights, *known, normal(turns, batch, width), *(normal(batch, width) for _ in range(2))
+
+
 LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "lstm": (lstm, lstm_arguments(16)),
     "reverse": (lambda *a: lstm(*a, reverse=True), lstm_arguments(12)),
     "bfloat16": (lstm, lstm_arguments(16, dtype=jnp.bfloat16)),
     "attention_gru": (attention_gru, gru_arguments(12)),
     "transposed": (transposed, transposed_arguments()),
+    "speller": (speller, speller_arguments()),
 }
 
 
@@ -133,7 +154,7 @@ def plan(graph: Graph, node: Node, cut: Sequence[int] | None = None) -> LoopPlan
     members, rows, width, lanes = cut
     (share,) = found.shares
     groups = -(-share.axes.rows // rows)
-    shape = Cut(members, rows, width, lanes, groups, share.axes.units)
+    shape = Cut(members, rows, width, lanes, groups, share.axes.units, share.axes.small)
     forced = try_cut(found.loop, share.axes, share.steps, share.used, H100, shape)
     assert forced is not None
     return dataclasses.replace(found, shares=(forced,))
@@ -276,6 +297,11 @@ HOISTED: dict[str, tuple[Callable[..., Any], Any, int]] = {
     "lstm": (gradients(lstm), lstm_arguments(16), 1),
     "reverse": (gradients(LOOPS["reverse"][0]), lstm_arguments(12), 1),
     "gru": (gradients(attention_gru), gru_arguments(12), 5),
+    "speller": (
+        lambda *a: gradients(lambda *b: speller(a[0], *b))(*a[1:]),
+        speller_arguments(),
+        2,
+    ),
     "biased": (gradients(biased), (normal(8, 8) / 3, normal(8), normal(5, 3, 8), normal(3, 8)), 2),
 }
 """With the number of products and sums that leave the loops."""
@@ -312,6 +338,18 @@ def test_the_kernel_computes_what_the_loop_does(name: str) -> None:
     assert_computes(name, check=True)
 
 
+@pytest.mark.parametrize("name", HOISTED)
+def test_the_kernels_of_gradients(name: str) -> None:
+    fn, arguments, _ = HOISTED[name]
+    graph = simplify(hoist_loops(read(fn, arguments), lambda *_: True))
+    values = evaluate(graph, arguments)
+    for node in loops_of(graph):
+        made = emit_loop(plan(graph, node), "loop_0")
+        results = launch(made, [values[o][0] for o in node.operands], check=True)
+        for state, result in zip(made.results, results, strict=True):
+            np.testing.assert_allclose(result, values[node.name][state], rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     "name, cut",
     [
@@ -321,13 +359,16 @@ def test_the_kernel_computes_what_the_loop_does(name: str) -> None:
         ("reverse", (3, 4, 1, 4)),
         ("attention_gru", (4, 2, 1, 8)),
         ("transposed", (2, 2, 2, 2)),
+        ("speller", (4, 2, 1, 8)),
+        ("speller", (8, 4, 2, 32)),
+        ("speller", (16, 1, 1, 4)),
     ],
 )
 def test_groups_of_blocks_tell_each_other_rows(name: str, cut: Sequence[int]) -> None:
     assert_computes(name, cut, launches=2)
 
 
-@pytest.mark.parametrize("name", ["lstm", "attention_gru"])
+@pytest.mark.parametrize("name", ["lstm", "attention_gru", "speller"])
 @pytest.mark.parametrize("order", [Order.REVERSE, Order.RANDOM])
 def test_one_group_has_no_races(name: str, order: Order) -> None:
     assert_computes(name, (4, 8, 1, 4), check=True, order=order)
@@ -405,7 +446,7 @@ def test_shares_have_blocks_of_their_own(cuts: Sequence[Sequence[int]]) -> None:
     whole = plan(merged, node)
     shares = []
     for share, (members, rows, width, lanes) in zip(whole.shares, cuts, strict=True):
-        cut = Cut(members, rows, width, lanes, -(-6 // rows), 16)
+        cut = Cut(members, rows, width, lanes, -(-6 // rows), 16, 1)
         found = try_cut(whole.loop, share.axes, share.steps, share.used, H100, cut)
         assert found is not None
         shares.append(found)

@@ -8,7 +8,7 @@
 // A lane's share of a matrix: w[vector * 4 + e][unit][part].  What lies beyond the matrix is zero.
 template <int FIRST, int VECTORS, int EXTENT, int LANES, int WIDTH, int PARTS, class Put, class T>
 __device__ __forceinline__ void load_matrix(
-    Put put, const T* __restrict__ from, int first_k, int k_stride, int column_stride, int unit, int end, int lane)
+    Put put, const T* __restrict__ from, int first_k, int k_stride, int column_stride, int first_part, int unit, int end, int lane)
 {
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i)
@@ -20,7 +20,7 @@ __device__ __forceinline__ void load_matrix(
                 for (int p = 0; p < PARTS; ++p) {
                     const int k = 4 * (LANES * (FIRST + i) + lane) + e;
                     const bool inside = k < EXTENT && unit + v < end;
-                    const float w = inside ? load_as<float>(from[(first_k + k) * k_stride + (p * EXTENT + unit + v) * column_stride]) : 0.0f;
+                    const float w = inside ? load_as<float>(from[(first_k + k) * k_stride + ((first_part + p) * EXTENT + unit + v) * column_stride]) : 0.0f;
                     put(i, e, v * PARTS + p, w);
                 }
 }
@@ -127,4 +127,70 @@ __device__ __forceinline__ void receive_rows(
                 to[start + at / EXTENT * STRIDE + at % EXTENT] = same_bits<float>(word[i]);
         }
     }
+}
+
+// The same for up to WORDS words in one line, of which `count` come.
+template <int WORDS, int THREADS, int CHUNK, class Slot>
+__device__ __forceinline__ void receive_words(
+    const Slot& to, int start, const unsigned long long* from, int count, unsigned tag)
+{
+    constexpr int EACH = (WORDS + THREADS - 1) / THREADS;
+#pragma unroll 1
+    for (int first = 0; first < EACH; first += CHUNK) {
+        unsigned word[CHUNK];
+#ifdef ASTITCH_HOST
+        for (int i = 0; i < CHUNK; ++i)
+            if (const int at = (first + i) * THREADS + int(threadIdx.x); at < count) astitch_take_word(from + at, tag, word[i]);
+#else
+        long long since = 0;
+        while (true) {
+            bool fresh = true;
+#pragma unroll
+            for (int i = 0; i < CHUNK; ++i) {
+                const int at = (first + i) * THREADS + int(threadIdx.x);
+                if (at < count) fresh &= astitch_take_word(from + at, tag, word[i]);
+            }
+            if (__all_sync(0xffffffffu, fresh)) break;
+            const long long now = clock64();
+            if (since == 0) since = now;
+            if (now - since > 4000000000ll) __trap();
+        }
+#endif
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i) {
+            const int at = (first + i) * THREADS + int(threadIdx.x);
+            if (at < count) to[start + at] = same_bits<float>(word[i]);
+        }
+    }
+}
+
+// Adds up lines of MEMBERS parts, a warp a line, in a fixed order, and tells everyone the sums.
+template <int MEMBERS, int THREADS, class Slot>
+__device__ __forceinline__ void add_parts(
+    const Slot& parts, int start, unsigned long long* to, int count, unsigned tag)
+{
+    const int lane = int(threadIdx.x) % 32;
+    for (int line = int(threadIdx.x) / 32; line < count; line += THREADS / 32) {
+        float sum = 0.0f;
+        for (int i = lane; i < MEMBERS; i += 32) sum += parts[start + line * MEMBERS + i];
+#pragma unroll
+        for (int mask = 16; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+        if (lane == 0) astitch_publish_word(to + line, same_bits<unsigned>(sum), tag);
+    }
+}
+
+// The sum of a value over the COPIES lanes that have the same pair.
+template <int COPIES> __device__ __forceinline__ float add_copies(float value)
+{
+#pragma unroll
+    for (int mask = COPIES / 2; mask; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
+    return value;
+}
+
+// A reduction over the WIDTH lanes that have the small columns of a row.
+template <int WIDTH, class Combine> __device__ __forceinline__ float reduce_row(float value, Combine combine)
+{
+#pragma unroll
+    for (int mask = WIDTH / 2; mask; mask /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    return value;
 }
