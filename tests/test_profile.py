@@ -12,15 +12,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import astitch
+from astitch.build_program import build_program
+from astitch.check_plan import check_plan
+from astitch.compile import compile_hlo
 from astitch.errors import AstitchError
+from astitch.host_engine import HostEngine
 from astitch.profiling import command, profiler, xla_ahead
+from astitch.profiling.ablation import cut_like_xla, plan_variants
 from astitch.profiling.command import main
 from astitch.profiling.compare import compare_reports
 from astitch.profiling.report import MEMORY, PRODUCT, SCHEMA, Report, Spread
-from astitch.profiling.target import parse_shapes, read_target
+from astitch.profiling.target import parse_shapes, read_target, trace_function
 
 MODULE = """\
 import jax.numpy as jnp
@@ -365,3 +371,46 @@ def test_importing_astitch_imports_no_profiler() -> None:
     code = "import sys, astitch; assert 'astitch.profiling' not in sys.modules; assert callable(astitch.profile)"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert command.FAILED == 2
+
+
+# ---- the ablation ----------------------------------------------------------------------------------------------
+
+
+def test_kernels_end_where_xla_fuses_no_further() -> None:
+    def twice(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        best, place = x.max(-1), jnp.argmax(x, -1)  # a reduce of two results
+        y = jnp.exp(x - best[:, None]) + place[:, None]
+        return y / y.sum(-1, keepdims=True), jnp.tanh(w)
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 256), (7, 3))]
+    found = compile_hlo(trace_function("twice", twice, tuple(shapes)).hlo, gpu="h100")
+    graph = found.scopes.graph
+    for scope in found.scopes.scopes:
+        parts = cut_like_xla(graph, scope)
+        assert sorted(m for part in parts for m in part.members) == sorted(scope.members)
+        for part in parts:
+            reduces = [m for m in part.members if graph[m].op == "reduce"]
+            inside = set(part.members)
+            for reduce in reduces:  # nobody in the same kernel reads what it sums
+                readers = [u for u in graph.users[reduce] if graph[u].op != "get-tuple-element"]
+                assert inside.isdisjoint(readers)
+    for variant in plan_variants(found):
+        assert variant.failures == (), variant.name
+        for plan in variant.plans:
+            check_plan(plan)
+
+
+def test_variants_compute_the_same() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
+
+    def norm(x: jax.Array) -> jax.Array:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
+
+    found = compile_hlo(trace_function("norm", norm, (x,)).hlo, gpu="host")
+    want = np.asarray(norm(x))
+    for variant in plan_variants(found):
+        scopes = replace(found.scopes, scopes=tuple(plan.scope for plan in variant.plans))
+        program = build_program(scopes.graph, scopes, variant.plans)
+        (got,) = HostEngine(program).run([x])
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

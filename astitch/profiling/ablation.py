@@ -110,7 +110,8 @@ def cut_like_xla(graph: Graph, scope: Scope) -> tuple[Scope, ...]:
     outputs = set(scope.outputs)
     for name in reversed(scope.members):  # what nobody reads yet is computed where it is read
         readers = [level[u] for u in graph.users[name] if u in inside]
-        if name not in ends and name not in outputs and readers:
+        fixed = name in ends or name in outputs or OPS[graph[name].op].kind is Kind.PROJECTION
+        if readers and not fixed:
             level[name] = max(level[name], min(readers))
     return tuple(
         make_scope(graph, f"{scope.name}_{number}", scope.stage, members)

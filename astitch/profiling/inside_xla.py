@@ -1,6 +1,6 @@
 """astitch's program as XLA launches it: what is beside the stitched kernels once XLA has compiled the whole.
 
-Takes a Compilation, hands on the module with the kernels as custom calls, and joins what XLA made of it with what is
+Takes a target, hands on the module with the kernels as custom calls, and joins what XLA made of it with what is
 known of each kernel.  So both sides of a report are counted in the same way.
 """
 
@@ -9,23 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from astitch.compile import Compilation
-from astitch.errors import AstitchError
+from astitch.compile import Compilation, compile_hlo
+from astitch.errors import KernelCompileError
+from astitch.gpu import Gpu
+from astitch.hlo_import import import_hlo
 from astitch.profiling.report import Kernel
+from astitch.profiling.target import Target
 from astitch.profiling.xla_kernels import Launches
-from astitch.xla_engine import export_program, find_moves, has_target, prepare_kernels
+from astitch.xla_engine import compile_for_xla, has_target
 
 
-def export_inside(compilation: Compilation) -> bytes | str:
-    """The module, or why there is none."""
+def compile_inside(target: Target, gpu: Gpu, *, strict: bool) -> tuple[Compilation, bytes | str]:
+    """astitch's compilation, and the module that XLA would get; a sentence where XLA does not launch our kernels.
+
+    Nothing is donated, on either side.  Raises AstitchError for what astitch cannot compile.
+    """
     if not has_target():
-        return "this JAX is older than 0.11, whose XLA launches stitched kernels"
+        older = "this JAX is older than 0.11, whose XLA launches stitched kernels"
+        return compile_hlo(target.hlo, gpu=gpu, strict=strict), older
+    graph = import_hlo(target.hlo)
     try:
-        left = find_moves(compilation)
-        kernels = prepare_kernels(compilation.program, compilation.gpu, {}, left)
-        return export_program(compilation, kernels)
-    except AstitchError as error:
-        return (str(error).splitlines() or [""])[0]
+        return compile_for_xla(graph, gpu, strict=strict)
+    except KernelCompileError as error:  # no CUDA compiler: the plans are known all the same
+        why = (str(error).splitlines() or [""])[0]
+        return compile_hlo(target.hlo, gpu=gpu, strict=strict), why
 
 
 def join_stitched(launches: Launches, stitched: Iterable[Kernel]) -> tuple[Kernel, ...]:

@@ -314,7 +314,8 @@ def render_kernels(report: Report) -> str:
         "Time: measured by CUPTI, all launches of a name together. "
         "More than 100 % is reached where data came from the L2."
         if report.measured
-        else "Time: projected by astitch's latency model; XLA's kernels and products have only a speed of light."
+        else "Time: projected by astitch's latency model, which knows what stays in the L2 (more than 100 % then); "
+        "XLA's kernels and products have only a speed of light."
     )
     return _section(
         "kernels",
@@ -515,7 +516,7 @@ def render_ablation(report: Report) -> str:
 
 
 def render_refusals(report: Report) -> str:
-    if not (report.refusals or report.outside or report.splits):
+    if not (report.refusals or report.outside or report.splits or report.loops):
         return ""
     rows = "".join(_refusal_row(refusal) for refusal in report.refusals)
     table = (
@@ -527,6 +528,7 @@ def render_refusals(report: Report) -> str:
     for title, lines in (
         ("Left to XLA", report.outside),
         ("Kernels with a symptom", report.splits),
+        ("Loops", report.loops),
     ):
         if lines:
             listed = "".join(f"<li>{escape(line)}</li>" for line in lines)

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from astitch.compile import Compilation, compile_hlo
+from astitch.compile import Compilation
 from astitch.errors import AstitchError
 from astitch.gpu import Gpu, preset
 from astitch.hlo_import import serialize_module
 from astitch.profiling.ablation import ablate, start_with_xla
 from astitch.profiling.counters import add_counters, count_kernels, keep_compiled
-from astitch.profiling.inside_xla import export_inside, join_stitched
+from astitch.profiling.inside_xla import compile_inside, join_stitched
 from astitch.profiling.measured import measure_ablation, measure_sides
 from astitch.profiling.report import Machine, Report, Side
 from astitch.profiling.stitched import (
@@ -139,11 +139,10 @@ def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progr
     with xla_ahead(serialize_module(target.hlo), gpu) as ahead:
         progress("astitch compiles")
         start = time.perf_counter()
-        compilation = compile_hlo(target.hlo, gpu=gpu, strict=options.strict)
+        compilation, module = compile_inside(target, gpu, strict=options.strict)
         resources = compilation.resources()
         compile_s = time.perf_counter() - start
         stitched = describe_program(compilation, resources)
-        module = export_inside(compilation)
         with xla_ahead(module, gpu) as ahead_inside:
             rows = []
             if options.ablation:
@@ -236,6 +235,7 @@ def describe_decisions(compilation: Compilation) -> dict[str, Any]:
         ),
         "outside": tuple(map(str, compilation.program.outside)),
         "splits": tuple(map(str, compilation.splits)),
+        "loops": compilation.loops,
         "stage_s": dict(compilation.seconds),
     }
 

@@ -286,7 +286,7 @@ class Report:
 
     target: as it was asked for.  date: ISO 8601, UTC.  engine: "static" where nothing was run.  light_us: the speed of
     light of astitch's program.  steps: of the stitched program.  outside: what no kernel and no library computes.
-    splits: stitch ops that were looked at twice.
+    splits: stitch ops that were looked at twice.  loops: which are one kernel, and why others are not.
     """
 
     target: str
@@ -300,6 +300,7 @@ class Report:
     refusals: Sequence[Refusal] = ()
     outside: Sequence[str] = ()
     splits: Sequence[str] = ()
+    loops: Sequence[str] = ()
     stage_s: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
     schema: str = SCHEMA

@@ -61,7 +61,7 @@ def print_report(report: Report, console: Console, kernels: int = 10) -> None:
         console.print(tabulate_counters(report))
     if report.ablation:
         console.print(tabulate_ablation(report))
-    if report.refusals or report.outside:
+    if report.refusals or report.outside or report.loops:
         console.print(list_decisions(report))
     for note in [*report.notes, *(f"{name_side(s)}: {n}" for s in report.sides for n in s.notes)]:
         console.print(Text(f"note: {note}", style="dim"))
@@ -219,9 +219,10 @@ def list_decisions(report: Report) -> Group:
                 f"  {len(report.refusals) - MOST_REFUSALS} more with --html or --json", style="dim"
             )
         )
-    if report.outside:
-        lines.append(Text(f"Left to XLA: {len(report.outside)} ops", style="bold"))
-        lines += [Padding(Text(op), (0, 0, 0, 2)) for op in report.outside[:MOST_REFUSALS]]
+    for title, told in (("Left to XLA", report.outside), ("Loops", report.loops)):
+        if told:
+            lines.append(Text(f"{title} ({len(told)})", style="bold"))
+            lines += [Padding(Text(line), (0, 0, 0, 2)) for line in told[:MOST_REFUSALS]]
     return Group(*lines, "")
 
 
