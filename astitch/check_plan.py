@@ -36,7 +36,7 @@ from astitch.thread_mapping import ceil_div
 
 _ADVICE = "\n  the stage that handed this on has a bug; print its input and report both"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_KNOWN_FUNCTIONS = frozenset({"min"})
+_KNOWN_FUNCTIONS = frozenset({"clamped"})
 
 
 def check_plan(plan: Plan) -> Plan:

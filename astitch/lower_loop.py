@@ -53,6 +53,10 @@ MAX_OWN_STATES = 16
 MAX_TOGETHER = 4
 """Reductions of a row that share one butterfly."""
 
+ROWS_AHEAD = 24
+"""Elements that a thread of a column reduction loads before it adds the first: where rows do not fill its turns a
+last turn alone would cost as much time as all others."""
+
 MAX_AHEAD_BYTES = 32
 """What a thread loads of the next task into registers; more lies in shared memory."""
 
@@ -65,6 +69,29 @@ def steps_inside(size: int, minus_tile: Linear, thread: str, threads: int) -> Li
         ix.scale(ix.of_symbol(Symbol(thread, threads)), -1),
     )
     return ix.of_symbol(Quotient(left, threads)) if threads > 1 else left
+
+
+def clamped(name: str, last: int) -> Linear:
+    """The index `name`, at most `last`."""
+    return ix.of_symbol(Symbol(f"clamped({name}, {last})", last + 1))
+
+
+def guard_sums(body: Iterable[k.Statement], guard: Guard) -> Iterator[k.Statement]:
+    """The body of a nest, of which only what it adds to sums stands behind a guard."""
+    sums = (
+        k.Accumulate,
+        k.AccumulateProduct,
+        k.AccumulateElement,
+        k.AccumulateBatch,
+        k.AccumulateState,
+    )
+    for statement in body:
+        if isinstance(statement, k.Loop | k.If):
+            yield replace(statement, body=tuple(guard_sums(statement.body, guard)))
+        elif isinstance(statement, sums):
+            yield k.If((guard,), (statement,))
+        else:
+            yield statement
 
 
 class LoopLowering(Values):
@@ -94,6 +121,7 @@ class LoopLowering(Values):
         self.ring, self.ahead, self.lag = 0, 1, 0
         self.after_meeting: list[k.Statement] = []
         self.carried_states: list[k.Statement] = []
+        self.clamps = self.runs_ahead = False
         self.exchanges = 0
         self.exchange_slots: dict[tuple[int, int, int], str] = {}
 
@@ -439,7 +467,7 @@ class LoopLowering(Values):
                     yield k.Index("outer_raw", raw)
                     yield k.Index(
                         "outer",
-                        ix.of_symbol(Symbol(f"min(outer_raw, {m.outer_size - 1})", m.outer_size)),
+                        clamped("outer_raw", m.outer_size - 1),
                     )
                 else:
                     yield k.Index("outer", raw)
@@ -528,6 +556,8 @@ class LoopLowering(Values):
             return []
         if not row:
             return inner
+        if self.runs_ahead:
+            return list(self.rows_ahead(inner))
         return [self.loop_over("k", m.row_steps, self.row_bound, full, self.enter_row, inner)]
 
     @staticmethod
@@ -554,6 +584,33 @@ class LoopLowering(Values):
         if bound is not None and count > 1:
             last = ix.offset(ix.of_symbol(Symbol(f"{variable}_end", count + 1)), -1)
         return ix.add(last, ix.scale(turn, -1))
+
+    def rows_ahead(self, body: list[k.Statement]) -> Iterator[k.Statement]:
+        """The loop over rows where all that it does is adding to sums: as many loads at once as there are registers
+        for, the last ones too.  A last row that only some threads have is loaded by all and counted by those."""
+        steps = self.mapping.row_steps
+        parts = ceil_div(steps, max(ROWS_AHEAD // self.mapping.vector, k.PARTLY))
+        together = ceil_div(steps, parts)
+        turns = (parts - 1) * together
+        inside = tuple(self.enter_row(body, False))
+        if turns:
+            yield k.Loop("k", turns, False, inside, None, together)
+        cut = self.row_bound is not None
+        if steps - turns - cut:
+            step = k.Index("k", ix.offset(ix.of_symbol(Symbol("turn", steps)), turns))
+            yield k.Loop("turn", steps - turns - cut, True, (step, *inside))
+        if cut:
+            last = k.Index("k", ix.constant(steps - 1))
+            yield k.Loop("turn", 1, True, (last, *self.enter_last_row(body)))
+
+    def enter_last_row(self, body: list[k.Statement]) -> Iterator[k.Statement]:
+        m = self.mapping
+        thread = ix.of_symbol(Symbol("ty", m.row_threads))
+        step = ix.of_symbol(Symbol("k", m.row_steps))
+        yield k.Index("row_raw", ix.add(ix.scale(step, m.row_threads), thread))
+        yield k.Index("row", clamped("row_raw", m.row_size - 1))
+        inside = Within(ix.of_symbol(Symbol("row_raw", 1 << 62)), 0, m.row_size)
+        yield from guard_sums(body, inside)
 
     @property
     def row_bound(self) -> Linear | None:
@@ -603,9 +660,13 @@ class LoopLowering(Values):
         form = ix.scale(form, m.vector)
         if m.col_tiles > 1:
             form = ix.add(form, ix.scale(ix.of_symbol(Symbol("col_tile", m.col_tiles)), m.col_tile))
-        yield k.Index("col", form)
         guards = []
-        if guard:
+        if guard and self.clamps:
+            yield k.Index("col_raw", form)
+            yield k.Index("col", clamped("col_raw", m.col_size - m.vector))
+        else:
+            yield k.Index("col", form)
+        if guard and not self.clamps:
             guards.append(Within(ix.of_symbol(Symbol("col", 1 << 62)), 0, m.col_size))
         yield from self.guarded(tuple(guards), body)
 
@@ -629,6 +690,8 @@ class LoopLowering(Values):
             if place.span is not Span.LOOP:
                 before.append(self.declare_state(place))
         self.frames[Zone.TASK].statements = []
+        self.clamps = all(map(self.is_own_column, roots)) and not self.staged
+        self.runs_ahead = self.clamps and self.sums_rows(roots)
         with self.inner_frames():
             for place in roots:
                 if place.root.kind is RootKind.POINTWISE:
@@ -636,6 +699,7 @@ class LoopLowering(Values):
                 else:
                     self.lower_accumulation(place)
             nest = self.nest()
+            self.clamps = self.runs_ahead = False
             self.filled |= {key for key in self.kept if self.was_computed(key)}
         task = self.frames[Zone.TASK].statements
         result: list[k.Statement] = [*self.entry_barrier(phase), *before, *task, *nest]
@@ -665,13 +729,17 @@ class LoopLowering(Values):
             names = ", ".join("%" + p.root.name for p in ready)
             yield k.Barrier("block", f"Regional: {names} is read by other threads of the block")
 
+    def is_own_column(self, place: Placement) -> bool:
         """Does the nest only add to sums of a thread's own columns?  Beyond the last column it may then add the last
         one's elements to sums that nobody reads: without a branch around them the loads of many rows run ahead."""
+        sums = place.root.kind not in (RootKind.POINTWISE, RootKind.RUNNING)
+        return sums and self.kept_axes(place)[1]
 
     def sums_rows(self, roots: Sequence[Placement]) -> bool:
         """Is all that the nest does, row by row, adding to sums?"""
         m = self.mapping
-        walks = m.row_size > 1 and m.col_steps == 1 and not m.rows_together and not self.backward
+        walks = m.row_size > 1 and m.row_tiles == 1 and m.col_steps == 1 and not m.rows_together
+        walks = walks and not self.backward
         return walks and not any(self.kept_axes(place)[0] for place in roots)
 
     def was_computed(self, key: Key) -> bool:
@@ -976,10 +1044,21 @@ class LoopLowering(Values):
             butterfly = (
                 not reducers[0].commutative and 8 <= threads * stride // max(stride, 32) <= 32
             )
-        alone = shared and publish and self.publishes_alone
-        alone = alone and threads * stride == self.mapping.block
-        alone = alone and all(p.span is Span.TEAM for p in places)
+        alone = shared and publish and threads * stride == self.mapping.block
+        alone = alone and self.first_warp_suffices(places, stride)
         return k.ReduceAcross(tuple(parts), threads, stride, butterfly, alone)
+
+    def first_warp_suffices(self, places: Sequence[Placement], stride: int) -> bool:
+        """Do only threads of the first warp need what the whole block combines, to hand it on?"""
+        if all(place.span is Span.TEAM for place in places):
+            return self.publishes_alone
+        last = max(place.phase for place in self.places)
+        for place in places:
+            ends = place.span in (Span.TILE, Span.LOOP)
+            ends |= place.span is Span.TASK and place.phase == last and not place.shared
+            if not ends:
+                return False
+        return self.mapping.outer_threads == 1 and stride <= 32
 
     def reduced_together(self, places: Sequence[Placement]) -> list[Placement]:
         """The first reductions, up to four, of one simple kind with one state each; none if there is only one."""

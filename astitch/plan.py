@@ -197,9 +197,12 @@ def _arrange(known: RootReads, gpu: Gpu, schedule: Schedule) -> tuple[LaunchConf
     mappings = [loop.mapping for loop in arrangement.loops]
     if arrangement.cooperative or any(m.col_size >= LONG_ROW and m.outer for m in mappings):
         return arrange(LARGE_BLOCK)
-    if all(m.tasks <= gpu.sms for m in mappings) and any(m.row_steps > TALL_STEPS for m in mappings):
-        launch, tall = arrange(TALL_BLOCK)
-        return (launch, tall) if not tall.cooperative else arrange(LARGE_BLOCK)
+    if all(m.tasks <= gpu.sms for m in mappings) and any(
+        m.row_steps > TALL_STEPS for m in mappings
+    ):
+        # A block that reads less than whole lines of a row has that many more sums to exchange.
+        wide = all(m.col_threads >= gpu.warp_size for m in mappings)
+        return arrange(TALL_BLOCK if wide else LARGE_BLOCK)
     return launch, arrangement
 
 

@@ -26,7 +26,7 @@ from astitch import index as ix
 from astitch.dimensions import Atoms, Dimensions, array_of, find_dimensions, is_embedded
 from astitch.dominant import Group, Groups
 from astitch.gpu import Gpu
-from astitch.index import Symbol
+from astitch.index import Linear, Symbol
 from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
 from astitch.ops import OPS, Kind, monoid_of
 from astitch.propagation import Index, Read, walk_reads
@@ -34,7 +34,14 @@ from astitch.running import find_running, is_running
 from astitch.scans import map_running, why_not_in_order
 from astitch.schedule import DEFAULT, Schedule
 from astitch.storage import stored_value
-from astitch.thread_mapping import Mapping, Space, map_space, size_of, why_not_aligned
+from astitch.thread_mapping import (
+    MAX_ALIGNED,
+    Mapping,
+    Space,
+    map_space,
+    size_of,
+    why_not_aligned,
+)
 
 ONE_BLOCK_ELEMENTS = 1 << 14
 """Elements that one block sums in less time than a barrier of the grid takes."""
@@ -206,6 +213,20 @@ def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
     )
 
 
+def find_alignment(form: Linear, atoms: Atoms) -> int:
+    """Elements of which the position is a multiple wherever the last atom is; 0: any.  What does not run along the last
+    atom, element by element, is not accessed as vectors anyhow: 0."""
+    if not atoms or form.coefficient(atoms[-1]) != 1:
+        return 0
+    found = form.constant
+    for term, coefficient in form.terms:
+        if term == atoms[-1]:
+            continue
+        inner = isinstance(term, Symbol) or atoms[-1] not in ix.symbols(term.dividend)
+        found = math.gcd(found, coefficient if inner else 1)
+    return found
+
+
 def root_starts(graph: Graph, root: Root) -> tuple[Read, ...]:
     """What the root's own computation needs first."""
     node = graph[root.name]
@@ -315,6 +336,7 @@ class RootReads:
         self._roots: dict[str, Root] = {}
         self._reads: dict[str, tuple[tuple[Read, ...], frozenset[str]]] = {}
         self._spaces: dict[str, Space] = {}
+        self._alignments: dict[tuple[str, str], int] = {}
 
     def root_of(self, name: str) -> Root:
         if name not in self._roots:
@@ -330,6 +352,8 @@ class RootReads:
                 held_words=self.held_words(group, space),
                 again_words=self.words_read_again(group, space),
                 element_bytes=self.element_bytes(group, space),
+                awaited=self.is_awaited(group, space),
+                aligned=self.aligned_elements(group, space),
             )
         return self._spaces[group.dominant]
 
@@ -363,6 +387,10 @@ class RootReads:
                 roots.append(Read(value, read.index))
             elif self.is_array(read.operand):
                 arrays.add(read.operand)
+                form = ix.linearize(read.index, array_of(self.graph[read.operand]).shape)
+                key = root.name, read.operand
+                found = find_alignment(form, root.space.atoms)
+                self._alignments[key] = math.gcd(self._alignments.get(key, 0), found)
 
         walk_reads(self.graph, starts, lambda name: name not in own and self.stops(name), visit)
         return tuple(roots), frozenset(arrays)
@@ -387,6 +415,32 @@ class RootReads:
             sizes = [t.dtype.bytes for t in types if t.size >= size_of(space.atoms)]
             widest = max(widest, *sizes, 0)
         return widest or space.element_bytes
+
+    def is_awaited(self, group: Group, space: Space) -> bool:
+        """Does a root of the space's size need what the group reduces?"""
+        behind: set[str] = set()  # the reduces, and what is made of them
+        for name in group.roots:  # in topological order
+            root = self.root_of(name)
+            needs = any(read.operand in behind for read in self.reads_of(root)[0])
+            if needs and frozenset(root.space.atoms) >= frozenset(space.atoms):
+                return True
+            if needs or root.kind is RootKind.REDUCE:
+                behind.add(name)
+        return False
+
+    def aligned_elements(self, group: Group, space: Space) -> int:
+        """The widest access, in elements, that suits at least half of the bytes that the group reads: rows of a slice
+        may begin anywhere."""
+        read: dict[int, float] = {}
+        for name in group.roots:
+            for array in self.reads_of(self.root_of(name))[1]:
+                kind = array_of(self.graph[array])
+                if kind.size >= size_of(space.atoms):
+                    width = math.gcd(self._alignments[name, array], MAX_ALIGNED)
+                    read[width] = read.get(width, 0.0) + kind.dtype.bytes
+        half = sum(read.values()) / 2
+        widths = [w for w in read if sum(b for other, b in read.items() if other >= w) >= half]
+        return max(widths, default=MAX_ALIGNED)
 
     def words_read_again(self, group: Group, space: Space) -> float:
         """Words for each element of the space that more than one root of the group reads there."""
@@ -496,17 +550,25 @@ class _Arranger:
         """The first level at which `loop` could host a reader of `reads`."""
         level = 0
         for read in reads:
-            draft = self.drafts[read.operand]
+            draft = self.drafts[self.computed_in(loop, read.operand)]
             same = draft.loop is loop and draft.span in (Span.TASK, Span.TEAM)
             if same and self.why_not_local(draft, read.index) is None:
                 continue
             level = max(level, draft.available)
         return level
 
+    def computed_in(self, loop: _Loop, name: str) -> str:
+        """The draft of a root for readers in `loop`: where that adds its partials, the sum itself."""
+        combine = self.drafts.get(combine_name(name))
+        return combine_name(name) if combine is not None and combine.loop is loop else name
+
     def place(self, root: Root) -> None:
         reads, arrays = self.known.reads_of(root)
         related = dict(self.loops_of_group.get(self.group_of[root.name], {}))
         related |= {(loop := self.drafts[r.operand].loop).number: loop for r in reads}
+        if root.kind is RootKind.POINTWISE:
+            combines = [self.drafts.get(combine_name(r.operand)) for r in reads]
+            related |= {c.loop.number: c.loop for c in combines if c is not None}
         for array in arrays:
             related |= self.loops_reading.get(array, {})
         best: _Loop | None = None
@@ -556,8 +618,9 @@ class _Arranger:
         for array in arrays:
             self.loops_reading.setdefault(array, {})[loop.number] = loop
         for read in reads:
-            producer = self.drafts[read.operand]
-            producer.readers += 1
+            key = self.computed_in(loop, read.operand)
+            self.drafts[read.operand].readers += 1
+            producer = self.drafts[key]
             if producer.loop is not loop:
                 producer.global_reason = (
                     producer.global_reason or "its readers run in another task loop"
@@ -572,7 +635,7 @@ class _Arranger:
                     producer.global_reason = producer.global_reason or why
                     continue
                 own = read.index == producer.root.result_index
-                draft.depends[read.operand] = draft.depends.get(read.operand, True) and own
+                draft.depends[key] = draft.depends.get(key, True) and own
                 producer.shared |= not own
         self.drafts[root.name] = draft
         if span not in (Span.TASK, Span.TEAM):

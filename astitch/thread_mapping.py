@@ -26,10 +26,23 @@ SPLIT_MIN_BYTES = 64 * 1024
 """Shorter rows are never split over blocks: one block reads them in less time than meeting at a barrier takes.
 (The paper's bound is 1024 columns on a V100; an SM of an H100 reads some 50 bytes a nanosecond.)"""
 
+SPLIT_COLUMN_BYTES = 3 * SPLIT_MIN_BYTES
+"""What splitting the rows of a column-reduce must spare a block, whose threads have several loads on their way (H100:
+rows of 2053 x 1021 take as long with a barrier as without, 1021 x 1021 a quarter less without)."""
+
+OCCUPIED_BYTES = 1 << 20
+"""Of a column-reduce in one block: beyond, the barrier is lost beside what more blocks on an SM gain."""
+
 WARP = 32
 
-INSTRUCTIONS_PER_BYTE = 10
-"""Instructions of one lane that an H100 issues while its memory moves one byte."""
+LINE_BYTES = 128
+
+MAX_ALIGNED = 16
+"""Elements of an access, at most."""
+
+MOST_ACCESSES, MOST_LOOKUPS = 5, 24
+"""Of a thread for its row, and lines that its warp looks up for all of its rows: it walks over all of them again with
+every access (H100, rows of 3 to 33 floats: up to 24 at 97 % of a copy's speed, 33 to 45 at 60 to 95 %, 49 at 45 %)."""
 
 MAX_HELD_WORDS = 32
 """32-bit registers of a thread for the elements of a row that it holds from phase to phase, and for its column sums."""
@@ -41,6 +54,9 @@ shared memory of two blocks of 512 threads on an SM."""
 
 MIN_COLUMN_ELEMENTS = 8
 """Elements that a thread of a column-reduce loads at least, where columns are many."""
+
+ROWS_TOGETHER = 8
+"""Rows of a column-reduce that a thread has on their way at once: as many come as soon as one."""
 
 EXCHANGED_BYTES = 24
 """A column's part of three words, each beside its tag."""
@@ -222,6 +238,8 @@ class Space:
     element_bytes: the widest element that is read or written along the space.
     held_words: 32-bit words that a thread holds for each element of its row while it works on a task.
     again_words: those of arrays that are read again after the reduction.
+    awaited: does something of the space's size need the reduction's result?
+    aligned: elements of the widest access for which most of what is read begins at a multiple of it.
     running: "forward" or "backward": every element is combined with those before it, or after it, along the reduced
     dimensions, and none is dropped.  parted: what is combined may be parted anyhow.
     """
@@ -231,12 +249,18 @@ class Space:
     element_bytes: int
     held_words: float = 0.0
     again_words: float = 0.0
+    awaited: bool = True
+    aligned: int = MAX_ALIGNED
     running: str = ""
     parted: bool = False
 
     @property
     def kept(self) -> Atoms:
         return tuple(a for a in self.atoms if a not in self.reduced)
+
+    def widest(self, schedule: Schedule) -> int:
+        """Bytes of the widest access that the schedule and the alignment allow."""
+        return min(schedule.access_bytes, self.aligned * self.element_bytes)
 
 
 def choose_vector(col: Atoms, element_bytes: int, access_bytes: int = 16) -> int:
@@ -278,11 +302,11 @@ def map_space(
         col = space.atoms[len(space.atoms) - run :]
         row = tuple(a for a in space.atoms if a in space.reduced)
     outer = tuple(a for a in space.atoms if a not in row and a not in col)
-    return _map_columns(space, outer, row, col, block, wave, schedule)
+    return _map_columns(space, outer, row, col, gpu, block, wave, schedule)
 
 
 def _map_elementwise(space: Space, gpu: Gpu, block: int, schedule: Schedule) -> Mapping:
-    vector = choose_vector(space.atoms, space.element_bytes, schedule.access_bytes)
+    vector = choose_vector(space.atoms, space.element_bytes, space.widest(schedule))
     total = size_of(space.atoms)
     # Two vectors a thread only where the GPU is full anyway.
     steps = schedule.elementwise_steps or (2 if total > block * vector * 2 * gpu.sms * 8 else 1)
@@ -306,7 +330,7 @@ def _map_rows(
     """Row-reduce: pack short rows into a block, split long ones over blocks."""
     outer = tuple(a for a in space.atoms if a not in col)
     rows, cols = size_of(outer), size_of(col)
-    vector = choose_vector(col, space.element_bytes, schedule.access_bytes)
+    vector = choose_vector(col, space.element_bytes, space.widest(schedule))
     vectors = ceil_div(cols, vector)
     wanted = schedule.split
     # Parts that stay in registers; a row of more than one that fewer blocks than the GPU holds could work on whole.
@@ -324,7 +348,8 @@ def _map_rows(
             split = ceil_div(cols, tile)
             why = f"{rows} rows < {wave} blocks a wave" if schedule.split is None else "as asked"
             reason = f"row-reduce, {why}: each row split over {split} blocks"
-            team = resident <= split <= wave
+            # Where nothing waits for the sum, blocks do not either.
+            team = resident <= split <= wave and space.awaited
             reason += " that keep their parts and meet" if team else ""
             return Mapping(outer, (), col, 1, 1, block, vector, 1, tile, reason, team=team)
     # As few threads a row as keep the GPU busy, so that the reduction stays within a warp where it can.
@@ -334,8 +359,7 @@ def _map_rows(
     )
     busy = gpu.sms * gpu.max_threads_per_sm // 2
     if vectors <= WARP and vector * space.element_bytes <= 8 and rows * COALESCED_LANES >= busy:
-        threads = _threads_of_short_row(vectors, vector, space.element_bytes, schedule.max_steps)
-        most = threads
+        threads = most = threads_of_short_row(vectors, row_bytes, schedule.max_steps)
     while threads < most and (
         rows * threads < busy
         or ceil_div(vectors, threads) * threads > vectors * 5 // 4
@@ -354,29 +378,35 @@ def _map_rows(
     return Mapping(outer, (), col, packed, 1, threads, vector, 1, steps * threads * vector, reason)
 
 
-def _threads_of_short_row(vectors: int, vector: int, element_bytes: int, max_steps: int) -> int:
+def threads_of_short_row(vectors: int, row_bytes: int, max_steps: int) -> int:
     """Threads of a row that is shorter than a warp's access and has no wide ones, where rows are many.
 
-    Idle lanes and shuffles cost issue slots, many steps cost lookups of cache lines.  As many threads as the memory's
-    time for the row hides, else those that cost least.  Costs in instructions of one lane of an H100's SM.
+    Idle lanes and shuffles cost issue slots, many accesses cost lookups of cache lines: as few threads as do not look
+    up too many.  (bf16 rows fill few lines, but more than five accesses of a row wait for each other all the same.)
     """
-    hidden = vectors * vector * element_bytes * 2 * INSTRUCTIONS_PER_BYTE / 2
-    costs: dict[int, float] = {}
-    for log in range(power_of_two_at_least(vectors).bit_length()):
-        threads, steps = 1 << log, ceil_div(vectors, 1 << log)
-        if steps <= max_steps:
-            work = steps * threads * vector * 20 + threads * log * 6
-            costs[threads] = max(work, steps * 128)
-    fitting = [threads for threads, cost in costs.items() if cost <= hidden]
-    return max(fitting, default=min(costs, key=lambda threads: costs[threads]))
+    threads = 1
+    while threads < vectors:
+        steps = ceil_div(vectors, threads)
+        lines = WARP / threads * min(row_bytes / LINE_BYTES, 1.0)
+        if steps <= min(max_steps, MOST_ACCESSES) and lines * steps <= MOST_LOOKUPS:
+            break
+        threads *= 2
+    return threads
 
 
 def _map_columns(
-    space: Space, outer: Atoms, row: Atoms, col: Atoms, block: int, wave: int, schedule: Schedule
+    space: Space,
+    outer: Atoms,
+    row: Atoms,
+    col: Atoms,
+    gpu: Gpu,
+    block: int,
+    wave: int,
+    schedule: Schedule,
 ) -> Mapping:
     """Column-reduce and mixed reduce: threads own columns, blocks walk over rows; few tiles -> rows are split."""
     rows, cols = size_of(row), size_of(col)
-    vector = choose_vector(col, space.element_bytes, schedule.access_bytes)
+    vector = choose_vector(col, space.element_bytes, space.widest(schedule))
     vectors = ceil_div(cols, vector)
     mixed = bool(col) and col[-1] in space.reduced
     if not mixed and space.again_words and rows > wave:
@@ -391,7 +421,8 @@ def _map_columns(
         # Threads share columns only as far as columns do not fill the GPU (a wave of 1 says that they never do).
         columns = vectors * size_of(outer)
         full = wave > 1 and columns >= wave * block
-        most_rows = 1 if full else min(block // min(32, block), power_of_two_at_least(rows))
+        shared_rows = power_of_two_at_least(ceil_div(rows, ROWS_TOGETHER))
+        most_rows = 1 if full else min(block // min(32, block), shared_rows)
         col_threads = min(block // most_rows, power_of_two_at_least(vectors))
         wanted = MIN_COLUMN_ELEMENTS // max(rows * vector, 1)
         steps = max(min(wanted, columns // (wave * block)), 1) if full else 1
@@ -400,7 +431,8 @@ def _map_columns(
     if inside:  # neighbouring rows of the outer axis fill a warp's access
         packed = min(max(32 // col_threads, 1), power_of_two_at_least(outer[-1].extent))
         inside = packed > 1
-    row_threads = min(block // (col_threads * packed), power_of_two_at_least(rows))
+    most_rows = power_of_two_at_least(rows if mixed else ceil_div(rows, ROWS_TOGETHER))
+    row_threads = min(block // (col_threads * packed), most_rows)
     outer_threads = block // (col_threads * row_threads)
     col_tile = col_threads * vector * steps
     tiles = ceil_div(size_of(outer), outer_threads) * ceil_div(cols, col_tile)
@@ -427,8 +459,12 @@ def _map_columns(
             )
     split = schedule.split
     if split is None:
-        split = wave // tiles if tiles * 2 <= wave and rows > row_threads * 8 else 1
-    parts = max(min(split, ceil_div(rows, row_threads * 4)), 1)
+        tile_bytes = rows * min(col_tile, cols) * space.element_bytes
+        # Blocks of one SM share what it can read.
+        few = tile_bytes * (1 - tiles / gpu.sms) > SPLIT_COLUMN_BYTES
+        large = tile_bytes > OCCUPIED_BYTES and tiles * 2 <= wave
+        split = wave // tiles if large else gpu.sms // tiles if few else 1
+    parts = max(min(split, ceil_div(rows, row_threads * ROWS_TOGETHER)), 1)
     row_tile = ceil_div(ceil_div(rows, parts), row_threads) * row_threads
     kind = "mixed reduce" if mixed else "column-reduce"
     reason = f"{kind}: {row_threads} rows x {col_threads} threads a block"
@@ -464,7 +500,7 @@ def _map_kept_columns(
     """Columns whose elements are needed again after their reduction: teams of blocks keep them.  None where rows fit
     one block or are too many for a team."""
     rows, cols = size_of(row), size_of(col)
-    vector = choose_vector(col, space.element_bytes, min(schedule.access_bytes, TEAM_BYTES))
+    vector = choose_vector(col, space.element_bytes, min(space.widest(schedule), TEAM_BYTES))
     lanes = max(TEAM_LINE_BYTES // (vector * space.element_bytes), 1)
     col_threads = min(lanes, block, power_of_two_at_least(ceil_div(cols, vector)))
     row_threads = block // col_threads

@@ -24,6 +24,7 @@ from astitch.stitch_scheme import (
     Placement,
     RootKind,
     TaskLoop,
+    combine_name,
     reduce_behind,
     shared_elements,
     why_not_block_local,
@@ -284,6 +285,9 @@ class Values:
         place = self.placements.get(reduce)
         if place is None or reduce == self.evaluating:
             return None
+        combine = self.placements.get(combine_name(reduce))
+        if combine is not None and combine.loop == self.loop.number:
+            place = combine
         here = place.loop == self.loop.number and place.in_task
         if place.root.kind is RootKind.POINTWISE and here and index == place.root.result_index:
             return None  # one-to-one: the register that already holds it, or computed again in this phase

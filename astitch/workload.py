@@ -374,8 +374,8 @@ class _Counter:
                 return np.asarray(self.evaluate(dividend) % divisor)
         if term.name == "lane":
             return np.arange(self.lanes)[:, None]
-        if term.name.startswith("min("):  # a packed row clamped to the last one
-            inner = self.values.get(term.name[4:].partition(",")[0], np.asarray(0))
+        if term.name.startswith("clamped("):
+            inner = self.values.get(term.name[8:].partition(",")[0], np.asarray(0))
             return np.asarray(np.minimum(inner, term.extent - 1))
         return self.values.get(term.name, np.asarray(0))
 

@@ -15,8 +15,8 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,20 @@ from benchmarks.results import (
     load_results,
     save_results,
 )
-from benchmarks.timing import Runner, measure_gpu, measure_wall
+from benchmarks.spans import Spans
+from benchmarks.timing import Runner
 
-BATCHES = 3
+TURNS = 3
+CALLS = 15
+"""Of each program, in turns, in each so many calls."""
+
+LONG_US = 300.0
+LONG_CALLS = 5
+"""Where a call takes longer, fewer."""
+
 WORST = 20
-SAVE_EVERY = 20
+TOGETHER = 40
+"""Points in one recording of the profiler."""
 
 MOST_ELEMENTS = 70_000_000
 """Of the pairs of primes."""
@@ -149,20 +158,22 @@ def measure_point(
     x: jax.Array,
     run: str,
     to_array: Callable[[Any], Any],
-    seconds: Counter[str] | None = None,
+    spans: Spans,
+    seconds: Counter[str],
 ) -> Row:
-    """One row; its error is against XLA's result.  to_array: a JAX array as one of CuPy or NumPy.  seconds: where the
-    time goes, added to.
+    """One row, which lacks the times until `spans` has been recorded; its error is against XLA's result.  to_array: a
+    JAX array as one of CuPy or NumPy.  seconds: where the time goes, added to.
     """
-    seconds = Counter() if seconds is None else seconds
     draft = draft_point(case, x, seconds)
     with draft.attempt("astitch"):
         draft.errors |= compare_with_xla(draft.runners, to_array)
     if draft.notes:
         del draft.runners[1:]
-    with kernels.count_seconds(seconds, "clocks"):
-        wall_us = measure_wall(draft.runners, BATCHES)
-        gpu_us = measure_gpu(draft.runners, wall_us, BATCHES)
+    with kernels.count_seconds(seconds, "calls"):
+        calls = LONG_CALLS if case.traffic_bytes / 3e6 > LONG_US else CALLS
+        for _ in range(TURNS):
+            for runner in draft.runners:
+                spans.run((case.key, runner.name), runner, calls)
     return Row(
         case.pattern,
         case.size,
@@ -170,13 +181,19 @@ def measure_point(
         case.title,
         run,
         case.traffic_bytes,
-        wall_us=wall_us,
-        gpu_us=gpu_us,
+        wall_us={},
+        gpu_us={},
         errors=draft.errors,
         reference="xla",
         notes=draft.notes,
         **draft.astitch,
     )
+
+
+def with_times(row: Row, us: Mapping[Hashable, float]) -> Row:
+    """The row with what was recorded of it."""
+    names = ("xla", "astitch")
+    return replace(row, gpu_us={n: us[row.key, n] for n in names if (row.key, n) in us})
 
 
 def draft_point(
@@ -229,6 +246,32 @@ def make_jobs(points: Sequence[Point], with_xla: bool) -> list[prepare.Job]:
         prepare.Job(p.case().key, 4 * 4 * elements, functools.partial(compile_point, p, with_xla))
         for elements, p in ((elements, points[number]) for elements, number in reversed(ordered))
     ]
+
+
+def measure_together(
+    points: Sequence[Point],
+    draw: Callable[[Case], jax.Array],
+    run: str,
+    seconds: Counter[str],
+) -> list[Row]:
+    """The rows of points in one recording of the profiler."""
+    import cupy
+
+    spans = Spans()
+    rows: list[Row] = []
+
+    def measure() -> None:
+        for point in points:
+            case = point.case()
+            try:
+                rows.append(measure_point(case, draw(case), run, cupy.from_dlpack, spans, seconds))
+            except Exception as error:  # out of memory, say: the other points go on
+                print(f"{case.key}: {describe(error)}", flush=True)
+            with kernels.count_seconds(seconds, "release"):
+                peers.release_memory()
+
+    us = spans.record(measure)
+    return [with_times(row, us) for row in rows]
 
 
 def speedup(row: Row) -> float | None:
@@ -351,7 +394,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure_points(points: Sequence[Point], options: argparse.Namespace) -> None:
-    """Measures and prints point by point; saves now and then and at the end, also of a failed run."""
+    """Measures and prints some points at a time; saves after each lot and at the end, also of a failed run."""
     start = time.perf_counter()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     run = kernels.describe_machine()
@@ -360,30 +403,19 @@ def measure_points(points: Sequence[Point], options: argparse.Namespace) -> None
         jobs = make_jobs(points, options.prepare_xla)
         prepare.prepare(jobs, options.prepare, options.prepare_xla)
     print(POINT_HEADER, flush=True)
-    import cupy
-
     draw = make_source()
     results = NOTHING
     seconds: Counter[str] = Counter()
     try:
-        for number, point in enumerate(points):
+        for first in range(0, len(points), TOGETHER):
             if options.seconds is not None and time.perf_counter() - start > options.seconds:
-                print(f"{len(points) - number} points were not started: run again with --resume")
+                print(f"{len(points) - first} points were not started: run again with --resume")
                 break
-            case = point.case()
-            try:
-                row = measure_point(case, draw(case), run.date, cupy.from_dlpack, seconds)
-            except Exception as error:  # out of memory, say: the other points go on
-                print(f"{case.key}: {describe(error)}", flush=True)
-                continue
-            finally:
-                with kernels.count_seconds(seconds, "release"):
-                    peers.release_memory()
-                    if number == 0:
-                        gc.freeze()  # what was imported is not looked through after each point
-            results = results.merge(Results({run.date: run}, {row.key: row}))
-            print(format_point(row), flush=True)
-            if options.json and number % SAVE_EVERY == SAVE_EVERY - 1:
+            rows = measure_together(points[first : first + TOGETHER], draw, run.date, seconds)
+            gc.freeze()  # what was imported is not looked through after each point
+            results = results.merge(Results({run.date: run}, {row.key: row for row in rows}))
+            print(*map(format_point, rows), sep="\n", flush=True)
+            if options.json:
                 save_results(options.json, results)
     finally:
         if options.json and results.rows:

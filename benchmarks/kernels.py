@@ -32,6 +32,7 @@ from astitch.executor import import_cupy
 from astitch.ir import Graph
 from astitch.ops import OPS, Kind
 from astitch.profiling.timing import Runner, measure_wall
+from astitch.running import find_running
 from benchmarks import peers, prepare
 from benchmarks.patterns import DTYPES, PATTERNS, SIZES, Case, choose_cases
 from benchmarks.results import (
@@ -71,7 +72,7 @@ def count_flops(graph: Graph) -> int:
         row = OPS[node.op]
         if row.kind is Kind.ELEMENTWISE:
             total += row.flops * node.array.size
-        elif row.kind is Kind.REDUCE:
+        elif row.kind is Kind.REDUCE or find_running(node) is not None:
             operand = graph[node.operands[0]].array
             total += operand.size * max(1, count_flops(node.regions[0]))
     return total

@@ -45,8 +45,10 @@ def measure_gpu(
 
 # ---- CuPy and torch: a kernel that waits, then the calls between two events -----------------------------------------
 
+SPIN_NAME = "astitch_spin"
+
 SPIN = r"""
-extern "C" __global__ void spin(unsigned long long ns) {
+extern "C" __global__ void astitch_spin(unsigned long long ns) {
     unsigned long long start, now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
     do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); while (now - start < ns);
@@ -61,14 +63,21 @@ TORCH_CYCLES_PER_US = 2000
 def _spin() -> Any:
     import cupy
 
-    return cupy.RawKernel(SPIN, "spin")
+    return cupy.RawKernel(SPIN, SPIN_NAME)
+
+
+def hold_cupy(us: float = QUEUE_US) -> None:
+    """Keeps CuPy's stream busy for that long."""
+    import cupy
+
+    _spin()((1,), (1,), (cupy.uint64(us * 1e3),))
 
 
 def time_queued_cupy(call: Callable[[], Any], calls: int, host_us: float) -> float:
     import cupy
 
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
-    _spin()((1,), (1,), (cupy.uint64((MARGIN * calls * host_us + 100) * 1e3),))
+    hold_cupy(MARGIN * calls * host_us + 100)
     start.record()
     for _ in range(calls):
         call()
@@ -120,6 +129,12 @@ def _plug() -> tuple[Callable[[], Any], float]:
     runner = Runner("plug", run, jax.block_until_ready, list)
     time_batch(runner, 1)
     return run, statistics.median(time_batch(runner, 1) for _ in range(5))
+
+
+def hold_xla() -> None:
+    """Keeps XLA's stream busy for some milliseconds."""
+    plug, _ = _plug()
+    plug()
 
 
 def time_queued_xla(call: Callable[[], Any], calls: int, host_us: float) -> float:

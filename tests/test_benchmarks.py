@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from benchmarks.results import (
     save_results,
     tolerance,
 )
+from benchmarks.spans import Spans
 from tests.hlo_runner import lower
 
 BENCHMARKS = Path(kernels.__file__).parent
@@ -671,8 +672,17 @@ def test_point_computes_what_it_says(
 def test_point_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     use_host_engine(monkeypatch)
     case = irregular.Point("softmax", "primes", 7, 31).case()
-    row = irregular.measure_point(case, case.make_arguments()[0], "now", np.asarray)
-    assert set(row.wall_us) == {"astitch", "xla"}
+    runs: list[str] = []
+
+    class Recorder(Spans):
+        def run(self, key: Hashable, runner: Runner, calls: int) -> None:
+            runs.append(runner.name)
+
+    x = case.make_arguments()[0]
+    row = irregular.measure_point(case, x, "now", np.asarray, Recorder(), Counter())
+    assert runs == ["xla", "astitch"] * irregular.TURNS
+    times = {(row.key, "astitch"): 2.0, (row.key, "xla"): 3.0, ("another", "xla"): 9.0}
+    assert irregular.with_times(row, times).gpu_us == {"astitch": 2.0, "xla": 3.0}
     assert row.errors["astitch"] < 1e-6
     assert row.key == "softmax|primes|f32|7x31"
 
@@ -713,8 +723,6 @@ def test_sweep_refuses_what_it_does_not_know(arguments: list[str]) -> None:
 
 @pytest.mark.gpu
 def test_case_and_point_are_measured_on_the_gpu() -> None:
-    import cupy
-
     limits = timing.measure_limits()
     assert 50 < limits.copy_gbs < limits.l2_copy_gbs * 2
     assert limits.fma_gflops > 1000
@@ -726,7 +734,7 @@ def test_case_and_point_are_measured_on_the_gpu() -> None:
     assert {"astitch", "astitch.jit", "xla"} <= set(row.wall_us)
     assert all(0 < us <= 2 * row.wall_us[name] for name, us in row.gpu_us.items())
     assert max(row.errors.values()) <= tolerance(row)
-    point = irregular.Point("softmax", "primes", 127, 1021).case()
-    row = irregular.measure_point(point, irregular.make_source()(point), "now", cupy.from_dlpack)
-    assert row.notes == {}
+    points = [irregular.Point("softmax", "primes", 127, 1021)]
+    (row,) = irregular.measure_together(points, irregular.make_source(), "now", Counter())
+    assert row.notes == {} and set(row.gpu_us) == {"xla", "astitch"}
     assert row.errors["astitch"] < 1e-5

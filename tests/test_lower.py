@@ -192,7 +192,7 @@ def test_there_is_no_guard_where_sizes_divide() -> None:
 def test_packed_rows_are_guarded_only_where_some_are_missing() -> None:
     whole, ragged = (emit_cuda(plan(softmax(rows, 32)).kernel) for rows in (1 << 16, (1 << 16) + 3))
     assert "outer_raw" not in whole
-    assert "const int outer = min(outer_raw, 65538);" in ragged
+    assert "const int outer = clamped(outer_raw, 65538);" in ragged
     assert "if (outer_raw < 65539)" in ragged
 
 

@@ -423,3 +423,24 @@ def test_a_small_sum_after_a_tall_one_is_one_block_s() -> None:
     place = arrangement.placements["norm"]
     assert (place.span, place.partials) == (Span.TASK, 1)
     assert arrangement.levels == 3  # partials of the columns, the columns, their norm
+
+
+def test_what_is_made_of_a_sum_needs_no_barrier_more() -> None:
+    """The square root of a norm is taken where the partials are added."""
+    g = GraphBuilder()
+    x = g.parameter("f32[4096,4096]", "x")
+    total = g.reduce(g.same("multiply", x, x), (0, 1), "add", name="total")
+    arrangement = arrange(g.build(g.same("sqrt", total, name="norm")))
+    assert arrangement.levels == 2
+    norm, combine = (arrangement.placements[n] for n in ("norm", combine_name("total")))
+    assert norm.loop == combine.loop and norm.phase > combine.phase
+
+
+@pytest.mark.parametrize(("columns", "vector"), [(1028, 4), (1031, 1), (1032, 4), (1030, 2)])
+def test_accesses_suit_the_rows_of_a_slice(columns: int, vector: int) -> None:
+    """Rows of 1031 that are cut to 1028 begin anywhere; rows of 1032 at multiples of 4."""
+    g = GraphBuilder()
+    x = g.parameter(f"f32[999,{columns}]", "x")
+    cut = g.slice(x, (0, columns - 1028), (999, columns))
+    arrangement = arrange(g.build(g.same("tanh", cut, name="y")))
+    assert [loop.mapping.vector for loop in arrangement.loops] == [vector]

@@ -33,7 +33,7 @@ def space(
     shape: tuple[int, ...], reduced: tuple[int, ...] = (), element_bytes: int = 4, held: int = 0
 ) -> Space:
     atoms = tuple(Symbol(f"d{d}", n) for d, n in enumerate(shape))
-    return Space(atoms, frozenset(atoms[d] for d in reduced), element_bytes, held, held)
+    return Space(atoms, frozenset(atoms[d] for d in reduced), element_bytes, held, held, held > 0)
 
 
 def is_power_of_two(n: int) -> bool:
@@ -160,7 +160,7 @@ GROUPS = [
     (space((4, 40, 8), (1,)), 64),
     (space((2, 30, 7, 3), (1, 3)), 128),
     (space((90, 6, 8), (0, 2)), 32),
-    (space((2, 17_000), (1,)), 512),
+    (space((2, 17_000), (1,), held=1), 512),
     (space((3, 8209), (1,), 8), 256),
     (space((150, 70), (0,), held=2), 64),
     (space((2, 300, 40), (1,), held=1), 128),
@@ -259,7 +259,7 @@ def test_few_long_rows_are_split() -> None:
 
 def test_parts_that_stay_on_chip_meet() -> None:
     """A team: every block holds a part of the row until all of them are summed."""
-    mapping = map_space(space((60, 100_000), (1,)), preset("h100"), 512, 264)
+    mapping = map_space(space((60, 100_000), (1,), held=1), preset("h100"), 512, 264)
     assert mapping.team
     assert mapping.parts == mapping.col_tiles > 1
     assert mapping.elements_per_thread <= MAX_ROW_ELEMENTS
@@ -267,10 +267,14 @@ def test_parts_that_stay_on_chip_meet() -> None:
     assert mapping.reason.endswith(
         f"split over {mapping.parts} blocks that keep their parts and meet"
     )
-    too_long = map_space(space((2, 1 << 24), (1,)), preset("h100"), 512, 264)
+    too_long = map_space(space((2, 1 << 24), (1,), held=1), preset("h100"), 512, 264)
     assert not too_long.team and too_long.col_tiles > 1
-    as_asked = map_space(space((60, 100_000), (1,)), preset("h100"), 512, 264, Schedule(split=2))
+    as_asked = map_space(
+        space((60, 100_000), (1,), held=1), preset("h100"), 512, 264, Schedule(split=2)
+    )
     assert not as_asked.team and as_asked.col_tiles == 2, "two parts are too long to stay"
+    summed = map_space(space((60, 100_000), (1,)), preset("h100"), 512, 264)
+    assert not summed.team and summed.col_tiles > 1, "nothing is kept, so nobody waits"
 
 
 def test_groups_whose_neighbours_are_neighbours_in_memory_are_packed_inside() -> None:
@@ -406,7 +410,7 @@ def test_who_may_use_a_mapping(mapping: Mapping, root: Space, reason: str | None
 
 
 def test_a_mapping_prints_its_numbers() -> None:
-    assert str(map_space(space((64, 30_000), (1,)), preset("v100"), 1024, 160)) == (
+    assert str(map_space(space((64, 30_000), (1,), held=1), preset("v100"), 1024, 160)) == (
         "outer 64 / 1 threads, row 1 / 1 threads x 1, col 30000 / 1024 threads x 4 x 4; 128 tasks; "
         "row-reduce, 64 rows < 160 blocks a wave: each row split over 2 blocks that keep their parts and meet"
     )

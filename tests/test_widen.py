@@ -22,6 +22,12 @@ from astitch.widen import widen
 Function = Callable[..., jax.Array]
 
 
+@pytest.fixture(autouse=True)
+def small_arrays_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the L2 is too much for a test."""
+    monkeypatch.setattr("astitch.widen.LEAST_BYTES", 4 << 20)
+
+
 def read(fn: Function, *arguments: np.ndarray) -> bytes:
     module: bytes = (
         jax.jit(fn).lower(*arguments).compiler_ir("hlo").as_serialized_hlo_module_proto()

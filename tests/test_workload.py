@@ -16,7 +16,6 @@ from hlo_runner import lower
 
 from astitch import kernel_ir as k
 from astitch import workload
-from astitch.emit_cuda import PARTLY
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import DType
@@ -26,7 +25,6 @@ from astitch.simplify import simplify
 from astitch.stitch_scope import find_scopes
 from astitch.workload import (
     LATE_SHARE,
-    UNROLLED_BY,
     Access,
     Unit,
     Workload,
@@ -109,16 +107,28 @@ def test_shared_memory_is_counted_where_the_row_stays_there():
 def test_loops_without_unrolling_wait_once_for_eight_steps():
     work = count(lambda x: x.sum(0), ((1 << 16, 1024), F32), schedule=Schedule(split=32))
     steps = (1 << 16) / 32 / (512 / 32)
-    assert UNROLLED_BY == PARTLY
-    assert work.loops[0].batches == steps / UNROLLED_BY
-    assert work.loops[0].load_bytes == UNROLLED_BY * 16
+    assert work.loops[0].batches == steps / k.PARTLY
+    assert work.loops[0].load_bytes == k.PARTLY * 16
 
 
 def test_guarded_loads_wait_for_each_turn_of_a_loop():
-    inside = count(lambda x: x.sum(0), ((1 << 16, 32), F32), schedule=Schedule(split=16)).loops[0]
-    guarded = count(lambda x: x.sum(0), ((1 << 16, 24), F32), schedule=Schedule(split=16)).loops[0]
-    assert guarded.batches == UNROLLED_BY * inside.batches
-    assert guarded.load_bytes == inside.load_bytes / UNROLLED_BY
+    """A nest that stores has its guards around all that it does."""
+
+    def loop(columns):
+        x = ((1 << 16, columns), F32)
+        both = jax.jit(lambda x: (jnp.tanh(x).sum(0), jnp.tanh(x)))
+        return count(both, x, schedule=Schedule(split=16)).loops[0]
+
+    assert loop(24).batches == k.PARTLY * loop(32).batches
+    assert loop(24).load_bytes == loop(32).load_bytes / k.PARTLY
+
+
+def test_loads_of_sums_run_ahead_of_what_guards_them():
+    def loop(rows, columns):
+        x = ((rows, columns), F32)
+        return count(lambda x: x.sum(0), x, schedule=Schedule(split=16)).loops[0]
+
+    assert loop(1 << 16, 24).batches == loop(1 << 16, 32).batches == loop((1 << 16) - 5, 32).batches
 
 
 def test_statements_without_a_price_are_refused():

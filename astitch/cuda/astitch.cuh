@@ -5,6 +5,7 @@
 //   ASTITCH_SHARED(T, name, offset_bytes, count);  a slot of it, used as name[i]; slots may overlap
 //   ASTITCH_GLOBAL_BARRIER(word);                  all threads of all (resident) blocks; orders all memory
 //   shared_vec<T, N>(name, i)                      elements i .. i + N - 1 of a slot as one access
+//   clamped(index, last)                           at most `last`
 //   astitch_load_acquire, astitch_load_relaxed, astitch_store_release, astitch_add_release   on unsigned words, device scope
 //   astitch_publish_word(to, value, tag), astitch_take_word(from, tag, value)    a tagged word; taking may fail
 #pragma once
@@ -14,6 +15,9 @@
 #define ASTITCH_SHARED_ARENA(bytes) extern __shared__ __align__(16) unsigned char astitch_shared[]
 #define ASTITCH_SHARED(T, name, offset_bytes, count) \
     T* const name = reinterpret_cast<T*>(astitch_shared + (offset_bytes))
+
+__device__ __forceinline__ int clamped(int index, int last) { return index < last ? index : last; }
+__device__ __forceinline__ long long clamped(long long index, long long last) { return index < last ? index : last; }
 
 __device__ __forceinline__ unsigned astitch_load_acquire(const unsigned* word)
 {

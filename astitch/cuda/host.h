@@ -211,6 +211,8 @@ ASTITCH_INLINE unsigned astitch_load_relaxed(const unsigned* word)
     return astitch_atomic_load(word, ASTITCH_RELAXED);
 }
 // Two words here, in an order that says the same; taking waits, since only who polls one word lets other threads run.
+ASTITCH_INLINE int clamped(int index, int last) { return index < last ? index : last; }
+ASTITCH_INLINE long long clamped(long long index, long long last) { return index < last ? index : last; }
 ASTITCH_INLINE void astitch_publish_word(unsigned long long* to, unsigned value, unsigned tag)
 {
     unsigned* const word = reinterpret_cast<unsigned*>(to);

@@ -337,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_sum_137_state_0, exchange_0_0__1);
       __syncthreads();
-      combine_warps<Reduce0, 512, false>(reduce_sum_137_state_0, exchange_0_0__1);
+      if (thread < 32) { combine_warps<Reduce0, 512, false>(reduce_sum_137_state_0, exchange_0_0__1); }
       const float reduce_sum_137 = reduce_sum_137_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_137[0] = store_as<float>(reduce_sum_137);
@@ -479,7 +479,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_sum_142_state_0, exchange_0_0__3);
       __syncthreads();
-      combine_warps<Reduce0, 512, false>(reduce_sum_142_state_0, exchange_0_0__3);
+      if (thread < 32) { combine_warps<Reduce0, 512, false>(reduce_sum_142_state_0, exchange_0_0__3); }
       const float reduce_sum_142 = reduce_sum_142_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_142[0] = store_as<float>(reduce_sum_142);
@@ -624,7 +624,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_sum_146_state_0, exchange_0_0__6);
       __syncthreads();
-      combine_warps<Reduce0, 512, false>(reduce_sum_146_state_0, exchange_0_0__6);
+      if (thread < 32) { combine_warps<Reduce0, 512, false>(reduce_sum_146_state_0, exchange_0_0__6); }
       const float reduce_sum_146 = reduce_sum_146_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_146[0] = store_as<float>(reduce_sum_146);
@@ -761,7 +761,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_sum_150_state_0, exchange_0_0__7);
       __syncthreads();
-      combine_warps<Reduce0, 512, false>(reduce_sum_150_state_0, exchange_0_0__7);
+      if (thread < 32) { combine_warps<Reduce0, 512, false>(reduce_sum_150_state_0, exchange_0_0__7); }
       const float reduce_sum_150 = reduce_sum_150_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_150[0] = store_as<float>(reduce_sum_150);
@@ -794,7 +794,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_sum_151_state_0, exchange_0_0__8);
       __syncthreads();
-      combine_warps<Reduce0, 512, false>(reduce_sum_151_state_0, exchange_0_0__8);
+      if (thread < 32) { combine_warps<Reduce0, 512, false>(reduce_sum_151_state_0, exchange_0_0__8); }
       const float reduce_sum_151 = reduce_sum_151_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_151[0] = store_as<float>(reduce_sum_151);

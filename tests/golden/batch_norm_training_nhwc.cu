@@ -71,13 +71,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         if (row < 800) {
           {
             const int l = 0;
-            const int col = l * 32 + tx + col_tile * 32;
-            if (col < 48) {
-              const int at_0 = row * 48 + col;
-              const float x_1 = load_as<float>(p_x_1[at_0]);
-              x_1_kept_0[k + l] = store_as<float>(x_1);
-              add_to_moments(reduce_sum_14_moments_state_0[l], x_1);
-            }
+            const int col_raw = l * 32 + tx + col_tile * 32;
+            const int col = clamped(col_raw, 47);
+            const int at_0 = row * 48 + col;
+            const float x_1 = load_as<float>(p_x_1[at_0]);
+            x_1_kept_0[k + l] = store_as<float>(x_1);
+            add_to_moments(reduce_sum_14_moments_state_0[l], x_1);
           }
         }
       }

@@ -61,8 +61,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_21_moments_partial0_0,
     float* p_reduce_sum_21_moments_partial1_0,
     float* p_reduce_sum_21_moments_partial2_0,
-    float* p_reduce_sum_21_moments_1,
-    float* p_reduce_sum_21_moments_2,
+    float* __restrict__ p_reduce_sum_21_moments_1,
+    float* __restrict__ p_reduce_sum_21_moments_2,
     float* p_div_6,
     float* p_rsqrt_1,
     unsigned int* barrier) {
@@ -115,34 +115,32 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21.moments before level 1
-  {  // loop 1: outer 1 / 1 threads, row 12 / 16 threads x 1, col 256 / 32 threads x 1 x 1; 8 tasks; column-reduce: 16 rows x 32 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 12 / 2 threads x 6, col 256 / 256 threads x 1 x 1; 1 tasks; column-reduce: 2 rows x 256 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 16;
+    const int tx = thread % 256;
+    const int ty = thread / 256 % 2;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 8) {
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       Reduce0::State reduce_sum_21_moments_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_21_moments_state_0__1[i] = Reduce0::identity();
-      {
-        const int k = 0;
-        const int row = k * 16 + ty;
-        if (row < 12) {
-          {
-            const int l = 0;
-            const int col = l * 32 + tx + col_tile * 32;
-            const int at_0__1 = row * 256 + col;
-            reduce_sum_21_moments_state_0__1[l] = Reduce0::combine(reduce_sum_21_moments_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_21_moments_partial0_0[at_0__1]), load_as<float>(p_reduce_sum_21_moments_partial1_0[at_0__1]), load_as<float>(p_reduce_sum_21_moments_partial2_0[at_0__1])});
-          }
+      #pragma unroll
+      for (int turn = 0; turn < 6; ++turn) {
+        const int k = turn;
+        const int row = k * 2 + ty;
+        {
+          const int l = 0;
+          const int col = l * 256 + tx;
+          const int at_0__1 = row * 256 + col;
+          reduce_sum_21_moments_state_0__1[l] = Reduce0::combine(reduce_sum_21_moments_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_21_moments_partial0_0[at_0__1]), load_as<float>(p_reduce_sum_21_moments_partial1_0[at_0__1]), load_as<float>(p_reduce_sum_21_moments_partial2_0[at_0__1])});
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, true, false>(reduce_sum_21_moments_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 2, 256, 512, 4, false, false>(reduce_sum_21_moments_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 256 + tx;
         const float reduce_sum_21_moments_0 = reduce_sum_21_moments_state_0__1[l].f1;
         if (ty < 1) {
           p_reduce_sum_21_moments_1[col] = store_as<float>(reduce_sum_21_moments_0);
@@ -152,48 +150,31 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           p_reduce_sum_21_moments_2[col] = store_as<float>(reduce_sum_21_moments_0__1);
         }
       }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21.moments, %reduce_sum.21.moments before level 2
-  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 256 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    if (first < 1) {
-      const int task = first;
-      {
-        const int k = 0;
+      #pragma unroll
+      for (int k = 0; k < 6; ++k) {
+        const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col = l * 2048 + tx * 4;
-          if (col < 256) {
-            const Vec<float, 4> reduce_sum_21_get_tuple_element_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21_moments_1 + (col));
-            Vec<float, 4> div_6_w_0;
-            const Vec<float, 4> reduce_sum_22_get_tuple_element_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21_moments_2 + (col));
-            Vec<float, 4> rsqrt_1_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float reduce_sum_21_get_tuple_element_0 = load_as<float>(reduce_sum_21_get_tuple_element_v_0.v[lane]);
-              const float reduce_sum_21_multiply_0 = hlo_multiply(reduce_sum_21_get_tuple_element_0, 96.0f);
-              const float div_6 = hlo_divide_shared(reduce_sum_21_multiply_0, 96.0f);
-              div_6_w_0.v[lane] = store_as<float>(div_6);
-              const float reduce_sum_22_get_tuple_element_0 = load_as<float>(reduce_sum_22_get_tuple_element_v_0.v[lane]);
-              const float div_7 = hlo_divide_shared(reduce_sum_22_get_tuple_element_0, 96.0f);
-              const float add_3 = hlo_add(div_7, 1e-05f);
-              const float rsqrt_1 = hlo_rsqrt(add_3);
-              rsqrt_1_w_0.v[lane] = store_as<float>(rsqrt_1);
-            }
-            *reinterpret_cast<Vec<float, 4>*>(p_div_6 + (col)) = div_6_w_0;
-            *reinterpret_cast<Vec<float, 4>*>(p_rsqrt_1 + (col)) = rsqrt_1_w_0;
+          const int col = l * 256 + tx;
+          const float reduce_sum_21_get_tuple_element_0 = reduce_sum_21_moments_state_0__1[l].f1;
+          const float reduce_sum_21_multiply_0 = hlo_multiply(reduce_sum_21_get_tuple_element_0, 96.0f);
+          const float div_6 = hlo_divide_shared(reduce_sum_21_multiply_0, 96.0f);
+          if (row < 1) {
+            p_div_6[col] = store_as<float>(div_6);
+          }
+          const float reduce_sum_22_get_tuple_element_0 = reduce_sum_21_moments_state_0__1[l].f2;
+          const float div_7 = hlo_divide_shared(reduce_sum_22_get_tuple_element_0, 96.0f);
+          const float add_3 = hlo_add(div_7, 1e-05f);
+          const float rsqrt_1 = hlo_rsqrt(add_3);
+          if (row < 1) {
+            p_rsqrt_1[col] = store_as<float>(rsqrt_1);
           }
         }
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21.moments, %div.6, %rsqrt.1 before level 3
-  {  // loop 3: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21.moments, %div.6, %rsqrt.1 before level 2
+  {  // loop 2: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
     const int ty = thread / 64 % 1;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 16 x 512 threads, 8192 B shared
+// stitch_0: grid 8 x 512 threads, 8192 B shared
 //   jit(column_sum)/reduce_sum
 struct Reduce0 {
   static constexpr bool commutative = true;
@@ -24,14 +24,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
-  {  // loop 0: outer 1 / 1 threads, row 512 / 16 threads x 4, col 192 / 32 threads x 1 x 4; 16 tasks; column-reduce: 16 rows x 32 threads a block, 2 tiles < 264 blocks a wa...
+  {  // loop 0: outer 1 / 1 threads, row 512 / 16 threads x 8, col 192 / 32 threads x 1 x 4; 8 tasks; column-reduce: 16 rows x 32 threads a block, 2 tiles < 264 blocks a wav...
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 16;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 16) {
+    if (first < 8) {
       const int task = first;
       const int row_tile = ((task) / 2);
       const int col_tile = ((task) % 2);
@@ -39,23 +38,22 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
       #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int row = k * 16 + ty + row_tile * 64;
+      for (int k = 0; k < 8; ++k) {
+        const int row = k * 16 + ty + row_tile * 128;
         {
           const int l = 0;
-          const int col = l * 128 + tx * 4 + col_tile * 128;
-          if (col < 192) {
-            const int at_0 = row * 192 + col;
-            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              reduce_sum_7_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state_0[l * 4 + lane], Reduce0::State{x_1});
-            }
+          const int col_raw = l * 128 + tx * 4 + col_tile * 128;
+          const int col = clamped(col_raw, 188);
+          const int at_0 = row * 192 + col;
+          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+            reduce_sum_7_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_7_state_0[l * 4 + lane], Reduce0::State{x_1});
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, false, false>(reduce_sum_7_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 16, 32, 512, 4, false, true>(reduce_sum_7_state_0, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;
@@ -71,35 +69,39 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 8 / 8 threads x 1, col 192 / 64 threads x 1 x 1; 3 tasks; column-reduce: 8 rows x 64 threads a block
+  {  // loop 1: outer 1 / 2 threads, row 4 / 1 threads x 4, col 192 / 256 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 256 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 8;
-    const int to = thread / 512;
+    const int tx = thread % 256;
+    const int ty = thread / 256 % 1;
+    const int to = thread / 256;
     const int first = blockIdx.x;
-    if (first < 3) {
+    if (first < 1) {
       const int task = first;
-      const int col_tile = task;
       Reduce0::State reduce_sum_7_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
-      {
-        const int k = 0;
-        const int row = k * 8 + ty;
+      #pragma unroll
+      for (int turn = 0; turn < 4; ++turn) {
+        const int k = turn;
+        const int row = k + ty;
         {
           const int l = 0;
-          const int col = l * 64 + tx + col_tile * 64;
+          const int col_raw = l * 256 + tx;
+          const int col = clamped(col_raw, 191);
           const int at_0__1 = row * 192 + col;
-          reduce_sum_7_state_0__1[l] = Reduce0::combine(reduce_sum_7_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1])});
+          if (to < 1) {
+            reduce_sum_7_state_0__1[l] = Reduce0::combine(reduce_sum_7_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1])});
+          }
         }
       }
-      reduce_strided<Reduce0, 8, 64, 512, 4, false, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 64 + tx + col_tile * 64;
-        const float reduce_sum_7 = reduce_sum_7_state_0__1[l].f0;
-        if (ty < 1) {
-          p_reduce_sum_7[col] = store_as<float>(reduce_sum_7);
+        const int col = l * 256 + tx;
+        if (col < 192) {
+          const float reduce_sum_7 = reduce_sum_7_state_0__1[l].f0;
+          if (to < 1) {
+            p_reduce_sum_7[col] = store_as<float>(reduce_sum_7);
+          }
         }
       }
     }

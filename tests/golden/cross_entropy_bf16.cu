@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     bf16* __restrict__ p_convert_element_type_3,
     float* __restrict__ p_div_2,
     float* p_reduce_sum_23_partial0_0,
-    float* p_reduce_sum_23,
+    float* __restrict__ p_reduce_sum_23,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(256);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 192, 16);
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
     reduce_warps<Reduce0>(reduce_sum_23_state_0, exchange_0_0__1);
     __syncthreads();
-    combine_warps<Reduce0, 512, false>(reduce_sum_23_state_0, exchange_0_0__1);
+    if (thread < 32) { combine_warps<Reduce0, 512, false>(reduce_sum_23_state_0, exchange_0_0__1); }
     if (first < 16) {
       if (tx < 1) {
         p_reduce_sum_23_partial0_0[first] = store_as<float>(reduce_sum_23_state_0[0].f0);
@@ -207,20 +207,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (to < 1 && tx < 1) {
         p_reduce_sum_23[0] = store_as<float>(reduce_sum_23);
       }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.23, %reduce_sum.23 before level 2
-  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    const float reduce_sum_23__1 = load_as<float>(p_reduce_sum_23[0]);
-    const float div_2 = hlo_divide(reduce_sum_23__1, 16.0f);
-    if (first < 1) {
-      const int task = first;
-      if (tx < 1) {
+      const float reduce_sum_23__1 = reduce_sum_23_state_0__1[0].f0;
+      const float div_2 = hlo_divide_shared(reduce_sum_23__1, 16.0f);
+      if (to < 1 && tx < 1) {
         p_div_2[0] = store_as<float>(div_2);
       }
     }

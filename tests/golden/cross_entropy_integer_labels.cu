@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     bf16* __restrict__ p_convert_element_type_3,
     float* __restrict__ p_div_2,
     float* p_reduce_sum_15_partial0_0,
-    float* p_reduce_sum_15,
+    float* __restrict__ p_reduce_sum_15,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(192);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 128, 16);
@@ -209,20 +209,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (to < 1 && tx < 1) {
         p_reduce_sum_15[0] = store_as<float>(reduce_sum_15);
       }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.15, %reduce_sum.15 before level 2
-  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    const float reduce_sum_15__1 = load_as<float>(p_reduce_sum_15[0]);
-    const float div_2 = hlo_divide(reduce_sum_15__1, 48.0f);
-    if (first < 1) {
-      const int task = first;
-      if (tx < 1) {
+      const float reduce_sum_15__1 = reduce_sum_15_state_0__1[0].f0;
+      const float div_2 = hlo_divide_shared(reduce_sum_15__1, 48.0f);
+      if (to < 1 && tx < 1) {
         p_div_2[0] = store_as<float>(div_2);
       }
     }

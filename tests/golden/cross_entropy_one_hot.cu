@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_add_any_1,
     float* __restrict__ p_neg_3,
     float* p_reduce_sum_39_partial0_0,
-    float* p_reduce_sum_39,
+    float* __restrict__ p_reduce_sum_39,
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(256);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 192, 16);
@@ -207,21 +207,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (to < 1 && tx < 1) {
         p_reduce_sum_39[0] = store_as<float>(reduce_sum_39);
       }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.39, %reduce_sum.39 before level 2
-  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
-    const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    const float reduce_sum_39__1 = load_as<float>(p_reduce_sum_39[0]);
-    const float div_3 = hlo_divide(reduce_sum_39__1, 64.0f);
-    const float neg_3 = hlo_negate(div_3);
-    if (first < 1) {
-      const int task = first;
-      if (tx < 1) {
+      const float reduce_sum_39__1 = reduce_sum_39_state_0__1[0].f0;
+      const float div_3 = hlo_divide_shared(reduce_sum_39__1, 64.0f);
+      const float neg_3 = hlo_negate(div_3);
+      if (to < 1 && tx < 1) {
         p_neg_3[0] = store_as<float>(neg_3);
       }
     }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 34 x 256 threads, 2048 B shared
+// stitch_0: grid 29 x 256 threads, 64 B shared
 //   jit(f8_storage)/convert_element_type
 //   jit(f8_storage)/mul
 //   jit(f8_storage)/reduce_sum
@@ -68,10 +68,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     f8e4m3fn* __restrict__ p_convert_element_type_11,
     f8e5m2* __restrict__ p_reduce_10,
     f8e5m2* __restrict__ p_add_3) {
-  ASTITCH_SHARED_ARENA(2048);
+  ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 32, 8);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 512);
   {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 304 / 64 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -157,37 +156,35 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
     }
   }
-  __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 1: outer 20 / 2 threads, row 2 / 2 threads x 1, col 90 / 64 threads x 1 x 2; 10 tasks; column-reduce: 2 rows x 64 threads a block
+  {  // loop 1: outer 20 / 4 threads, row 2 / 1 threads x 2, col 90 / 64 threads x 1 x 2; 5 tasks; column-reduce: 1 rows x 64 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 64;
-    const int ty = thread / 64 % 2;
-    const int to = thread / 128;
+    const int ty = thread / 64 % 1;
+    const int to = thread / 64;
     const int first = blockIdx.x - 16 + (blockIdx.x < 16 ? gridDim.x : 0);
-    if (first < 10) {
+    if (first < 5) {
       const int task = first;
-      const int outer = task * 2 + to;
+      const int outer = task * 4 + to;
       Reduce2::State reduce_10_state_0[2];
       #pragma unroll
       for (int i = 0; i < 2; ++i) reduce_10_state_0[i] = Reduce2::identity();
-      {
-        const int k = 0;
-        const int row = k * 2 + ty;
+      #pragma unroll
+      for (int turn = 0; turn < 2; ++turn) {
+        const int k = turn;
+        const int row = k + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx * 2;
-          if (col < 90) {
-            const int at_0__2 = outer * 180 + row * 90 + col;
-            const Vec<f8e5m2, 2> g_1_v_0 = *reinterpret_cast<const Vec<f8e5m2, 2>*>(p_g_1 + (at_0__2));
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              const float g_1 = load_as<float>(g_1_v_0.v[lane]);
-              reduce_10_state_0[l * 2 + lane] = Reduce2::combine(reduce_10_state_0[l * 2 + lane], Reduce2::State{g_1});
-            }
+          const int col_raw = l * 128 + tx * 2;
+          const int col = clamped(col_raw, 88);
+          const int at_0__2 = outer * 180 + row * 90 + col;
+          const Vec<f8e5m2, 2> g_1_v_0 = *reinterpret_cast<const Vec<f8e5m2, 2>*>(p_g_1 + (at_0__2));
+          #pragma unroll
+          for (int lane = 0; lane < 2; ++lane) {
+            const float g_1 = load_as<float>(g_1_v_0.v[lane]);
+            reduce_10_state_0[l * 2 + lane] = Reduce2::combine(reduce_10_state_0[l * 2 + lane], Reduce2::State{g_1});
           }
         }
       }
-      reduce_strided<Reduce2, 2, 64, 256, 4, false, false>(reduce_10_state_0, exchange_2_0);
       {
         const int l = 0;
         const int col = l * 128 + tx * 2;
@@ -199,9 +196,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const float reduce_10 = reduce_10_state_0[l * 2 + lane].f0;
             reduce_10_w_0.v[lane] = reduce_10;
           }
-          if (ty < 1) {
-            store_lanes(p_reduce_10 + (at_0__3), reduce_10_w_0);
-          }
+          store_lanes(p_reduce_10 + (at_0__3), reduce_10_w_0);
         }
       }
     }
@@ -211,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = blockIdx.x - 26 + (blockIdx.x < 26 ? gridDim.x : 0);
+    const int first = blockIdx.x - 21 + (blockIdx.x < 21 ? gridDim.x : 0);
     if (first < 8) {
       const int task = first;
       const int col_tile = task;

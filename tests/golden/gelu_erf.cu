@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at_0)) = add_any_1_w_0;
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4, false, false>(reduce_sum_14_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 8, 32, 256, 4, false, true>(reduce_sum_14_state_0, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 128 + tx * 4 + col_tile * 128;

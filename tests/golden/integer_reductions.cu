@@ -220,10 +220,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce10::State, exchange_10_0, 1088, 16);
   ASTITCH_SHARED(Reduce4::State, exchange_4_0__1, 1024, 16);
   ASTITCH_SHARED(Reduce9::State, exchange_9_1, 0, 1024);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 512);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_0__1, 0, 512);
-  ASTITCH_SHARED(Reduce7::State, exchange_7_0, 0, 512);
-  ASTITCH_SHARED(Reduce9::State, exchange_9_0, 0, 512);
   {  // loop 0: outer 30 / 8 threads, row 1 / 1 threads x 1, col 70 / 64 threads x 1 x 2; 4 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -245,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 4) {
       const int task = first;
       const int outer_raw = task * 8 + to;
-      const int outer = min(outer_raw, 29);
+      const int outer = clamped(outer_raw, 29);
       Reduce4::State reduce_sum_21_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_21_state_0[i] = Reduce4::identity();
@@ -364,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 4) {
       const int task = first;
       const int outer_raw = task * 8 + to;
-      const int outer = min(outer_raw, 29);
+      const int outer = clamped(outer_raw, 29);
       Reduce8::State reduce_max_15_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_15_state_0[i] = Reduce8::identity();
@@ -424,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 4) {
       const int task = first;
       const int outer_raw = task * 8 + to;
-      const int outer = min(outer_raw, 29);
+      const int outer = clamped(outer_raw, 29);
       Reduce10::State reduce_and_15_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_and_15_state_0[i] = Reduce10::identity();
@@ -483,36 +479,37 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_xor.7, %reduce_sum.22, %reduce_or.15 before level 1
-  {  // loop 3: outer 1 / 1 threads, row 4 / 4 threads x 1, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 4 rows x 128 threads a block
+  {  // loop 3: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
-    const int to = thread / 512;
+    const int ty = thread / 128 % 1;
+    const int to = thread / 128;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
       Reduce0::State reduce_prod_7_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_prod_7_state_0__1[i] = Reduce0::identity();
-      {
-        const int k = 0;
-        const int row = k * 4 + ty;
+      #pragma unroll
+      for (int turn = 0; turn < 4; ++turn) {
+        const int k = turn;
+        const int row = k + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx;
-          if (col < 70) {
-            const int at_0__3 = row * 70 + col;
+          const int col_raw = l * 128 + tx;
+          const int col = clamped(col_raw, 69);
+          const int at_0__3 = row * 70 + col;
+          if (to < 1) {
             reduce_prod_7_state_0__1[l] = Reduce0::combine(reduce_prod_7_state_0__1[l], Reduce0::State{load_as<int>(p_reduce_prod_7_partial0_0[at_0__3])});
           }
         }
       }
-      reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_prod_7_state_0__1, exchange_0_0);
       {
         const int l = 0;
         const int col = l * 128 + tx;
         if (col < 70) {
           const int reduce_prod_7 = reduce_prod_7_state_0__1[l].f0;
-          if (ty < 1) {
+          if (to < 1) {
             p_reduce_prod_7[col] = store_as<int>(reduce_prod_7);
           }
         }
@@ -547,37 +544,37 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
     }
   }
-  __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 5: outer 1 / 1 threads, row 4 / 4 threads x 1, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 4 rows x 128 threads a block
+  {  // loop 5: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
-    const int to = thread / 512;
+    const int ty = thread / 128 % 1;
+    const int to = thread / 128;
     const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce2::State reduce_and_14_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_and_14_state_0__1[i] = Reduce2::identity();
-      {
-        const int k = 0;
-        const int row = k * 4 + ty;
+      #pragma unroll
+      for (int turn = 0; turn < 4; ++turn) {
+        const int k = turn;
+        const int row = k + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx;
-          if (col < 70) {
-            const int at_0__4 = row * 70 + col;
+          const int col_raw = l * 128 + tx;
+          const int col = clamped(col_raw, 69);
+          const int at_0__4 = row * 70 + col;
+          if (to < 1) {
             reduce_and_14_state_0__1[l] = Reduce2::combine(reduce_and_14_state_0__1[l], Reduce2::State{load_as<int>(p_reduce_and_14_partial0_0[at_0__4])});
           }
         }
       }
-      reduce_strided<Reduce2, 4, 128, 512, 4, false, false>(reduce_and_14_state_0__1, exchange_2_0__1);
       {
         const int l = 0;
         const int col = l * 128 + tx;
         if (col < 70) {
           const int reduce_and_14 = reduce_and_14_state_0__1[l].f0;
-          if (ty < 1) {
+          if (to < 1) {
             p_reduce_and_14[col] = store_as<int>(reduce_and_14);
           }
         }
@@ -612,74 +609,74 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
     }
   }
-  __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 7: outer 1 / 1 threads, row 4 / 4 threads x 1, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 4 rows x 128 threads a block
+  {  // loop 7: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
-    const int to = thread / 512;
+    const int ty = thread / 128 % 1;
+    const int to = thread / 128;
     const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce7::State reduce_sum_22_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_22_state_0__1[i] = Reduce7::identity();
-      {
-        const int k = 0;
-        const int row = k * 4 + ty;
+      #pragma unroll
+      for (int turn = 0; turn < 4; ++turn) {
+        const int k = turn;
+        const int row = k + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx;
-          if (col < 70) {
-            const int at_0__5 = row * 70 + col;
+          const int col_raw = l * 128 + tx;
+          const int col = clamped(col_raw, 69);
+          const int at_0__5 = row * 70 + col;
+          if (to < 1) {
             reduce_sum_22_state_0__1[l] = Reduce7::combine(reduce_sum_22_state_0__1[l], Reduce7::State{load_as<unsigned char>(p_reduce_sum_22_partial0_0[at_0__5])});
           }
         }
       }
-      reduce_strided<Reduce7, 4, 128, 512, 4, false, false>(reduce_sum_22_state_0__1, exchange_7_0);
       {
         const int l = 0;
         const int col = l * 128 + tx;
         if (col < 70) {
           const unsigned char reduce_sum_22 = reduce_sum_22_state_0__1[l].f0;
-          if (ty < 1) {
+          if (to < 1) {
             p_reduce_sum_22[col] = store_as<unsigned char>(reduce_sum_22);
           }
         }
       }
     }
   }
-  __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 8: outer 1 / 1 threads, row 4 / 4 threads x 1, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 4 rows x 128 threads a block
+  {  // loop 8: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
-    const int to = thread / 512;
+    const int ty = thread / 128 % 1;
+    const int to = thread / 128;
     const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
     if (first < 1) {
       const int task = first;
       Reduce9::State reduce_or_15_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_or_15_state_0__1[i] = Reduce9::identity();
-      {
-        const int k = 0;
-        const int row = k * 4 + ty;
+      #pragma unroll
+      for (int turn = 0; turn < 4; ++turn) {
+        const int k = turn;
+        const int row = k + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx;
-          if (col < 70) {
-            const int at_0__6 = row * 70 + col;
+          const int col_raw = l * 128 + tx;
+          const int col = clamped(col_raw, 69);
+          const int at_0__6 = row * 70 + col;
+          if (to < 1) {
             reduce_or_15_state_0__1[l] = Reduce9::combine(reduce_or_15_state_0__1[l], Reduce9::State{load_as<bool>(p_reduce_or_15_partial0_0[at_0__6])});
           }
         }
       }
-      reduce_strided<Reduce9, 4, 128, 512, 4, false, false>(reduce_or_15_state_0__1, exchange_9_0);
       {
         const int l = 0;
         const int col = l * 128 + tx;
         if (col < 70) {
           const bool reduce_or_15 = reduce_or_15_state_0__1[l].f0;
-          if (ty < 1) {
+          if (to < 1) {
             p_reduce_or_15[col] = store_as<bool>(reduce_or_15);
           }
         }

@@ -38,8 +38,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED_ARENA(16384);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 512);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -262,71 +260,72 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.81, %reduce_sum.79 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 4 / 4 threads x 1, col 768 / 128 threads x 1 x 1; 6 tasks; column-reduce: 4 rows x 128 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 4 / 1 threads x 4, col 768 / 512 threads x 1 x 1; 2 tasks; column-reduce: 1 rows x 512 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    for (int task = first; task < 6; task += gridDim.x) {
+    if (first < 2) {
+      const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_81_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_81_state_0__1[i] = Reduce0::identity();
-      {
-        const int k = 0;
-        const int row = k * 4 + ty;
+      #pragma unroll
+      for (int turn = 0; turn < 4; ++turn) {
+        const int k = turn;
+        const int row = k + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx + col_tile * 128;
+          const int col_raw = l * 512 + tx + col_tile * 512;
+          const int col = clamped(col_raw, 767);
           const int at_0__4 = row * 768 + col;
           reduce_sum_81_state_0__1[l] = Reduce0::combine(reduce_sum_81_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_81_partial0_0[at_0__4])});
         }
       }
-      reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_81_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 128 + tx + col_tile * 128;
-        const float reduce_sum_81 = reduce_sum_81_state_0__1[l].f0;
-        if (ty < 1) {
+        const int col = l * 512 + tx + col_tile * 512;
+        if (col < 768) {
+          const float reduce_sum_81 = reduce_sum_81_state_0__1[l].f0;
           p_reduce_sum_81[col] = store_as<float>(reduce_sum_81);
         }
       }
-      __syncthreads();  // the next task writes the shared memory that this one still reads
     }
   }
-  __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 2: outer 1 / 1 threads, row 4 / 4 threads x 1, col 768 / 128 threads x 1 x 1; 6 tasks; column-reduce: 4 rows x 128 threads a block
+  {  // loop 2: outer 1 / 1 threads, row 4 / 1 threads x 4, col 768 / 512 threads x 1 x 1; 2 tasks; column-reduce: 1 rows x 512 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-    for (int task = first; task < 6; task += gridDim.x) {
+    if (first < 2) {
+      const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_79_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_79_state_0__1[i] = Reduce0::identity();
-      {
-        const int k = 0;
-        const int row = k * 4 + ty;
+      #pragma unroll
+      for (int turn = 0; turn < 4; ++turn) {
+        const int k = turn;
+        const int row = k + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx + col_tile * 128;
+          const int col_raw = l * 512 + tx + col_tile * 512;
+          const int col = clamped(col_raw, 767);
           const int at_0__5 = row * 768 + col;
           reduce_sum_79_state_0__1[l] = Reduce0::combine(reduce_sum_79_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_79_partial0_0[at_0__5])});
         }
       }
-      reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_79_state_0__1, exchange_0_0__2);
       {
         const int l = 0;
-        const int col = l * 128 + tx + col_tile * 128;
-        const float reduce_sum_79 = reduce_sum_79_state_0__1[l].f0;
-        if (ty < 1) {
+        const int col = l * 512 + tx + col_tile * 512;
+        if (col < 768) {
+          const float reduce_sum_79 = reduce_sum_79_state_0__1[l].f0;
           p_reduce_sum_79[col] = store_as<float>(reduce_sum_79);
         }
       }
-      __syncthreads();  // the next task writes the shared memory that this one still reads
     }
   }
 }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 11 x 512 threads, 2048 B shared
+// stitch_0: grid 11 x 512 threads, 512 B shared
 //   reduce
 //   eq
 //   convert_element_type
@@ -72,11 +72,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     int* p_reduce_11_1,
     float* p_reduce_max_7,
     int* p_reduce_sum_7_partial0_0,
-    int* p_reduce_sum_7,
+    int* __restrict__ p_reduce_sum_7,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(2048);
+  ASTITCH_SHARED_ARENA(512);
   ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 128);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_0__1, 0, 512);
   {  // loop 0: outer 700 / 64 threads, row 1 / 1 threads x 1, col 24 / 8 threads x 1 x 4; 11 tasks; row-reduce: 64 rows a block, 8 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 8;
@@ -86,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 11) {
       const int task = first;
       const int outer_raw = task * 64 + to;
-      const int outer = min(outer_raw, 699);
+      const int outer = clamped(outer_raw, 699);
       Reduce0::State reduce_11_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_11_state_0[i] = Reduce0::identity();
@@ -195,69 +194,56 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce.11, %reduce_max.7, %reduce_sum.7 before level 2
-  {  // loop 2: outer 1 / 1 threads, row 3 / 4 threads x 1, col 700 / 128 threads x 1 x 1; 6 tasks; column-reduce: 4 rows x 128 threads a block
+  {  // loop 2: outer 1 / 1 threads, row 3 / 1 threads x 3, col 700 / 512 threads x 1 x 1; 2 tasks; column-reduce: 1 rows x 512 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 6) {
+    if (first < 2) {
       const int task = first;
       const int col_tile = task;
       Reduce2::State reduce_sum_7_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce2::identity();
-      {
-        const int k = 0;
-        const int row = k * 4 + ty;
-        if (row < 3) {
-          {
-            const int l = 0;
-            const int col = l * 128 + tx + col_tile * 128;
-            if (col < 700) {
-              const int at_0__1 = row * 700 + col;
-              reduce_sum_7_state_0__1[l] = Reduce2::combine(reduce_sum_7_state_0__1[l], Reduce2::State{load_as<int>(p_reduce_sum_7_partial0_0[at_0__1])});
-            }
-          }
+      #pragma unroll
+      for (int turn = 0; turn < 3; ++turn) {
+        const int k = turn;
+        const int row = k + ty;
+        {
+          const int l = 0;
+          const int col_raw = l * 512 + tx + col_tile * 512;
+          const int col = clamped(col_raw, 699);
+          const int at_0__1 = row * 700 + col;
+          reduce_sum_7_state_0__1[l] = Reduce2::combine(reduce_sum_7_state_0__1[l], Reduce2::State{load_as<int>(p_reduce_sum_7_partial0_0[at_0__1])});
         }
       }
-      reduce_strided<Reduce2, 4, 128, 512, 4, false, false>(reduce_sum_7_state_0__1, exchange_2_0__1);
       {
         const int l = 0;
-        const int col = l * 128 + tx + col_tile * 128;
+        const int col = l * 512 + tx + col_tile * 512;
         if (col < 700) {
           const int reduce_sum_7 = reduce_sum_7_state_0__1[l].f0;
-          if (ty < 1) {
-            p_reduce_sum_7[col] = store_as<int>(reduce_sum_7);
-          }
+          p_reduce_sum_7[col] = store_as<int>(reduce_sum_7);
         }
       }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_max.7, %reduce_sum.7, %reduce_sum.7 before level 3
-  {  // loop 3: outer 1 / 1 threads, row 700 / 128 threads x 8, col 24 / 4 threads x 1 x 2; 3 tasks; running reduction: 128 x 8 rows, 4 threads wide
-    const int thread = threadIdx.x;
-    const int tx = thread % 4;
-    const int ty = thread / 4 % 128;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    if (first < 3) {
-      const int task = first;
-      const int col_tile = task;
       #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int row = ty * 8 + k;
-        if (row < 700) {
-          const int reduce_sum_7__1 = load_as<int>(p_reduce_sum_7[row]);
-          const int sub_3 = hlo_subtract(reduce_sum_7__1, 1);
-          if (tx < 1 && col_tile < 1) {
-            p_sub_3[row] = store_as<int>(sub_3);
-          }
-          const bool lt_5 = hlo_compare_lt(sub_3, 40);
-          const float reduce_max_7__1 = load_as<float>(p_reduce_max_7[row]);
-          const float select_n_5 = (lt_5 ? reduce_max_7__1 : 0.0f);
-          if (tx < 1 && col_tile < 1) {
-            p_select_n_5[row] = store_as<float>(select_n_5);
+      for (int k = 0; k < 3; ++k) {
+        const int row = k + ty;
+        {
+          const int l = 0;
+          const int col = l * 512 + tx + col_tile * 512;
+          if (col < 700) {
+            const int reduce_sum_7__1 = reduce_sum_7_state_0__1[l].f0;
+            const int sub_3 = hlo_subtract(reduce_sum_7__1, 1);
+            if (row < 1) {
+              p_sub_3[col] = store_as<int>(sub_3);
+            }
+            const bool lt_5 = hlo_compare_lt(sub_3, 40);
+            const float reduce_max_7__1 = load_as<float>(p_reduce_max_7[col]);
+            const float select_n_5 = (lt_5 ? reduce_max_7__1 : 0.0f);
+            if (row < 1) {
+              p_select_n_5[col] = store_as<float>(select_n_5);
+            }
           }
         }
       }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 7 x 256 threads, 256 B shared
+// stitch_0: grid 6 x 256 threads, 256 B shared
 //   jit(pooling)/integer_pow
 //   jit(pooling)/mul
 //   jit(pooling)/add
@@ -633,39 +633,58 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
     }
   }
-  {  // loop 3: outer 2 / 1 threads, row 13x11 / 128 threads x 2, col 8 / 2 threads x 1 x 4; 2 tasks; column-reduce: 128 rows x 2 threads a block
+  {  // loop 3: outer 2 / 4 threads, row 13x11 / 32 threads x 5, col 8 / 2 threads x 1 x 4; 1 tasks; column-reduce: 32 rows x 2 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 2;
-    const int ty = thread / 2 % 128;
-    const int to = thread / 256;
+    const int ty = thread / 2 % 32;
+    const int to = thread / 64;
     const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
-    if (first < 2) {
+    if (first < 1) {
       const int task = first;
-      const int outer = task;
+      const int outer_raw = task * 4 + to;
+      const int outer = clamped(outer_raw, 1);
       Reduce0::State reduce_window_sum_30_reduce_state_0[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_window_sum_30_reduce_state_0[i] = Reduce0::identity();
       #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int row = k * 128 + ty;
-        if (row < 143) {
-          {
-            const int l = 0;
-            const int col = l * 8 + tx * 4;
-            const int at_0__27 = outer * 1144 + row * 8 + col;
-            const Vec<float, 4> x_1_v_0__18 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__27));
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__18 = load_as<float>(x_1_v_0__18.v[lane]);
+      for (int turn = 0; turn < 4; ++turn) {
+        const int k = turn;
+        const int row = k * 32 + ty;
+        {
+          const int l = 0;
+          const int col = l * 8 + tx * 4;
+          const int at_0__27 = outer * 1144 + row * 8 + col;
+          const Vec<float, 4> x_1_v_0__18 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__27));
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1__18 = load_as<float>(x_1_v_0__18.v[lane]);
+            reduce_window_sum_30_reduce_state_0[l * 4 + lane] = Reduce0::combine(reduce_window_sum_30_reduce_state_0[l * 4 + lane], Reduce0::State{x_1__18});
+          }
+        }
+      }
+      {
+        const int turn = 0;
+        const int k = 4;
+        const int row_raw = k * 32 + ty;
+        const int row = clamped(row_raw, 142);
+        {
+          const int l = 0;
+          const int col = l * 8 + tx * 4;
+          const int at_0__27 = outer * 1144 + row * 8 + col;
+          const Vec<float, 4> x_1_v_0__18 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__27));
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1__18 = load_as<float>(x_1_v_0__18.v[lane]);
+            if (row_raw < 143) {
               reduce_window_sum_30_reduce_state_0[l * 4 + lane] = Reduce0::combine(reduce_window_sum_30_reduce_state_0[l * 4 + lane], Reduce0::State{x_1__18});
             }
           }
         }
       }
-      reduce_strided<Reduce0, 128, 2, 256, 4, false, false>(reduce_window_sum_30_reduce_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 32, 2, 256, 4, false, false>(reduce_window_sum_30_reduce_state_0, exchange_0_0);
       #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int row = k * 128 + ty;
+      for (int k = 0; k < 5; ++k) {
+        const int row = k * 32 + ty;
         if (row < 143) {
           {
             const int l = 0;
@@ -678,7 +697,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float div_3_divide_0 = hlo_divide_shared(reduce_window_sum_30_reduce_0, 143.0f);
               div_3_divide_w_0.v[lane] = store_as<float>(div_3_divide_0);
             }
-            if (row < 1) {
+            if (outer_raw < 2 && row < 1) {
               *reinterpret_cast<Vec<float, 4>*>(p_div_3_divide_0 + (at_0__28)) = div_3_divide_w_0;
             }
           }
@@ -691,7 +710,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
+    const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
     const float reduce_window_sum_31_add_0 = hlo_add(0.0f, 0.0f);
     const float reduce_window_sum_31_add_2 = hlo_add(reduce_window_sum_31_add_0, 0.0f);
     const float reduce_window_sum_31_add_3 = hlo_add(reduce_window_sum_31_add_2, 0.0f);

@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     if (first < 1) {
       const int task = first;
       const int outer_raw = task * 64 + to;
-      const int outer = min(outer_raw, 23);
+      const int outer = clamped(outer_raw, 23);
       Reduce1::State reduce_max_14_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_14_state_0[i] = Reduce1::identity();

@@ -144,32 +144,33 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.36 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 32 / 16 threads x 2, col 768 / 32 threads x 1 x 1; 24 tasks; column-reduce: 16 rows x 32 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 32 / 4 threads x 8, col 768 / 128 threads x 1 x 1; 6 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 16;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 4;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 24) {
+    if (first < 6) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_36_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_36_state_0__1[i] = Reduce0::identity();
       #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int row = k * 16 + ty;
+      for (int turn = 0; turn < 8; ++turn) {
+        const int k = turn;
+        const int row = k * 4 + ty;
         {
           const int l = 0;
-          const int col = l * 32 + tx + col_tile * 32;
+          const int col = l * 128 + tx + col_tile * 128;
           const int at_0__2 = row * 768 + col;
           reduce_sum_36_state_0__1[l] = Reduce0::combine(reduce_sum_36_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2])});
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, false, false>(reduce_sum_36_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_36_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx + col_tile * 128;
         const float reduce_sum_36 = reduce_sum_36_state_0__1[l].f0;
         if (ty < 1) {
           p_reduce_sum_36[col] = store_as<float>(reduce_sum_36);

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 94 x 512 threads, 98432 B shared
+// stitch_0: grid 24 x 512 threads, 98432 B shared
 //   jit(rms_norm_backward)/transpose(jvp())/mul
 //   jit(rms_norm_backward)/jvp()/square
 //   jit(rms_norm_backward)/jvp()/reduce_sum
@@ -37,7 +37,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(float, dy_1_kept_0, 0, 12288);
   ASTITCH_SHARED(float, x_1_kept_0, 49152, 12288);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 98304, 32);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
   {  // loop 0: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 6 x 4; 3 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = thread % 512;
@@ -140,41 +139,36 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.36 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 3 / 4 threads x 1, col 12000 / 128 threads x 1 x 1; 94 tasks; column-reduce: 4 rows x 128 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 3 / 1 threads x 3, col 12000 / 512 threads x 1 x 1; 24 tasks; column-reduce: 1 rows x 512 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
+    const int tx = thread % 512;
+    const int ty = thread / 512 % 1;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 94) {
+    if (first < 24) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_36_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_36_state_0__1[i] = Reduce0::identity();
-      {
-        const int k = 0;
-        const int row = k * 4 + ty;
-        if (row < 3) {
-          {
-            const int l = 0;
-            const int col = l * 128 + tx + col_tile * 128;
-            if (col < 12000) {
-              const int at_0__2 = row * 12000 + col;
-              reduce_sum_36_state_0__1[l] = Reduce0::combine(reduce_sum_36_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2])});
-            }
-          }
+      #pragma unroll
+      for (int turn = 0; turn < 3; ++turn) {
+        const int k = turn;
+        const int row = k + ty;
+        {
+          const int l = 0;
+          const int col_raw = l * 512 + tx + col_tile * 512;
+          const int col = clamped(col_raw, 11999);
+          const int at_0__2 = row * 12000 + col;
+          reduce_sum_36_state_0__1[l] = Reduce0::combine(reduce_sum_36_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2])});
         }
       }
-      reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_36_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 128 + tx + col_tile * 128;
+        const int col = l * 512 + tx + col_tile * 512;
         if (col < 12000) {
           const float reduce_sum_36 = reduce_sum_36_state_0__1[l].f0;
-          if (ty < 1) {
-            p_reduce_sum_36[col] = store_as<float>(reduce_sum_36);
-          }
+          p_reduce_sum_36[col] = store_as<float>(reduce_sum_36);
         }
       }
     }

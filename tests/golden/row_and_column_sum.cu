@@ -86,36 +86,34 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.15 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 24 / 16 threads x 2, col 400 / 32 threads x 1 x 1; 13 tasks; column-reduce: 16 rows x 32 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 24 / 4 threads x 6, col 400 / 128 threads x 1 x 1; 4 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 16;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 4;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 13) {
+    if (first < 4) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_15_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_15_state_0__1[i] = Reduce0::identity();
       #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int row = k * 16 + ty;
-        if (row < 24) {
-          {
-            const int l = 0;
-            const int col = l * 32 + tx + col_tile * 32;
-            if (col < 400) {
-              const int at_0__1 = row * 400 + col;
-              reduce_sum_15_state_0__1[l] = Reduce0::combine(reduce_sum_15_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_15_partial0_0[at_0__1])});
-            }
-          }
+      for (int turn = 0; turn < 6; ++turn) {
+        const int k = turn;
+        const int row = k * 4 + ty;
+        {
+          const int l = 0;
+          const int col_raw = l * 128 + tx + col_tile * 128;
+          const int col = clamped(col_raw, 399);
+          const int at_0__1 = row * 400 + col;
+          reduce_sum_15_state_0__1[l] = Reduce0::combine(reduce_sum_15_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_15_partial0_0[at_0__1])});
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, false, false>(reduce_sum_15_state_0__1, exchange_0_0__1);
+      reduce_strided<Reduce0, 4, 128, 512, 4, false, false>(reduce_sum_15_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 32 + tx + col_tile * 32;
+        const int col = l * 128 + tx + col_tile * 128;
         if (col < 400) {
           const float reduce_sum_15 = reduce_sum_15_state_0__1[l].f0;
           if (ty < 1) {

@@ -39,20 +39,20 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_max_7_exponentials_state_0[i] = Reduce0::identity();
       #pragma unroll
-      for (int k = 0; k < 6; ++k) {
+      for (int turn = 0; turn < 6; ++turn) {
+        const int k = turn;
         const int row = k * 8 + ty;
         {
           const int l = 0;
-          const int col = l * 128 + tx * 4;
-          if (col < 96) {
-            const int at_0 = outer * 4608 + row * 96 + col;
-            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
-            x_1_kept_0[k + l] = to_words(x_1_v_0);
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              add_to_exponentials(reduce_max_7_exponentials_state_0[l * 4 + lane], x_1);
-            }
+          const int col_raw = l * 128 + tx * 4;
+          const int col = clamped(col_raw, 92);
+          const int at_0 = outer * 4608 + row * 96 + col;
+          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+          x_1_kept_0[k + l] = to_words(x_1_v_0);
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+            add_to_exponentials(reduce_max_7_exponentials_state_0[l * 4 + lane], x_1);
           }
         }
       }

@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     if (first < 63) {
       const int task = first;
       const int outer_raw = task * 32 + to;
-      const int outer = min(outer_raw, 1999);
+      const int outer = clamped(outer_raw, 1999);
       Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();

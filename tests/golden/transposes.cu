@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_sum_7_state_0, exchange_0_0);
       __syncthreads();
-      combine_warps<Reduce0, 256, false>(reduce_sum_7_state_0, exchange_0_0);
+      if (thread < 32) { combine_warps<Reduce0, 256, false>(reduce_sum_7_state_0, exchange_0_0); }
       const float reduce_sum_7 = reduce_sum_7_state_0[0].f0;
       if (tx < 1) {
         p_reduce_sum_7[outer] = store_as<float>(reduce_sum_7);

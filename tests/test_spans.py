@@ -1,0 +1,29 @@
+"""GPU time of short calls from recorded launches: what is counted, what held the GPU back."""
+
+from __future__ import annotations
+
+import pytest
+
+from astitch.profiling.kernel_trace import Launch
+from benchmarks.spans import MARK, split_at_marks, time_of_call
+from benchmarks.timing import SPIN_NAME
+
+
+def launch(name: str, start: float, us: float) -> Launch:
+    return Launch(name, us, start)
+
+
+def test_batches_lie_between_pairs_of_marks() -> None:
+    names = ["warm", MARK, "a", "b", MARK, "between", MARK, MARK, "after"]
+    launches = [launch(name, float(i), 0.5) for i, name in enumerate(names)]
+    assert [[l.name for l in group] for group in split_at_marks(launches)] == [["a", "b"], []]
+
+
+@pytest.mark.parametrize("holding", [SPIN_NAME, "nvjet_hsh_128x256", "gemm_fusion_dot_1"])
+def test_calls_take_from_the_first_start_to_the_last_end(holding: str) -> None:
+    """Two calls of two kernels each, with gaps, behind what keeps the GPU busy."""
+    own = [launch("fusion", 100.0, 2.0), launch("fusion_1", 103.0, 1.0)]
+    again = [launch("fusion", 105.0, 2.0), launch("fusion_1", 108.0, 1.0)]
+    group = [launch(holding, 0.0, 99.0), *own, *again]
+    assert time_of_call(group, 2) == (109.0 - 100.0) / 2
+    assert time_of_call(group[:1], 2) is None
