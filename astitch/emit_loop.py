@@ -33,7 +33,6 @@ from astitch.loop_plan import (
     crossing_floats,
     is_small,
     place_slots,
-    reads_ahead,
 )
 from astitch.ops import OPS, monoid_of
 from astitch.program import CudaKernel
@@ -151,7 +150,7 @@ class _Emitter:
             for part in product_parts(multiply):
                 self.stage_of[part] = multiply.stage + 1
         self.reads: Mapping[str, Read] = {read.name: read for read in self.steps.reads}
-        self.ahead = reads_ahead(self.loop, self.axes, self.steps)
+        self.ahead = self.steps.reads_ahead
         self.lines: list[str] = []
         self.operands: dict[int, str] = {}
         self.results = {state: f"result_{state}" for state in share.used}
@@ -497,7 +496,11 @@ class _Emitter:
             else:
                 at = f"((({kept} + i) * {columns} + c) * {cut.block} + int(threadIdx.x)) * 4 + e"
                 put = f"matrix_{number}[{at}] = w;"
-            form = f"{first}, {count}, {cut.units}, {cut.lanes}, {cut.width}, {multiply.parts}"
+            exact = cut.stride == cut.units and cut.block * cut.width == cut.own_units * cut.lanes
+            form = (
+                f"{first}, {count}, {cut.units}, {cut.lanes}, {cut.width}, {multiply.parts}, "
+                f"{str(exact).lower()}"
+            )
             self.out(
                 1,
                 f"load_matrix<{form}>([&](int i, int e, int c, float w) {{ {put} }}, {self.operand(state)}, "

@@ -423,6 +423,8 @@ class _Hoister:
                     attrs,
                     lhs_batch=tuple(d + 1 for d in attrs.lhs_batch),
                     rhs_batch=tuple(d + 1 for d in attrs.rhs_batch),
+                    # Without a contraction the turns were multiplied exactly and added up.
+                    precision=attrs.precision if attrs.lhs_contracting else ("HIGHEST", "HIGHEST"),
                     lhs_contracting=(0, *(d + 1 for d in attrs.lhs_contracting)),
                     rhs_contracting=(0, *(d + 1 for d in attrs.rhs_contracting)),
                 )

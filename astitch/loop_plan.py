@@ -7,6 +7,7 @@ begins a stage, before which every block of a group gets whole rows; groups have
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -52,6 +53,8 @@ MAX_WORDS = 16
 LEAST_TRIPS = 4
 
 MANY_STAGES = 3
+
+MOST_KNOWN = 1000
 
 MOST_AHEAD = 16
 """Parts that a thread reads a turn ahead, in registers."""
@@ -123,12 +126,16 @@ class Multiply:
 class Steps:
     """What one turn does, for a thread's pairs.
 
-    products: by whole rows.  crossings: those to and from small columns.  computed: by stage, the parts of element-wise
+    loaded, stacked: parts that a pair reads at all, and in each turn; small_loaded: the same of small columns.  products: by
+    whole rows.  crossings: those to and from small columns.  computed: by stage, the parts of element-wise
     ops and sums that are computed before its products.  stages: how many products follow each other.  heavy: special
     functions of a pair.
     """
 
     reads: tuple[Read, ...]
+    loaded: int
+    stacked: int
+    small_loaded: int
     moved: tuple[Moved, ...]
     products: tuple[Multiply, ...]
     crossings: tuple[Multiply, ...]
@@ -138,6 +145,22 @@ class Steps:
     @property
     def stages(self) -> int:
         return len(self.computed) - 1
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Does a turn ask for what the next one reads of stacks?"""
+        return self.stacked <= MOST_AHEAD
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What decides how the steps are cut: everything but names."""
+        return (
+            (self.loaded, self.stacked, self.small_loaded, self.heavy),
+            tuple((m.stage, m.carried, len(m.parts)) for m in self.moved),
+            tuple((m.stage, m.left, m.parts) for m in self.products),
+            tuple((m.stage, m.product.form, len(m.own), m.parts) for m in self.crossings),
+            tuple(map(len, self.computed)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,8 +561,13 @@ class _Scheduler:
         heavy = sum(
             OPS[self.body[p.name].op].cost is Cost.HEAVY for stage in computed for p in stage
         )
+        reads = tuple(self.reads.values())
+        counts = {r: count_parts(self.loop, self.axes, r.name) for r in reads}
         return Steps(
-            tuple(self.reads.values()),
+            reads,
+            sum(count for read, count in counts.items() if not read.small),
+            sum(count for read, count in counts.items() if read.place),
+            sum(count for read, count in counts.items() if read.small),
             moved,
             multiplies,
             tuple(crossings),
@@ -602,13 +630,7 @@ def _choose_cuts(
     own = replace(gpu, sms=gpu.sms // len(parts))
     by_block: dict[int, list[Share]] = {}
     for number, (axes, steps, used) in enumerate(parts):
-        found: dict[int, Share] = {}
-        for cut in _list_cuts(axes, own):
-            share = try_cut(loop, axes, steps, used, own, cut)
-            if share is None or (len(parts) > 1 and cut.grid > own.sms):
-                continue
-            if cut.block not in found or share.us < found[cut.block].us:
-                found[cut.block] = share
+        found = _find_cuts(loop, axes, steps, used, own, len(parts) > 1)
         for block, share in found.items():
             if len(by_block.setdefault(block, [])) == number:
                 by_block[block].append(share)
@@ -616,6 +638,28 @@ def _choose_cuts(
     if not whole:
         raise _Refused("its matrices do not fit the registers and shared memory of the blocks")
     return tuple(min(whole, key=lambda shares: max(share.us for share in shares)))
+
+
+_known: dict[tuple[object, ...], tuple[Cut, ...]] = {}
+"""The cuts that were found best, by what decides them: the loops of a model's layers are alike."""
+
+
+def _find_cuts(
+    loop: Loop, axes: Axes, steps: Steps, used: tuple[int, ...], gpu: Gpu, beside: bool
+) -> dict[int, Share]:
+    """The fastest share for each size of a block.  beside: others run at the same time."""
+    key = (loop.trips, axes.rows, axes.units, axes.small, steps.shape, gpu, beside)
+    found: dict[int, Share] = {}
+    for cut in _known.get(key) or _list_cuts(axes, gpu):
+        share = try_cut(loop, axes, steps, used, gpu, cut)
+        if share is None or (beside and cut.grid > gpu.sms):
+            continue
+        if cut.block not in found or share.us < found[cut.block].us:
+            found[cut.block] = share
+    if len(_known) >= MOST_KNOWN:
+        _known.clear()
+    _known[key] = tuple(share.cut for share in found.values())
+    return found
 
 
 def _list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
@@ -634,6 +678,11 @@ def _list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
                         yield cut
 
 
+@functools.cache
+def _count_registers(gpu: Gpu, block: int, resident: int) -> int:
+    return gpu.max_registers(block, resident)
+
+
 def try_cut(
     loop: Loop,
     axes: Axes,
@@ -647,17 +696,16 @@ def try_cut(
     most = max(columns, default=1)
     if most * cut.rows > 64 or (steps.crossings and cut.small_width > cut.block):
         return None
-    reads = sum(count_parts(loop, axes, r.name) for r in steps.reads if not r.small)
-    small_reads = sum(r.small for r in steps.reads)
-    ahead = 2 if reads_ahead(loop, axes, steps) else 1
-    other = OTHER_REGISTERS + cut.owned * (ahead * reads + 8) + cut.rows * (most + 4)
+    ahead = 2 if steps.reads_ahead else 1
+    other = OTHER_REGISTERS + cut.owned * (ahead * steps.loaded + 8) + cut.rows * (most + 4)
     if steps.crossings:
         crossing = sum(count_crossing(multiply, cut) for multiply in steps.crossings)
         if crossing > MAX_CROSSING:
             return None
-        other += cut.small_owned * (ahead * small_reads + 4) + crossing
+        other += cut.small_owned * (ahead * steps.small_loaded + 4) + crossing
     for resident in (2, 1):
-        bound = min(gpu.max_registers(cut.block, resident), 255)
+        registers = _count_registers(gpu, cut.block, resident)
+        bound = min(registers, 255)
         room = min(bound - other, MATRIX_REGISTERS)
         if room < 0:
             continue
@@ -670,7 +718,7 @@ def try_cut(
             room -= 4 * count * fit
             left += (total - fit) * 16 * count * cut.block
         shared = left + place_slots(steps, cut)[1] + count_crossing_bytes(steps, cut)
-        bps = gpu.blocks_per_sm(cut.block, gpu.max_registers(cut.block, resident), shared)
+        bps = gpu.blocks_per_sm(cut.block, registers, shared)
         if bps < resident or (cut.members > 1 and cut.grid > gpu.sms):
             continue
         us = _project(loop, steps, cut, gpu, resident, columns, held)
@@ -712,12 +760,6 @@ def place_slots(steps: Steps, cut: Cut) -> tuple[tuple[Slot, ...], int]:
     most = max(lent.values(), default=0)
     placed = [slot if slot.lent else replace(slot, offset=slot.offset + most) for slot in slots]
     return tuple(placed), most + offset
-
-
-def reads_ahead(loop: Loop, axes: Axes, steps: Steps) -> bool:
-    """Does a turn ask for what the next one reads of stacks?"""
-    stacked = [read for read in steps.reads if read.place is not None]
-    return sum(count_parts(loop, axes, read.name) for read in stacked) <= MOST_AHEAD
 
 
 def count_crossing(multiply: Multiply, cut: Cut) -> int:

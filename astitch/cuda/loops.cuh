@@ -5,8 +5,8 @@
 // gives a unit are PARTS numbers, so a team sums ROWS * WIDTH pairs of them, and the pairs end in its lanes.
 #pragma once
 
-// A lane's share of a matrix: w[vector * 4 + e][unit][part].  What lies beyond the matrix is zero.
-template <int FIRST, int VECTORS, int EXTENT, int LANES, int WIDTH, int PARTS, class Put, class T>
+// A lane's share of a matrix: w[vector * 4 + e][unit][part].  What lies beyond the matrix is zero; EXACT: nothing does.
+template <int FIRST, int VECTORS, int EXTENT, int LANES, int WIDTH, int PARTS, bool EXACT, class Put, class T>
 __device__ __forceinline__ void load_matrix(
     Put put, const T* __restrict__ from, int first_k, int k_stride, int column_stride, int first_part, int unit, int end, int lane)
 {
@@ -19,7 +19,7 @@ __device__ __forceinline__ void load_matrix(
 #pragma unroll
                 for (int p = 0; p < PARTS; ++p) {
                     const int k = 4 * (LANES * (FIRST + i) + lane) + e;
-                    const bool inside = k < EXTENT && unit + v < end;
+                    const bool inside = EXACT || (k < EXTENT && unit + v < end);
                     const float w = inside ? load_as<float>(from[(first_k + k) * k_stride + ((first_part + p) * EXTENT + unit + v) * column_stride]) : 0.0f;
                     put(i, e, v * PARTS + p, w);
                 }
