@@ -316,6 +316,8 @@ def plan_scope(
         return default
     ranked = rank_plans(graph, scope, gpu, budget=budget, groups=groups, default=default)
     wanted = _in_order(ranked, default)
+    if len(wanted) == 1:  # nothing to choose: whether it spills is asked by whoever may split it
+        return wanted[0]
     for plan in wanted[:MOST_OBSERVED]:
         if not _spills(plan, gpu, observe):
             return plan

@@ -57,6 +57,10 @@ WORTH, SPILL_WORTH, CODE_SIZE_WORTH = 0.95, 0.6, 1.02
 times what was measured on an H100, so that less than 0.6 is sure.  Of a long one: a launch more is worth the seconds
 that it takes to compile."""
 
+DRAFT_SHARE = 0.8
+"""What is left at least of a draft's time once it is planned and compiled: of the splits of spilling kernels of five
+training steps 0.99 and more.  (Splits of kernels far from the speed of light gain up to 70 % by a search.)"""
+
 SHORTER = 0.6
 """Share of a too long kernel's statements that one of its parts may have."""
 
@@ -97,7 +101,8 @@ class Reason:
 @dataclass(frozen=True, slots=True)
 class Split:
     """A decision.  scope: what was looked at, and reason: why.  whole_us: infinite if it has no plan as a whole.
-    parts: the stitch ops that replace it, none if it stays.  parts_us: the best split; infinite if none was found."""
+    parts: the stitch ops that replace it, none if it stays.  parts_us: the best split, as drafted where that was reason
+    enough; infinite if none was found."""
 
     scope: str
     reason: Reason
@@ -335,8 +340,11 @@ class _Splitter:
             return drafted[-1]
 
         parts = explore_scope(graph, scope, gpu, penalty=penalty, latency=rate)
-        parts_us = self.rate_parts(parts)
-        if parts_us < _bound_us(reason.symptom, whole_us):
+        parts_us, most_us = min(drafted), _bound_us(reason.symptom, whole_us)
+        spills = reason.symptom is Symptom.SPILL
+        if not spills or not most_us <= parts_us * DRAFT_SHARE < math.inf:
+            parts_us = self.rate_parts(parts)
+        if parts_us < most_us:
             self.take(scope, reason, whole_us, parts, rounds)
             return True
         self.splits.append(Split(scope.name, reason, whole_us, (), parts_us))

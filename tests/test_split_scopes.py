@@ -430,6 +430,28 @@ def test_planning_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert found[1:] == found[:1] * 2
 
 
+@pytest.mark.parametrize(("part_us", "looked_at"), [(7.0, False), (3.0, True)])
+def test_a_split_whose_draft_is_hopeless_is_not_planned(part_us: float, looked_at: bool) -> None:
+    """A spilling kernel of 20 us is split below 12 us only."""
+    planned: list[str] = []
+
+    def plan(graph: Graph, scope: Scope) -> Plan | None:
+        planned.append(scope.name)
+        return plan_on_h100(graph, scope)
+
+    def project(plan: Plan, resources: Resources | None) -> Projection:
+        if plan.scope.name == "stitch_0":
+            return replace(healthy()[1], spill_bytes=1000, time_us=20.0)
+        return replace(healthy()[1], time_us=part_us)
+
+    scopes = scopes_of(statistics(6))
+    found = split_scopes(scopes, H100, plan=plan, draft=plan_on_h100, project=project)
+    assert planned[0] == "stitch_0" and (len(planned) > 1) is looked_at
+    if not looked_at:
+        (decision,) = found.splits
+        assert decision.parts == () and 12.0 < decision.parts_us < math.inf
+
+
 # ---- what is printed
 
 
