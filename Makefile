@@ -1,4 +1,4 @@
-# make demo, make test: everything from a fresh clone, in a virtual environment of their own.
+# make demo, make profile, make test: everything from a fresh clone, in a virtual environment of their own.
 # PYTHON=python3.12 chooses the interpreter; VENV=dir the place of the environment.
 
 PYTHON ?= python3

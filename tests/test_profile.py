@@ -313,6 +313,14 @@ def test_open_shows_the_page(module: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert main([str(module), "--gpu", "h100", "--no-ablation", "--open"]) == 2
 
 
+@pytest.mark.parametrize("ablation", [True, False])
+def test_progress_tells_every_stage(module: Path, ablation: bool) -> None:
+    told: list[str] = []
+    asked = profiler.Options(gpu="h100", ablation=ablation)
+    profiler.profile_target(read_target(str(module)), asked, told.append)
+    assert len(told) + 1 == command.count_stages(asked, measured=False)  # and the target's reading
+
+
 def test_strict_names_what_is_left_to_xla(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

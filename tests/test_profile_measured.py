@@ -18,7 +18,7 @@ import pytest
 from astitch.errors import AstitchError
 from astitch.gpu import preset
 from astitch.host_engine import HostEngine
-from astitch.profiling import counters, measured, profiler, terminal
+from astitch.profiling import command, counters, measured, profiler, terminal
 from astitch.profiling.kernel_trace import Launch
 from astitch.profiling.profiler import Options
 from astitch.profiling.report import MEMORY, PRODUCT, Kernel, Report, Side
@@ -110,7 +110,10 @@ def test_a_measured_report_goes_to_json_and_a_page(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(profiler, "measure_ablation", lambda compilation: iter(()))
     x, w = jnp.ones((8, 128)), jnp.ones((128, 16))
     target = trace_function("soft", soft, (x, w))
-    report = profiler.compare_measured(target, Options(engine="host", runs=3), lambda what: None)
+    told: list[str] = []
+    asked = Options(engine="host", runs=3)
+    report = profiler.compare_measured(target, asked, told.append)
+    assert len(told) + 1 == command.count_stages(asked, measured=True)
     assert report.measured and report.astitch.overhead_us is not None
     back = Report.from_dict(json.loads(json.dumps(report.to_dict())))
     assert back.to_dict() == report.to_dict()

@@ -209,19 +209,24 @@ def profile_with_progress(options: argparse.Namespace) -> Report:
         options.strict,
         not options.no_ablation,
     )
-    with show_progress() as tell, quiet():
-        if find_device(asked) is None:
+    device = find_device(asked)
+    with show_progress(count_stages(asked, measured=device is not None)) as tell, quiet():
+        if device is None:
             # JAX only traces then; a driver or plugin that does not work is none of its business.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         tell("target is read")
-        return profile_target(
-            read_target(options.target, options.args, carries=options.carries), asked, tell
-        )
+        target = read_target(options.target, options.args, carries=options.carries)
+        return profile_target(target, asked, tell)
+
+
+def count_stages(asked: Options, *, measured: bool) -> int:
+    """How often the pipeline tells what begins."""
+    return (5 + asked.ncu if measured else 3) + asked.ablation
 
 
 @contextmanager
-def show_progress() -> Iterator[Progress]:
-    """Hands on what tells the bar what is under way."""
+def show_progress(stages: int) -> Iterator[Progress]:
+    """Hands on what tells the bar what is under way.  stages: how often it will be told."""
     from rich import progress
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -231,10 +236,10 @@ def show_progress() -> Iterator[Progress]:
     with progress.Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task("", total=stages, completed=-1)
 
         def tell(what: str) -> None:
-            bar.update(task, description=what)
+            bar.update(task, description=what, advance=1)
 
         yield tell
 

@@ -62,7 +62,8 @@ def find_ncu() -> str:
 def keep_compiled() -> Iterator[dict[str, str]]:
     """While it lasts, what XLA compiles is kept on disk; hands on the environment in which a process finds it there.
 
-    So the watched process runs the very programs that were measured, and does not spend its time on compiling.
+    So a function that was compiled ahead of time is called without compiling it again, and the process that Nsight
+    Compute watches runs the very programs that were measured.
     """
     import jax
     from jax.experimental.compilation_cache.compilation_cache import reset_cache

@@ -10,7 +10,7 @@ import importlib.metadata
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -167,9 +167,7 @@ def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progr
 
 def compare_measured(target: Target, options: Options, progress: Progress) -> Report:
     """Both run on the GPU that is here."""
-    kept: AbstractContextManager[dict[str, str]]
-    kept = keep_compiled() if options.ncu else nullcontext({})
-    with kept as shared:
+    with keep_compiled() as shared:
         found = measure_sides(
             target,
             options.engine,
