@@ -262,10 +262,11 @@ def draw_timeline(report: Report) -> str:
         for event in events:
             x = left + event.start_us * scale
             width = max(event.us * scale, 0.8)
+            thin = "" if width > 3 else " thin"
             tip = f"{event.name}: {format_us(event.us)}, from {format_us(event.start_us)}, {KIND_NAMES[event.kind]}"
             out.append(
-                f'<rect class="event part {event.kind}" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{LANE}" '
-                f"{_tip(tip)}/>"
+                f'<rect class="event part {event.kind}{thin}" x="{x:.2f}" y="{y}" width="{width:.2f}" '
+                f'height="{LANE}" {_tip(tip)}/>'
             )
         out.append("</g>")
     return "".join([*out, "</svg>"])

@@ -27,6 +27,7 @@ from astitch.profiling.wording import (
     UNKNOWN,
     format_bytes,
     format_count,
+    format_ops,
     format_percent,
     format_ratio,
     format_seconds,
@@ -88,7 +89,9 @@ def _list_parts(report: Report) -> Iterator[str]:
     yield _section("roofline", "Roofline", _scroll(draw_roofline(report)), _roofline_note(report))
     yield render_program(report)
     note = (
-        "" if report.measured else "Nothing was run: kernels end to end, each its speed of light."
+        "One call under the profiler, which makes the gaps between short kernels longer."
+        if report.measured
+        else "Nothing was run: kernels end to end, each its speed of light."
     )
     yield _section("timeline", "Timeline", _scroll(draw_timeline(report)), note)
     yield render_ablation(report)
@@ -476,7 +479,7 @@ def render_group(group: Group, stitch: Stitch) -> str:
     return (
         f'<details class="group"><summary><span class="swatch {scheme}"></span>group of '
         f"<b>★ {escape(group.dominant)}</b>"
-        f" · {len(group.members)} ops</summary><p>sub-dominants: {escape(subs)}</p>"
+        f" · {format_ops(len(group.members))}</summary><p>sub-dominants: {escape(subs)}</p>"
         f"<p>mapping: {escape(group.mapping)}</p><ul class=members>{members}</ul></details>"
     )
 

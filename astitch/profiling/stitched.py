@@ -30,6 +30,7 @@ from astitch.profiling.report import (
     Stitch,
     Value,
 )
+from astitch.profiling.wording import format_ops
 from astitch.program import (
     CudaKernel,
     IslandStep,
@@ -225,14 +226,14 @@ def describe_steps(compilation: Compilation) -> Iterator[Step]:
         match step:
             case KernelStep(kernel=kernel):
                 plan = scopes[kernel.name]
-                label = f"{len(plan.scope.members)} ops"
+                label = format_ops(len(plan.scope.members))
                 if kernel.global_barriers:
                     label += f", {kernel.global_barriers} barriers"
                 yield Step(number, "kernel", kernel.name, label, producers)
             case LibraryStep(node=node):
                 yield Step(number, "library", node.name, f"{node.op} {node.type}", producers)
             case IslandStep():
-                label = f"{len(step.ops)} ops left to XLA"
+                label = f"{format_ops(len(step.ops))} left to XLA"
                 yield Step(number, "xla", step.name, label, producers)
             case ReferenceStep(node=node):
                 yield Step(number, "reference", node.name, node.op, producers)

@@ -44,6 +44,10 @@ def format_count(count: float | None) -> str:
     return f"{count:,.0f}" if abs(count - round(count)) < 0.005 else f"{count:,.1f}"
 
 
+def format_ops(count: int) -> str:
+    return "1 op" if count == 1 else f"{count} ops"
+
+
 def format_percent(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share:.0%}"
 
