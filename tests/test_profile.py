@@ -264,6 +264,16 @@ def test_bad_input_is_one_line_and_status_2(
     assert [p for p in sorted(tmp_path.iterdir()) if p.name != "__pycache__"] == before
 
 
+def test_a_gpu_that_jax_does_not_see_is_told(
+    module: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 1)
+    monkeypatch.setattr("astitch.executor.current_gpu", lambda: 0)
+    monkeypatch.setattr("astitch.xla_island.find_device", lambda platform, number: None)
+    assert main([str(module)]) == 2
+    assert "CuPy sees a GPU, JAX does not" in capsys.readouterr().err
+
+
 def test_an_output_that_cannot_be_written_leaves_nothing(
     module: Path,
     tmp_path: Path,

@@ -209,6 +209,7 @@ def profile_with_progress(options: argparse.Namespace) -> Report:
         options.strict,
         not options.no_ablation,
     )
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both sides share the GPU
     device = find_device(asked)
     with show_progress(count_stages(asked, measured=device is not None)) as tell, quiet():
         if device is None:

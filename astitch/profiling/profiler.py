@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from astitch import xla_island
 from astitch.compile import Compilation
 from astitch.errors import AstitchError
 from astitch.gpu import Gpu, preset
@@ -118,6 +119,11 @@ def find_device(options: Options) -> int | None:
             )
         return None
     if count_gpus() and options.engine != "host":
+        if xla_island.find_device("gpu", current_gpu()) is None:
+            raise AstitchError(
+                "CuPy sees a GPU, JAX does not: XLA's side would run on the CPU\n"
+                f"  install jax[cuda13] or jax[cuda12], or give --gpu {DEFAULT_PRESET} to run nothing"
+            )
         return current_gpu()
     for option, asked in (
         ("--ncu", options.ncu),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -379,13 +379,6 @@ class Report:
                 f"{path}: not JSON: {error}\n  give a file that --json wrote"
             ) from None
         return cls.from_dict(data, str(path))
-
-
-def list_kernels(report: Report) -> Iterator[tuple[Side, Kernel]]:
-    """All of both sides."""
-    for side in report.sides:
-        for kernel in side.kernels:
-            yield side, kernel
 
 
 def spread_of(times: Sequence[float]) -> Spread:
