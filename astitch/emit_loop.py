@@ -15,7 +15,7 @@ import numpy as np
 
 from astitch import kernel_ir as k
 from astitch.emit_cuda import STORAGE, comment, compute_type, spell_call, spell_number
-from astitch.ir import ConstantAttrs, Literal, Node
+from astitch.ir import ConstantAttrs, Literal, Node, PadAttrs, SliceAttrs
 from astitch.loop_analysis import Affine, Carried, Place, Stack
 from astitch.loop_axes import NEUTRAL, Axis, Form
 from astitch.loop_plan import (
@@ -31,6 +31,7 @@ from astitch.loop_plan import (
     count_crossing,
     count_parts,
     crossing_floats,
+    is_shift,
     is_small,
     place_slots,
 )
@@ -273,10 +274,26 @@ class _Emitter:
         count = count_parts(self.loop, self.axes, read.name)
         return [Part(read.name, i, read.small) for i in range(count)]
 
+    def small_extent(self, name: str) -> int:
+        """Small columns of a value; all where it has none."""
+        dimension = self.axes.dimension(name, Axis.SMALL)
+        return self.cut.small if dimension is None else self.body[name].shape[dimension]
+
+    def live(self, name: str) -> str:
+        """Does the thread have an element of a value of small columns?"""
+        extent = self.small_extent(name)
+        more = "" if extent == self.cut.small else f" && small_place[q] < {extent}"
+        return f"small_live[q]{more}"
+
     def place(self, part: Part, q: str = "q") -> tuple[str, str]:
         """Row and column of a pair."""
         if part.small:
-            return f"small_row[{q}]", f"small_place[{q}]"
+            extent = self.small_extent(part.name)
+            place = f"small_place[{q}]"
+            return (
+                f"small_row[{q}]",
+                place if extent == self.cut.small else f"min({place}, {extent - 1})",
+            )
         more = part.number * self.cut.units
         return f"row[{q}]", f"(unit[{q}] + {more})" if more else f"unit[{q}]"
 
@@ -394,7 +411,7 @@ class _Emitter:
         self.out(2, f"told[q] = own_unit < end_unit{first};")
         self.out(2, f"stored[q] = told[q] && own_row < {rows};")
         self.out(1, "}")
-        if steps.crossings:
+        if cut.small > 1:
             self.small_pairs()
         for number in range(len(steps.products)):
             self.load_matrix(number)
@@ -517,8 +534,8 @@ class _Emitter:
                     1,
                     f"for (int i = int(threadIdx.x); i < {count}; i += {cut.block}) rows_{number}[i] = 0.0f;",
                 )
-        if any(cut.stride > cut.units and m.carried for m in self.steps.moved):
-            self.out(1, "__syncthreads();")
+        if cut.stride > cut.units and self.steps.moved:
+            self.out(1, "__syncthreads();  // the zeros are there")
         for number, moved in enumerate(self.steps.moved):
             if not moved.carried:
                 continue
@@ -609,6 +626,8 @@ class _Emitter:
         operands = [self.resolve(o, part.number, part.small) for o in node.operands]
         if node.op == "reduce":
             return self.spell_sum(part, operands[0])
+        if is_shift(self.axes, node):
+            return self.spell_shift(part, operands)
         dtypes = tuple(self.body[o].dtype for o in node.operands)
         call = k.Call(node.op, node.dtype, (), dtypes, node.attrs)
         text = spell_call(call, [self.spell(o) for o in operands])
@@ -618,6 +637,26 @@ class _Emitter:
             return f"const {compute_type(node.dtype)} {self.variable(part)} = {text};"
         return f"{self.variable(part)}[q] = {text};"
 
+    def spell_shift(self, part: Part, operands: Sequence[Part]) -> str:
+        """Small columns of a row by other lanes than before."""
+        node, width = self.body[part.name], self.cut.small_width
+        dimension = self.axes.dimension(node.name, Axis.SMALL)
+        assert dimension is not None
+        source = self.body[node.operands[0]]
+        value = self.spell(operands[0])
+        if isinstance(node.attrs, PadAttrs):
+            low, extent = node.attrs.low[dimension], source.shape[dimension]
+            edge = self.spell(operands[1])
+            text = f"shift_row<{width}, {low}, {extent}>({value}, {edge})"
+        else:
+            assert isinstance(node.attrs, SliceAttrs)
+            start, extent = node.attrs.starts[dimension], source.shape[dimension]
+            text = f"shift_row<{width}, {-start}, {extent}>({value}, {value})"
+        dtype = compute_type(node.dtype)
+        if self.is_local(part):
+            return f"const {dtype} {self.variable(part)} = {text};"
+        return f"{self.variable(part)}[q] = {text};"
+
     def spell_sum(self, part: Part, operand: Part) -> str:
         """A reduction over the small columns of a row, by the lanes that have them."""
         node = self.body[part.name]
@@ -625,7 +664,7 @@ class _Emitter:
         assert op is not None
         neutral = spell_number(Literal.of(np.asarray(NEUTRAL[op], np.float32)))
         combine = f"[](float a, float b) {{ return {OPS[op].cuda.format('a', 'b')}; }}"
-        value = f"small_live[q] ? {self.spell(operand)} : {neutral}"
+        value = f"{self.live(node.operands[0])} ? {self.spell(operand)} : {neutral}"
         text = f"reduce_row<{self.cut.small_width}>({value}, {combine})"
         if node.dtype.is_narrow_float:
             text = f"round_to<{STORAGE[node.dtype]}>({text})"
@@ -684,7 +723,9 @@ class _Emitter:
         at = access.spell(row, column, turn)
         stored = f"store_as<{STORAGE[dtype]}>({self.spell(value)})"
         # A value without columns, or without rows, is one thread's to store.
-        mine = "small_stored[q]" if where.small else "stored[q]"
+        mine = "stored[q]"
+        if where.small:
+            mine = f"small_stored[q] && {self.live(where.name)}"
         alone = "" if access.column else f" && {column} == 0"
         alone += "" if access.row or self.axes.rows == 1 else f" && {row} == 0"
         return f"if ({mine}{alone}) {self.results[state]}[{at}] = {stored};"

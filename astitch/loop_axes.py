@@ -20,6 +20,7 @@ from astitch.ir import (
     DimensionsAttrs,
     DotAttrs,
     Node,
+    PadAttrs,
     SliceAttrs,
     TransposeAttrs,
 )
@@ -173,7 +174,8 @@ class _Classes:
         self.products: dict[str, Product] = {}
         self.live = find_live(loop, used)
         self.matrices: set[str] = set()
-        self.edges: set[int] = set()
+        self.edges: list[tuple[str, int, int]] = []
+        self.shifts = False
 
     def find(self, key: tuple[str, int]) -> tuple[str, int]:
         while (above := self.parent.get(key, key)) != key:
@@ -199,7 +201,7 @@ class _Classes:
             if isinstance(role, Carried) and parameter in self.live:
                 for d in range(body[parameter].array.rank):
                     self.join((parameter, d), (role.value, d))
-        if not self.products:
+        if not self.products and not self.shifts:
             raise _Refused("it has no product by a matrix that no turn changes")
         of: dict[str, tuple[Axis, ...]] = {}
         self.spread_marks()
@@ -211,9 +213,8 @@ class _Classes:
             columns = axes.count(Axis.COLUMN) + axes.count(Axis.SMALL)
             if axes.count(Axis.ROW) > 1 or columns > 1:
                 raise _Refused(f"%{name} has two dimensions of rows or of columns")
-            moves = body[name].op in ("slice", "concatenate")
-            if moves and Axis.SMALL in (*axes, *of.get(body[name].operands[0], ())):
-                raise _Refused(f"%{name} cuts columns that are added up")
+            if body[name].op == "concatenate" and Axis.SMALL in axes:
+                raise _Refused(f"%{name} joins small columns")
             for axis, extent in zip(axes, body[name].shape, strict=True):
                 if axis is Axis.ROW:
                     if rows not in (1, extent):
@@ -222,14 +223,19 @@ class _Classes:
                 elif axis is Axis.COLUMN:
                     units = math.gcd(units, extent)
                 elif axis is Axis.SMALL:
-                    if small not in (1, extent) or extent > MAX_SMALL:
-                        raise _Refused(f"%{name} adds up {extent} columns")
-                    small = extent
-        for edge in self.edges:
-            units = math.gcd(units, edge)
-        if not units:
+                    if extent > MAX_SMALL:
+                        raise _Refused(f"%{name} adds up or shifts {extent} columns")
+                    if small not in (1, extent) and any(
+                        p.form is not Form.ROWS for p in self.products.values()
+                    ):
+                        raise _Refused(f"%{name} has {extent} small columns, others {small}")
+                    small = max(small, extent)
+        for name, dimension, edge in self.edges:
+            if of[name][dimension] is not Axis.SMALL:
+                units = math.gcd(units, edge)
+        if not units and self.products:
             raise _Refused("no product has columns of its own")
-        return Axes(rows, units, small, of, self.products, self.live)
+        return Axes(rows, max(units, 1), small, of, self.products, self.live)
 
     def spread_marks(self) -> None:
         """Beside rows there are columns, beside columns rows: so unmarked dimensions get their mark."""
@@ -298,14 +304,20 @@ class _Classes:
                         if strides[d] != 1:
                             raise _Refused(f"%{node.name} leaves out elements in between")
                         self.mark(node.name, d, Axis.COLUMN)
-                        self.edges.update((starts[d], limits[d]))
+                        self.edges += [(node.name, d, starts[d]), (node.name, d, limits[d])]
                     self.join((node.operands[0], d), (node.name, d))
             case "concatenate", DimensionAttrs(dimension):
                 for operand in node.operands:
                     for d in range(node.array.rank):
                         self.join((operand, d), (node.name, d))
-                    self.edges.add(body[operand].shape[dimension])
+                    self.edges.append((node.name, dimension, body[operand].shape[dimension]))
                 self.mark(node.name, dimension, Axis.COLUMN)
+            case "pad", PadAttrs(low, high, interior) if not any(interior):
+                for d in range(node.array.rank):
+                    self.join((node.operands[0], d), (node.name, d))
+                    if low[d] or high[d]:
+                        self.mark(node.name, d, Axis.SMALL)
+                        self.shifts = True
             case "dynamic-slice", _ if node.name in self.loop.slices:
                 place = self.loop.slices[node.name]
                 for d in range(node.array.rank):

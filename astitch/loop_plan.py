@@ -126,8 +126,8 @@ class Multiply:
 class Steps:
     """What one turn does, for a thread's pairs.
 
-    loaded, stacked: parts that a pair reads at all, and in each turn; small_loaded: the same of small columns.  products: by
-    whole rows.  crossings: those to and from small columns.  computed: by stage, the parts of element-wise
+    loaded, stacked: parts that a pair reads at all, and in each turn; small_loaded: the same of small columns.
+    products: by whole rows.  crossings: those to and from small columns.  computed: by stage, the parts of element-wise
     ops and sums that are computed before its products.  stages: how many products follow each other.  heavy: special
     functions of a pair.
     """
@@ -177,6 +177,7 @@ class Cut:
     groups: int
     units: int
     small: int = 1
+    least_block: int = 32
 
     @property
     def own_units(self) -> int:
@@ -186,7 +187,8 @@ class Cut:
     @property
     def block(self) -> int:
         """Threads of a block."""
-        return -(-(-(-self.own_units // self.width) * self.lanes) // 32) * 32
+        threads = -(-self.own_units // self.width) * self.lanes
+        return max(-(-threads // 32) * 32, self.least_block)
 
     @property
     def grid(self) -> int:
@@ -436,6 +438,16 @@ def is_small(loop: Loop, axes: Axes, name: str) -> bool:
     return False
 
 
+def is_shift(axes: Axes, node: Node) -> bool:
+    """Does an op move small columns?"""
+    if node.op == "pad":
+        return True
+    if not isinstance(node.attrs, SliceAttrs):
+        return False
+    small = axes.dimension(node.name, Axis.SMALL)
+    return small is not None and node.attrs.starts[small] > 0
+
+
 class Resolver:
     """Where a part of a value really comes from, behind the ops that only move."""
 
@@ -453,6 +465,8 @@ class Resolver:
                 number = 0
             node = self.body[name]
             match node.op, node.attrs:
+                case "slice", SliceAttrs(starts) if is_shift(self.axes, node):
+                    return Part(name, number, small)
                 case "slice", SliceAttrs(starts):
                     column = self.axes.dimension(name, Axis.COLUMN)
                     source = self.axes.dimension(node.operands[0], Axis.COLUMN)
@@ -508,7 +522,7 @@ class _Scheduler:
             stage = 1 + max(self.stage_of(p) for p in self.parts_of(product.left))
         elif node.op == "reduce" and not part.small:
             raise _Refused(f"%{node.name} is a sum over small columns, and is wanted for units")
-        elif OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE):
+        elif OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE) or is_shift(self.axes, node):
             stage = max((self.stage_of(p) for p in self.operands_of(part)), default=0)
         else:
             raise _Refused(f"%{node.name} is a {node.op}")
@@ -552,8 +566,10 @@ class _Scheduler:
         computed: list[list[Part]] = [[] for _ in range(last + 1)]
         order = {name: i for i, name in enumerate(self.body.nodes)}
         for part in sorted(self.stages, key=lambda p: (order[p.name], p.number, p.small)):
-            kind = OPS[self.body[part.name].op].kind
-            inner = kind in (Kind.ELEMENTWISE, Kind.REDUCE)
+            node = self.body[part.name]
+            inner = OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE) or is_shift(
+                self.axes, node
+            )
             if inner and part.name not in self.loop.integers:
                 computed[self.stages[part]].append(part)
         moved, multiplies = self.move([p for p in products if p.form is Form.ROWS])
@@ -663,6 +679,11 @@ def _find_cuts(
 
 
 def _list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
+    if not axes.products:
+        for rows in (1, 2, 4):
+            cut = Cut(1, rows, 1, 1, -(-axes.rows // rows), axes.units, axes.small)
+            yield replace(cut, least_block=max(32, rows * cut.small_width))
+        return
     for members in (m for m in range(1, gpu.sms + 1) if axes.units % m == 0):
         own = axes.units // members
         for width in (1, 2, 4, 8):
@@ -694,11 +715,11 @@ def try_cut(
     """A share by a cut, if it fits the device."""
     columns = [m.parts * cut.width for m in steps.products]
     most = max(columns, default=1)
-    if most * cut.rows > 64 or (steps.crossings and cut.small_width > cut.block):
+    if most * cut.rows > 64 or cut.small_width > cut.block:
         return None
     ahead = 2 if steps.reads_ahead else 1
     other = OTHER_REGISTERS + cut.owned * (ahead * steps.loaded + 8) + cut.rows * (most + 4)
-    if steps.crossings:
+    if cut.small > 1:
         crossing = sum(count_crossing(multiply, cut) for multiply in steps.crossings)
         if crossing > MAX_CROSSING:
             return None
@@ -749,7 +770,9 @@ def place_slots(steps: Steps, cut: Cut) -> tuple[tuple[Slot, ...], int]:
     for number, moved in enumerate(steps.moved):
         size = len(moved.parts) * cut.rows * cut.stride * 4
         last = max(m.stage for m in steps.products if any(at == number for at, _ in m.left))
-        if cut.members > 1 and steps.stages >= MANY_STAGES and last == moved.stage:
+        # Where rows are padded with zeros they keep their place.
+        many = steps.stages >= MANY_STAGES and cut.stride == cut.units
+        if cut.members > 1 and many and last == moved.stage:
             slots.append(Slot(lent.get(last, 0), 1, True))
             lent[last] = lent.get(last, 0) + size
         else:

@@ -127,6 +127,44 @@ def speller_arguments(width: int = 16, places: int = 5, batch: int = 3, turns: i
     return weights, *known, normal(turns, batch, width), *(normal(batch, width) for _ in range(2))
 
 
+def align(emitted: Any, start: Any, skips: Any) -> Any:
+    """The sums of CTC over a word's states: columns move by one and two, and there is no product."""
+
+    def shift(x: Any, count: int) -> Any:
+        return jnp.pad(x, ((0, 0), (count, 0)), constant_values=-9.0)[:, :-count]
+
+    def turn(alpha: Any, emission: Any) -> Any:
+        moved = jnp.logaddexp(alpha, shift(alpha, 1))
+        skipped = jnp.where(skips, shift(alpha, 2), -9.0)
+        return jnp.logaddexp(moved, skipped) + emission, moved
+
+    return lax.scan(turn, start, emitted)
+
+
+def align_arguments(states: int = 11, batch: int = 3, turns: int = 6) -> Any:
+    return normal(turns, batch, states), normal(batch, states), normal(batch, states) > 0
+
+
+def vector(w: Any, xs: Any, h: Any) -> Any:
+    """A state without a batch, behind its matrix."""
+
+    def turn(h: Any, x: Any) -> Any:
+        h = jnp.tanh(w @ h + x)
+        return h, h * 2
+
+    return lax.scan(turn, h, xs)
+
+
+def upright(w: Any, xs: Any, h: Any) -> Any:
+    """Rows in columns: [width, batch]."""
+
+    def turn(h: Any, x: Any) -> Any:
+        h = jnp.tanh(w @ h) * x
+        return h, h.T
+
+    return lax.scan(turn, h, xs)
+
+
 LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "lstm": (lstm, lstm_arguments(16)),
     "reverse": (lambda *a: lstm(*a, reverse=True), lstm_arguments(12)),
@@ -134,6 +172,11 @@ LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "attention_gru": (attention_gru, gru_arguments(12)),
     "transposed": (transposed, transposed_arguments()),
     "speller": (speller, speller_arguments()),
+    "align": (align, align_arguments()),
+    "one_row": (lstm, lstm_arguments(8, batch=1)),
+    "vector": (vector, (normal(8, 8) / 3, normal(5, 8), normal(8))),
+    "upright": (upright, (normal(8, 8) / 3, normal(5, 8, 3), normal(8, 3))),
+    "square": (lstm, lstm_arguments(8, batch=8, turns=8)),
 }
 
 
@@ -302,6 +345,11 @@ HOISTED: dict[str, tuple[Callable[..., Any], Any, int]] = {
         speller_arguments(),
         2,
     ),
+    "align": (
+        lambda e, s, k: gradients(lambda e, s: align(e, s, k))(e, s),
+        align_arguments(),
+        0,
+    ),
     "biased": (gradients(biased), (normal(8, 8) / 3, normal(8), normal(5, 3, 8), normal(3, 8)), 2),
 }
 """With the number of products and sums that leave the loops."""
@@ -397,6 +445,20 @@ def test_equal_loops_are_one_kernel() -> None:
     found, notes = find_loops(compile_graph(graph, H100))
     assert [made.kernel.name for made in found.values()] == ["loop_0", "loop_1"]
     assert len(notes) == 3 and sum(note.endswith("the same loop as loop_0") for note in notes) == 1
+
+
+def test_padded_rows_are_zero_before_anybody_writes_them() -> None:
+    """Widths that fill no whole vectors of a team: the gradient's loop has no rows before its first turn."""
+    fn, arguments, _ = HOISTED["reverse"]
+    graph = simplify(hoist_loops(read(fn, arguments), lambda *_: True))
+    values = evaluate(graph, arguments)
+    node = loops_of(graph)[-1]
+    for cut in ((1, 8, 1, 8), (2, 8, 1, 4), (6, 8, 1, 8)):
+        made = emit_loop(plan(graph, node, cut), "loop_0")
+        assert made.plan.shares[0].cut.stride > 12
+        results = launch(made, [values[o][0] for o in node.operands], check=True)
+        for state, result in zip(made.results, results, strict=True):
+            np.testing.assert_allclose(result, values[node.name][state], rtol=2e-5, atol=2e-5)
 
 
 # ---- two loops in one kernel -----------------------------------------------------------------------------------------

@@ -194,3 +194,13 @@ template <int WIDTH, class Combine> __device__ __forceinline__ float reduce_row(
     for (int mask = WIDTH / 2; mask; mask /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, mask));
     return value;
 }
+
+// The element BY places before, of the EXTENT that the WIDTH lanes of a row have, or the edge beyond them.
+template <int WIDTH, int BY, int EXTENT, class T> __device__ __forceinline__ T shift_row(T value, T edge)
+{
+    const int from = int(threadIdx.x) % WIDTH - BY;
+    T moved;
+    if constexpr (sizeof(T) < 4) moved = T(__shfl_sync(0xffffffffu, int(value), from & (WIDTH - 1), WIDTH));
+    else moved = __shfl_sync(0xffffffffu, value, from & (WIDTH - 1), WIDTH);
+    return from >= 0 && from < EXTENT ? moved : edge;
+}
