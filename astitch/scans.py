@@ -13,12 +13,14 @@ from astitch.schedule import DEFAULT, Schedule
 from astitch.thread_mapping import (
     COALESCED_LANES,
     MAX_ROW_ELEMENTS,
+    WARP,
     Mapping,
     Space,
     ceil_div,
     choose_vector,
     power_of_two_at_least,
     size_of,
+    threads_of_short_row,
 )
 
 MAX_STEPS = 16
@@ -60,6 +62,10 @@ def _map_along_rows(
     most = min(block, power_of_two_at_least(vectors))
     threads = max(power_of_two_at_least(ceil_div(vectors, most_steps)), min(COALESCED_LANES, most))
     busy = gpu.sms * gpu.max_threads_per_sm // 2
+    row_bytes = cols * space.element_bytes
+    narrow = vectors <= WARP and vector * space.element_bytes <= 8
+    if narrow and rows * COALESCED_LANES >= busy:
+        threads = most = min(threads_of_short_row(vectors, row_bytes, most_steps), block)
     while threads < most and (
         rows * threads < busy or ceil_div(vectors, threads) * threads > vectors * 5 // 4
     ):
