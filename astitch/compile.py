@@ -379,7 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(show_stage(data, gpu, options.until))
             return 0
         start = time.perf_counter()
-        compilation = compile_hlo(data, gpu=gpu)
+        compilation = compile_hlo(data, gpu=gpu, spell=spell_kernel)
         missing = ""
         resources: dict[str, Resources] | None = None
         try:
