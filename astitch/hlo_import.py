@@ -81,6 +81,25 @@ def serialize_module(data: bytes | str) -> bytes:
     return bytes(module.SerializeToString())
 
 
+def find_source(module: Any, metadata: Any) -> str:
+    """`file:line` of the user's program, or an empty string.
+
+    module: an HloModuleProto.  metadata: of one of its instructions.
+    """
+    if metadata.source_file:
+        return f"{_text(metadata.source_file)}:{metadata.source_line}"
+    index = module.stack_frame_index
+    if not 0 < metadata.stack_frame_id <= len(index.stack_frames):
+        return ""
+    location_id = index.stack_frames[metadata.stack_frame_id - 1].file_location_id
+    if not 0 < location_id <= len(index.file_locations):
+        return ""
+    location = index.file_locations[location_id - 1]
+    if not 0 < location.file_name_id <= len(index.file_names):
+        return ""
+    return f"{_text(index.file_names[location.file_name_id - 1])}:{location.line}"
+
+
 # ---- bytes and text -> message -------------------------------------------------------------------
 
 
@@ -223,21 +242,6 @@ class _Module:
         if id_ not in self.regions:
             self.regions[id_] = _Reader(self, self.find_computation(id_, where)).read()
         return self.regions[id_]
-
-    def find_source(self, metadata: Any) -> str:
-        """`file:line` of the user's program, or an empty string."""
-        if metadata.source_file:
-            return f"{_text(metadata.source_file)}:{metadata.source_line}"
-        index = self.proto.stack_frame_index
-        if not 0 < metadata.stack_frame_id <= len(index.stack_frames):
-            return ""
-        location_id = index.stack_frames[metadata.stack_frame_id - 1].file_location_id
-        if not 0 < location_id <= len(index.file_locations):
-            return ""
-        location = index.file_locations[location_id - 1]
-        if not 0 < location.file_name_id <= len(index.file_names):
-            return ""
-        return f"{_text(index.file_names[location.file_name_id - 1])}:{location.line}"
 
 
 class _Reader:
@@ -420,7 +424,7 @@ class _Reader:
             )
         type_ = _read_type(instruction.shape, where)
         op_name = _text(instruction.metadata.op_name)
-        source = self.module.find_source(instruction.metadata)
+        source = find_source(self.module.proto, instruction.metadata)
 
         def add(
             op: str,
@@ -568,7 +572,9 @@ class _Reader:
         leaf = value[index]
         if isinstance(leaf, _Result) and leaf not in self.projections:
             metadata = instruction.metadata
-            self._project(leaf, name, _text(metadata.op_name), self.module.find_source(metadata))
+            self._project(
+                leaf, name, _text(metadata.op_name), find_source(self.module.proto, metadata)
+            )
         return leaf
 
     def _read_constant(

@@ -25,6 +25,7 @@ import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from astitch.profiling.kernel_trace import CLASSES, MEMORY, record_kernels
+from astitch.profiling.stitched import plan_bytes
 from astitch.profiling.timing import Runner, choose_calls, measure_wall, time_batch
 from benchmarks import kernels, peers
 from benchmarks.results import Run, describe, format_run, geometric_mean
@@ -274,13 +275,9 @@ def describe_xla(compiled: Any) -> dict[str, Any]:
 
 def describe_astitch(compiled: Any) -> dict[str, Any]:
     """The row's fields."""
-    from astitch.program import Space
-
     program = compiled.program
-    shared = (Space.ARENA, Space.BARRIER)
-    own = sum(b.type.bytes for b in program.buffers.values() if b.space not in shared)
     return {
-        "planned_bytes": own + program.arena_bytes,
+        "planned_bytes": plan_bytes(program),
         "program": {
             "steps": dict(collections.Counter(type(step).__name__ for step in program.steps)),
             "barriers": sum(kernel.global_barriers for kernel in program.kernels),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from astitch import kernel_ir as k
@@ -30,7 +29,7 @@ from astitch.profiling.report import (
     Stitch,
     Value,
 )
-from astitch.profiling.wording import format_ops
+from astitch.profiling.wording import format_ops, shorten_path
 from astitch.program import (
     CudaKernel,
     IslandStep,
@@ -261,12 +260,6 @@ def list_sources(graph: Graph, names: Iterable[str]) -> Iterator[str]:
 
 def describe_source(node: Node) -> str:
     return f"{shorten_path(node.source)} {node.op_name}".strip()
-
-
-def shorten_path(source: str) -> str:
-    """Relative to where the command was started, if it lies below."""
-    here = f"{Path.cwd()}/"
-    return source.removeprefix(here)
 
 
 def describe_refusals(graph: Graph, refusals: Iterable[ScopeRefusal]) -> Iterator[Refusal]:

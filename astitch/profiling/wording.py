@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from astitch.profiling.report import COPY, MEASURED, MEMORY, PRODUCT, Kernel, Report, Side, Spread
 
 UNKNOWN = "–"
@@ -100,3 +102,9 @@ def describe_split(side: Side) -> str:
 def rank_kernels(side: Side, most: int) -> list[Kernel]:
     """Those that take longest."""
     return sorted(side.kernels, key=lambda kernel: -(kernel.time_us or 0.0))[:most]
+
+
+def shorten_path(source: str) -> str:
+    """Relative to where the command was started, if it lies below."""
+    here = f"{Path.cwd()}/"
+    return source.removeprefix(here)

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astitch.gpu import Gpu
+from astitch.hlo_import import find_source
 from astitch.hlo_schema import ELEMENT_TYPES, HloModuleProto
 from astitch.ops import OPS, Kind
 from astitch.profiling.products import bound_product, contracted_by_library
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
+from astitch.profiling.wording import shorten_path
 from astitch.speed_of_light import Work
 
 FREE = frozenset(
@@ -163,12 +165,9 @@ class _Reader:
 
     def _sources(self, instruction: Any, inside: list[Any]) -> Iterator[str]:
         for inner in (instruction, *inside):
-            metadata = inner.metadata
-            name = metadata.op_name.decode(errors="replace")
-            line = ""
-            if metadata.source_file:
-                line = f"{metadata.source_file.decode(errors='replace')}:{metadata.source_line}"
-            if name:
+            name = inner.metadata.op_name.decode(errors="replace")
+            line = shorten_path(find_source(self.proto, inner.metadata))
+            if name or line:
                 yield f"{line} {name}".strip()
 
 

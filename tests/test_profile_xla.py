@@ -1,0 +1,110 @@
+"""What astitch-profile reads off an optimized module of XLA's: launches, classes, turns of loops, least traffic."""
+
+from __future__ import annotations
+
+from astitch.gpu import preset
+from astitch.hlo_import import serialize_module
+from astitch.profiling.products import bound_product, peak_gflops
+from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
+from astitch.profiling.xla_kernels import read_xla_kernels
+from astitch.speed_of_light import Work
+
+MODULE = """\
+HloModule jit_f, is_scheduled=true
+
+%fused_slice (p0: f32[100,64], p1: s32[]) -> f32[1,64] {
+  %p0 = f32[100,64]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %part = f32[1,64]{1,0} dynamic-slice(%p0, %p1, %zero), dynamic_slice_sizes={1,64}
+  ROOT %e = f32[1,64]{1,0} exponential(%part), metadata={op_name="jit(f)/exp" source_file="f.py" source_line=7}
+}
+
+%fused_update (p2: f32[100,64], p3: f32[1,64], p4: s32[]) -> f32[100,64] {
+  %p2 = f32[100,64]{1,0} parameter(0)
+  %p3 = f32[1,64]{1,0} parameter(1)
+  %p4 = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  ROOT %u = f32[100,64]{1,0} dynamic-update-slice(%p2, %p3, %p4, %zero)
+}
+
+%body (state: (s32[], f32[100,64])) -> (s32[], f32[100,64]) {
+  %state = (s32[], f32[100,64]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %x = f32[100,64]{1,0} get-tuple-element(%state), index=1
+  %row = f32[1,64]{1,0} fusion(%x, %i), kind=kLoop, calls=%fused_slice
+  %new = f32[100,64]{1,0} fusion(%x, %row, %i), kind=kLoop, calls=%fused_update
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  ROOT %out = (s32[], f32[100,64]{1,0}) tuple(%next, %new)
+}
+
+%condition (s: (s32[], f32[100,64])) -> pred[] {
+  %s = (s32[], f32[100,64]{1,0}) parameter(0)
+  %n = s32[] get-tuple-element(%s), index=0
+  %most = s32[] constant(100)
+  ROOT %more = pred[] compare(%n, %most), direction=LT
+}
+
+ENTRY %main (x: f32[100,64], w: f32[64,32], start: s32[]) -> f32[100,32] {
+  %x = f32[100,64]{1,0} parameter(0)
+  %w = f32[64,32]{1,0} parameter(1)
+  %start = s32[] parameter(2)
+  %first = (s32[], f32[100,64]{1,0}) tuple(%start, %x)
+  %loop = (s32[], f32[100,64]{1,0}) while(%first), condition=%condition, body=%body, WHILE
+  %y = f32[100,64]{1,0} get-tuple-element(%loop), index=1
+  %ours = f32[100,64]{1,0} custom-call(%y), custom_call_target="__gpu$xla.gpu.ptx", BROUGHT
+  %c = f32[100,64]{1,0} copy(%ours)
+  %call = (f32[100,32]{1,0}, s8[64]{0}) custom-call(%c, %w), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+  ROOT %z = f32[100,32]{1,0} get-tuple-element(%call), index=0
+}
+"""  # noqa: E501
+
+KNOWN = 'backend_config={"known_trip_count":{"n":"100"}}'
+BROUGHT = 'backend_config="{block_x = 256 : i32, name = \\"stitch_7\\", grid_x = 1 : i32}"'
+
+
+def read(turns: str) -> tuple[dict[str, Kernel], int]:
+    text = MODULE.replace(", WHILE", turns).replace("BROUGHT", BROUGHT)
+    found = read_xla_kernels(serialize_module(text), preset("h100"))
+    return {kernel.name: kernel for kernel in found.kernels}, found.unknown_loops
+
+
+def test_kernels_of_a_loop_count_as_often_as_it_turns() -> None:
+    kernels, unknown = read(f", {KNOWN}")
+    assert unknown == 0
+    assert kernels["row"].launches == kernels["new"].launches == 100.0
+    assert kernels["c"].launches == 1.0
+    kernels, unknown = read("")
+    assert unknown == 1 and kernels["row"].launches == 1.0
+
+
+def test_classes_come_from_what_is_inside() -> None:
+    kernels, _ = read("")
+    assert {name: k.kind for name, k in kernels.items() if name not in ("next", "more")} == {
+        "row": MEMORY,
+        "new": MEMORY,
+        "stitch_7": MEMORY,
+        "c": COPY,
+        "call": PRODUCT,
+    }
+    assert [name for name, k in kernels.items() if k.ours] == ["stitch_7"]
+    assert kernels["call"].flops == 2 * 100 * 64 * 32
+
+
+def test_only_what_is_needed_is_read_and_what_is_new_is_written() -> None:
+    row, new = (read("")[0][name] for name in ("row", "new"))
+    assert (row.read_bytes, row.written_bytes) == (64 * 4 + 4, 64 * 4)
+    assert (new.read_bytes, new.written_bytes) == (64 * 4 + 4, 64 * 4)  # in place
+    assert row.flops == 20 * 64  # an exponential is 20
+    assert row.source == ("f.py:7 jit(f)/exp",)
+
+
+def test_products_are_bounded_by_memory_arithmetic_or_launch() -> None:
+    gpu = preset("h100")
+    assert bound_product(Work(10**9, 0, 1), gpu, "f32")[1] == "DRAM"
+    us, limit = bound_product(Work(1, 1, 10**13), gpu, "bf16")
+    assert limit == "tensor cores" and us > 10_000
+    assert bound_product(Work(1, 1, 1), gpu, "f32")[1] == "launch"
+    assert peak_gflops(gpu, "f8e4m3fn") == 1979e3
+    assert peak_gflops(gpu, "s32") == gpu.fp32_gflops
