@@ -161,6 +161,11 @@ class _PlanCheck:
         self.require(
             place.scheme is Scheme.GLOBAL, f"%{key} is split over tasks and {place.scheme.value}"
         )
+        blocks = self.plan.kernel.grid
+        self.require(
+            place.span is not Span.LOOP or place.partials <= blocks,
+            f"%{key} has {place.partials} partials, one of each block, and there are {blocks} blocks",
+        )
         combine = self.placements.get(combine_name(key))
         self.require(place.inline or combine is not None, f"nobody adds the partials of %{key}")
         if combine is not None:

@@ -212,25 +212,23 @@ class _Projector:
         mine = [a for a in self.work.accesses if a.section == section]
         # What passes through the L2 until a task reads something again: all that resident tasks read.
         tile = sum({a.array: a.task_bytes for a in mine if not a.write}.values()) * self.resident
-        touched: set[tuple[str, bool]] = set()
+        touched: dict[tuple[str, bool], float] = {}
         for access in mine:
             sectors = access.sector_bytes
             if not access.write and access.range_bytes <= L1_BYTES:
                 sectors = min(sectors, access.range_bytes * gpu.sms)
             l2 += sectors
             key = (access.array, access.write)
-            missed = access.unique_bytes
-            if key in touched:  # again in the same task
-                missed *= miss_share(tile, gpu.l2_bytes)
-            elif access.write:
-                missed *= self.cold
-            elif access.array in seen:
+            again = min(access.unique_bytes, touched.get(key, 0.0))  # in the same task
+            missed = access.unique_bytes - again
+            if not access.write and access.array in seen:
                 since = sum(self.footprints[seen[access.array] : section])
                 lost = lost_backward if access.backward else miss_share
                 missed *= lost(since, gpu.l2_bytes)
             else:
                 missed *= self.cold
-            touched.add(key)
+            missed += again * miss_share(tile, gpu.l2_bytes)
+            touched[key] = max(touched.get(key, 0.0), access.unique_bytes)
             if access.write:
                 written += missed
             else:

@@ -23,7 +23,14 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from astitch import index as ix
-from astitch.dimensions import Atoms, Dimensions, array_of, find_dimensions, is_embedded
+from astitch.dimensions import (
+    Atoms,
+    Dimensions,
+    array_of,
+    find_dimensions,
+    is_embedded,
+    is_uniform,
+)
 from astitch.dominant import Group, Groups
 from astitch.gpu import Gpu
 from astitch.index import Linear, Symbol
@@ -48,6 +55,9 @@ ONE_BLOCK_ELEMENTS = 1 << 14
 
 PARTIAL_BYTES, FEW_PARTIAL_BYTES = 4, 1 << 20
 """Of a partial result, where sums are of f32; and of so few in all that their number does not matter."""
+
+MAX_WAVES = 8
+"""How often a scope is arranged for fewer blocks, so that they are whole teams: one time nearly always."""
 
 MAX_INLINE_PARTIALS = 32
 """A reader adds up to this many partials of a split reduce itself; more get a task loop of their own."""
@@ -337,6 +347,7 @@ class RootReads:
         self._reads: dict[str, tuple[tuple[Read, ...], frozenset[str]]] = {}
         self._spaces: dict[str, Space] = {}
         self._alignments: dict[tuple[str, str], int] = {}
+        self._uneven: set[str] = set()  # roots that read something at another index than their own
 
     def root_of(self, name: str) -> Root:
         if name not in self._roots:
@@ -347,13 +358,15 @@ class RootReads:
         """The space of the group's dominant, with what the whole group asks of its mapping."""
         if group.dominant not in self._spaces:
             space = self.root_of(group.dominant).space
+            flat = self.is_flat(group, space)
             self._spaces[group.dominant] = replace(
                 space,
                 held_words=self.held_words(group, space),
                 again_words=self.words_read_again(group, space),
                 element_bytes=self.element_bytes(group, space),
                 awaited=self.is_awaited(group, space),
-                aligned=self.aligned_elements(group, space),
+                flat=flat,
+                aligned=MAX_ALIGNED if flat else self.aligned_elements(group, space),
             )
         return self._spaces[group.dominant]
 
@@ -380,6 +393,11 @@ class RootReads:
         own = {root.name} if root.kind is RootKind.POINTWISE else set()
 
         def visit(read: Read, stopped: bool) -> None:
+            single = array_of(self.graph[read.operand]).size == 1
+            if not single and not is_uniform(self.graph, read.operand):
+                embedded = is_embedded(self.graph, read.operand)
+                if embedded or read.index != root.index:
+                    self._uneven.add(root.name)
             if not stopped or read.operand in own:
                 return
             value = self.kept_value(read.operand) if read.operand in self.inside else None
@@ -415,6 +433,15 @@ class RootReads:
             sizes = [t.dtype.bytes for t in types if t.size >= size_of(space.atoms)]
             widest = max(widest, *sizes, 0)
         return widest or space.element_bytes
+
+    def is_flat(self, group: Group, space: Space) -> bool:
+        """Is all that the group does element-wise, on whole arrays of one shape?  Then rows are of no account."""
+        roots = [self.root_of(name) for name in group.roots]
+        for root in roots:
+            self.reads_of(root)
+        alike = all(root.space.atoms == space.atoms for root in roots)
+        pointwise = all(root.kind is RootKind.POINTWISE for root in roots)
+        return alike and pointwise and self._uneven.isdisjoint(group.roots)
 
     def is_awaited(self, group: Group, space: Space) -> bool:
         """Does a root of the space's size need what the group reduces?"""
@@ -788,9 +815,14 @@ def choose_schemes(
     RootReads(graph, groups), for those who arrange a scope several times.
     """
     known = known or RootReads(graph, groups)
-    arranger = _Arranger(known, gpu, block, wave, demoted, schedule)
-    for candidate in groups.candidates:
-        arranger.place(known.root_of(candidate.name))
+    for _ in range(MAX_WAVES):
+        arranger = _Arranger(known, gpu, block, wave, demoted, schedule)
+        for candidate in groups.candidates:
+            arranger.place(known.root_of(candidate.name))
+        idle = wave % max(arranger.team_parts, 1)
+        if not idle:
+            break
+        wave -= idle  # blocks that are no whole team take no part, and leave no partials
     return arranger.finish()
 
 

@@ -239,6 +239,7 @@ class Space:
     held_words: 32-bit words that a thread holds for each element of its row while it works on a task.
     again_words: those of arrays that are read again after the reduction.
     awaited: does something of the space's size need the reduction's result?
+    flat: all arrays are walked over from their first element to their last.
     aligned: elements of the widest access for which most of what is read begins at a multiple of it.
     running: "forward" or "backward": every element is combined with those before it, or after it, along the reduced
     dimensions, and none is dropped.  parted: what is combined may be parted anyhow.
@@ -250,6 +251,7 @@ class Space:
     held_words: float = 0.0
     again_words: float = 0.0
     awaited: bool = True
+    flat: bool = False
     aligned: int = MAX_ALIGNED
     running: str = ""
     parted: bool = False
@@ -306,8 +308,9 @@ def map_space(
 
 
 def _map_elementwise(space: Space, gpu: Gpu, block: int, schedule: Schedule) -> Mapping:
-    vector = choose_vector(space.atoms, space.element_bytes, space.widest(schedule))
     total = size_of(space.atoms)
+    run = (Symbol("flat", total),) if space.flat else space.atoms
+    vector = choose_vector(run, space.element_bytes, space.widest(schedule))
     # Two vectors a thread only where the GPU is full anyway.
     steps = schedule.elementwise_steps or (2 if total > block * vector * 2 * gpu.sms * 8 else 1)
     return Mapping(
@@ -341,6 +344,9 @@ def _map_rows(
     few = rows * 2 <= wave and row_bytes > SPLIT_MIN_BYTES and not whole
     if wanted is None:
         wanted = max(wave // rows, resident if resident * 2 <= wave else 1) if few else 1
+    if rows * wanted > 2 * wave and wanted > 2 * resident:
+        # Blocks of many tasks each, all short: as long as registers last, for what a meeting costs.
+        wanted = resident
     if wanted > 1:
         parts = min(wanted, ceil_div(vectors, block))
         tile = ceil_div(ceil_div(vectors, parts), block) * block * vector

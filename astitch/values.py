@@ -496,6 +496,9 @@ class Values:
         minor = self.mapping.col[-1]
         if form.coefficient(minor) != 1 or form.constant % width:
             return False
+        col = self.mapping.col
+        if form == ix.linearize([ix.of_symbol(a) for a in col], [a.extent for a in col]):
+            return True  # of a whole array: a vector may go on in the next row
         for term, coefficient in form.terms:
             if term == minor:
                 continue

@@ -54,10 +54,16 @@ def split_at_marks(launches: Sequence[Launch]) -> Iterator[list[Launch]]:
 
 def time_of_call(launches: Sequence[Launch], calls: int) -> float | None:
     """Microseconds of one of `calls` calls without what held the GPU back before; None where nothing is left."""
-    own = [l for l in launches if l.name != SPIN_NAME and classify_kernel(l.name) != PRODUCT]
+    held = [
+        number
+        for number, launch in enumerate(launches)
+        if launch.name == SPIN_NAME or classify_kernel(launch.name) == PRODUCT
+    ]
+    own = launches[max(held, default=-1) + 1 :]
+    own = own[len(own) % calls :]  # what else the program of products launches stands first
     if not own:
         return None
-    return (max(l.start_us + l.us for l in own) - own[0].start_us) / calls
+    return (max(launch.start_us + launch.us for launch in own) - own[0].start_us) / calls
 
 
 class Spans:

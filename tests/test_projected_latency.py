@@ -219,3 +219,16 @@ def test_what_every_block_loads_once_is_not_a_part_of_a_few_tasks():
     assert len(plan_of_both.arrangement.loops) == 2
     assert any(not a.in_task for a in count_workload(plan_of_both.kernel).accesses)
     assert both.time_us < 1.2 * project_scaled(large)[1].time_us
+
+
+def test_one_element_of_a_row_read_before_the_row_does_not_hide_it():
+    """The label's logit, say: the row comes from DRAM all the same."""
+    shape = (8192, 50_304)
+
+    def loss_gradient(x, labels):
+        chosen = jnp.take_along_axis(x, labels[:, None], 1)
+        return jax.nn.softmax(x, -1) - chosen
+
+    found = plan(loss_gradient, (shape, BF16), ((8192,), np.int32))
+    moved = project(found.kernel, H100).dram_bytes
+    assert moved > 0.99 * 2 * 2 * np.prod(shape)

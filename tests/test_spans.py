@@ -24,6 +24,8 @@ def test_calls_take_from_the_first_start_to_the_last_end(holding: str) -> None:
     """Two calls of two kernels each, with gaps, behind what keeps the GPU busy."""
     own = [launch("fusion", 100.0, 2.0), launch("fusion_1", 103.0, 1.0)]
     again = [launch("fusion", 105.0, 2.0), launch("fusion_1", 108.0, 1.0)]
-    group = [launch(holding, 0.0, 99.0), *own, *again]
+    group = [launch("memset", -1.0, 0.5), launch(holding, 0.0, 99.0), *own, *again]
     assert time_of_call(group, 2) == (109.0 - 100.0) / 2
-    assert time_of_call(group[:1], 2) is None
+    assert time_of_call(group[:2], 2) is None
+    ends_with_a_copy = [*group[:2], launch("copy", 99.2, 0.5), *group[2:]]
+    assert time_of_call(ends_with_a_copy, 2) == (109.0 - 100.0) / 2

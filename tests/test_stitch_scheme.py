@@ -444,3 +444,19 @@ def test_accesses_suit_the_rows_of_a_slice(columns: int, vector: int) -> None:
     cut = g.slice(x, (0, columns - 1028), (999, columns))
     arrangement = arrange(g.build(g.same("tanh", cut, name="y")))
     assert [loop.mapping.vector for loop in arrangement.loops] == [vector]
+
+
+def test_whole_arrays_are_accessed_as_vectors_whatever_their_rows() -> None:
+    """Eight rows of 1003 are 8024 elements; where a row matters by itself, its elements stand alone."""
+    g = GraphBuilder()
+    x, y = (g.parameter("f32[8,1003]", name) for name in "xy")
+    two = g.splat(2.0, "f32[8,1003]")
+    flat = g.build(g.same("add", g.same("multiply", g.same("tanh", x), y), two))
+    assert [loop.mapping.vector for loop in arrange(flat).loops] == [4]
+    g = GraphBuilder()
+    x, row = g.parameter("f32[8,1003]", "x"), g.parameter("f32[1003]", "row")
+    by_row = g.build(g.same("add", g.same("tanh", x), g.broadcast(row, (8, 1003), (1,))))
+    assert [loop.mapping.vector for loop in arrange(by_row).loops] == [1]
+    g = GraphBuilder()
+    x, numbers = g.parameter("f32[8,1003]", "x"), g.iota("f32[8,1003]", 1)
+    assert [m.mapping.vector for m in arrange(g.build(g.same("add", x, numbers))).loops] == [1]

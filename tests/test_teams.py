@@ -24,6 +24,7 @@ from astitch.kernel_ir import BARRIER_STRIDE
 from astitch.nvrtc import compile_cuda
 from astitch.program import KernelStep
 from astitch.schedule import DEFAULT, Schedule
+from astitch.stitch_scheme import Span
 from astitch.values import MAX_LAG
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for
 
@@ -589,3 +590,20 @@ def test_teams_on_a_gpu(name: str) -> None:
     for _ in range(2):
         got = [np.asarray(leaf) for leaf in jax.tree.leaves(compiled(*arguments))]
         assert_close(got, by_jax(fn, *arguments), TOLERANCE | {F32: 1e-4})
+
+
+def test_only_blocks_of_whole_teams_leave_partials() -> None:
+    """A sum over all rows beside a team: blocks beyond the last whole team have no part of it."""
+
+    def loss_and_softmax(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        spread = jnp.exp(x - x.max(-1, keepdims=True))
+        total = spread.sum(-1, keepdims=True)
+        return jnp.log(total).sum(), spread / total
+
+    x = normal(11, 36_000)
+    found = plan_for(few_sms(8), loss_and_softmax, x, schedule=Schedule(split=5))
+    arrangement = found.plan.arrangement
+    assert arrangement.team_parts == 5 and found.plan.kernel.grid % 5 == 0
+    split = [p for p in arrangement.placements.values() if p.span is Span.LOOP]
+    assert split and all(place.partials == found.plan.kernel.grid for place in split)
+    assert_close(found.run(x, check=True), by_jax(loss_and_softmax, x), TOLERANCE)

@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 192, 1);
   const unsigned tag = astitch_launch_tag(barrier);
   unsigned long long* const exchange = astitch_tagged_words(barrier);
-  {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 20000 / 512 threads x 2 x 4; 20 tasks; row-reduce, 4 rows < 32 blocks a wave: each row split over 5 blocks th...
+  {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 20000 / 512 threads x 2 x 4; 20 tasks; row-reduce, 4 rows < 30 blocks a wave: each row split over 5 blocks th...
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;

@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 128, 1);
   const unsigned tag = astitch_launch_tag(barrier);
   unsigned long long* const exchange = astitch_tagged_words(barrier);
-  {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 196 bloc...
+  {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 196 blocks a wave: each row split over 196 bloc...
     const int thread = threadIdx.x;
     const int tx = thread % 512;
     const int ty = thread / 512 % 1;
