@@ -184,13 +184,19 @@ class _ProgramBuilder:
         }
         for operand in dict.fromkeys(o for node in nodes for o in node.operands):
             chain = [operand]
-            while self.graph[chain[-1]].op == "reshape" and chain[-1] not in members:
+            while self.is_view(chain[-1]) and chain[-1] not in members:
                 chain.append(self.graph[chain[-1]].operands[0])
             attrs = self.graph[chain[-1]].attrs
             small = isinstance(attrs, ConstantAttrs) and len(attrs.value.data) <= EMBEDDED_BYTES
             if small or chain[-1] in members:
                 members.update(chain)
         return members
+
+    def is_view(self, name: str) -> bool:
+        """A reshape, or a number repeated that no kernel writes."""
+        node = self.graph[name]
+        repeats = node.op == "broadcast" and name in self.graph.embedded and name in self.outside
+        return node.op == "reshape" or repeats
 
     def add_step(self, step: Step) -> None:
         number = len(self.steps)

@@ -37,7 +37,7 @@ from astitch.gpu import PRESETS, Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached
-from astitch.loop_plan import hoist_planned
+from astitch.loop_plan import find_planned, hoist_planned, leave_starts
 from astitch.nvrtc import Request, Resources, count_threads
 from astitch.plan import Plan, Planner
 from astitch.program import Program
@@ -234,6 +234,8 @@ def compile_graph(
     joined = timed("reassociate", lambda: reassociate(long))
     simple = timed("widen", lambda: check_graph(widen(joined)))
     left = region.leave(simple) if region else Left(simple, {})
+    if whole_loops:
+        left = Left(*leave_starts(left.graph))
     found = timed("find_scopes", lambda: find_scopes(check_graph(left.graph), left.reasons))
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
     if region:
@@ -242,14 +244,17 @@ def compile_graph(
     split, plans = planned.scopes, planned.plans
     program = timed("program", lambda: build_program(split.graph, split, plans, islands=has_jax()))
     if strict:
-        refuse_outside(program)
+        refuse_outside(program, find_planned(split.graph, gpu) if whole_loops else ())
     return Compilation(gpu, left.graph, split, plans, program, seconds, planned.splits)
 
 
-def refuse_outside(program: Program) -> None:
-    """Raises UnsupportedOp if there is an op that no stitched kernel and no library computes."""
-    if program.outside:
-        listed = "".join(f"\n  {op}" for op in program.outside)
+def refuse_outside(program: Program, kernels: Collection[str] = ()) -> None:
+    """Raises UnsupportedOp if there is an op that no stitched kernel and no library computes.
+
+    kernels: the ops that are kernels of their own though a step for XLA holds them.
+    """
+    if outside := [op for op in program.outside if op.name not in kernels]:
+        listed = "".join(f"\n  {op}" for op in outside)
         raise UnsupportedOp(
             f"program {program.name}: strict was asked for, and no stitched kernel or library computes{listed}\n"
             "  rewrite them, or leave strict out: XLA computes them then"

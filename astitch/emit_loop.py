@@ -265,6 +265,8 @@ class _Emitter:
         )
 
     def load(self, read: Read, part: Part, turn: str, q: str = "q") -> str:
+        if (start := self.loop.starts.get(read.state)) is not None:
+            return spell_number(start)
         access = self.access(read.name, read.state, read.place)
         dtype = self.body[read.name].dtype
         at = access.spell(*self.place(part, q), turn)
@@ -551,9 +553,14 @@ class _Emitter:
                     f"const int r = min(group * {cut.rows} + i / {cut.units}, {self.axes.rows - 1}), "
                     f"u = i % {cut.units} + {part.number * cut.units};",
                 )
-                value = f"{self.operand(read.state)}[{access.spell('r', 'u', '0')}]"
+                start = self.loop.starts.get(read.state)
+                value = (
+                    spell_number(start)
+                    if start is not None
+                    else f"load_as<float>({self.operand(read.state)}[{access.spell('r', 'u', '0')}])"
+                )
                 to = f"{at * cut.rows * cut.stride} + i / {cut.units} * {cut.stride} + i % {cut.units}"
-                self.out(2, f"rows_{number}[{to}] = load_as<float>({value});")
+                self.out(2, f"rows_{number}[{to}] = {value};")
                 self.out(1, "}")
 
     def turn(self) -> None:

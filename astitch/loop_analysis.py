@@ -15,6 +15,7 @@ from astitch.ir import (
     ConstantAttrs,
     GetTupleElementAttrs,
     Graph,
+    Literal,
     Node,
     TupleType,
 )
@@ -75,7 +76,8 @@ Role = Counter | Invariant | Carried | Stack
 @dataclass(frozen=True)
 class Loop:
     """A while of `trips` turns.  roles: of each part of its state.  slices: the dynamic-slices of the body, which read
-    invariants.  integers: the scalars of the body that are affine in the turn.
+    invariants.  integers: the scalars of the body that are affine in the turn.  starts: the parts of the state that are
+    one number everywhere before the first turn.
     """
 
     node: Node
@@ -83,6 +85,7 @@ class Loop:
     roles: tuple[Role, ...]
     slices: Mapping[str, Place]
     integers: Mapping[str, Affine]
+    starts: Mapping[int, Literal]
 
     @property
     def body(self) -> Graph:
@@ -114,6 +117,19 @@ def find_used(graph: Graph, node: Node) -> tuple[int, ...]:
     """The parts of a while's final state that somebody reads."""
     projections = (graph[user].attrs for user in graph.users[node.name])
     return tuple(sorted({a.index for a in projections if isinstance(a, GetTupleElementAttrs)}))
+
+
+def find_starts(graph: Graph, node: Node) -> dict[int, Literal]:
+    """The operands of a while that are a scalar constant repeated, by their numbers."""
+    found: dict[int, Literal] = {}
+    for number, operand in enumerate(node.operands):
+        source = graph[operand]
+        while source.op in ("broadcast", *VIEWS):
+            source = graph[source.operands[0]]
+        if isinstance(source.attrs, ConstantAttrs) and source.array.size == 1:
+            value = source.attrs.value
+            found[number] = Literal(value.dtype, (), value.data)
+    return found
 
 
 def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
@@ -154,7 +170,7 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
             )
         else:
             roles.append(Carried(output))
-    return Loop(node, trips, tuple(roles), slices, integers)
+    return Loop(node, trips, tuple(roles), slices, integers, find_starts(graph, node))
 
 
 def _number(body: Graph, parameter: str) -> int:

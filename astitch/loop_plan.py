@@ -30,12 +30,14 @@ from astitch.loop_analysis import (
     Place,
     Stack,
     analyse_loop,
+    find_starts,
     find_used,
 )
 from astitch.loop_axes import Axes, Axis, Form, Product, find_axes, find_live
 from astitch.loop_hoist import hoist_loops
 from astitch.loop_merge import merge_loops
 from astitch.ops import OPS, Cost, Kind
+from astitch.simplify import keep_live_nodes
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
 """What products take: their sums are f32."""
@@ -349,6 +351,36 @@ def hoist_planned(graph: Graph, gpu: Gpu) -> Graph:
 
     hoisted = hoist_loops(graph, lambda made, node: plan(made, node) is not None)
     return _merge_planned(hoisted, plan)
+
+
+def find_planned(graph: Graph, gpu: Gpu) -> set[str]:
+    """The whiles that are one kernel each, and the numbers that they start with."""
+    found: set[str] = set()
+    for node in graph:
+        if node.op == "while":
+            plan = plan_loop(graph, node, find_used(graph, node), gpu)
+            if isinstance(plan, LoopPlan):
+                found |= {node.name, *(node.operands[number] for number in plan.loop.starts)}
+    return found
+
+
+def leave_starts(graph: Graph) -> tuple[Graph, dict[str, str]]:
+    """The graph in which whiles have the numbers that their state starts with for themselves, and those nodes with the
+    reason why they are left to XLA: a loop that is one kernel needs no array of zeros for the stacks that it writes."""
+    nodes: dict[str, Node] = {}
+    reasons: dict[str, str] = {}
+    for node in graph:
+        operands = list(node.operands)
+        starts = find_starts(graph, node) if node.op == "while" else {}
+        for number in starts:
+            start = graph[operands[number]]
+            if start.op == "broadcast" and graph[start.operands[0]].op == "constant":
+                operands[number] = f"{start.name}.start"
+                nodes[operands[number]] = replace(start, name=operands[number])
+                reasons[operands[number]] = "the start of a loop"
+        nodes[node.name] = replace(node, operands=tuple(operands))
+    live = keep_live_nodes(nodes, graph.outputs)
+    return replace(graph, nodes=live), reasons
 
 
 def _merge_planned(graph: Graph, plan: Callable[[Graph, Node], LoopPlan | None]) -> Graph:

@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from astitch.compile import Compilation
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.hlo_import import import_hlo
-from astitch.ir import Graph, Node
-from astitch.loop_analysis import find_used, integer_of
+from astitch.ir import Graph, Literal, Node
+from astitch.loop_analysis import find_starts, find_used
 from astitch.loop_plan import LoopPlan, plan_loop
 from astitch.program import IslandStep
 
 
 @dataclass(frozen=True, slots=True)
 class LoopKey:
-    """What a while computes: its regions, the integers that it starts with, which parts of its final state are read."""
+    """What a while computes: its regions, the numbers that it starts with, which parts of its final state are read."""
 
     regions: tuple[Graph, ...]
-    integers: tuple[int | None, ...]
+    starts: tuple[tuple[int, Literal], ...]
     used: tuple[int, ...]
 
 
 def loop_key(graph: Graph, node: Node) -> LoopKey:
     """The key of a while in its graph."""
-    integers = tuple(integer_of(graph, operand) for operand in node.operands)
-    return LoopKey(node.regions, integers, find_used(graph, node))
+    starts = tuple(find_starts(graph, node).items())
+    return LoopKey(node.regions, starts, find_used(graph, node))
 
 
 def find_loops(

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from jax import lax
 
+import astitch
 from astitch.check import check_graph
 from astitch.compile import compile_graph
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.emulate import Order, compile_host
+from astitch.errors import UnsupportedOp
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph, Node
@@ -32,14 +34,26 @@ from astitch.loop_analysis import (
 from astitch.loop_hoist import hoist, hoist_loops
 from astitch.loop_merge import merge_loops
 from astitch.loop_plan import Cut, LoopPlan, LoopRefusal, plan_loop, try_cut
+from astitch.program import KernelStep, Step, View
 from astitch.reference import eval_node
 from astitch.reference import run_graph as run_reference
 from astitch.simplify import simplify
 from astitch.stitch_loops import find_loops
-from astitch.xla_engine import LoopCall, PtxKernel, export_program, spell_for_xla
+from astitch.xla_engine import (
+    LoopCall,
+    PtxKernel,
+    export_program,
+    prepare_loops,
+    spell_for_xla,
+)
 from tests.hlo_runner import lower
 from tests.small_gpu import few_sms
-from tests.test_xla_engine import as_text, run_graph
+from tests.test_xla_engine import (
+    _as_if_there_was_a_gpu,  # noqa: F401
+    as_text,
+    lower_for_cuda,
+    run_graph,
+)
 
 RNG = np.random.default_rng(0)
 H100 = preset("h100")
@@ -437,6 +451,31 @@ def test_matrices_beyond_the_registers_are_in_shared_memory() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_loop_that_starts_with_zeros_reads_none() -> None:
+    def from_zero(w: Any, z: Any) -> Any:
+        zeros = jnp.zeros((6, 16))
+        return lstm(w, z, zeros, zeros)[1]
+
+    w, z, _, _ = lstm_arguments(16)
+    graph = import_hlo(lower(from_zero, w, z))
+    compilation = compile_graph(graph, few_sms(8), whole_loops=True)
+    found, _ = find_loops(compilation)
+    (made,) = found.values()
+    assert [made.plan.loop.types[i].shape for i in made.operands] == [(5, 6, 64), (16, 64)]
+    written = [view.type.shape for step in compilation.program.steps for view in writes_of(step)]
+    assert (5, 6, 16) not in written[:-1]
+    calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
+    module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
+    (got,) = run_graph(module, [w, z])
+    np.testing.assert_allclose(got, jax.jit(from_zero)(w, z), rtol=2e-5, atol=2e-5)
+
+
+def writes_of(step: Step) -> list[View]:
+    if isinstance(step, KernelStep):
+        return [step.arguments[i] for i in sorted(step.written)]
+    return list(step.results)
+
+
 def test_equal_loops_are_one_kernel() -> None:
     def twice(w: Any, z: Any, h: Any, c: Any) -> Any:
         return lstm(w, z, h, c), lstm(w, z + 1, c, h), lstm(w, z, h, c, reverse=True)
@@ -549,3 +588,40 @@ def as_call(made: LoopKernel) -> PtxKernel:
     """The kernel with CUDA text for the emulation where XLA would find PTX."""
     k = made.kernel
     return PtxKernel(k.name, spell_for_xla(k), k.grid, k.block, k.shared_bytes, k.cooperative)
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+def test_jax_lowers_a_loop_as_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = lstm_arguments(16)
+    stitched, text = lower_for_cuda(astitch.jit(lambda *a: lstm(*a)), *arguments)
+    assert "stablehlo.while" not in text
+    assert text.count("name = \\22loop_0\\22") == 1 or text.count("loop_0") >= 1
+    (note,) = stitched.compilation.loops
+    assert (
+        note.startswith("loop_0 = %while")
+        and f"\nloops:\n  {note}" in stitched.compilation.explain()
+    )
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
+    stitched, text = lower_for_cuda(astitch.jit(lambda *a: lstm(*a)), *arguments)
+    assert "stablehlo.while" in text and not stitched.compilation.loops
+
+
+def test_a_kernel_that_does_not_fit_leaves_its_loop_to_xla() -> None:
+    compilation = compile_graph(read(*LOOPS["lstm"]), H100, whole_loops=True)
+    found, _ = find_loops(compilation)
+    calls, notes = prepare_loops(found, H100)
+    assert len(calls) == 1 and notes == ()
+    tight = dataclasses.replace(H100, registers_per_sm=1024)
+    calls, (note,) = prepare_loops(found, tight)
+    assert not calls and note.startswith("loop_0 is left to XLA: no block fits")
+    module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
+    assert len(loops_of(module)) == 1
+
+
+def test_strict_counts_a_loop_that_is_a_kernel_as_one() -> None:
+    graph = read(
+        lambda w, z: lstm(w, z, jnp.zeros((6, 16)), jnp.ones((6, 16)))[1], lstm_arguments(16)[:2]
+    )
+    compile_graph(graph, H100, strict=True, whole_loops=True)
+    with pytest.raises(UnsupportedOp, match="while"):
+        compile_graph(graph, H100, strict=True)
