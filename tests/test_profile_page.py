@@ -97,7 +97,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(page_file: Path) -> None:
     tags.feed(text)
     assert tags.open == []
     assert len(tags.ids) == len(set(tags.ids))
-    assert all(link.startswith("#") for link in tags.fetched)
+    assert all(link.startswith("#") and link[1:] in tags.ids for link in tags.fetched)
     assert not re.search(r"https?://|@import|url\(", text)
 
 
@@ -128,6 +128,10 @@ def test_what_is_not_known_is_not_drawn(report: Report) -> None:
     text = bare.to_html()
     assert "XLA&#x27;s compiler is not installed" in text
     assert "not known" in text
+    tags = Tags()
+    tags.feed(replace(bare, ablation=(), refusals=(), steps=()).to_html())
+    assert not {"ablation", "program"} & set(tags.ids)
+    assert all(link[1:] in tags.ids for link in tags.fetched)
 
 
 # ---- in a browser ------------------------------------------------------------------------------------------------

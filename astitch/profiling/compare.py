@@ -24,10 +24,6 @@ class Change:
     share: float
     regressed: bool
 
-    @property
-    def improved(self) -> bool:
-        return self.share < 0
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

@@ -257,8 +257,10 @@ def draw_timeline(report: Report) -> str:
                 "label small",
             )
         )
-        out.append(f'<g class="lane" tabindex="0" role="group" aria-label="{SIDE_NAMES[side.name]}, {len(events)} '
-                   f'launches; arrow keys go from one to the next">')  # fmt: skip
+        told = (
+            f"{SIDE_NAMES[side.name]}, {len(events)} launches; arrow keys go from one to the next"
+        )
+        out.append(f'<g class="lane" tabindex="0" role="group" aria-label="{told}">')
         for event in events:
             x = left + event.start_us * scale
             width = max(event.us * scale, 0.8)

@@ -81,22 +81,11 @@ def render_frame(report: Report) -> str:
 
 
 def _list_parts(report: Report) -> Iterator[str]:
-    yield render_head(report)
+    sections = [(title, name, text) for title, name, text in _list_sections(report) if text]
+    yield render_head(report, [(title, name) for title, name, _ in sections])
     yield '<main id="main">'
     yield render_cards(report)
-    yield render_split(report)
-    yield render_kernels(report)
-    yield _section("roofline", "Roofline", _scroll(draw_roofline(report)), _roofline_note(report))
-    yield render_program(report)
-    note = (
-        "One call under the profiler, which makes the gaps between short kernels longer."
-        if report.measured
-        else "Nothing was run: kernels end to end, each its speed of light."
-    )
-    yield _section("timeline", "Timeline", _scroll(draw_timeline(report)), note)
-    yield render_ablation(report)
-    yield render_refusals(report)
-    yield render_machine(report)
+    yield from (text for _, _, text in sections)
     yield "</main>"
     yield (
         "<footer>Keys: Tab reaches every figure; arrow keys walk the program and the timelines; "
@@ -104,21 +93,29 @@ def _list_parts(report: Report) -> Iterator[str]:
     )
 
 
-def render_head(report: Report) -> str:
-    kind = "measured" if report.measured else "projected"
-    links = "".join(
-        f'<a href="#{name}">{title}</a>'
-        for name, title in (
-            ("time", "Time"),
-            ("kernels", "Kernels"),
-            ("roofline", "Roofline"),
-            ("program", "Program"),
-            ("timeline", "Timeline"),
-            ("ablation", "Ablation"),
-            ("refusals", "Refusals"),
-            ("machine", "Machine"),
-        )
+def _list_sections(report: Report) -> Iterator[tuple[str, str, str]]:
+    """(what the head calls it, its id, its HTML: empty where there is nothing to show)."""
+    yield "Time", "time", render_split(report)
+    yield "Kernels", "kernels", render_kernels(report)
+    picture = _scroll(draw_roofline(report))
+    yield "Roofline", "roofline", _section("roofline", "Roofline", picture, _roofline_note(report))
+    yield "Program", "program", render_program(report)
+    note = (
+        "One call under the profiler, which makes the gaps between short kernels longer."
+        if report.measured
+        else "Nothing was run: kernels end to end, each its speed of light."
     )
+    picture = _scroll(draw_timeline(report))
+    yield "Timeline", "timeline", _section("timeline", "Timeline", picture, note)
+    yield "Ablation", "ablation", render_ablation(report)
+    yield "Refusals", "refusals", render_refusals(report)
+    yield "Machine", "machine", render_machine(report)
+
+
+def render_head(report: Report, sections: Sequence[tuple[str, str]]) -> str:
+    """sections: (what to call it, its id) of what is on the page."""
+    kind = "measured" if report.measured else "projected"
+    links = "".join(f'<a href="#{name}">{title}</a>' for title, name in sections)
     return f"""\
 <header>
 <div class="bar"><span class="mark">astitch<b>profile</b></span><nav aria-label="Sections">{links}</nav>
@@ -135,7 +132,7 @@ def render_cards(report: Report) -> str:
     """The figures that one looks for first."""
     xla, ours = report.sides
     cards: list[str] = []
-    if report.measured:
+    if ours.wall:
         told = f"{format_spread(ours.wall)} of {_runs(ours)} batches"
         cards.append(_card("A call", xla.total_us, ours.total_us, format_us, told))
     what = "measured" if report.measured else "speed of light of the kernels"
@@ -159,10 +156,11 @@ def render_cards(report: Report) -> str:
         )
     )
     share = report.light_share
-    meter = "" if share is None else (
-        f'<div class="meter" role="img" aria-label="{format_percent(share)} of the speed of light">'
-        f'<span style="width:{min(share, 1) * 100:.1f}%"></span></div>'
-    )  # fmt: skip
+    meter = ""
+    if share is not None:
+        filled = f'<span style="width:{min(share, 1) * 100:.1f}%"></span>'
+        told = f"{format_percent(share)} of the speed of light"
+        meter = f'<div class="meter" role="img" aria-label="{told}">{filled}</div>'
     how = "measured" if report.measured else "projected"
     cards.append(
         f'<div class="card"><h3>Speed of light reached</h3><p class="figure-number">{format_percent(share)}</p>{meter}'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from astitch import kernel_ir as k
@@ -305,24 +305,6 @@ def lay_out(kernels: Iterable[Kernel]) -> tuple[Event, ...]:
         events.append(Event(kernel.name, kernel.kind, now, us))
         now += us
     return tuple(events)
-
-
-def merge_rows(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
-    """Kernels of one name as one row."""
-    rows: dict[str, Kernel] = {}
-    for kernel in kernels:
-        known = rows.get(kernel.name)
-        rows[kernel.name] = kernel if known is None else _add(known, kernel)
-    return tuple(rows.values())
-
-
-def _add(a: Kernel, b: Kernel) -> Kernel:
-    sums: Mapping[str, Any] = {
-        name: None if getattr(a, name) is None or getattr(b, name) is None
-        else getattr(a, name) + getattr(b, name)
-        for name in ("us", "projected_us", "bound_us", "read_bytes", "written_bytes", "flops")
-    }  # fmt: skip
-    return replace(a, launches=a.launches + b.launches, **sums)
 
 
 def side_of(stitched: Stitched, compile_s: float, notes: Iterable[str] = ()) -> Side:

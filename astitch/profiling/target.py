@@ -84,8 +84,10 @@ def _read(text: str, args: Sequence[str]) -> Target:
         return trace_function(place, function, values)
     function = find_attribute(module, name, place)
     if not callable(function):
-        raise AstitchError(f"{text}: {name} is no function, but a {type(function).__name__}\n"
-                           "  name a function of JAX arrays")  # fmt: skip
+        kind = type(function).__name__
+        raise AstitchError(
+            f"{text}: {name} is no function, but a {kind}\n  name a function of JAX arrays"
+        )
     if not args and hasattr(module, HOOK):
         own, values = call_hook(module, place)
         if unwrap(own) is unwrap(function):

@@ -104,15 +104,29 @@ def tabulate_sides(report: Report) -> Table:
         theirs, mine = split[0][kind], split[1][kind]
         name = KIND_NAMES.get(kind, OVERHEAD if report.measured else "launches, least time")
         bold = "bold" if kind == MEMORY else ""
-        add(f"{name}{what if kind != OVERHEAD else ''}", format_us(theirs), format_us(mine),
-            format_ratio(theirs, mine), bold)  # fmt: skip
+        add(
+            f"{name}{what if kind != OVERHEAD else ''}",
+            format_us(theirs),
+            format_us(mine),
+            format_ratio(theirs, mine),
+            bold,
+        )
     add("stitched kernels, projected", UNKNOWN, format_us(ours.projected_us))
     for kind in KINDS:
         theirs, mine = xla.count(kind), ours.count(kind)
-        add(f"launches, {KIND_NAMES[kind]}", format_count(theirs), format_count(mine),
-            format_ratio(theirs, mine), "bold" if kind == MEMORY else "")  # fmt: skip
-    add("barriers of the grid", "0" if not xla.missing else UNKNOWN, f"{count_barriers(ours)}",
-        f"{format_us(ours.barrier_us)} projected" if count_barriers(ours) else "")  # fmt: skip
+        add(
+            f"launches, {KIND_NAMES[kind]}",
+            format_count(theirs),
+            format_count(mine),
+            format_ratio(theirs, mine),
+            "bold" if kind == MEMORY else "",
+        )
+    add(
+        "barriers of the grid",
+        "0" if not xla.missing else UNKNOWN,
+        f"{count_barriers(ours)}",
+        f"{format_us(ours.barrier_us)} projected" if count_barriers(ours) else "",
+    )
     add("launches, stitched", "0", format_count(sum(k.launches for k in ours.stitched)))
     add("speed of light reached, stitched", UNKNOWN, format_percent(report.light_share))
     add("compile time", format_seconds(xla.compile_s), format_seconds(ours.compile_s))
