@@ -225,10 +225,10 @@ def test_one_element_of_a_row_read_before_the_row_does_not_hide_it():
     """The label's logit, say: the row comes from DRAM all the same."""
     shape = (8192, 50_304)
 
-    def loss_gradient(x, labels):
-        chosen = jnp.take_along_axis(x, labels[:, None], 1)
-        return jax.nn.softmax(x, -1) - chosen
+    def relative_softmax(x, labels):
+        return jax.nn.softmax(x - jnp.take_along_axis(x, labels[:, None], 1), -1)
 
-    found = plan(loss_gradient, (shape, BF16), ((8192,), np.int32))
+    arrays = (shape, F32), ((8192,), np.int32)
+    found = plan(relative_softmax, *arrays, schedule=Schedule(split=1))
     moved = project(found.kernel, H100).dram_bytes
-    assert moved > 0.99 * 2 * 2 * np.prod(shape)
+    assert moved > 0.99 * 2 * 4 * np.prod(shape)
