@@ -756,7 +756,8 @@ def try_cut(
         if crossing > MAX_CROSSING:
             return None
         other += cut.small_owned * (ahead * steps.small_loaded + 4) + crossing
-    for resident in (2, 1):
+    found: list[Share] = []
+    for resident in (1, 2):
         registers = _count_registers(gpu, cut.block, resident)
         bound = min(registers, 255)
         room = min(bound - other, MATRIX_REGISTERS)
@@ -775,8 +776,8 @@ def try_cut(
         if bps < resident or (cut.members > 1 and cut.grid > gpu.sms):
             continue
         us = _project(loop, steps, cut, gpu, resident, columns, held)
-        return Share(axes, steps, cut, used, tuple(held), resident, us)
-    return None
+        found.append(Share(axes, steps, cut, used, tuple(held), resident, us))
+    return min(found, key=lambda share: share.us, default=None)
 
 
 @dataclass(frozen=True, slots=True)
