@@ -37,7 +37,7 @@ from astitch.gpu import PRESETS, Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached
-from astitch.loop_plan import find_planned, hoist_planned, leave_starts
+from astitch.loop_plan import describe_loops, find_planned, hoist_planned, leave_starts
 from astitch.nvrtc import Request, Resources, count_threads
 from astitch.plan import Plan, Planner
 from astitch.program import Program
@@ -321,7 +321,7 @@ def report(
 
     mem_ops: memory-intensive ops; mem_ops_outside: those that no stitched kernel computes.  mem_kernels: stitched
     kernels.  other_steps: what neither they nor a library compute, each with its reason.  xla_islands: how many parts
-    XLA computes them in.
+    XLA computes them in.  loops: which of the loops among them are one kernel each inside a program of XLA's.
     """
     inside = {member for plan in compilation.plans for member in plan.scope.members}
     ops = memory_ops(compilation.graph)
@@ -334,6 +334,7 @@ def report(
         "library_calls": len(library_steps(compilation.program)),
         "xla_islands": len(islands(compilation.program)),
         "other_steps": [asdict(op) for op in compilation.program.outside],
+        "loops": describe_loops(compilation.graph, compilation.gpu),
         "refusals": [str(refusal) for refusal in compilation.scopes.refusals],
         "splits": [str(split) for split in compilation.splits],
         "arena_bytes": compilation.program.arena_bytes,
@@ -406,6 +407,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(show_table(kernel_rows(compilation.plans, gpu, resources)))
         print(f"\nlibrary calls: {len(library_steps(compilation.program))}")
         print("\n".join(show_outside(compilation.program)))
+        if loops := describe_loops(compilation.graph, gpu):
+            print(
+                "\n".join(["loops, inside a program of XLA's:", *(f"  {loop}" for loop in loops)])
+            )
         print(
             f"{len(compilation.scopes.refusals)} refusals (--explain lists them); compiled in {compile_s:.2f} s"
         )

@@ -353,6 +353,13 @@ def hoist_planned(graph: Graph, gpu: Gpu) -> Graph:
     return _merge_planned(hoisted, plan)
 
 
+def describe_loops(graph: Graph, gpu: Gpu) -> list[str]:
+    """What would become of each while in a program of XLA's: its kernel, or why it has none."""
+    made = hoist_planned(graph, gpu)
+    whiles = [node for node in made if node.op == "while"]
+    return [str(plan_loop(made, node, find_used(made, node), gpu)) for node in whiles]
+
+
 def find_planned(graph: Graph, gpu: Gpu) -> set[str]:
     """The whiles that are one kernel each, and the numbers that they start with."""
     found: set[str] = set()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +16,7 @@ from jax import lax
 
 import astitch
 from astitch.check import check_graph
-from astitch.compile import compile_graph
+from astitch.compile import compile_graph, main
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.emulate import Order, compile_host
 from astitch.errors import UnsupportedOp
@@ -625,3 +627,15 @@ def test_strict_counts_a_loop_that_is_a_kernel_as_one() -> None:
     compile_graph(graph, H100, strict=True, whole_loops=True)
     with pytest.raises(UnsupportedOp, match="while"):
         compile_graph(graph, H100, strict=True)
+
+
+def test_the_command_line_tells_of_loops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lstm.pb"
+    file.write_bytes(lower(gradients(lstm), *lstm_arguments(16)))
+    assert main([str(file), "--json"]) == 0
+    loops = json.loads(capsys.readouterr().out)["loops"]
+    assert len(loops) == 2 and all(" turns in one kernel of " in loop for loop in loops)
+    assert main([str(file)]) == 0
+    assert "\nloops, inside a program of XLA's:\n  %while" in capsys.readouterr().out
