@@ -24,6 +24,10 @@ VIEWS = frozenset({"reshape", "bitcast", "copy", "optimization-barrier"})
 """Ops whose result has its operand's elements in their order."""
 
 
+IMPURE = frozenset({"custom-call", "rng", "rng-get-and-update-state"})
+"""Ops that must run as often as the loop says, whether or not somebody reads their results."""
+
+
 @dataclass(frozen=True, slots=True)
 class Affine:
     """An integer in turn t, counted from 0: scale * t + offset."""
@@ -135,6 +139,11 @@ def find_starts(graph: Graph, node: Node) -> dict[int, Literal]:
 def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
     """The roles of a while's state.  graph: where the while stands."""
     condition, body = node.regions
+    for inner in body:
+        if inner.op in IMPURE:
+            return LoopRefusal(
+                node.name, f"%{inner.name} is a {inner.op}, which may do more than give a value"
+            )
     known = {i: v for i, o in enumerate(node.operands) if (v := integer_of(graph, o)) is not None}
     starts: dict[int, Affine] = {}
     for index, name in enumerate(body.parameters):

@@ -301,6 +301,11 @@ def test_trips_are_counted(stop: int, step: int, trips: int) -> None:
     assert loop.trips == trips
 
 
+def tell(turn: Any, x: Any) -> Any:
+    jax.debug.callback(lambda *_: None, turn)
+    return x
+
+
 def refuse(fn: Callable[..., Any], *arguments: Any) -> str:
     graph = read(fn, arguments)
     (node,) = loops_of(graph)
