@@ -39,7 +39,7 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.kernel_cache import compile_cached
-from astitch.loop_analysis import Counter
+from astitch.loop_analysis import Counter, find_starts
 from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda
 from astitch.plan import Plan
 from astitch.program import (
@@ -606,6 +606,26 @@ def _note_refusals(compilation: Compilation, kernels: Kernels) -> Compilation:
     return replace(compilation, program=replace(program, notes=(*program.notes, *refused)))
 
 
+def _note_loops(
+    compilation: Compilation, calls: Mapping[LoopKey, LoopCall], notes: tuple[str, ...]
+) -> Compilation:
+    """The compilation with notes on its loops; those that are kernels are no ops of XLA's any more."""
+    program = compilation.program
+    steps: list[Step] = []
+    for step in program.steps:
+        if isinstance(step, IslandStep):
+            graph = import_hlo(step.hlo)
+            taken = {
+                name
+                for node in graph
+                if node.op == "while" and loop_key(graph, node) in calls
+                for name in (node.name, *(node.operands[i] for i in find_starts(graph, node)))
+            }
+            step = replace(step, ops=tuple(op for op in step.ops if op.name not in taken))
+        steps.append(step)
+    return replace(compilation, program=replace(program, steps=tuple(steps)), loops=notes)
+
+
 class _ModuleWriter:
     """Writes the steps of a program one after the other; knows which HLO value is in which buffer."""
 
@@ -855,7 +875,7 @@ def compile_for_xla(
     if options.loop_kernels():
         found, notes = find_loops(compilation)
         loops, refused = prepare_loops(found, gpu)
-        compilation = replace(compilation, loops=(*notes, *refused))
+        compilation = _note_loops(compilation, loops, (*notes, *refused))
     return compilation, export_program(compilation, kernels, regions, loops)
 
 

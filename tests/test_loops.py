@@ -604,6 +604,7 @@ def test_jax_lowers_a_loop_as_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "stablehlo.while" not in text
     assert text.count("name = \\22loop_0\\22") == 1 or text.count("loop_0") >= 1
     (note,) = stitched.compilation.loops
+    assert stitched.compilation.program.outside == ()
     assert (
         note.startswith("loop_0 = %while")
         and f"\nloops:\n  {note}" in stitched.compilation.explain()
@@ -611,6 +612,7 @@ def test_jax_lowers_a_loop_as_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
     stitched, text = lower_for_cuda(astitch.jit(lambda *a: lstm(*a)), *arguments)
     assert "stablehlo.while" in text and not stitched.compilation.loops
+    assert [op.op for op in stitched.compilation.program.outside] == ["while"]
 
 
 def test_a_kernel_that_does_not_fit_leaves_its_loop_to_xla() -> None:
