@@ -211,12 +211,14 @@ def compile_graph(
     strict: bool = False,
     region: RegionRules | None = None,
     whole_loops: bool = False,
+    announce: Callable[[Graph], object] | None = None,
     spell: Spell | None = None,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
     strict: raise UnsupportedOp instead, which names the ops and the reasons.  region: the graph is one of a loop or
-    conditional.  whole_loops: loops that can be one kernel do only what must wait for the turn before.
+    conditional.  whole_loops: loops that can be one kernel do only what must wait for the turn before;
+    announce is given the graph when they do.
     spell: the texts that will be compiled: the cache gets them while other kernels are planned.
     """
     seconds = {} if seconds is None else seconds
@@ -236,6 +238,8 @@ def compile_graph(
     left = region.leave(simple) if region else Left(simple, {})
     if whole_loops:
         left = Left(*leave_starts(left.graph))
+        if announce:
+            announce(left.graph)
     found = timed("find_scopes", lambda: find_scopes(check_graph(left.graph), left.reasons))
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
     if region:

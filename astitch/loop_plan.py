@@ -360,14 +360,19 @@ def describe_loops(graph: Graph, gpu: Gpu) -> list[str]:
     return [str(plan_loop(made, node, find_used(made, node), gpu)) for node in whiles]
 
 
+def find_plans(graph: Graph, gpu: Gpu) -> list[LoopPlan]:
+    """Of the whiles that are one kernel each."""
+    whiles = [node for node in graph if node.op == "while"]
+    plans = [plan_loop(graph, node, find_used(graph, node), gpu) for node in whiles]
+    return [plan for plan in plans if isinstance(plan, LoopPlan)]
+
+
 def find_planned(graph: Graph, gpu: Gpu) -> set[str]:
     """The whiles that are one kernel each, and the numbers that they start with."""
     found: set[str] = set()
-    for node in graph:
-        if node.op == "while":
-            plan = plan_loop(graph, node, find_used(graph, node), gpu)
-            if isinstance(plan, LoopPlan):
-                found |= {node.name, *(node.operands[number] for number in plan.loop.starts)}
+    for plan in find_plans(graph, gpu):
+        node = plan.loop.node
+        found |= {node.name, *(node.operands[number] for number in plan.loop.starts)}
     return found
 
 

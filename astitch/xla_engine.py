@@ -11,6 +11,7 @@ import importlib.metadata
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +22,7 @@ from astitch import kernel_ir as k
 from astitch import options
 from astitch.build_program import make_cuda_kernel
 from astitch.compile import Compilation, compile_graph
-from astitch.emit_loop import LoopKernel
+from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.errors import IllegalProduct
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
@@ -40,7 +41,8 @@ from astitch.ir import (
 )
 from astitch.kernel_cache import compile_cached
 from astitch.loop_analysis import Counter, find_starts
-from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda
+from astitch.loop_plan import find_plans
+from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda, count_threads
 from astitch.plan import Plan
 from astitch.program import (
     CudaKernel,
@@ -856,14 +858,16 @@ def compile_for_xla(
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  Raises AstitchError.
     """
     donated = tuple(donated) or (False,) * len(graph.parameters)
-    compilation = compile_graph(
-        graph,
-        gpu,
-        tune=tune,
-        strict=strict,
-        whole_loops=options.loop_kernels(),
-        spell=lambda plan: spell_plan(plan, donated),
-    )
+    with ThreadPoolExecutor(count_threads(), "astitch-loops") as pool:
+        compilation = compile_graph(
+            graph,
+            gpu,
+            tune=tune,
+            strict=strict,
+            whole_loops=options.loop_kernels(),
+            announce=lambda made: _start_loops(made, gpu, pool),
+            spell=lambda plan: spell_plan(plan, donated),
+        )
     in_place = find_in_place(compilation, donated)
     left = find_moves(compilation)
     kernels = prepare_kernels(compilation.program, gpu, in_place, left)
@@ -877,6 +881,14 @@ def compile_for_xla(
         loops, refused = prepare_loops(found, gpu)
         compilation = _note_loops(compilation, loops, (*notes, *refused))
     return compilation, export_program(compilation, kernels, regions, loops)
+
+
+def _start_loops(graph: Graph, gpu: Gpu, pool: Executor) -> None:
+    """Has the kernels of a graph's loops compiled while other things are planned: the cache has them when they are
+    asked for.  What goes wrong goes wrong again then."""
+    texts = {spell_for_xla(emit_loop(plan, "loop").kernel) for plan in find_plans(graph, gpu)}
+    for text in sorted(texts):
+        pool.submit(compile_cached, Request(text, gpu.arch))
 
 
 def _prepare_body(body: Compilation, loop: bool, left: Mapping[str, str]) -> Kernels:

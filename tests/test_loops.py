@@ -15,6 +15,7 @@ import pytest
 from jax import lax
 
 import astitch
+from astitch import xla_engine
 from astitch.check import check_graph
 from astitch.compile import compile_graph, main
 from astitch.emit_loop import LoopKernel, emit_loop
@@ -23,6 +24,8 @@ from astitch.errors import UnsupportedOp
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph, Node
+from astitch.kernel_cache import compile_cached
+from astitch.kernel_text import share_text
 from astitch.loop_analysis import (
     Affine,
     Carried,
@@ -36,6 +39,7 @@ from astitch.loop_analysis import (
 from astitch.loop_hoist import hoist, hoist_loops
 from astitch.loop_merge import merge_loops
 from astitch.loop_plan import Cut, LoopPlan, LoopRefusal, plan_loop, try_cut
+from astitch.nvrtc import CompiledKernel, Request
 from astitch.program import KernelStep, Step, View
 from astitch.reference import eval_node
 from astitch.reference import run_graph as run_reference
@@ -44,6 +48,7 @@ from astitch.stitch_loops import find_loops
 from astitch.xla_engine import (
     LoopCall,
     PtxKernel,
+    compile_for_xla,
     export_program,
     prepare_loops,
     spell_for_xla,
@@ -646,3 +651,19 @@ def test_the_command_line_tells_of_loops(
     assert len(loops) == 2 and all(" turns in one kernel of " in loop for loop in loops)
     assert main([str(file)]) == 0
     assert "\nloops, inside a program of XLA's:\n  %while" in capsys.readouterr().out
+
+
+def test_loops_are_compiled_while_others_are_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
+    made: list[str] = []
+
+    def compile_one(request: Request) -> CompiledKernel:
+        made.append(share_text(request.source).form)
+        return compile_cached(request)
+
+    monkeypatch.setattr(xla_engine, "compile_cached", compile_one)
+    compile_for_xla(read(both_ways, lstm_arguments(16)), H100)
+    loops = [form for form in made if "receive_rows" in form or "add_product" in form]
+    assert len(loops) == 2 and len(set(loops)) == 1
