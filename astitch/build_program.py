@@ -158,7 +158,7 @@ class _ProgramBuilder:
                 continue
             users = self.graph.users[node.name]
             if node.name in outputs or any(user not in members for user in users):
-                if not isinstance(node.attrs, ConstantAttrs):
+                if not isinstance(node.attrs, ConstantAttrs) and not self.repeats(node):
                     results.setdefault(storage_name(self.graph, node.name), node.name)
         if not results:
             return
@@ -193,10 +193,13 @@ class _ProgramBuilder:
         return members
 
     def is_view(self, name: str) -> bool:
-        """A reshape, or a number repeated that no kernel writes."""
-        node = self.graph[name]
-        repeats = node.op == "broadcast" and name in self.graph.embedded and name in self.outside
-        return node.op == "reshape" or repeats
+        """Is it a part of whatever island reads it: a reshape, or a number repeated?"""
+        return self.graph[name].op == "reshape" or self.repeats(self.graph[name])
+
+    def repeats(self, node: Node) -> bool:
+        """Is it a number repeated that no kernel writes?  Each island that reads it has its own."""
+        outside = node.op == "broadcast" and node.name in self.outside
+        return outside and node.name in self.graph.embedded
 
     def add_step(self, step: Step) -> None:
         number = len(self.steps)

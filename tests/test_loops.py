@@ -40,7 +40,7 @@ from astitch.loop_hoist import hoist, hoist_loops
 from astitch.loop_merge import merge_loops
 from astitch.loop_plan import Cut, LoopPlan, LoopRefusal, plan_loop, try_cut
 from astitch.nvrtc import CompiledKernel, Request
-from astitch.program import KernelStep, Step, View
+from astitch.program import IslandStep, KernelStep, Step, View
 from astitch.reference import eval_node
 from astitch.reference import run_graph as run_reference
 from astitch.simplify import simplify
@@ -480,6 +480,26 @@ def test_a_loop_that_starts_with_zeros_reads_none() -> None:
     module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
     (got,) = run_graph(module, [w, z])
     np.testing.assert_allclose(got, jax.jit(from_zero)(w, z), rtol=2e-5, atol=2e-5)
+
+
+def test_loops_that_follow_each_other_have_their_own_starts() -> None:
+    """The second loop is in another part for XLA than the first, since a kernel stands between them."""
+
+    def layers(w: Any, z: Any) -> Any:
+        zeros = jnp.zeros((6, 16))
+        first = lstm(w, z, zeros, zeros)[1]
+        scaled = first / (1 + jnp.abs(first).sum(-1, keepdims=True))
+        return lstm(w, jnp.concatenate([scaled] * 4, -1), zeros, zeros)[1]
+
+    w, z, _, _ = lstm_arguments(16)
+    compilation = compile_graph(import_hlo(lower(layers, w, z)), few_sms(8), whole_loops=True)
+    assert len([step for step in compilation.program.steps if isinstance(step, IslandStep)]) == 2
+    for found in (find_loops(compilation)[0], {}):
+        calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
+        module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
+        assert len(loops_of(module)) == (0 if calls else 2)
+        (got,) = run_graph(module, [w, z])
+        np.testing.assert_allclose(got, jax.jit(layers)(w, z), rtol=5e-5, atol=5e-5)
 
 
 def writes_of(step: Step) -> list[View]:
