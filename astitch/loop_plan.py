@@ -54,6 +54,9 @@ MAX_WORDS = 16
 
 LEAST_TRIPS = 4
 
+START = "the start of a loop"
+"""Why a number that is repeated is left to XLA."""
+
 MANY_STAGES = 3
 
 MOST_KNOWN = 1000
@@ -389,7 +392,7 @@ def leave_starts(graph: Graph) -> tuple[Graph, dict[str, str]]:
             if start.op == "broadcast" and graph[start.operands[0]].op == "constant":
                 operands[number] = f"{start.name}.start"
                 nodes[operands[number]] = replace(start, name=operands[number])
-                reasons[operands[number]] = "the start of a loop"
+                reasons[operands[number]] = START
         nodes[node.name] = replace(node, operands=tuple(operands))
     live = keep_live_nodes(nodes, graph.outputs)
     return replace(graph, nodes=live), reasons

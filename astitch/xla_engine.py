@@ -40,8 +40,8 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.kernel_cache import compile_cached
-from astitch.loop_analysis import Counter, find_starts
-from astitch.loop_plan import find_plans
+from astitch.loop_analysis import Counter
+from astitch.loop_plan import START, find_plans
 from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda, count_threads
 from astitch.plan import Plan
 from astitch.program import (
@@ -617,13 +617,9 @@ def _note_loops(
     for step in program.steps:
         if isinstance(step, IslandStep):
             graph = import_hlo(step.hlo)
-            taken = {
-                name
-                for node in graph
-                if node.op == "while" and loop_key(graph, node) in calls
-                for name in (node.name, *(node.operands[i] for i in find_starts(graph, node)))
-            }
-            step = replace(step, ops=tuple(op for op in step.ops if op.name not in taken))
+            taken = {n.name for n in graph if n.op == "while" and loop_key(graph, n) in calls}
+            left = (op for op in step.ops if op.name not in taken and op.reason != START)
+            step = replace(step, ops=tuple(left))
         steps.append(step)
     return replace(compilation, program=replace(program, steps=tuple(steps)), loops=notes)
 
