@@ -76,20 +76,24 @@ class Spans:
         """Queues `calls` calls of a runner of astitch's or XLA's, once.  Only while `record` runs."""
         calls = min(calls, MOST_CALLS)
         runner.wait(runner.call())
+        done = 0
         _mark()()
-        (hold_xla if runner.name.startswith("xla") else hold_cupy)()
-        for _ in range(calls):
-            results = runner.call()
-        runner.wait(results)
-        _mark()()
-        self.runs.append((key, calls))
+        try:
+            (hold_xla if runner.name.startswith("xla") else hold_cupy)()
+            for _ in range(calls):
+                results = runner.call()
+            runner.wait(results)
+            done = calls
+        finally:  # a mark without its pair would shift the batches of all that is run after it
+            _mark()()
+            self.runs.append((key, done))
 
     def record(self, measure: Callable[[], Any]) -> dict[Hashable, float]:
         """Runs `measure`, which calls `run`; us of a call by key, the median of the times that a key was run."""
         launches = record_launches(measure)
         found: dict[Hashable, list[float]] = {}
         for (key, calls), group in zip(self.runs, split_at_marks(launches), strict=True):
-            us = time_of_call(group, calls)
+            us = time_of_call(group, calls) if calls else None
             if us is not None:
                 found.setdefault(key, []).append(us)
         return {key: statistics.median(times) for key, times in found.items()}
