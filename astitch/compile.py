@@ -40,6 +40,7 @@ from astitch.kernel_cache import compile_cached
 from astitch.loop_plan import describe_loops, find_planned, hoist_planned, leave_starts
 from astitch.nvrtc import Request, Resources, count_threads
 from astitch.plan import Plan, Planner
+from astitch.products import arrange_products
 from astitch.program import Program
 from astitch.projected_latency import project
 from astitch.reassociate import reassociate
@@ -72,6 +73,7 @@ STAGES = (
     "expand",
     "reassociate",
     "widen",
+    "arrange_products",
     "find_scopes",
     "stitch_remotely",
     "plan",
@@ -234,7 +236,8 @@ def compile_graph(
         short = timed("hoist", lambda: simplify(check_graph(hoist_planned(short, gpu))))
     long = timed("expand", lambda: expand(short, keep=region.keep(short) if region else ()))
     joined = timed("reassociate", lambda: reassociate(long))
-    simple = timed("widen", lambda: check_graph(widen(joined)))
+    wide = timed("widen", lambda: check_graph(widen(joined)))
+    simple = timed("arrange_products", lambda: check_graph(arrange_products(wide)))
     left = region.leave(simple) if region else Left(simple, {})
     if whole_loops:
         left = Left(*leave_starts(left.graph))
@@ -303,6 +306,8 @@ def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
         return str(reassociate(expand(simplify(graph))))
     if until == "widen":
         return str(widen(reassociate(expand(simplify(graph)))))
+    if until == "arrange_products":
+        return str(arrange_products(widen(reassociate(expand(simplify(graph))))))
     compilation = compile_graph(graph, gpu)
     match until:
         case "find_scopes":
