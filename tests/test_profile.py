@@ -388,7 +388,6 @@ def test_the_target_config_has_the_presets_numbers() -> None:
 def test_importing_astitch_imports_no_profiler() -> None:
     code = "import sys, astitch; assert 'astitch.profiling' not in sys.modules; assert callable(astitch.profile)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert command.FAILED == 2
 
 
 # ---- the ablation ----------------------------------------------------------------------------------------------

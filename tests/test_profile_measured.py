@@ -237,3 +237,29 @@ def test_what_was_measured_is_what_is_watched(tmp_path: Path) -> None:
 def test_the_watched_process_can_be_started() -> None:
     code = counters.ENTRY.replace("main(sys.argv[1:])", "assert callable(main)")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        (None, ("", {})),
+        ("import sys; print('580.1, 1980, [N/A], 1980, 700.00'); sys.exit(9)", ("", {})),
+        ("print(end='')", ("", {})),
+        (
+            "print('580.1, 1755, [N/A], 1980, 700.00')",
+            ("580.1", {"SM clock": 1755.0, "most SM clock": 1980.0, "power limit (W)": 700.0}),
+        ),
+    ],
+)
+def test_what_nvidia_smi_does_not_say_is_left_out(
+    script: str | None, found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if script is not None:
+        fake = tmp_path / "nvidia-smi"
+        fake.write_text(f"#!{sys.executable}\n{script}\n")
+        fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert measured.ask_nvidia_smi() == found

@@ -44,7 +44,7 @@ def join_stitched(launches: Launches, stitched: Iterable[Kernel]) -> tuple[Kerne
 
 
 def repeat(kernel: Kernel, times: float) -> Kernel:
-    """The row of a kernel that is launched so many times in a call."""
+    """The row of a kernel for so many times as many launches."""
     if times == 1.0:
         return kernel
 
@@ -56,7 +56,7 @@ def repeat(kernel: Kernel, times: float) -> Kernel:
 
     return replace(
         kernel,
-        launches=times,
+        launches=kernel.launches * times,
         projected_us=scale(kernel.projected_us),
         bound_us=scale(kernel.bound_us),
         read_bytes=count(kernel.read_bytes),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from astitch.ir import ArrayType, DType
 from astitch.measure import make_values, measure_plans
 from astitch.plan import Plan
 from astitch.profiling.ablation import describe_variant, plan_variants
-from astitch.profiling.inside_xla import join_stitched
+from astitch.profiling.inside_xla import join_stitched, repeat
 from astitch.profiling.kernel_trace import (
     Launch,
     classify_kernel,
@@ -316,27 +315,15 @@ def describe_launch(
 ) -> Kernel:
     """What is known of a kernel with what was measured; its work is of as many launches as were seen."""
     told = read_details(launch.details)
-    share = count / kernel.launches if kernel.launches else 1.0
-
-    def scale(value: float | None) -> float | None:
-        return None if value is None else value * share
-
-    def count_of(value: int | None) -> int | None:
-        return None if value is None else round(value * share)
-
+    known = repeat(kernel, count / kernel.launches) if kernel.launches else kernel
     grid = round(told["grid"]) if "grid" in told else kernel.grid
     shared = told.get("static_shared", 0.0) + told.get("dynamic_shared", 0.0)
     return replace(
-        kernel,
+        known,
         name=name,
         kind=classify_kernel(name),
         launches=round(count, 2),
         us=us,
-        projected_us=scale(kernel.projected_us),
-        bound_us=scale(kernel.bound_us),
-        read_bytes=count_of(kernel.read_bytes),
-        written_bytes=count_of(kernel.written_bytes),
-        flops=count_of(kernel.flops),
         grid=grid,
         block=round(told["block"]) if "block" in told else kernel.block,
         registers=round(told["regs"]) if "regs" in told else kernel.registers,
@@ -425,17 +412,13 @@ def measure_ablation(compilation: Compilation) -> Iterator[Ablation]:
     times: dict[str, float] = {}
     graph = compilation.scopes.graph
     for variant in plan_variants(compilation):
-        total: float | None = 0.0
-        fault = ""
-        for plan in variant.plans:
-            try:
-                us = _measure_once(times, graph, plan)
-            except AstitchError as error:
-                total, fault = None, (str(error).splitlines() or [""])[0]
-                break
-            total = None if total is None else total + us
-        row = describe_variant(variant, total, MEASURED)
-        yield replace(row, note=f"{row.note}; {fault}") if fault else row
+        try:
+            total = sum(_measure_once(times, graph, plan) for plan in variant.plans)
+        except AstitchError as error:
+            row = describe_variant(variant, None, MEASURED)
+            yield replace(row, note=f"{row.note}; {(str(error).splitlines() or [''])[0]}")
+        else:
+            yield describe_variant(variant, total, MEASURED)
 
 
 def _measure_once(times: dict[str, float], graph: Any, plan: Plan) -> float:
@@ -483,17 +466,14 @@ SMI_FIELDS = {
 
 
 def ask_nvidia_smi() -> tuple[str, dict[str, float]]:
-    """(driver, clocks in MHz); nothing where nvidia-smi does not say."""
-    if shutil.which("nvidia-smi") is None:
-        return "", {}
+    """(driver, clocks in MHz); nothing where nvidia-smi is missing, fails or does not answer."""
     query = ",".join(("driver_version", *SMI_FIELDS.values()))
-    told = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    ).stdout.splitlines()
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return "", {}
+    told = ran.stdout.splitlines()
     if not told:
         return "", {}
     driver, *values = (value.strip() for value in told[0].split(","))

@@ -37,6 +37,7 @@ from astitch.program import (
     LibraryStep,
     Program,
     ReferenceStep,
+    Space,
     View,
 )
 from astitch.program import Step as ProgramStep
@@ -81,8 +82,6 @@ def describe_program(
 
 def plan_bytes(program: Program) -> int:
     """Device memory of arguments, constants, results and the arena."""
-    from astitch.program import Space
-
     shared = (Space.ARENA, Space.BARRIER)
     own = sum(b.type.bytes for b in program.buffers.values() if b.space not in shared)
     return own + program.arena_bytes

@@ -24,7 +24,7 @@ from astitch.speed_of_light import Work
 
 FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id "
-    "add-dependency opt-barrier iota-free async-done copy-done all-reduce-done domain".split()
+    "add-dependency opt-barrier async-done copy-done all-reduce-done domain".split()
 )
 """Opcodes of an optimized module that launch nothing."""
 
@@ -95,14 +95,15 @@ class _Reader:
         by_id: Mapping[int, Any],
         times: float,
     ) -> Kernel:
-        inside = list(called[0].instructions) if opcode == "fusion" else [instruction]
+        inside, among = [instruction], by_id
+        if opcode == "fusion":
+            inside = list(called[0].instructions)
+            among = {i.id: i for i in inside}
         dtype = ""
         flops = 0
         for inner in inside:
             name = inner.opcode.decode()
-            operands = self._shapes_of_operands(
-                inner, inside if opcode == "fusion" else by_id.values()
-            )
+            operands = [among[n].shape for n in inner.operand_ids if n in among]
             if name in ("dot", "convolution") or _is_library(inner):
                 flops += _product_flops(inner, operands)
                 dtype = ELEMENT_TYPES.get(operands[0].element_type, "") if operands else ""
@@ -132,10 +133,6 @@ class _Reader:
             ours=name is not None,
             source=tuple(dict.fromkeys(self._sources(instruction, inside))),
         )
-
-    def _shapes_of_operands(self, instruction: Any, among: Any) -> list[Any]:
-        by_id = {i.id: i for i in among} if not isinstance(among, Mapping) else among
-        return [by_id[n].shape for n in instruction.operand_ids if n in by_id]
 
     def _traffic(
         self, instruction: Any, opcode: str, inside: list[Any], by_id: Mapping[int, Any]
