@@ -332,3 +332,15 @@ def test_without_its_script_it_still_shows_the_figures(browser: Any, page_file: 
     assert opened.locator("svg.figure").first.is_visible()
     assert opened.locator("#kernel-table").is_visible()
     context.close()
+
+
+def test_barriers_are_those_of_all_launches_of_a_call(report: Report) -> None:
+    ours = report.astitch
+    assert ours.barriers >= 1
+    kernels = tuple(replace(kernel, launches=3.0) for kernel in ours.kernels)
+    often = replace(report, astitch=replace(ours, kernels=kernels))
+    assert often.astitch.barriers == 3 * ours.barriers
+    assert often.astitch.barrier_us == pytest.approx(3 * ours.barrier_us)
+    (line,) = [line for line in often.to_text().splitlines() if "barriers of the grid" in line]
+    assert f"{3 * ours.barriers:.0f}" in line.split()
+    assert f"inside stitched kernels: {3 * ours.barriers:.0f}," in often.to_html()

@@ -13,6 +13,7 @@ from astitch.profiling.report import MEMORY, PROJECTED, Ablation, Kernel, Report
 from astitch.profiling.wording import (
     KIND_NAMES,
     OVERHEAD,
+    SIDE_NAMES,
     describe_split,
     format_bytes,
     format_count,
@@ -21,7 +22,6 @@ from astitch.profiling.wording import (
     split_time,
 )
 
-SIDE_NAMES = {"xla": "XLA", "astitch": "astitch"}
 PARTS = (*KIND_NAMES, OVERHEAD)
 
 

@@ -11,7 +11,6 @@ from importlib.resources import files
 
 from astitch.profiling.figures import (
     PARTS,
-    SIDE_NAMES,
     draw_ablation,
     draw_program,
     draw_roofline,
@@ -24,6 +23,7 @@ from astitch.profiling.report import KINDS, MEMORY, Group, Kernel, Refusal, Repo
 from astitch.profiling.wording import (
     KIND_NAMES,
     SHORT_NAMES,
+    SIDE_NAMES,
     UNKNOWN,
     format_bytes,
     format_count,
@@ -247,9 +247,9 @@ def _split_table(report: Report) -> str:
         ratio = format_ratio(report.xla.kernel_us(kind), report.astitch.kernel_us(kind))
         rows.append(f"<tr><th scope=row>{KIND_NAMES[kind]}</th>{cells}<td>{ratio}</td></tr>")
     time = "time" if report.measured else "speed of light"
-    barriers = sum(k.stitch.global_barriers for k in report.astitch.kernels if k.stitch)
+    barriers = report.astitch.barriers
     tail = (
-        f'<p class="note">Barriers of the grid inside stitched kernels: {barriers}, '
+        f'<p class="note">Barriers of the grid inside stitched kernels: {format_count(barriers)}, '
         f"projected {format_us(report.astitch.barrier_us)} together.</p>"
         if barriers
         else ""

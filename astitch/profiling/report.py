@@ -231,6 +231,12 @@ class Side:
         return None if self.wall is None or busy is None else max(self.wall.median - busy, 0.0)
 
     @property
+    def barriers(self) -> float:
+        """Of the grid, in one call."""
+        found = (k.stitch.global_barriers * k.launches for k in self.kernels if k.stitch)
+        return round(sum(found), 2)
+
+    @property
     def barrier_us(self) -> float:
         """Projected for the barriers of the grid in one call."""
         return sum(k.stitch.barrier_us * k.launches for k in self.kernels if k.stitch)

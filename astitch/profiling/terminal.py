@@ -14,6 +14,7 @@ from astitch.profiling.report import KINDS, MEMORY, Report, Side
 from astitch.profiling.wording import (
     KIND_NAMES,
     OVERHEAD,
+    SIDE_NAMES,
     UNKNOWN,
     format_bytes,
     format_count,
@@ -52,7 +53,7 @@ def print_report(report: Report, console: Console, kernels: int = 10) -> None:
     console.print(tabulate_sides(report))
     for side in report.sides:
         if side.missing:
-            console.print(Text(f"{name_side(side)}: {side.missing}", style="yellow"))
+            console.print(Text(f"{SIDE_NAMES[side.name]}: {side.missing}", style="yellow"))
     console.print()
     for side in report.sides:
         if side.kernels and kernels:
@@ -63,12 +64,11 @@ def print_report(report: Report, console: Console, kernels: int = 10) -> None:
         console.print(tabulate_ablation(report))
     if report.refusals or report.outside or report.loops:
         console.print(list_decisions(report))
-    for note in [*report.notes, *(f"{name_side(s)}: {n}" for s in report.sides for n in s.notes)]:
+    for note in [
+        *report.notes,
+        *(f"{SIDE_NAMES[s.name]}: {n}" for s in report.sides for n in s.notes),
+    ]:
         console.print(Text(f"note: {note}", style="dim"))
-
-
-def name_side(side: Side) -> str:
-    return "XLA" if side.name == "xla" else side.name
 
 
 def make_table(title: str) -> Table:
@@ -124,8 +124,8 @@ def tabulate_sides(report: Report) -> Table:
     add(
         "barriers of the grid",
         "0" if not xla.missing else UNKNOWN,
-        f"{count_barriers(ours)}",
-        f"{format_us(ours.barrier_us)} projected" if count_barriers(ours) else "",
+        format_count(ours.barriers),
+        f"{format_us(ours.barrier_us)} projected" if ours.barriers else "",
     )
     add("launches, stitched", "0", format_count(sum(k.launches for k in ours.stitched)))
     add("speed of light reached, stitched", UNKNOWN, format_percent(report.light_share))
@@ -134,16 +134,12 @@ def tabulate_sides(report: Report) -> Table:
     return table
 
 
-def count_barriers(side: Side) -> int:
-    return sum(kernel.stitch.global_barriers for kernel in side.kernels if kernel.stitch)
-
-
 def tabulate_kernels(side: Side, most: int) -> Table:
     """The slowest kernels of a side."""
     shown = rank_kernels(side, most)
     measured = any(kernel.us is not None for kernel in shown)
     rest = len(side.kernels) - len(shown)
-    title = f"{name_side(side)}: {len(side.kernels)} kernels" + (
+    title = f"{SIDE_NAMES[side.name]}: {len(side.kernels)} kernels" + (
         f", the {most} slowest" if rest > 0 else ""
     )
     table = make_table(title)
@@ -195,7 +191,7 @@ def tabulate_counters(report: Report) -> Table:
         counted = (kernel.counters.get(name) for name in names)
         cells = [UNKNOWN if value is None else f"{value:,.0f}" for value in counted]
         shares = format_percent(kernel.occupancy), format_percent(kernel.sm_efficiency)
-        table.add_row(name_side(side), Text(kernel.name), *cells, *shares)
+        table.add_row(SIDE_NAMES[side.name], Text(kernel.name), *cells, *shares)
     return table
 
 

@@ -9,6 +9,8 @@ from astitch.profiling.report import COPY, MEASURED, MEMORY, PRODUCT, Kernel, Re
 UNKNOWN = "–"
 """What was not measured or is not known."""
 
+SIDE_NAMES = {"xla": "XLA", "astitch": "astitch"}
+
 KIND_NAMES = {
     MEMORY: "memory-intensive",
     PRODUCT: "compute-intensive",
