@@ -274,14 +274,23 @@ def test_a_gpu_that_jax_does_not_see_is_told(
     assert "CuPy sees a GPU, JAX does not" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (KeyboardInterrupt(), "interrupted; nothing was written"),
+    ],
+)
 def test_an_output_that_cannot_be_written_leaves_nothing(
+    fault: BaseException,
+    told: str,
     module: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(source: str, target: Path) -> None:
-        raise OSError(28, "No space left on device")
+        raise fault
 
     monkeypatch.setattr(os, "replace", refuse)
     folder = tmp_path / "out"
@@ -289,7 +298,7 @@ def test_an_output_that_cannot_be_written_leaves_nothing(
     old = folder / "report.json"
     old.write_text("old")
     assert main([str(module), "--gpu", "h100", "--no-ablation", "--json", str(old)]) == 2
-    assert "No space left on device" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
     assert old.read_text() == "old" and [p.name for p in folder.iterdir()] == ["report.json"]
 
 

@@ -148,12 +148,14 @@ def write_whole(path: Path, text: str) -> None:
             file.write(text)
         os.chmod(partial, 0o644)
         os.replace(partial, path)
+        partial = None
     except OSError as error:
-        if partial is not None:
-            Path(partial).unlink(missing_ok=True)
         raise AstitchError(
             f"{path} cannot be written: {error.strerror}\n  name another file"
         ) from None
+    finally:
+        if partial is not None:
+            Path(partial).unlink(missing_ok=True)
 
 
 def run(options: argparse.Namespace) -> int:
