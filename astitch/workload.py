@@ -375,7 +375,9 @@ class _Counter:
         if term.name == "lane":
             return np.arange(self.lanes)[:, None]
         if term.name.startswith("clamped("):
-            inner = self.values.get(term.name[8:].partition(",")[0], np.asarray(0))
+            inner = self.values.get(
+                term.name.removeprefix("clamped(").partition(",")[0], np.asarray(0)
+            )
             return np.asarray(np.minimum(inner, term.extent - 1))
         return self.values.get(term.name, np.asarray(0))
 
