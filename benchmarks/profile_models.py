@@ -10,23 +10,25 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from astitch.profiling.profiler import Options, profile_target
 from astitch.profiling.report import KINDS, Report
 from astitch.profiling.target import Target, read_target
-from benchmarks.models import Entry, ModelRow, choose_entries, load_rows, make_task
+from benchmarks.models import MODES, Entry, ModelRow, choose_entries, load_rows, make_task
+from benchmarks.results import describe
 from benchmarks.workloads import WORKLOADS
 
 ARGS = "_args"
 """Ends the name of what builds an entry's arguments."""
 
 
-def find_entry(name: str, size: str = "full") -> Entry | None:
+def find_entry(name: str) -> Entry | None:
     """crnn_infer, dien_train ..."""
     workload, _, mode = name.rpartition("_")
-    return Entry(workload, mode, size) if workload in WORKLOADS else None
+    return Entry(workload, mode, "full") if workload in WORKLOADS and mode in MODES else None
 
 
 def __getattr__(name: str) -> Any:
@@ -34,10 +36,14 @@ def __getattr__(name: str) -> Any:
     entry = find_entry(name.removesuffix(ARGS))
     if entry is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    task = make_task(entry)
     if name.endswith(ARGS):
-        return lambda: (task.first, task.batch)
-    return task.fn
+        return partial(_make_arguments, entry)
+    return make_task(entry).fn
+
+
+def _make_arguments(entry: Entry) -> tuple[Any, Any]:
+    task = make_task(entry)
+    return task.first, task.batch
 
 
 def read_entry(entry: Entry) -> Target:
@@ -89,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             report = profile_target(read_entry(entry), asked)
         except Exception as error:  # an entry that one side cannot do is a result
-            print(f"{entry.key}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+            print(f"{entry.key}: {describe(error)}", flush=True)
             continue
         stem = options.out / f"{entry.workload}_{entry.mode}"
         stem.with_suffix(".json").write_text(json.dumps(report.to_dict()))

@@ -161,13 +161,14 @@ def find_attribute(module: ModuleType, name: str, where: str) -> Any:
     """The attribute `name`, dots allowed."""
     value: Any = module
     for part in name.split("."):
-        if not hasattr(value, part):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
             others = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
             listed = ", ".join(others[:8]) + (" ..." if len(others) > 8 else "")
             raise AstitchError(
                 f"{where}: there is no {name}\n  functions in it: {listed or 'none'}"
-            )
-        value = getattr(value, part)
+            ) from None
     return value
 
 
