@@ -55,8 +55,8 @@ shared memory of two blocks of 512 threads on an SM."""
 MIN_COLUMN_ELEMENTS = 8
 """Elements that a thread of a column-reduce loads at least, where columns are many."""
 
-ROWS_TOGETHER = 8
-"""Rows of a column-reduce that a thread has on their way at once: as many come as soon as one."""
+ELEMENTS_TOGETHER = 8
+"""Elements of a column-reduce that a thread has on their way at once: as many come as soon as one."""
 
 EXCHANGED_BYTES = 24
 """A column's part of three words, each beside its tag."""
@@ -415,6 +415,7 @@ def _map_columns(
     vector = choose_vector(col, space.element_bytes, space.widest(schedule))
     vectors = ceil_div(cols, vector)
     mixed = bool(col) and col[-1] in space.reduced
+    together = max(ELEMENTS_TOGETHER // vector, 2)
     if not mixed and space.again_words and rows > wave:
         team = _map_kept_columns(space, outer, row, col, block, wave, schedule)
         if team is not None:
@@ -427,7 +428,7 @@ def _map_columns(
         # Threads share columns only as far as columns do not fill the GPU (a wave of 1 says that they never do).
         columns = vectors * size_of(outer)
         full = wave > 1 and columns >= wave * block
-        shared_rows = power_of_two_at_least(ceil_div(rows, ROWS_TOGETHER))
+        shared_rows = power_of_two_at_least(ceil_div(rows, together))
         most_rows = 1 if full else min(block // min(32, block), shared_rows)
         col_threads = min(block // most_rows, power_of_two_at_least(vectors))
         wanted = MIN_COLUMN_ELEMENTS // max(rows * vector, 1)
@@ -437,7 +438,7 @@ def _map_columns(
     if inside:  # neighbouring rows of the outer axis fill a warp's access
         packed = min(max(32 // col_threads, 1), power_of_two_at_least(outer[-1].extent))
         inside = packed > 1
-    most_rows = power_of_two_at_least(rows if mixed else ceil_div(rows, ROWS_TOGETHER))
+    most_rows = power_of_two_at_least(rows if mixed else ceil_div(rows, together))
     row_threads = min(block // (col_threads * packed), most_rows)
     outer_threads = block // (col_threads * row_threads)
     col_tile = col_threads * vector * steps
@@ -470,7 +471,7 @@ def _map_columns(
         few = tile_bytes * (1 - tiles / gpu.sms) > SPLIT_COLUMN_BYTES
         large = tile_bytes > OCCUPIED_BYTES and tiles * 2 <= wave
         split = wave // tiles if large else gpu.sms // tiles if few else 1
-    parts = max(min(split, ceil_div(rows, row_threads * ROWS_TOGETHER)), 1)
+    parts = max(min(split, ceil_div(rows, row_threads * together)), 1)
     row_tile = ceil_div(ceil_div(rows, parts), row_threads) * row_threads
     kind = "mixed reduce" if mixed else "column-reduce"
     reason = f"{kind}: {row_threads} rows x {col_threads} threads a block"

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 48 x 256 threads, 8192 B shared
+// stitch_0: grid 96 x 256 threads, 8192 B shared
 //   reduce
 struct Reduce0 {
   static constexpr bool commutative = false;
@@ -117,13 +117,13 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce3::State, exchange_3_1, 4096, 512);
   ASTITCH_SHARED(Reduce2::State, exchange_2_0__1, 0, 512);
   ASTITCH_SHARED(Reduce3::State, exchange_3_1__1, 4096, 512);
-  {  // loop 0: outer 1 / 1 threads, row 24 / 4 threads x 6, col 30x50 / 64 threads x 1 x 2; 12 tasks; column-reduce: 4 rows x 64 threads a block
+  {  // loop 0: outer 1 / 1 threads, row 24 / 8 threads x 3, col 30x50 / 32 threads x 1 x 2; 24 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 4;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 8;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    if (first < 12) {
+    if (first < 24) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_11_state_0[2];
@@ -133,13 +133,13 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       #pragma unroll
       for (int i = 0; i < 2; ++i) reduce_53_state_0[i] = Reduce1::identity();
       #pragma unroll
-      for (int turn = 0; turn < 6; ++turn) {
+      for (int turn = 0; turn < 3; ++turn) {
         const int k = turn;
-        const int row = k * 4 + ty;
+        const int row = k * 8 + ty;
         const int iota_2 = hlo_convert<int>(row);
         {
           const int l = 0;
-          const int col_raw = l * 128 + tx * 2 + col_tile * 128;
+          const int col_raw = l * 64 + tx * 2 + col_tile * 64;
           const int col = clamped(col_raw, 1498);
           const int at_0 = row * 1500 + col;
           const Vec<float, 2> x_1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (at_0));
@@ -151,11 +151,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 4, 64, 256, 4, false, false>(reduce_11_state_0, exchange_0_0);
-      reduce_strided<Reduce1, 4, 64, 256, 4, false, false>(reduce_53_state_0, exchange_1_1);
+      reduce_strided<Reduce0, 8, 32, 256, 4, true, true>(reduce_11_state_0, exchange_0_0);
+      reduce_strided<Reduce1, 8, 32, 256, 4, true, true>(reduce_53_state_0, exchange_1_1);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 2 + col_tile * 128;
+        const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 1500) {
           Vec<int, 2> reduce_11_1_w_0;
           #pragma unroll
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
       {
         const int l = 0;
-        const int col = l * 128 + tx * 2 + col_tile * 128;
+        const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 1500) {
           Vec<int, 2> reduce_53_1_w_0;
           #pragma unroll
@@ -186,30 +186,30 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 1: outer 24 / 2 threads, row 30 / 4 threads x 8, col 50 / 32 threads x 1 x 2; 12 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 1: outer 24 / 1 threads, row 30 / 8 threads x 4, col 50 / 32 threads x 1 x 2; 24 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
-    const int ty = thread / 32 % 4;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 12 + (blockIdx.x < 12 ? gridDim.x : 0);
-    if (first < 12) {
+    const int ty = thread / 32 % 8;
+    const int to = thread / 256;
+    const int first = blockIdx.x - 24 + (blockIdx.x < 24 ? gridDim.x : 0);
+    if (first < 24) {
       const int task = first;
-      const int outer = task * 2 + to;
+      const int outer = task;
       Reduce0::State reduce_25_state_0[2];
       #pragma unroll
       for (int i = 0; i < 2; ++i) reduce_25_state_0[i] = Reduce0::identity();
-      Reduce0::State reduce_39_state_0[8];
+      Reduce0::State reduce_39_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 8; ++i) reduce_39_state_0[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_39_state_0[i] = Reduce0::identity();
       Reduce1::State reduce_67_state_0[2];
       #pragma unroll
       for (int i = 0; i < 2; ++i) reduce_67_state_0[i] = Reduce1::identity();
-      Reduce1::State reduce_81_state_0[8];
+      Reduce1::State reduce_81_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 8; ++i) reduce_81_state_0[i] = Reduce1::identity();
+      for (int i = 0; i < 4; ++i) reduce_81_state_0[i] = Reduce1::identity();
       #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int row = k * 4 + ty;
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 8 + ty;
         if (row < 30) {
           const int iota_6 = hlo_convert<int>(row);
           {
@@ -231,8 +231,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 4, 32, 256, 4, false, false>(reduce_25_state_0, exchange_0_0__1);
-      reduce_strided<Reduce1, 4, 32, 256, 4, false, false>(reduce_67_state_0, exchange_1_1__1);
+      reduce_strided<Reduce0, 8, 32, 256, 4, true, true>(reduce_25_state_0, exchange_0_0__1);
+      reduce_strided<Reduce1, 8, 32, 256, 4, true, true>(reduce_67_state_0, exchange_1_1__1);
       reduce_lanes<Reduce0, 32, 1>(reduce_39_state_0);
       reduce_lanes<Reduce1, 32, 1>(reduce_81_state_0);
       {
@@ -252,8 +252,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int row = k * 4 + ty;
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 8 + ty;
         if (row < 30) {
           const int reduce_39 = reduce_39_state_0[k].f1;
           const int at_0__3 = outer * 30 + row;
@@ -279,8 +279,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int row = k * 4 + ty;
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 8 + ty;
         if (row < 30) {
           const int reduce_81 = reduce_81_state_0[k].f1;
           const int at_0__5 = outer * 30 + row;
@@ -292,13 +292,13 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 2: outer 1 / 1 threads, row 24 / 4 threads x 6, col 30x50 / 64 threads x 1 x 2; 12 tasks; column-reduce: 4 rows x 64 threads a block
+  {  // loop 2: outer 1 / 1 threads, row 24 / 8 threads x 3, col 30x50 / 32 threads x 1 x 2; 24 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 4;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 8;
     const int to = thread / 256;
-    const int first = blockIdx.x - 24 + (blockIdx.x < 24 ? gridDim.x : 0);
-    if (first < 12) {
+    const int first = blockIdx.x - 48 + (blockIdx.x < 48 ? gridDim.x : 0);
+    if (first < 24) {
       const int task = first;
       const int col_tile = task;
       Reduce2::State reduce_95_state_0[2];
@@ -308,13 +308,13 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       #pragma unroll
       for (int i = 0; i < 2; ++i) reduce_137_state_0[i] = Reduce3::identity();
       #pragma unroll
-      for (int turn = 0; turn < 6; ++turn) {
+      for (int turn = 0; turn < 3; ++turn) {
         const int k = turn;
-        const int row = k * 4 + ty;
+        const int row = k * 8 + ty;
         const int iota_2__1 = hlo_convert<int>(row);
         {
           const int l = 0;
-          const int col_raw = l * 128 + tx * 2 + col_tile * 128;
+          const int col_raw = l * 64 + tx * 2 + col_tile * 64;
           const int col = clamped(col_raw, 1498);
           const int at_0__6 = row * 1500 + col;
           const Vec<int, 2> ties_1_v_0 = *reinterpret_cast<const Vec<int, 2>*>(p_ties_1 + (at_0__6));
@@ -326,11 +326,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 4, 64, 256, 4, false, false>(reduce_95_state_0, exchange_2_0);
-      reduce_strided<Reduce3, 4, 64, 256, 4, false, false>(reduce_137_state_0, exchange_3_1);
+      reduce_strided<Reduce2, 8, 32, 256, 4, true, true>(reduce_95_state_0, exchange_2_0);
+      reduce_strided<Reduce3, 8, 32, 256, 4, true, true>(reduce_137_state_0, exchange_3_1);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 2 + col_tile * 128;
+        const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 1500) {
           Vec<int, 2> reduce_95_1_w_0;
           #pragma unroll
@@ -345,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
       {
         const int l = 0;
-        const int col = l * 128 + tx * 2 + col_tile * 128;
+        const int col = l * 64 + tx * 2 + col_tile * 64;
         if (col < 1500) {
           Vec<int, 2> reduce_137_1_w_0;
           #pragma unroll
@@ -361,30 +361,30 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
   }
   __syncthreads();  // the next task loop takes over the shared memory
-  {  // loop 3: outer 24 / 2 threads, row 30 / 4 threads x 8, col 50 / 32 threads x 1 x 2; 12 tasks; column-reduce: 4 rows x 32 threads a block
+  {  // loop 3: outer 24 / 1 threads, row 30 / 8 threads x 4, col 50 / 32 threads x 1 x 2; 24 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;
-    const int ty = thread / 32 % 4;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 36 + (blockIdx.x < 36 ? gridDim.x : 0);
-    if (first < 12) {
+    const int ty = thread / 32 % 8;
+    const int to = thread / 256;
+    const int first = blockIdx.x - 72 + (blockIdx.x < 72 ? gridDim.x : 0);
+    if (first < 24) {
       const int task = first;
-      const int outer = task * 2 + to;
+      const int outer = task;
       Reduce2::State reduce_109_state_0[2];
       #pragma unroll
       for (int i = 0; i < 2; ++i) reduce_109_state_0[i] = Reduce2::identity();
-      Reduce2::State reduce_123_state_0[8];
+      Reduce2::State reduce_123_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 8; ++i) reduce_123_state_0[i] = Reduce2::identity();
+      for (int i = 0; i < 4; ++i) reduce_123_state_0[i] = Reduce2::identity();
       Reduce3::State reduce_151_state_0[2];
       #pragma unroll
       for (int i = 0; i < 2; ++i) reduce_151_state_0[i] = Reduce3::identity();
-      Reduce3::State reduce_165_state_0[8];
+      Reduce3::State reduce_165_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 8; ++i) reduce_165_state_0[i] = Reduce3::identity();
+      for (int i = 0; i < 4; ++i) reduce_165_state_0[i] = Reduce3::identity();
       #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int row = k * 4 + ty;
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 8 + ty;
         if (row < 30) {
           const int iota_6__1 = hlo_convert<int>(row);
           {
@@ -406,8 +406,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce2, 4, 32, 256, 4, false, false>(reduce_109_state_0, exchange_2_0__1);
-      reduce_strided<Reduce3, 4, 32, 256, 4, false, false>(reduce_151_state_0, exchange_3_1__1);
+      reduce_strided<Reduce2, 8, 32, 256, 4, true, true>(reduce_109_state_0, exchange_2_0__1);
+      reduce_strided<Reduce3, 8, 32, 256, 4, true, true>(reduce_151_state_0, exchange_3_1__1);
       reduce_lanes<Reduce2, 32, 1>(reduce_123_state_0);
       reduce_lanes<Reduce3, 32, 1>(reduce_165_state_0);
       {
@@ -427,8 +427,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int row = k * 4 + ty;
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 8 + ty;
         if (row < 30) {
           const int reduce_123 = reduce_123_state_0[k].f1;
           const int at_0__9 = outer * 30 + row;
@@ -454,8 +454,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
       #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int row = k * 4 + ty;
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 8 + ty;
         if (row < 30) {
           const int reduce_165 = reduce_165_state_0[k].f1;
           const int at_0__11 = outer * 30 + row;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 8 x 512 threads, 8192 B shared
+// stitch_0: grid 32 x 512 threads, 8192 B shared
 //   jit(column_sum)/reduce_sum
 struct Reduce0 {
   static constexpr bool commutative = true;
@@ -24,13 +24,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   ASTITCH_SHARED_ARENA(8192);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
-  {  // loop 0: outer 1 / 1 threads, row 512 / 16 threads x 8, col 192 / 32 threads x 1 x 4; 8 tasks; column-reduce: 16 rows x 32 threads a block, 2 tiles < 264 blocks a wav...
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
+  {  // loop 0: outer 1 / 1 threads, row 512 / 16 threads x 2, col 192 / 32 threads x 1 x 4; 32 tasks; column-reduce: 16 rows x 32 threads a block, 2 tiles < 264 blocks a wa...
     const int thread = threadIdx.x;
     const int tx = thread % 32;
     const int ty = thread / 32 % 16;
     const int to = thread / 512;
     const int first = blockIdx.x;
-    if (first < 8) {
+    if (first < 32) {
       const int task = first;
       const int row_tile = ((task) / 2);
       const int col_tile = ((task) % 2);
@@ -38,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
       #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int row = k * 16 + ty + row_tile * 128;
+      for (int k = 0; k < 2; ++k) {
+        const int row = k * 16 + ty + row_tile * 32;
         {
           const int l = 0;
           const int col_raw = l * 128 + tx * 4 + col_tile * 128;
@@ -69,11 +70,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
-  {  // loop 1: outer 1 / 2 threads, row 4 / 1 threads x 4, col 192 / 256 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 256 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 16 / 2 threads x 8, col 192 / 256 threads x 1 x 1; 1 tasks; column-reduce: 2 rows x 256 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int ty = thread / 256 % 2;
+    const int to = thread / 512;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
@@ -81,25 +82,24 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
       #pragma unroll
-      for (int turn = 0; turn < 4; ++turn) {
+      for (int turn = 0; turn < 8; ++turn) {
         const int k = turn;
-        const int row = k + ty;
+        const int row = k * 2 + ty;
         {
           const int l = 0;
           const int col_raw = l * 256 + tx;
           const int col = clamped(col_raw, 191);
           const int at_0__1 = row * 192 + col;
-          if (to < 1) {
-            reduce_sum_7_state_0__1[l] = Reduce0::combine(reduce_sum_7_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1])});
-          }
+          reduce_sum_7_state_0__1[l] = Reduce0::combine(reduce_sum_7_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1])});
         }
       }
+      reduce_strided<Reduce0, 2, 256, 512, 4, false, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
         const int col = l * 256 + tx;
         if (col < 192) {
           const float reduce_sum_7 = reduce_sum_7_state_0__1[l].f0;
-          if (to < 1) {
+          if (ty < 1) {
             p_reduce_sum_7[col] = store_as<float>(reduce_sum_7);
           }
         }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 6 x 256 threads, 256 B shared
+// stitch_0: grid 7 x 256 threads, 256 B shared
 //   jit(pooling)/integer_pow
 //   jit(pooling)/mul
 //   jit(pooling)/add
@@ -633,23 +633,22 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
     }
   }
-  {  // loop 3: outer 2 / 4 threads, row 13x11 / 32 threads x 5, col 8 / 2 threads x 1 x 4; 1 tasks; column-reduce: 32 rows x 2 threads a block
+  {  // loop 3: outer 2 / 1 threads, row 13x11 / 128 threads x 2, col 8 / 2 threads x 1 x 4; 2 tasks; column-reduce: 128 rows x 2 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 2;
-    const int ty = thread / 2 % 32;
-    const int to = thread / 64;
+    const int ty = thread / 2 % 128;
+    const int to = thread / 256;
     const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
-    if (first < 1) {
+    if (first < 2) {
       const int task = first;
-      const int outer_raw = task * 4 + to;
-      const int outer = clamped(outer_raw, 1);
+      const int outer = task;
       Reduce0::State reduce_window_sum_30_reduce_state_0[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_window_sum_30_reduce_state_0[i] = Reduce0::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 4; ++turn) {
+      {
+        const int turn = 0;
         const int k = turn;
-        const int row = k * 32 + ty;
+        const int row = k * 128 + ty;
         {
           const int l = 0;
           const int col = l * 8 + tx * 4;
@@ -664,8 +663,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
       {
         const int turn = 0;
-        const int k = 4;
-        const int row_raw = k * 32 + ty;
+        const int k = 1;
+        const int row_raw = k * 128 + ty;
         const int row = clamped(row_raw, 142);
         {
           const int l = 0;
@@ -681,10 +680,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 32, 2, 256, 4, false, false>(reduce_window_sum_30_reduce_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 128, 2, 256, 4, false, false>(reduce_window_sum_30_reduce_state_0, exchange_0_0);
       #pragma unroll
-      for (int k = 0; k < 5; ++k) {
-        const int row = k * 32 + ty;
+      for (int k = 0; k < 2; ++k) {
+        const int row = k * 128 + ty;
         if (row < 143) {
           {
             const int l = 0;
@@ -697,7 +696,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float div_3_divide_0 = hlo_divide_shared(reduce_window_sum_30_reduce_0, 143.0f);
               div_3_divide_w_0.v[lane] = store_as<float>(div_3_divide_0);
             }
-            if (outer_raw < 2 && row < 1) {
+            if (row < 1) {
               *reinterpret_cast<Vec<float, 4>*>(p_div_3_divide_0 + (at_0__28)) = div_3_divide_w_0;
             }
           }
@@ -710,7 +709,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = thread % 256;
     const int ty = thread / 256 % 1;
     const int to = thread / 256;
-    const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
+    const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
     const float reduce_window_sum_31_add_0 = hlo_add(0.0f, 0.0f);
     const float reduce_window_sum_31_add_2 = hlo_add(reduce_window_sum_31_add_0, 0.0f);
     const float reduce_window_sum_31_add_3 = hlo_add(reduce_window_sum_31_add_2, 0.0f);

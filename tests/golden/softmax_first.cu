@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 5 x 256 threads, 8192 B shared
+// stitch_0: grid 18 x 256 threads, 8192 B shared
 //   jit(softmax)/reduce_sum
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
@@ -25,27 +25,26 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_div_7) {
   ASTITCH_SHARED_ARENA(8192);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
-  {  // loop 0: outer 1 / 1 threads, row 16 / 2 threads x 8, col 24x96 / 128 threads x 1 x 4; 5 tasks; column-reduce: 2 rows x 128 threads a block
+  {  // loop 0: outer 1 / 1 threads, row 16 / 8 threads x 2, col 24x96 / 32 threads x 1 x 4; 18 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 2;
+    const int tx = thread % 32;
+    const int ty = thread / 32 % 8;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    words_of<Vec<float, 4>>::type x_1_kept_0[8];
-    if (first < 5) {
+    words_of<Vec<float, 4>>::type x_1_kept_0[2];
+    if (first < 18) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_max_7_exponentials_state_0[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_max_7_exponentials_state_0[i] = Reduce0::identity();
       #pragma unroll
-      for (int turn = 0; turn < 8; ++turn) {
+      for (int turn = 0; turn < 2; ++turn) {
         const int k = turn;
-        const int row = k * 2 + ty;
+        const int row = k * 8 + ty;
         {
           const int l = 0;
-          const int col_raw = l * 512 + tx * 4 + col_tile * 512;
-          const int col = clamped(col_raw, 2300);
+          const int col = l * 128 + tx * 4 + col_tile * 128;
           const int at_0 = row * 2304 + col;
           const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
           x_1_kept_0[k + l] = to_words(x_1_v_0);
@@ -56,32 +55,30 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 2, 128, 256, 4, false, false>(reduce_max_7_exponentials_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 8, 32, 256, 4, true, false>(reduce_max_7_exponentials_state_0, exchange_0_0);
       #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int row = k * 2 + ty;
+      for (int k = 0; k < 2; ++k) {
+        const int row = k * 8 + ty;
         {
           const int l = 0;
-          const int col = l * 512 + tx * 4 + col_tile * 512;
-          if (col < 2304) {
-            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
-            const int at_0__1 = row * 2304 + col;
-            Vec<float, 4> div_7_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 4; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
-              const float reduce_max_7_get_tuple_element_0 = reduce_max_7_exponentials_state_0[l * 4 + lane].f0;
-              const float sub_7 = hlo_subtract(x_1__1, reduce_max_7_get_tuple_element_0);
-              const float exp_1 = hlo_exp(sub_7);
-              const float reduce_sum_7_get_tuple_element_0 = reduce_max_7_exponentials_state_0[l * 4 + lane].f1;
-              const float reduce_sum_7_subtract_0 = hlo_subtract(reduce_max_7_get_tuple_element_0, reduce_max_7_get_tuple_element_0);
-              const float reduce_sum_7_exponential_0 = hlo_exp(reduce_sum_7_subtract_0);
-              const float reduce_sum_7_multiply_0 = hlo_multiply(reduce_sum_7_get_tuple_element_0, reduce_sum_7_exponential_0);
-              const float div_7 = hlo_divide(exp_1, reduce_sum_7_multiply_0);
-              div_7_w_0.v[lane] = store_as<float>(div_7);
-            }
-            *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at_0__1)) = div_7_w_0;
+          const int col = l * 128 + tx * 4 + col_tile * 128;
+          const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
+          const int at_0__1 = row * 2304 + col;
+          Vec<float, 4> div_7_w_0;
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+            const float reduce_max_7_get_tuple_element_0 = reduce_max_7_exponentials_state_0[l * 4 + lane].f0;
+            const float sub_7 = hlo_subtract(x_1__1, reduce_max_7_get_tuple_element_0);
+            const float exp_1 = hlo_exp(sub_7);
+            const float reduce_sum_7_get_tuple_element_0 = reduce_max_7_exponentials_state_0[l * 4 + lane].f1;
+            const float reduce_sum_7_subtract_0 = hlo_subtract(reduce_max_7_get_tuple_element_0, reduce_max_7_get_tuple_element_0);
+            const float reduce_sum_7_exponential_0 = hlo_exp(reduce_sum_7_subtract_0);
+            const float reduce_sum_7_multiply_0 = hlo_multiply(reduce_sum_7_get_tuple_element_0, reduce_sum_7_exponential_0);
+            const float div_7 = hlo_divide(exp_1, reduce_sum_7_multiply_0);
+            div_7_w_0.v[lane] = store_as<float>(div_7);
           }
+          *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at_0__1)) = div_7_w_0;
         }
       }
     }
