@@ -227,7 +227,6 @@ def test_readers_never_see_half_an_entry(tmp_path: Path) -> None:
 
 
 MODEL = Path(__file__).parent / "data" / "corpus" / "bert_layer.hlo.pb.gz"
-KERNELS_OF_MODEL = 6
 
 
 def _compile_model(folder: str, start: Any, most_file_bytes: int, results: Any) -> None:
@@ -279,7 +278,7 @@ def check_entries(folder: Path) -> set[str]:
 def test_eight_processes_compile_one_model_into_one_folder(tmp_path: Path) -> None:
     found = compile_side_by_side(tmp_path, 8)
     entries = check_entries(tmp_path / "kernels")
-    assert 0 < len(entries) <= KERNELS_OF_MODEL
+    assert 0 < len(entries) <= len(found[0][1])
     assert [(program, used, told) for program, used, _, told in found] == [
         (found[0][0], found[0][1], [])
     ] * 8
@@ -301,7 +300,7 @@ def test_eight_processes_compile_one_model_into_one_folder(tmp_path: Path) -> No
 
 def test_a_model_is_compiled_once_where_the_disk_is_full(tmp_path: Path) -> None:
     ((_, used, count, told),) = compile_side_by_side(tmp_path, 1, most_file_bytes=2000)
-    assert len(used) == KERNELS_OF_MODEL >= count > 0
+    assert len(used) >= count > 0
     (words,) = told
     assert "is not used: [Errno 27] File too large" in words
     assert "point ASTITCH_CACHE_DIR at a folder of your own with room" in words
