@@ -19,6 +19,7 @@ from typing import Any
 
 from astitch.compile import read_module
 from astitch.errors import AstitchError
+from astitch.ir import DType
 
 HLO_SUFFIXES = (".pb", ".txt", ".hlo")
 
@@ -27,13 +28,8 @@ HOOK = "profile_target"
 
 SHAPE = re.compile(r"\s*([a-z]\w*)\[([\d,\s]*)\]\s*")
 
-DTYPES = {
-    "pred": "bool", "s8": "int8", "s16": "int16", "s32": "int32", "s64": "int64", "u8": "uint8",
-    "u16": "uint16", "u32": "uint32", "u64": "uint64", "f16": "float16", "bf16": "bfloat16",
-    "f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128",
-    "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
-}  # fmt: skip
-"""HLO's names of element types and NumPy's."""
+DTYPES = {dtype.value: dtype.numpy for dtype in DType}
+"""By HLO's names of element types."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +196,6 @@ def build_args(args: Sequence[str], module: ModuleType) -> tuple[Any, ...]:
 def parse_shapes(text: str) -> tuple[Any, ...]:
     """jax.ShapeDtypeStructs.  Raises AstitchError for what is no shape."""
     import jax
-    import numpy as np
 
     found = []
     rest = text
@@ -213,10 +208,8 @@ def parse_shapes(text: str) -> tuple[Any, ...]:
                 f"  element types: {', '.join(DTYPES)}; or name an attribute that builds the arguments"
             )
         shape = tuple(int(extent) for extent in match[2].replace(" ", "").split(",") if extent)
-        name = DTYPES[match[1]]
-        dtype = np.dtype(getattr(jax.numpy, name) if hasattr(jax.numpy, name) else name)
         make: Any = jax.ShapeDtypeStruct
-        found.append(make(shape, dtype))
+        found.append(make(shape, DTYPES[match[1]]))
         rest = rest[match.end() :]
     return tuple(found)
 
@@ -256,7 +249,7 @@ def show_argument(value: Any) -> str:
 
     leaves = jax.tree.leaves(value)
     if len(leaves) == 1 and hasattr(leaves[0], "shape"):
-        names = {numpy: short for short, numpy in DTYPES.items()}
+        names = {str(dtype): short for short, dtype in DTYPES.items()}
         dtype = str(leaves[0].dtype)
         return f"{names.get(dtype, dtype)}[{','.join(map(str, leaves[0].shape))}]"
     return f"{len(leaves)} arrays"
