@@ -38,7 +38,7 @@ from astitch.program import (
     View,
 )
 from astitch.stitch_scope import Scopes
-from astitch.storage import storage_name, storage_type
+from astitch.storage import storage_name, storage_type, stored_value
 
 EMBEDDED_BYTES = 1024
 """A constant of at most so many bytes is part of the island that reads it, where XLA can reckon with its value."""
@@ -152,13 +152,14 @@ class _ProgramBuilder:
         members = self.close_island(nodes)
         # One value for each buffer that somebody else reads.
         results: dict[str, str] = {}
-        outputs = set(self.graph.outputs)
+        outputs = {*self.graph.outputs, *(stored_value(self.graph, o) for o in self.graph.outputs)}
         for node in self.graph:
             if node.name not in members or isinstance(node.type, TupleType):
                 continue
             users = self.graph.users[node.name]
             if node.name in outputs or any(user not in members for user in users):
-                if not isinstance(node.attrs, ConstantAttrs) and not self.repeats(node):
+                repeated = self.repeats(node) and node.name not in outputs
+                if not isinstance(node.attrs, ConstantAttrs) and not repeated:
                     results.setdefault(storage_name(self.graph, node.name), node.name)
         if not results:
             return

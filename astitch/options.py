@@ -12,7 +12,7 @@ from pathlib import Path
 from astitch.errors import InvalidOption
 
 NAMES = {
-    "ASTITCH_CACHE_DIR": "folder of the kernel cache (default ~/.cache/astitch)",
+    "ASTITCH_CACHE_DIR": "folder of the caches of kernels and programs (default ~/.cache/astitch)",
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",

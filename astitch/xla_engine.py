@@ -42,6 +42,8 @@ from astitch.ir import (
 from astitch.kernel_cache import compile_cached
 from astitch.loop_analysis import Counter
 from astitch.loop_plan import START, find_plans
+from astitch.module_cache import key_of as module_key
+from astitch.module_cache import open_cache
 from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda, count_threads
 from astitch.plan import Plan
 from astitch.program import (
@@ -914,6 +916,7 @@ class Stitched:
         self._tune, self._strict = tune, strict
         self._lock = threading.Lock()
         self._made: tuple[Compilation, bytes] | None = None
+        self._kept: bytes | None = None
         self.hlo = bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
         self.graph = import_hlo(self.hlo)
 
@@ -924,8 +927,20 @@ class Stitched:
 
     @property
     def module(self) -> bytes:
-        """The program with its kernels, as StableHLO.  Raises AstitchError."""
-        return self._make()[1]
+        """The program with its kernels, as StableHLO: what an earlier process made of it, where there is that.  Raises
+        AstitchError."""
+        key = None
+        if not (options.tune() if self._tune is None else self._tune):
+            key = module_key(self.hlo, self.graph, self.donated, self.gpu, strict=self._strict)
+        if key is None:
+            return self._make()[1]
+        with self._lock:
+            if self._made is None and self._kept is None:
+                self._kept = open_cache().load(key)
+        if self._kept is None:
+            self._kept = self._make()[1]
+            open_cache().store(key, self._kept)
+        return self._kept
 
     def _make(self) -> tuple[Compilation, bytes]:
         with self._lock:
@@ -984,7 +999,7 @@ def _lower_call(ctx: Any, *operands: Any, stitched: Stitched) -> Any:
     into = ctx.module_context
     into.add_keepalive(stitched)  # and with it the host's functions that the module calls
     part = ir.Module.parse(stitched.module, into.context)
-    name = f"stitched_{stitched.compilation.program.name}"
+    name = f"stitched_{stitched.graph.name}"
     part.operation.walk(drop_tilings)
     main: Any = ir.SymbolTable(part.operation)["main"]
     types = main.type.results

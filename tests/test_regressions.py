@@ -114,3 +114,19 @@ def test_reductions_of_f8_round_once_and_start_from_what_f8_holds(dtype: Any) ->
         HostEngine(program, check=True).run([x]), run_graph(import_hlo(proto), [x]), strict=True
     ):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda: jax.lax.broadcasted_iota(jnp.complex64, (3, 3, 6), 0),
+        lambda: jax.lax.broadcasted_iota(jnp.complex64, (3, 3, 6), 0).reshape(9, 6),
+        lambda: (jnp.full((4, 5), 1 + 2j, jnp.complex64), jnp.ones(3)),
+    ],
+    ids=["iota", "another view", "a number"],
+)
+def test_a_result_that_its_index_alone_tells_is_written(fn: Callable[[], Any]) -> None:
+    """Also where no kernel of ours can."""
+    found = HostEngine(compile_hlo(lower(fn)).program, check=True).run([])
+    for got, want in zip(found, jax.tree.leaves(fn()), strict=True):
+        np.testing.assert_array_equal(got, np.asarray(want))

@@ -1,0 +1,107 @@
+"""The on-disk cache of whole programs: module + device + astitch itself -> the program with its kernels.
+
+Takes what a compilation depends on, hands on what an earlier process made of it: plans are not made again, and no
+kernel is compiled.  A program that may depend on more is not kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from astitch import hlo_schema, nvrtc, options
+from astitch.gpu import Gpu
+from astitch.ir import Graph
+from astitch.kernel_cache import ByteCache
+
+MAGIC = b"astitch module 1\n"
+SUFFIX = ".module"
+SOURCES = ("*.py", "*.cuh", "*.h", "*.cpp")
+
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
+
+
+def key_of(
+    hlo: bytes, graph: Graph, donated: Sequence[bool], gpu: Gpu, *, strict: bool
+) -> str | None:
+    """Hash of all that decides the program; None where something else does.
+
+    hlo, graph: the module and the same as a graph.  donated: which of its parameters.  A custom call may hold addresses
+    of this process.  What is printed or dumped, and what is measured, wants a compilation.
+    """
+    shown = options.debug_level() or options.dump_dir() is not None
+    if shown or options.tune() or _calls_out(graph):
+        return None
+    import jax
+
+    parts: list[bytes] = [_what_is_read(hlo), fingerprint()]
+    switches = (tuple(donated), strict, options.loop_kernels(), options.stitch_loops())
+    compiler = nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
+    versions = (jax.__version__, compiler)
+    parts += [repr(part).encode() for part in (astuple(gpu), switches, versions)]
+    digest = hashlib.sha256(MAGIC)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _what_is_read(hlo: bytes) -> bytes:
+    """The fields of a module that the importer knows, but for its number among what this process has traced."""
+    module = hlo_schema.HloModuleProto.FromString(hlo)
+    module.DiscardUnknownFields()
+    module.ClearField("id")
+    return bytes(module.SerializeToString(deterministic=True))
+
+
+def _calls_out(graph: Graph) -> bool:
+    return any(node.op == "custom-call" or any(map(_calls_out, node.regions)) for node in graph)
+
+
+@functools.cache
+def fingerprint() -> bytes:
+    """Hash of astitch's own sources: another version may plan otherwise."""
+    return hash_sources(Path(__file__).parent)
+
+
+def hash_sources(folder: Path) -> bytes:
+    digest = hashlib.sha256()
+    files: Iterable[Path] = (file for pattern in SOURCES for file in folder.rglob(pattern))
+    for file in sorted(files):
+        data = file.read_bytes()
+        name = file.relative_to(folder).as_posix().encode()
+        digest.update(len(name).to_bytes(8, "little") + name)
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+class ModuleCache(ByteCache):
+    """Programs as StableHLO by the hash of what they are made from."""
+
+    lost = "the next process plans and compiles anew"
+
+    def load(self, key: str) -> bytes | None:
+        """The program kept under `key`, or None where there is none or its entry is damaged."""
+        data = self.load_bytes(key) or b""
+        start = len(MAGIC) + _CHECKSUM_BYTES
+        module = data[start:]
+        if data[: len(MAGIC)] != MAGIC:
+            return None
+        return module if hashlib.sha256(module).digest() == data[len(MAGIC) : start] else None
+
+    def store(self, key: str, module: bytes) -> None:
+        """Keep `module` under `key`, replacing what is there, and shrink the cache to its limit."""
+        self.store_bytes(key, MAGIC + hashlib.sha256(module).digest() + module)
+
+
+@functools.cache
+def cache_at(folder: Path) -> ModuleCache:
+    """The one of this process, so that what it says, it says once."""
+    return ModuleCache(folder, suffix=SUFFIX)
+
+
+def open_cache() -> ModuleCache:
+    """Beside the kernels, in a folder of its own."""
+    return cache_at(options.cache_dir() / "modules")

@@ -1,0 +1,142 @@
+"""Whole programs on disk: what decides the key, that a later process neither plans nor compiles, damaged entries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from astitch import module_cache, xla_engine
+from astitch.gpu import preset
+from astitch.hlo_import import import_hlo
+from astitch.module_cache import ModuleCache, hash_sources, key_of
+from astitch.xla_engine import Stitched
+
+H100 = preset("h100")
+X = np.ones((4, 300), np.float32)
+
+
+def softmax(x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(x)
+
+
+def trace(
+    fn: Callable[..., Any] = softmax, *, donated: bool = False, strict: bool = False
+) -> Stitched:
+    traced = jax.jit(fn, keep_unused=True).trace(X)
+    lowered = traced.lower(lowering_platforms=("cuda",))
+    return Stitched(lowered, traced.jaxpr, (donated,), H100, None, strict)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The caches of this test; no name asks for something to be shown."""
+    for name in ("ASTITCH_DEBUG", "ASTITCH_DUMP", "ASTITCH_TUNE", "ASTITCH_STITCH_LOOPS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
+    return tmp_path / "modules"
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("it is compiled again")
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.module")) if folder.exists() else []
+
+
+def test_a_later_process_neither_plans_nor_compiles(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = trace().module
+    assert len(entries(folder)) == 1
+    monkeypatch.setattr(xla_engine, "compile_for_xla", refuse)
+    later = trace()
+    assert later.module == first
+    assert later.module == first, "asked for twice"
+    with pytest.raises(AssertionError, match="compiled again"):
+        later.compilation.explain()  # what explains itself is compiled
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+def test_a_damaged_entry_does_not_exist(folder: Path, damage: bytes | None) -> None:
+    module = trace().module
+    (entry,) = entries(folder)
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[:-1] if damage is None else damage)
+    assert trace().module == module
+    assert entry.read_bytes() == whole
+
+
+def key(stitched: Stitched, **changed: Any) -> str | None:
+    known = {"donated": stitched.donated, "gpu": stitched.gpu, "strict": False, **changed}
+    return key_of(
+        stitched.hlo, stitched.graph, known["donated"], known["gpu"], strict=known["strict"]
+    )
+
+
+def test_all_that_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    stitched = trace()
+    keys = [
+        key(stitched),
+        key(trace(lambda x: jax.nn.softmax(x) * 2)),
+        key(stitched, donated=(True,)),
+        key(stitched, gpu=dataclasses.replace(H100, sms=100)),
+        key(stitched, strict=True),
+    ]
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
+    keys.append(key(stitched))
+    monkeypatch.delenv("ASTITCH_STITCH_LOOPS")
+    monkeypatch.setattr(module_cache, "fingerprint", lambda: b"another version")
+    keys.append(key(stitched))
+    monkeypatch.undo()
+    assert None not in keys and len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    "name", [("ASTITCH_DEBUG", "1"), ("ASTITCH_DUMP", "shown"), ("ASTITCH_TUNE", "1")]
+)
+def test_what_is_shown_or_measured_is_compiled(
+    name: tuple[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    option, value = name
+    monkeypatch.setenv(option, str(tmp_path / value) if value == "shown" else value)
+    assert key(trace()) is None
+
+
+def test_a_module_that_calls_something_is_not_kept() -> None:
+    """What a custom call holds may be an address of this process."""
+
+    def factor(x: jax.Array) -> jax.Array:
+        return jax.numpy.linalg.cholesky(x @ x.T)
+
+    text = jax.jit(factor).lower(X).compiler_ir("hlo").as_serialized_hlo_module_proto()
+    graph = import_hlo(text)
+    assert any(node.op == "custom-call" for node in graph)
+    assert key_of(text, graph, (False,), H100, strict=False) is None
+
+
+def test_every_source_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "plan.py").write_text("a = 1")
+    (tmp_path / "cuda" / "part.cuh").write_text("int a;")
+    seen = {hash_sources(tmp_path)}
+    for file, text in (("plan.py", "a = 2"), ("cuda/part.cuh", "int b;"), ("new.py", "")):
+        (tmp_path / file).write_text(text)
+        seen.add(hash_sources(tmp_path))
+    (tmp_path / "notes.txt").write_text("decides nothing")
+    seen.add(hash_sources(tmp_path))
+    assert len(seen) == 4
+
+
+def test_the_cache_keeps_within_its_limit(tmp_path: Path) -> None:
+    cache = ModuleCache(tmp_path / "small", limit_bytes=3000, suffix=".module")
+    for number in range(5):
+        cache.store(f"{number:064}", bytes(1000))
+    assert sum(file.stat().st_size for file in entries(tmp_path / "small")) <= 3000
+    assert cache.load(f"{4:064}") == bytes(1000)
