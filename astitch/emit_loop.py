@@ -225,7 +225,10 @@ class _Emitter:
         return name if self.is_local(part) else f"{name}[{q}]"
 
     def spell_integer(self, node: Node, value: Affine) -> str:
-        terms = f"turn * {value.scale} + {value.offset}" if value.scale else str(value.offset)
+        turn, ending = ("(long long)turn", "LL") if node.dtype.bytes == 8 else ("turn", "")
+        terms = f"{value.offset}{ending}"
+        if value.scale:
+            terms = f"{turn} * {value.scale}{ending} + {terms}"
         return f"({STORAGE[node.dtype]})({terms})"
 
     def find_locals(self) -> set[Part]:

@@ -155,6 +155,10 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
     trips = _count_trips(condition, starts)
     if trips is None:
         return LoopRefusal(node.name, "how often it turns is not known")
+    types = state_types(node)
+    for index, value in starts.items():
+        if not all(_fits(types[index], value.at(turn)) for turn in (0, trips)):
+            return LoopRefusal(node.name, f"%{body.parameters[index]} counts beyond its type")
     given = {body.parameters[i]: value for i, value in starts.items()}
     integers = find_integers(body, given, trips)
     slices: dict[str, Place] = {}

@@ -242,8 +242,11 @@ class _Classes:
         changed = True
         while changed:
             changed = False
-            for name in self.live - self.matrices:
-                shape = self.body[name].shape
+            for node in self.body:
+                name = node.name
+                if name not in self.live or name in self.matrices:
+                    continue
+                shape = node.shape
                 open_ = [
                     d
                     for d, extent in enumerate(shape)

@@ -19,7 +19,9 @@ def merge_loops(graph: Graph, first: str, second: str) -> Graph | None:
     one, other = graph[first], graph[second]
     loops = [analyse_loop(graph, node) for node in (one, other)]
     trips = {loop.trips if isinstance(loop, Loop) else None for loop in loops}
-    if len(trips) > 1 or None in trips or first in find_ancestors(graph, second):
+    if len(trips) > 1 or None in trips:
+        return None
+    if first in find_ancestors(graph, second) or second in find_ancestors(graph, first):
         return None
     count = len(state_types(one))
     merged = replace(

@@ -509,8 +509,10 @@ class _Arranger:
         wave: int,
         demoted: frozenset[str],
         schedule: Schedule,
+        *,
+        teams: bool = True,
     ):
-        self.demoted, self.schedule = demoted, schedule
+        self.demoted, self.schedule, self.teams = demoted, schedule, teams
         self.known, self.graph, self.groups = known, known.graph, known.groups
         self.gpu, self.block, self.wave = gpu, block, wave
         self.team_parts = 0
@@ -557,16 +559,17 @@ class _Arranger:
         """The mapping of a space; teams of one kernel all have the same number of blocks."""
         if space.running:
             running = map_running(space, self.gpu, self.block, self.wave, self.schedule)
-            if not running.team or self.team_parts in (0, running.parts):
+            alike = self.teams and self.team_parts in (0, running.parts)
+            if alike or not running.team:
                 self.team_parts = running.parts if running.team else self.team_parts
                 return running
             return map_running(space, self.gpu, self.block, 1, self.schedule)
         mapping = map_space(space, self.gpu, self.block, self.wave, self.schedule)
-        if mapping.team:
+        if mapping.team and self.teams:
             self.team_parts = self.team_parts or mapping.parts
-            if mapping.parts != self.team_parts:
-                return replace(mapping, team=False)
-        return mapping
+            if mapping.parts == self.team_parts:
+                return mapping
+        return replace(mapping, team=False)
 
     def why_not_local(self, draft: _Draft, index: Index) -> str | None:
         if draft.root.name in self.demoted and index != draft.root.result_index:
@@ -815,15 +818,23 @@ def choose_schemes(
     RootReads(graph, groups), for those who arrange a scope several times.
     """
     known = known or RootReads(graph, groups)
-    for _ in range(MAX_WAVES):
-        arranger = _Arranger(known, gpu, block, wave, demoted, schedule)
+
+    def arrange(blocks: int, *, teams: bool = True) -> _Arranger:
+        arranger = _Arranger(known, gpu, block, blocks, demoted, schedule, teams=teams)
         for candidate in groups.candidates:
             arranger.place(known.root_of(candidate.name))
-        idle = wave % max(arranger.team_parts, 1)
+        return arranger
+
+    blocks = wave
+    for _ in range(MAX_WAVES):
+        arranger = arrange(blocks)
+        idle = blocks % max(arranger.team_parts, 1)
         if not idle:
+            return arranger.finish()
+        blocks -= idle  # blocks that are no whole team take no part, and leave no partials
+        if not blocks:
             break
-        wave -= idle  # blocks that are no whole team take no part, and leave no partials
-    return arranger.finish()
+    return arrange(wave, teams=False).finish()
 
 
 def shared_elements(place: Placement, mapping: Mapping) -> int:

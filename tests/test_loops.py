@@ -38,7 +38,7 @@ from astitch.loop_analysis import (
 )
 from astitch.loop_hoist import hoist, hoist_loops
 from astitch.loop_merge import merge_loops
-from astitch.loop_plan import Cut, LoopPlan, LoopRefusal, plan_loop, try_cut
+from astitch.loop_plan import Cut, LoopPlan, LoopRefusal, hoist_planned, plan_loop, try_cut
 from astitch.nvrtc import CompiledKernel, Request
 from astitch.program import IslandStep, KernelStep, Step, View
 from astitch.reference import eval_node
@@ -687,3 +687,37 @@ def test_loops_are_compiled_while_others_are_planned(
     compile_for_xla(read(both_ways, lstm_arguments(16)), H100)
     loops = [form for form in made if "receive_rows" in form or "add_product" in form]
     assert len(loops) == 2 and len(set(loops)) == 1
+
+
+def test_loops_of_which_one_waits_for_the_other_do_not_merge_either_way() -> None:
+    """Two branches of 200 and 300 turns and of 300 and 200: the outer two merge, the inner two then wait for them."""
+    w, h = normal(64, 64), normal(8, 64)
+
+    def run(w: Any, h: Any, turns: int) -> Any:
+        return lax.scan(lambda h, _: (jnp.tanh(h @ w), None), h, None, length=turns)[0]
+
+    def two(w: Any, h: Any) -> Any:
+        return run(w, run(w, h, 200) + 1, 300), run(w, run(w, h * 2, 300) + 1, 200)
+
+    graph = read(two, (w, h))
+    chain = read(lambda w, h: run(w, run(w, h, 9), 9), (w, h))
+    one, other = (node.name for node in loops_of(chain))
+    assert merge_loops(chain, one, other) is None
+    assert merge_loops(chain, other, one) is None
+    assert len(loops_of(hoist_planned(graph, H100))) == 3
+
+
+@pytest.mark.parametrize("step", [1, 100])
+def test_a_counter_that_wraps_around_is_none(step: int) -> None:
+    def counts(w: jax.Array, x: jax.Array) -> jax.Array:
+        def turn(state: Any, _: Any) -> Any:
+            h, count = state
+            return (jnp.tanh(h @ w), count + np.uint8(step)), None
+
+        return lax.scan(turn, (x, np.uint8(0)), None, length=300)[0][1]
+
+    assert refuse(counts, normal(8, 8), normal(4, 8)).endswith("counts beyond its type")
+    ends = lambda x: lax.while_loop(  # noqa: E731
+        lambda s: s[0] < np.uint8(250), lambda s: (s[0] + np.uint8(100), s[1] * 2), (np.uint8(0), x)
+    )[1]
+    assert refuse(ends, normal(4, 8)).endswith("counts beyond its type")

@@ -607,3 +607,14 @@ def test_only_blocks_of_whole_teams_leave_partials() -> None:
     split = [p for p in arrangement.placements.values() if p.span is Span.LOOP]
     assert split and all(place.partials == found.plan.kernel.grid for place in split)
     assert_close(found.run(x, check=True), by_jax(loss_and_softmax, x), TOLERANCE)
+
+
+def test_where_no_number_of_blocks_is_whole_teams_there_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fewer blocks may make other teams, and so on: at some point there are none."""
+    monkeypatch.setattr("astitch.stitch_scheme.MAX_WAVES", 1)
+    x = normal(11, 36_000)
+    found = plan_for(few_sms(8), softmax, x, schedule=Schedule(split=5))
+    assert found.plan.arrangement.team_parts == 1 and not found.teams
+    assert_close(found.run(x), by_jax(softmax, x), TOLERANCE)
