@@ -379,10 +379,20 @@ def find_planned(graph: Graph, gpu: Gpu) -> set[str]:
     return found
 
 
+def _name_start(graph: Graph, start: Node, taken: Collection[str]) -> str:
+    """A name that no node has."""
+    name, number = f"{start.name}.start", 1
+    while name in graph.nodes or name in taken:
+        number += 1
+        name = f"{start.name}.start.{number}"
+    return name
+
+
 def leave_starts(graph: Graph) -> tuple[Graph, dict[str, str]]:
     """The graph in which whiles have the numbers that their state starts with for themselves, and those nodes with the
     reason why they are left to XLA: a loop that is one kernel needs no array of zeros for the stacks that it writes."""
     nodes: dict[str, Node] = {}
+    names: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for node in graph:
         operands = list(node.operands)
@@ -390,7 +400,9 @@ def leave_starts(graph: Graph) -> tuple[Graph, dict[str, str]]:
         for number in starts:
             start = graph[operands[number]]
             if start.op == "broadcast" and graph[start.operands[0]].op == "constant":
-                operands[number] = f"{start.name}.start"
+                if start.name not in names:
+                    names[start.name] = _name_start(graph, start, nodes)
+                operands[number] = names[start.name]
                 nodes[operands[number]] = replace(start, name=operands[number])
                 reasons[operands[number]] = START
         nodes[node.name] = replace(node, operands=tuple(operands))

@@ -23,7 +23,7 @@ from astitch import options
 from astitch.build_program import make_cuda_kernel
 from astitch.compile import Compilation, compile_graph
 from astitch.emit_loop import LoopKernel, emit_loop
-from astitch.errors import IllegalProduct
+from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
 from astitch.hlo_import import import_hlo
@@ -877,6 +877,11 @@ def compile_for_xla(
     if options.loop_kernels():
         found, notes = find_loops(compilation)
         loops, refused = prepare_loops(found, gpu)
+        if strict and refused:
+            raise UnsupportedOp(
+                f"program {compilation.program.name}: strict was asked for, and XLA runs a loop\n  "
+                + "\n  ".join(refused)
+            )
         compilation = _note_loops(compilation, loops, (*notes, *refused))
     return compilation, export_program(compilation, kernels, regions, loops)
 

@@ -38,7 +38,15 @@ from astitch.loop_analysis import (
 )
 from astitch.loop_hoist import hoist, hoist_loops
 from astitch.loop_merge import merge_loops
-from astitch.loop_plan import Cut, LoopPlan, LoopRefusal, hoist_planned, plan_loop, try_cut
+from astitch.loop_plan import (
+    Cut,
+    LoopPlan,
+    LoopRefusal,
+    hoist_planned,
+    leave_starts,
+    plan_loop,
+    try_cut,
+)
 from astitch.nvrtc import CompiledKernel, Request
 from astitch.program import IslandStep, KernelStep, Step, View
 from astitch.reference import eval_node
@@ -721,3 +729,46 @@ def test_a_counter_that_wraps_around_is_none(step: int) -> None:
         lambda s: s[0] < np.uint8(250), lambda s: (s[0] + np.uint8(100), s[1] * 2), (np.uint8(0), x)
     )[1]
     assert refuse(ends, normal(4, 8)).endswith("counts beyond its type")
+
+
+def test_strict_hears_of_a_loop_whose_kernel_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The projection took it, the compiled kernel does not fit: XLA would run the loop."""
+
+    def refuse_all(loops: Any, gpu: Any) -> Any:
+        return {}, tuple(f"{loop.kernel.name}: too few registers" for loop in loops.values())
+
+    monkeypatch.setattr(xla_engine, "prepare_loops", refuse_all)
+    compilation, _ = compile_for_xla(read(lstm, lstm_arguments(16)), H100)
+    assert any("too few registers" in note for note in compilation.loops)
+    with pytest.raises(UnsupportedOp, match="XLA runs a loop\n.*too few registers"):
+        compile_for_xla(read(lstm, lstm_arguments(16)), H100, strict=True)
+
+
+def test_start_values_take_names_that_no_node_has() -> None:
+    graph = simplify(read(lstm_from_zeros, lstm_arguments(16)[:2]))
+    first, *_ = leave_starts(graph)[1]
+    taken = replace_name(graph, graph.parameters[0], first)
+    again, reasons = leave_starts(taken)
+    assert first not in reasons and len(reasons) >= 1
+    check_graph(again)
+
+
+def lstm_from_zeros(w: Any, z: Any) -> Any:
+    h = jnp.zeros((z.shape[1], w.shape[0]), z.dtype)
+    return lstm(w, z, h, h)
+
+
+def replace_name(graph: Graph, old: str, new: str) -> Graph:
+    """The same graph with another name for a parameter."""
+
+    def named(name: str) -> str:
+        return new if name == old else name
+
+    nodes = {
+        named(n.name): dataclasses.replace(
+            n, name=named(n.name), operands=tuple(map(named, n.operands))
+        )
+        for n in graph
+    }
+    parameters = tuple(map(named, graph.parameters))
+    return Graph(graph.name, nodes, parameters, graph.outputs, graph.aliases)
