@@ -295,19 +295,13 @@ def compile_hlo(
 
 def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
     """The product of a stage, printed."""
-    graph = import_hlo(data)
+    rewritten = graph = import_hlo(data)
     if until == "import":
         return str(graph)
-    if until == "simplify":
-        return str(simplify(graph))
-    if until == "expand":
-        return str(expand(simplify(graph)))
-    if until == "reassociate":
-        return str(reassociate(expand(simplify(graph))))
-    if until == "widen":
-        return str(widen(reassociate(expand(simplify(graph)))))
-    if until == "arrange_products":
-        return str(arrange_products(widen(reassociate(expand(simplify(graph))))))
+    for stage in (simplify, expand, reassociate, widen, arrange_products):
+        rewritten = stage(rewritten)
+        if until == stage.__name__:
+            return str(rewritten)
     compilation = compile_graph(graph, gpu)
     match until:
         case "find_scopes":

@@ -50,6 +50,7 @@ from astitch.simplify import (
     keep_live_nodes,
     neutral_element,
     read_splat,
+    rewrite_graph,
 )
 
 
@@ -62,21 +63,16 @@ def expand(graph: Graph, log: Log | None = None, keep: Collection[str] = ()) -> 
     if not any(node.op in RULES for node in graph):
         return graph
     heard: Log = log or (lambda rule, node: None)
-    draft = Draft(graph, heard)
-    values: dict[str, str] = {}
-    for node in graph:
-        node = replace(node, operands=tuple(values[o] for o in node.operands))
-        found: Node | str = node
+
+    def apply_rules(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
         for rule in RULES.get(node.op, ()) if node.name not in keep else ():
             expanded = rule(node, draft)
             if expanded is not None:
                 heard(rule.__name__, node.name)
-                found = expanded
-                break
-        values[node.name] = found if isinstance(found, str) else draft.put(found)
-    outputs = tuple(values[o] for o in graph.outputs)
-    nodes = keep_live_nodes(draft.nodes, outputs)
-    return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
+                return expanded if isinstance(expanded, str) else draft.put(expanded)
+        return None
+
+    return rewrite_graph(graph, heard, apply_rules)
 
 
 # ---- scatter

@@ -31,7 +31,7 @@ from astitch.ir import (
 )
 from astitch.loop_analysis import VIEWS, Affine, Carried, Loop, Place, Stack, analyse_loop
 from astitch.ops import OPS, Kind, monoid_of
-from astitch.simplify import keep_live_nodes
+from astitch.simplify import free_name, keep_live_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class _Hoister:
             elif node.name in self.loop.slices:
                 if node.operands[0] in carried:
                     carried.add(node.name)
-            elif node.op == "rng" or any(o in carried for o in node.operands):
+            elif any(o in carried for o in node.operands):
                 carried.add(node.name)
         return carried
 
@@ -127,10 +127,7 @@ class _Hoister:
     # ---- new nodes -------------------------------------------------------------------------------------------------
 
     def fresh(self, hint: str) -> str:
-        name, number = hint, 1
-        while name in self.taken:
-            number += 1
-            name = f"{hint}.{number}"
+        name = free_name(hint, self.taken)
         self.taken.add(name)
         return name
 

@@ -37,7 +37,7 @@ from astitch.loop_axes import Axes, Axis, Form, Product, find_axes, find_live
 from astitch.loop_hoist import hoist_loops
 from astitch.loop_merge import merge_loops
 from astitch.ops import OPS, Cost, Kind
-from astitch.simplify import keep_live_nodes
+from astitch.simplify import free_name, keep_live_nodes
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
 """What products take: their sums are f32."""
@@ -379,15 +379,6 @@ def find_planned(graph: Graph, gpu: Gpu) -> set[str]:
     return found
 
 
-def _name_start(graph: Graph, start: Node, taken: Collection[str]) -> str:
-    """A name that no node has."""
-    name, number = f"{start.name}.start", 1
-    while name in graph.nodes or name in taken:
-        number += 1
-        name = f"{start.name}.start.{number}"
-    return name
-
-
 def leave_starts(graph: Graph) -> tuple[Graph, dict[str, str]]:
     """The graph in which whiles have the numbers that their state starts with for themselves, and those nodes with the
     reason why they are left to XLA: a loop that is one kernel needs no array of zeros for the stacks that it writes."""
@@ -401,7 +392,7 @@ def leave_starts(graph: Graph) -> tuple[Graph, dict[str, str]]:
             start = graph[operands[number]]
             if start.op == "broadcast" and graph[start.operands[0]].op == "constant":
                 if start.name not in names:
-                    names[start.name] = _name_start(graph, start, nodes)
+                    names[start.name] = free_name(f"{start.name}.start", {*graph.nodes, *nodes})
                 operands[number] = names[start.name]
                 nodes[operands[number]] = replace(start, name=operands[number])
                 reasons[operands[number]] = START

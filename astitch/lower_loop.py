@@ -45,7 +45,7 @@ from astitch.values import (
     Values,
     VectorLoad,
 )
-from astitch.zones import LANE, Key, Zone
+from astitch.zones import LANE, Key, Zone, at_first_lane
 
 MAX_OWN_STATES = 16
 """States of other warps that each thread combines by itself; one that is no simple sum or extreme counts for four."""
@@ -307,9 +307,7 @@ class LoopLowering(Values):
                 load = staged.load
                 array = self.declarations.array(load.source, load.dtype, read=True)
                 position, _ = fetcher.position(load.form)
-                base = Linear(
-                    position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
-                )
+                base = at_first_lane(position)
                 at = fetcher.staged_position(staged, next_turn)
                 name, width = target[staged.name], self.mapping.vector
                 fetcher.emit(Zone.COLUMN, k.Fetch(name, at, load.dtype, array, base, width))
@@ -807,9 +805,7 @@ class LoopLowering(Values):
         form = ix.linearize(index, array_of(self.graph[base]).shape)
         if self.is_vector(form):
             position, _ = self.position(form)
-            aligned = Linear(
-                position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
-            )
+            aligned = at_first_lane(position)
             vector = self.fresh(f"{target}_w")
             self.emit(Zone.COLUMN, k.VectorVariable(vector, array_type.dtype, self.mapping.vector))
             self.emit(Zone.LANE, k.StoreLane(vector, array_type.dtype, expr))

@@ -8,7 +8,7 @@ read or write the values.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -24,11 +24,12 @@ from astitch.ir import (
     TransposeAttrs,
 )
 from astitch.ops import OPS, Kind
-from astitch.simplify import Draft, Log, keep_live_nodes
+from astitch.simplify import Draft, Log, rewrite_graph
 from astitch.stitch_scope import why_not_stitchable
 
 MERGED_BYTES = 32 << 20
-"""Operands and result of a product, beyond which it fills a GPU by itself: what XLA takes."""
+"""Operands and result of a product, beyond which it fills a GPU by itself.  XLA's limit for one of those that it merges
+(xla_gpu_dot_merger_threshold_mb); ours is for all."""
 
 
 def arrange_products(graph: Graph, log: Log | None = None) -> Graph:
@@ -117,26 +118,22 @@ def _merge(graph: Graph, groups: Sequence[_Shared], log: Log) -> Graph:
     if not groups:
         return graph
     group_of = {dot.name: group for group in groups for dot in group.dots}
-    draft = Draft(graph, log)
-    values: dict[str, str] = {}
     products: dict[str, str] = {}  # the merged product, by the first of its dots
-    for node in _parameters_first(graph):
-        moved = replace(node, operands=tuple(values[o] for o in node.operands))
+
+    def merge(node: Node, draft: Draft, values: Mapping[str, str]) -> str | None:
         group = group_of.get(node.name)
         if group is None:
-            values[node.name] = draft.put(moved)
-            continue
-        first = group.dots[0]
-        if node is first:
-            log("merge_products", node.name)
-            products[first.name] = _put_merged(draft, moved, group, values)
-        values[node.name] = _put_part(draft, moved, group, products[first.name], graph)
-    outputs = tuple(values[o] for o in graph.outputs)
-    nodes = keep_live_nodes(draft.nodes, outputs)
-    return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
+            return None
+        first = group.dots[0].name
+        if node.name == first:
+            log("merge_products", first)
+            products[first] = _put_merged(draft, node, group, values)
+        return _put_part(draft, node, group, products[first], graph)
+
+    return rewrite_graph(graph, log, merge, _parameters_first(graph))
 
 
-def _put_merged(draft: Draft, first: Node, group: _Shared, values: dict[str, str]) -> str:
+def _put_merged(draft: Draft, first: Node, group: _Shared, values: Mapping[str, str]) -> str:
     """The product of all matrices beside each other."""
     attrs, side = first.attrs, group.side
     assert isinstance(attrs, DotAttrs)
@@ -207,19 +204,16 @@ def _transpose_operands(graph: Graph, log: Log) -> Graph:
     }
     if not wanted:
         return graph
-    draft = Draft(graph, log)
-    values: dict[str, str] = {}
-    for node in graph:
-        moved = replace(node, operands=tuple(values[o] for o in node.operands))
+
+    def transpose(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
+        name = node.name
         for side in (0, 1):
-            order = wanted.get((node.name, side))
-            if order is not None:
-                log("transpose_operand", node.name)
-                moved = _with_transposed(draft, moved, side, order)
-        values[node.name] = draft.put(moved)
-    outputs = tuple(values[o] for o in graph.outputs)
-    nodes = keep_live_nodes(draft.nodes, outputs)
-    return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
+            if (name, side) in wanted:
+                log("transpose_operand", name)
+                node = _with_transposed(draft, node, side, wanted[name, side])
+        return draft.put(node)
+
+    return rewrite_graph(graph, log, transpose)
 
 
 def _wanted_order(graph: Graph, dot: Node, side: int) -> tuple[int, ...] | None:

@@ -15,6 +15,7 @@ in the last place of the accumulation type, as it does with any other order of a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +34,7 @@ from astitch.ir import (
 )
 from astitch.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
 from astitch.ops import monoid_of
-from astitch.simplify import Draft, Log, keep_live_nodes
+from astitch.simplify import Draft, Log, keep_live_nodes, rewrite_graph
 
 SUMMED = frozenset({DType.F32, DType.F64})
 """Types whose sums are rounded so finely that their order is free; narrower ones are summed as one of these."""
@@ -299,21 +300,17 @@ def _second_result(
 
 
 def _hoist_factors(graph: Graph, log: Log) -> Graph:
-    draft = Draft(graph, log)
     levels: dict[str, int] = {}
-    values: dict[str, str] = {}
-    for node in graph:
-        node = replace(node, operands=tuple(values[o] for o in node.operands))
-        if _is_reduce(node, "add") and _is_zero(draft, node.operands[1]):
-            hoisted = _hoist(node, draft, levels)
-            if hoisted is not None:
-                log("hoist_factors", node.name)
-                values[node.name] = hoisted
-                continue
-        values[node.name] = draft.put(node)
-    outputs = tuple(values[o] for o in graph.outputs)
-    nodes = keep_live_nodes(draft.nodes, outputs)
-    return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
+
+    def hoist(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
+        if not (_is_reduce(node, "add") and _is_zero(draft, node.operands[1])):
+            return None
+        hoisted = _hoist(node, draft, levels)
+        if hoisted is not None:
+            log("hoist_factors", node.name)
+        return hoisted
+
+    return rewrite_graph(graph, log, hoist)
 
 
 def _level(draft: Draft, name: str, levels: dict[str, int]) -> int:

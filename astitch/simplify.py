@@ -8,7 +8,7 @@ No rule changes a bit of a result (the payload of a NaN excepted, which HLO leav
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -84,6 +84,37 @@ def _simplify_graph(graph: Graph, log: Log, regions: dict[int, Graph]) -> Graph:
         if name in graph.nodes and name not in nodes:
             log("drop_dead_nodes", name)
     return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
+
+
+Change = Callable[[Node, "Draft", Mapping[str, str]], str | None]
+"""(node with its new operands, draft, new values by old name) -> the value that stands for it, or None: itself."""
+
+
+def rewrite_graph(
+    graph: Graph, log: Log, change: Change, order: Iterable[Node] | None = None
+) -> Graph:
+    """The graph with what `change` makes of each node, in simplest form; dead nodes are gone.
+
+    order: of the graph's nodes, operands first; the graph's own where it is None.
+    """
+    draft = Draft(graph, log)
+    values: dict[str, str] = {}
+    for node in graph if order is None else order:
+        moved = replace(node, operands=tuple(values[o] for o in node.operands))
+        changed = change(moved, draft, values)
+        values[node.name] = draft.put(moved) if changed is None else changed
+    outputs = tuple(values[o] for o in graph.outputs)
+    nodes = keep_live_nodes(draft.nodes, outputs)
+    return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """`name`, or `name` and the lowest number from 2 with which it is not taken."""
+    unique, number = name, 1
+    while unique in taken:
+        number += 1
+        unique = f"{name}.{number}"
+    return unique
 
 
 def keep_live_nodes(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[str, Node]:
@@ -182,10 +213,7 @@ class Draft:
 
     def fresh(self, name: str) -> str:
         """`name`, or `name` and a number if that is taken.  Used up by this call."""
-        unique, number = name, 1
-        while unique in self._taken:
-            number += 1
-            unique = f"{name}.{number}"
+        unique = free_name(name, self._taken)
         self._taken.add(unique)
         return unique
 

@@ -33,9 +33,9 @@ def loop_key(graph: Graph, node: Node) -> LoopKey:
 
 
 def find_loops(
-    compilation: Compilation, path: str = ""
+    compilation: Compilation,
 ) -> tuple[dict[LoopKey, LoopKernel], tuple[str, ...]]:
-    """The loops that are worth a kernel, and notes on all.  path: begins the names of the kernels."""
+    """The loops that are worth a kernel, and notes on all."""
     found: dict[LoopKey, LoopKernel] = {}
     notes: list[str] = []
     for step in compilation.program.steps:
@@ -51,7 +51,7 @@ def find_loops(
                 continue
             plan = plan_loop(graph, node, key.used, compilation.gpu)
             if isinstance(plan, LoopPlan):
-                found[key] = emit_loop(plan, f"{path}loop_{len(found)}")
+                found[key] = emit_loop(plan, f"loop_{len(found)}")
                 notes.append(f"{found[key].kernel.name} = {plan}")
             else:
                 notes.append(str(plan))

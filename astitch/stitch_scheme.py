@@ -17,8 +17,8 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingType
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -334,6 +334,19 @@ def why_not_block_local(producer: Root, mapping: Mapping, index: Index) -> str |
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What the computation of a root reads.
+
+    roots: other roots, each with the index.  arrays: those in memory, each with the number of elements of which its
+    positions are multiples (find_alignment).  uneven: some value is needed at another index than the root's own.
+    """
+
+    roots: tuple[Read, ...]
+    arrays: MappingType[str, int]
+    uneven: bool
+
+
 class RootReads:
     """The roots of a scope and what they read: no mapping changes that, so all arrangements of the scope share it."""
 
@@ -344,10 +357,8 @@ class RootReads:
         self.kept = {c.name for c in groups.candidates}
         self.outputs = {stored_value(graph, o) for o in groups.scope.outputs}
         self._roots: dict[str, Root] = {}
-        self._reads: dict[str, tuple[tuple[Read, ...], frozenset[str]]] = {}
+        self._reads: dict[str, Reads] = {}
         self._spaces: dict[str, Space] = {}
-        self._alignments: dict[tuple[str, str], int] = {}
-        self._uneven: set[str] = set()  # roots that read something at another index than their own
 
     def root_of(self, name: str) -> Root:
         if name not in self._roots:
@@ -380,38 +391,36 @@ class RootReads:
         reduce, _ = reduce_behind(self.graph, name)
         return reduce if reduce in self.kept else None
 
-    def reads_of(self, root: Root) -> tuple[tuple[Read, ...], frozenset[str]]:
-        """(reads of other roots, names of arrays read from memory)."""
+    def reads_of(self, root: Root) -> Reads:
         if root.name not in self._reads:
             self._reads[root.name] = self.find_reads(root)
         return self._reads[root.name]
 
-    def find_reads(self, root: Root) -> tuple[tuple[Read, ...], frozenset[str]]:
+    def find_reads(self, root: Root) -> Reads:
         roots: list[Read] = []
-        arrays: set[str] = set()
+        arrays: dict[str, int] = {}
+        uneven = False
         starts = root_starts(self.graph, root)
         own = {root.name} if root.kind is RootKind.POINTWISE else set()
 
         def visit(read: Read, stopped: bool) -> None:
+            nonlocal uneven
             single = array_of(self.graph[read.operand]).size == 1
             if not single and not is_uniform(self.graph, read.operand):
-                embedded = is_embedded(self.graph, read.operand)
-                if embedded or read.index != root.index:
-                    self._uneven.add(root.name)
+                elsewhere = read.index != root.index
+                uneven = uneven or elsewhere or is_embedded(self.graph, read.operand)
             if not stopped or read.operand in own:
                 return
             value = self.kept_value(read.operand) if read.operand in self.inside else None
             if value is not None:
                 roots.append(Read(value, read.index))
             elif self.is_array(read.operand):
-                arrays.add(read.operand)
                 form = ix.linearize(read.index, array_of(self.graph[read.operand]).shape)
-                key = root.name, read.operand
                 found = find_alignment(form, root.space.atoms)
-                self._alignments[key] = math.gcd(self._alignments.get(key, 0), found)
+                arrays[read.operand] = math.gcd(arrays.get(read.operand, 0), found)
 
         walk_reads(self.graph, starts, lambda name: name not in own and self.stops(name), visit)
-        return tuple(roots), frozenset(arrays)
+        return Reads(tuple(roots), arrays, uneven)
 
     def is_array(self, name: str) -> bool:
         """An input of more than one element."""
@@ -424,10 +433,10 @@ class RootReads:
         widest = 0
         for name in group.roots:
             root = self.root_of(name)
-            reads, arrays = self.reads_of(root)
+            reads = self.reads_of(root)
             # Running reductions are read from registers, almost always.
-            others = (r.operand for r in reads if not is_running(self.graph, r.operand))
-            types = [array_of(self.graph[a]) for a in (*arrays, *others)]
+            others = (r.operand for r in reads.roots if not is_running(self.graph, r.operand))
+            types = [array_of(self.graph[a]) for a in (*reads.arrays, *others)]
             if root.kind is RootKind.POINTWISE or name in self.outputs:
                 types.append(array_of(self.graph[name]))
             sizes = [t.dtype.bytes for t in types if t.size >= size_of(space.atoms)]
@@ -437,18 +446,19 @@ class RootReads:
     def is_flat(self, group: Group, space: Space) -> bool:
         """Is all that the group does element-wise, on whole arrays of one shape?  Then rows are of no account."""
         roots = [self.root_of(name) for name in group.roots]
-        for root in roots:
-            self.reads_of(root)
-        alike = all(root.space.atoms == space.atoms for root in roots)
-        pointwise = all(root.kind is RootKind.POINTWISE for root in roots)
-        return alike and pointwise and self._uneven.isdisjoint(group.roots)
+        return all(
+            root.kind is RootKind.POINTWISE
+            and root.space.atoms == space.atoms
+            and not self.reads_of(root).uneven
+            for root in roots
+        )
 
     def is_awaited(self, group: Group, space: Space) -> bool:
         """Does a root of the space's size need what the group reduces?"""
         behind: set[str] = set()  # the reduces, and what is made of them
         for name in group.roots:  # in topological order
             root = self.root_of(name)
-            needs = any(read.operand in behind for read in self.reads_of(root)[0])
+            needs = any(read.operand in behind for read in self.reads_of(root).roots)
             if needs and frozenset(root.space.atoms) >= frozenset(space.atoms):
                 return True
             if needs or root.kind is RootKind.REDUCE:
@@ -460,10 +470,10 @@ class RootReads:
         may begin anywhere."""
         read: dict[int, float] = {}
         for name in group.roots:
-            for array in self.reads_of(self.root_of(name))[1]:
+            for array, alignment in self.reads_of(self.root_of(name)).arrays.items():
                 kind = array_of(self.graph[array])
                 if kind.size >= size_of(space.atoms):
-                    width = math.gcd(self._alignments[name, array], MAX_ALIGNED)
+                    width = math.gcd(alignment, MAX_ALIGNED)
                     read[width] = read.get(width, 0.0) + kind.dtype.bytes
         half = sum(read.values()) / 2
         widths = [w for w in read if sum(b for other, b in read.items() if other >= w) >= half]
@@ -473,7 +483,7 @@ class RootReads:
         """Words for each element of the space that more than one root of the group reads there."""
         roots = [self.root_of(name) for name in group.roots]
         there = [r for r in roots if frozenset(r.space.atoms) >= frozenset(space.atoms)]
-        readers = Counter(array for root in there for array in self.reads_of(root)[1])
+        readers = Counter(array for root in there for array in self.reads_of(root).arrays)
         types = [array_of(self.graph[a]) for a, count in readers.items() if count > 1]
         return sum(t.dtype.bytes / 4 for t in types if t.size >= size_of(space.atoms))
 
@@ -485,7 +495,7 @@ class RootReads:
         row_reduces = 0
         for name in group.roots:
             root = self.root_of(name)
-            arrays |= self.reads_of(root)[1]
+            arrays |= self.reads_of(root).arrays.keys()
             if root.kind is RootKind.REDUCE:
                 row_reduces += root.space.reduced == space.reduced
                 sums_rows = root.space.reduced & kept and not root.space.reduced & space.reduced
@@ -593,7 +603,8 @@ class _Arranger:
         return combine_name(name) if combine is not None and combine.loop is loop else name
 
     def place(self, root: Root) -> None:
-        reads, arrays = self.known.reads_of(root)
+        known = self.known.reads_of(root)
+        reads, arrays = known.roots, known.arrays
         related = dict(self.loops_of_group.get(self.group_of[root.name], {}))
         related |= {(loop := self.drafts[r.operand].loop).number: loop for r in reads}
         if root.kind is RootKind.POINTWISE:
@@ -638,7 +649,7 @@ class _Arranger:
             return own_span is not Span.TASK and partials is not None and partials <= self.wave
         return not self.partials_outweigh(root, loop.mapping)
 
-    def join(self, root: Root, loop: _Loop, reads: Sequence[Read], arrays: frozenset[str]) -> None:
+    def join(self, root: Root, loop: _Loop, reads: Sequence[Read], arrays: Iterable[str]) -> None:
         span, partials = reduce_span(root, loop.mapping)
         blocks = min(self.wave, loop.mapping.tasks)
         count = blocks if partials is None else partials

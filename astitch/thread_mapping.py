@@ -42,7 +42,8 @@ MAX_ALIGNED = 16
 
 MOST_ACCESSES, MOST_LOOKUPS = 5, 24
 """Of a thread for its row, and lines that its warp looks up for all of its rows: it walks over all of them again with
-every access (H100, rows of 3 to 33 floats: up to 24 at 97 % of a copy's speed, 33 to 45 at 60 to 95 %, 49 at 45 %)."""
+every access (H100, rows of 7 to 33 floats: up to 24 at 94 to 100 % of a copy's speed, 33 to 45 at 58 to 98 %, 49 at 32
+to 46 %; rows of 3 to 6 are at 88 to 98 % at best)."""
 
 MAX_HELD_WORDS = 32
 """32-bit registers of a thread for the elements of a row that it holds from phase to phase, and for its column sums."""

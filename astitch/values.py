@@ -30,7 +30,7 @@ from astitch.stitch_scheme import (
     why_not_block_local,
 )
 from astitch.storage import storage_name
-from astitch.zones import LANE, Axis, Key, Zone, make_axes
+from astitch.zones import LANE, Axis, Key, Zone, at_first_lane, make_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Values:
         """An address: its base is computed once (index cache), the lane is added where it is used."""
         spelled, where = self.spell_base(form)
         lane = spelled.coefficient(LANE)
-        base = Linear(spelled.constant, tuple((t, c) for t, c in spelled.terms if t != LANE))
+        base = at_first_lane(spelled)
         if LANE in ix.symbols(base):
             return spelled, Zone.LANE
         if len(base.terms) > 1 or (base.terms and not isinstance(base.terms[0][0], Symbol)):
@@ -432,8 +432,7 @@ class Values:
         elif self.spell_base(guard.form)[1] > Zone.COLUMN:
             return None
         spelled, _ = self.spell_base(guard.form)
-        first = Linear(spelled.constant, tuple((t, c) for t, c in spelled.terms if t != LANE))
-        return replace(guard, form=first)
+        return replace(guard, form=at_first_lane(spelled))
 
     def start(self, dynamic: Dynamic) -> None:
         """A start index known at run time, clamped as HLO says."""
@@ -456,9 +455,7 @@ class Values:
             if not isinstance(vector, str):
                 position, _ = self.position(form)
                 vector = self.fresh(f"{name}_v")
-                base = Linear(
-                    position.constant, tuple((t, c) for t, c in position.terms if t != LANE)
-                )
+                base = at_first_lane(position)
                 width = self.mapping.vector
                 if not self.conditionals:  # else it may lie outside of the array
                     self.vector_loads[source, form] = VectorLoad(key, source, form, dtype)
@@ -515,7 +512,7 @@ class Values:
         for guard in find_mask(self.graph, *key, inside, kept):
             form, zone = self.spell_base(guard.form)
             last = form.coefficient(LANE) * (self.mapping.vector - 1)
-            base = Linear(form.constant, tuple((t, c) for t, c in form.terms if t != LANE))
+            base = at_first_lane(form)
             if zone <= Zone.COLUMN and LANE not in ix.symbols(base):
                 found.append(Within(base, guard.low - max(last, 0), guard.high - min(last, 0)))
         return tuple(found)

@@ -10,12 +10,17 @@ import math
 from collections.abc import Sequence
 
 from astitch import index as ix
-from astitch.index import Symbol
+from astitch.index import Linear, Symbol
 from astitch.propagation import Index
 from astitch.thread_mapping import Mapping
 
 LANE = Symbol("lane", 1 << 30)
 """The number of an element within a vector; its true extent never matters, for lanes are only ever added."""
+
+
+def at_first_lane(form: Linear) -> Linear:
+    """The form where the lane is 0; one that divides by something keeps the lane inside."""
+    return Linear(form.constant, tuple((t, c) for t, c in form.terms if t != LANE))
 
 
 class Zone(enum.IntEnum):

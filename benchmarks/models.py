@@ -24,7 +24,8 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from astitch.profiling.kernel_trace import CLASSES, MEMORY, record_kernels
+from astitch.profiling.kernel_trace import MEMORY, record_kernels
+from astitch.profiling.report import KINDS
 from astitch.profiling.stitched import plan_bytes
 from astitch.profiling.timing import Runner, choose_calls, measure_wall, time_batch
 from benchmarks import kernels, peers
@@ -494,7 +495,7 @@ def format_row(row: ModelRow) -> str:
         return "/".join(_number(values.get(side), scale) for side in SIDES)
 
     def triple(values: Mapping[str, Mapping[str, float]], side: str) -> str:
-        return "/".join(_number(values.get(side, {}).get(kind)) for kind in CLASSES)
+        return "/".join(_number(values.get(side, {}).get(kind)) for kind in KINDS)
 
     def host(side: str) -> str:
         return f"{_number(row.host_us.get(side))}/{_number(row.queued_us.get(side))}"

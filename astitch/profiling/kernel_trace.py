@@ -15,8 +15,6 @@ from typing import Any
 
 from astitch.profiling.report import COPY, KINDS, MEMORY, PRODUCT
 
-CLASSES = KINDS
-
 COPY_NAME = re.compile(r"^\[?(CUDA )?mem(cpy|set)", re.IGNORECASE)
 
 PRODUCT_NAME = re.compile(
@@ -56,7 +54,7 @@ class KernelTimes:
 
 
 def classify_kernel(name: str) -> str:
-    """One of CLASSES."""
+    """One of KINDS."""
     if COPY_NAME.match(name):
         return COPY
     return PRODUCT if PRODUCT_NAME.search(name) else MEMORY
@@ -64,8 +62,8 @@ def classify_kernel(name: str) -> str:
 
 def sum_launches(launches: Iterable[Launch], calls: int, most: int = 8) -> KernelTimes:
     """The launches of `calls` calls, for one.  most: names to list.  Raises NothingRecorded."""
-    us = dict.fromkeys(CLASSES, 0.0)
-    count = dict.fromkeys(CLASSES, 0.0)
+    us = dict.fromkeys(KINDS, 0.0)
+    count = dict.fromkeys(KINDS, 0.0)
     by_name: dict[str, float] = {}
     for launch in launches:
         kind = classify_kernel(launch.name)
