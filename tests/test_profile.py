@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,18 @@ from astitch.build_program import build_program
 from astitch.check_plan import check_plan
 from astitch.compile import compile_hlo
 from astitch.errors import AstitchError
+from astitch.gpu import preset
+from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.profiling import command, profiler, xla_ahead
 from astitch.profiling.ablation import cut_like_xla, plan_variants
 from astitch.profiling.command import main
 from astitch.profiling.compare import compare_reports
-from astitch.profiling.report import MEMORY, PRODUCT, SCHEMA, Report, Spread
+from astitch.profiling.report import MEMORY, PRODUCT, SCHEMA, Event, Kernel, Report, Spread
+from astitch.profiling.stitched import describe_program, find_separations
 from astitch.profiling.target import parse_shapes, read_target, trace_function
+from astitch.profiling.wording import describe_name, shorten_names
+from astitch.xla_engine import compile_for_xla
 
 MODULE = """\
 import jax.numpy as jnp
@@ -100,6 +105,53 @@ def test_a_report_comes_back_from_json(report: Report) -> None:
     assert Report.from_dict(saved).to_dict() == report.to_dict()
 
 
+def test_a_timeline_is_columns_in_a_file_and_an_older_file_is_read(report: Report) -> None:
+    events = (Event("a", "memory", 0.0, 1.0625), Event("b", "product", 2.0, 3.0))
+    events += (Event("a", "memory", 5.5, 1.0),)
+    timed = replace(report, xla=replace(report.xla, timeline=events))
+    saved = json.loads(json.dumps(timed.to_dict()))
+    columns = saved["xla"]["timeline"]
+    assert columns["names"] == ["a", "b"] and columns["row"] == [0, 1, 0]
+    found = Report.from_dict(saved).xla.timeline
+    assert [(e.name, e.kind, e.start_us) for e in found] == [
+        (e.name, e.kind, e.start_us) for e in events
+    ]
+    assert found[0].us == pytest.approx(1.0625, abs=1e-3)
+    for side in ("xla", "astitch"):
+        saved[side]["timeline"] = [asdict(e) for e in getattr(timed, side).timeline]
+    older = Report.from_dict(saved | {"schema": "astitch-profile 1"})
+    assert older.xla.timeline == events and older.schema == SCHEMA
+
+
+def test_a_loop_that_is_one_kernel_tells_its_turns_and_its_text() -> None:
+    def rnn(x: jax.Array, w: jax.Array) -> jax.Array:
+        def turn(h: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+            h = jnp.tanh(h @ w + row)
+            return h, h
+
+        soft_x = jnp.exp(x - x.max(-1, keepdims=True))
+        return jax.lax.scan(turn, jnp.zeros((8, 64)), soft_x)[1] * 2
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((40, 8, 64), (64, 64))]
+    hlo = jax.jit(rnn).lower(*shapes).compiler_ir("hlo").as_serialized_hlo_module_proto()
+    compilation, _ = compile_for_xla(import_hlo(hlo), preset("h100"))
+    found = describe_program(compilation, None)
+    (loop,) = [k for k in found.kernels if k.stitch and k.stitch.turns]
+    assert loop.ours and loop.limit == "turns" and loop.name == "loop_0"
+    assert loop.stitch is not None and loop.stitch.turns == 40
+    assert "__global__" in loop.stitch.cuda
+    assert loop.flops == 40 * 2 * 8 * 64 * 64
+    assert loop.projected_us > loop.bound_us > 0
+    (step,) = [s for s in found.steps if s.name == "loop_0"]
+    assert (step.kind, step.label) == ("kernel", "a loop of 40 turns")
+    reasons = [r.reason for r in find_separations(compilation, found.steps)]
+    assert reasons == ["%loop_0 (a loop of 40 turns) runs in between: a kernel of its own"]
+    # Left to XLA, it is an op of XLA's.
+    left = compile_hlo(hlo, gpu="h100")
+    labels = [s.label for s in describe_program(left, None).steps if s.kind == "xla"]
+    assert len(labels) == 1 and labels[0].endswith("left to XLA") and labels[0] != "0 ops"
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -144,6 +196,32 @@ def test_the_terminal_fits_100_columns_without_colours(report: Report) -> None:
 # ---- comparison ------------------------------------------------------------------------------------------------
 
 
+def test_no_two_kernels_are_called_alike() -> None:
+    long = "sm90_xmma_fprop_implicit_gemm_f32_tilesize{}_warpgroupsize1x1x1_execute_kernel"
+    names = [long.format(size) for size in ("128x128x32", "64x256x32")]
+    found = shorten_names([*names, "stitch_0", "loop_dynamic_update_slice_fusion_11"], 24)
+    assert list(found.values()) == [
+        "sm90_xmma_fpr…128x128x32",
+        "sm90_xmma_fpro…64x256x32",
+        "stitch_0",
+        "loop_dynamic_update_…_11",
+    ]
+    alike = ["x" * 40 + "_1_2", "x" * 40 + "_2_1"]
+    assert len(set(shorten_names(alike, 24).values())) == 2
+    many = [f"void library::kernel<{n}, float>(Parameters<{n}>)" for n in range(30)]
+    shown = shorten_names(many, 24)
+    assert len(set(shown.values())) == 30 and max(map(len, shown.values())) <= 24
+
+
+def test_a_number_is_told_with_the_ops_it_came_from() -> None:
+    sources = "f.py:3 jit(f)/exp", "f.py:4 jit(f)/while/body/add", "f.py:9 jit(f)/exp"
+    assert describe_name(Kernel("fusion_160", MEMORY, 1.0, source=sources)) == "fusion_160 exp, add"
+    assert (
+        describe_name(Kernel("loop_exp_fusion", MEMORY, 1.0, source=sources)) == "loop_exp_fusion"
+    )
+    assert describe_name(Kernel("loop_0", MEMORY, 1.0, source=sources)) == "loop_0"
+
+
 def slower(report: Report, factor: float) -> Report:
     kernels = tuple(
         replace(k, projected_us=k.projected_us and k.projected_us * factor)
@@ -160,6 +238,22 @@ def test_slower_beyond_the_tolerance_is_a_regression(report: Report) -> None:
     ]
     assert compare_reports(report, slower(report, 1.02), 0.05).regressions == ()
     assert compare_reports(report, slower(report, 0.5), 0.05).regressions == ()
+
+
+def test_launches_of_traced_calls_have_a_tolerance_and_of_compiled_ones_none(
+    report: Report,
+) -> None:
+    def count(times: float, basis: str) -> Report:
+        kernels = tuple(replace(k, us=1.0, launches=times) for k in report.astitch.kernels)
+        return replace(report, astitch=replace(report.astitch, kernels=kernels, basis=basis))
+
+    def regressed(basis: str, times: float) -> list[str]:
+        found = compare_reports(count(1.0, basis), count(times, basis), 0.05).regressions
+        return [change.what for change in found if change.what.startswith("launches")]
+
+    assert regressed("measured", 1.04) == []
+    assert "launches, memory-intensive" in regressed("measured", 1.2)
+    assert "launches, memory-intensive" in regressed("projected", 1.04)
 
 
 def test_noise_is_no_regression(report: Report) -> None:

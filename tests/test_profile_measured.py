@@ -98,6 +98,31 @@ def test_launches_are_joined_to_what_is_known_of_their_kernels() -> None:
     assert found.xla.planned_bytes
 
 
+def test_a_librarys_kernel_has_the_work_of_the_ops_that_called_it() -> None:
+    def call(name: str, us: float, lines: str) -> Kernel:
+        work: Any = {"bound_us": us, "flops": 10, "read_bytes": 4, "written_bytes": 2}
+        return Kernel(name, PRODUCT, 1.0, limit="DRAM", source=(lines,), **work)
+
+    launches = [
+        Launch("sm90_gemm", 5.0, 0.0, DETAILS, "jit_f", "custom-call.1"),
+        Launch("splitK_reduce", 1.0, 6.0, DETAILS, "jit_f", "custom-call.1"),
+        Launch("sm90_gemm", 7.0, 8.0, DETAILS, "jit_f", "custom-call.2"),
+        Launch("loop_add", 1.0, 16.0, DETAILS, "jit_f", "loop_add"),
+    ]
+    known = [
+        call("custom-call.1", 2.0, "a.py:1"),
+        call("custom-call.2", 3.0, "a.py:2"),
+        Kernel("loop_add", MEMORY, 1.0, bound_us=0.5),
+    ]
+    rows = measured.join_traced(measured.sum_calls(launches, 1), known, preset("h100"))
+    found = {row.name: row for row in rows}
+    gemm = found["sm90_gemm"]
+    assert (gemm.us, gemm.launches, gemm.bound_us, gemm.flops) == (12.0, 2.0, 5.0, 20)
+    assert gemm.kind == PRODUCT and gemm.source == ("a.py:1", "a.py:2")
+    assert found["splitK_reduce"].bound_us is None  # no work of its own
+    assert found["loop_add"].bound_us == 0.5
+
+
 @pytest.mark.usefixtures("on_a_gpu")
 def test_a_training_step_carries_its_state() -> None:
     x = jnp.ones((16, 128))
@@ -241,15 +266,19 @@ def test_the_watched_process_can_be_started() -> None:
 
 # ---- the machine -----------------------------------------------------------------------------------------------
 
+BUS = "00000000:4B:00.0"
+
 
 @pytest.mark.parametrize(
     ("script", "found"),
     [
         (None, ("", {})),
-        ("import sys; print('580.1, 1980, [N/A], 1980, 700.00'); sys.exit(9)", ("", {})),
+        (f"import sys; print('{BUS}, 580.1, 1980, [N/A], 1980, 700.00'); sys.exit(9)", ("", {})),
+        ("print('00000000:3B:00.0, 580.1, 1980, 1593, 1980, 700.00')", ("", {})),  # another GPU
         ("print(end='')", ("", {})),
         (
-            "print('580.1, 1755, [N/A], 1980, 700.00')",
+            "print('00000000:3B:00.0, 580.1, 210, 1593, 1980, 700.00');"
+            f"print('{BUS}, 580.1, 1755, [N/A], 1980, 700.00')",
             ("580.1", {"SM clock": 1755.0, "most SM clock": 1980.0, "power limit (W)": 700.0}),
         ),
     ],
@@ -262,4 +291,4 @@ def test_what_nvidia_smi_does_not_say_is_left_out(
         fake.write_text(f"#!{sys.executable}\n{script}\n")
         fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert measured.ask_nvidia_smi() == found
+    assert measured.ask_nvidia_smi("0000:4b:00.0") == found

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import pytest
 
 import astitch
-from astitch.profiling.report import Ablation, Kernel, Report, Side
+from astitch.profiling.figures import draw_timeline
+from astitch.profiling.report import Ablation, Event, Kernel, Refusal, Report, Side
 
 CHROMIUM = (
     os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -117,6 +118,41 @@ def test_names_from_a_module_are_escaped(report: Report) -> None:
 def test_a_notebook_shows_the_page_in_a_frame(report: Report) -> None:
     frame = report._repr_html_()
     assert frame.startswith("<iframe") and frame.count("<") == 2
+
+
+def test_thousands_of_launches_are_drawn_in_few_strokes(report: Report) -> None:
+    events = tuple(Event(f"k{n}", "memory", 3.0 * n, 1.0) for n in range(20_000))
+    sides = {"xla": Side("xla", timeline=events), "astitch": Side("astitch")}
+    picture = draw_timeline(replace(report, **sides))
+    assert "XLA: 20000 launches" in picture
+    assert picture.count("<rect") < 1200 and len(picture) < 300_000
+    told = [int(n) for n in re.findall(r"(\d+) launches in", picture)]
+    assert sum(told) == 20_000
+
+
+def test_texts_that_are_alike_are_shown_once(report: Report) -> None:
+    kernel = next(k for k in report.astitch.kernels if k.stitch)
+    assert kernel.stitch is not None
+    cuda = kernel.stitch.cuda.replace(kernel.name, "stitch_9")
+    twin = replace(kernel, name="stitch_9", stitch=replace(kernel.stitch, cuda=cuda))
+    kernels = (*report.astitch.kernels, twin)
+    text = replace(report, astitch=replace(report.astitch, kernels=kernels)).to_html()
+    assert text.count("The same as of") == 1
+    assert text.count('<pre class="code">') == report.to_html().count('<pre class="code">')
+
+
+def test_counters_have_a_table_of_their_own(report: Report) -> None:
+    counted = [replace(k, counters={"instructions": 1234.0}) for k in report.xla.kernels[:2]]
+    kernels = (*counted, *report.xla.kernels[2:])
+    text = replace(report, xla=replace(report.xla, kernels=kernels)).to_html()
+    assert text.count("<td>1,234</td>") == 2
+    assert 'id="counters"' in text and 'id="counters"' not in report.to_html()
+
+
+def test_many_refusals_are_folded(report: Report) -> None:
+    many = tuple(Refusal(f"a{n}", "b", "no", ()) for n in range(30))
+    text = replace(report, refusals=many).to_html()
+    assert "<summary>18 more</summary>" in text and "<code>a29</code>" in text
 
 
 def test_what_is_not_known_is_not_drawn(report: Report) -> None:

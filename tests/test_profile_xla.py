@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from astitch.gpu import preset
 from astitch.hlo_import import serialize_module
-from astitch.profiling.products import bound_product, peak_gflops
+from astitch.profiling.product_bounds import bound_product, peak_gflops
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
 from astitch.profiling.xla_kernels import read_xla_kernels
 from astitch.speed_of_light import Work
@@ -98,6 +98,46 @@ def test_only_what_is_needed_is_read_and_what_is_new_is_written() -> None:
     assert (new.read_bytes, new.written_bytes) == (64 * 4 + 4, 64 * 4)  # in place
     assert row.flops == 20 * 64  # an exponential is 20
     assert row.source == ("f.py:7 jit(f)/exp",)
+
+
+UPDATES = """\
+HloModule jit_g, is_scheduled=true
+
+%fused (p0: f32[10,64], p1: f32[64], p2: s32[]) -> (f32[10,64], f32[64]) {
+  %p0 = f32[10,64]{1,0} parameter(0)
+  %p1 = f32[64]{0} parameter(1)
+  %p2 = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %flat = f32[640]{0} bitcast(%p0)
+  %shaped = f32[10,64]{1,0} bitcast(%flat)
+  %row = f32[1,64]{1,0} bitcast(%p1)
+  %update = f32[10,64]{1,0} dynamic-update-slice(%shaped, %row, %p2, %zero)
+  %e = f32[64]{0} exponential(%p1)
+  ROOT %both = (f32[10,64]{1,0}, f32[64]{0}) tuple(%update, %e)
+}
+
+%one (a: f32[64]) -> f32[64] {
+  %a = f32[64]{0} parameter(0)
+  ROOT %n = f32[64]{0} negate(%a)
+}
+
+ENTRY %main (x: f32[10,64], y: f32[64], i: s32[]) -> f32[64] {
+  %x = f32[10,64]{1,0} parameter(0)
+  %y = f32[64]{0} parameter(1)
+  %i = s32[] parameter(2)
+  %made = (f32[10,64]{1,0}, f32[64]{0}) fusion(%x, %y, %i), kind=kLoop, calls=%fused
+  %e = f32[64]{0} get-tuple-element(%made), index=1
+  ROOT %z = f32[64]{0} conditional(%i, %e, %e), branch_computations={%one, %one}
+}
+"""
+
+
+def test_a_fusion_writes_slices_in_place_and_its_other_results_whole() -> None:
+    found = read_xla_kernels(serialize_module(UPDATES), preset("h100"))
+    made = next(kernel for kernel in found.kernels if kernel.name == "made")
+    assert made.read_bytes == 64 * 4 + 4  # nothing of x
+    assert made.written_bytes == 64 * 4 + 64 * 4
+    assert found.conditionals == 1 and [k.name for k in found.kernels] == ["made", "n"]
 
 
 def test_products_are_bounded_by_memory_arithmetic_or_launch() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from astitch.errors import AstitchError
 from astitch.gpu import PRESETS
 from astitch.options import ENGINES
-from astitch.profiling.profiler import Options, Progress, find_device, profile_target
+from astitch.profiling.profiler import Options, Progress, choose_gpu, profile_target
 from astitch.profiling.report import Report
 
 PROGRAM = "astitch-profile"
@@ -182,7 +182,7 @@ def run(options: argparse.Namespace) -> int:
 def write_outputs(options: argparse.Namespace, report: Report) -> None:
     """The files, each whole."""
     if options.json:
-        write_whole(options.json, json.dumps(report.to_dict(), indent=1) + "\n")
+        write_whole(options.json, json.dumps(report.to_dict(), separators=(",", ":")) + "\n")
         print(f"wrote {options.json}", file=sys.stderr)
     page = options.html
     if options.open and page is None:
@@ -212,7 +212,7 @@ def profile_with_progress(options: argparse.Namespace) -> Report:
         not options.no_ablation,
     )
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both sides share the GPU
-    device = find_device(asked)
+    device = choose_gpu(asked)
     with show_progress(count_stages(asked, measured=device is not None)) as tell, quiet():
         if device is None:
             # JAX only traces then; a driver or plugin that does not work is none of its business.

@@ -1,6 +1,7 @@
 """Two reports of one target -> what became slower: for a person, and by the exit status for continuous integration.
 
-Measured times are only compared where both spreads are apart, so that noise is no regression; counts are exact.
+Measured times are only compared where both spreads are apart, so that noise is no regression.  Counts of what was
+compiled are exact; those of traced calls are means, to which the tolerance applies as well.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def find_changes(base: Report, report: Report, tolerance: float) -> Iterator[Cha
         counts = before.count(kind), after.count(kind)
         if counts[0] is not None and counts[1] is not None:
             share = counts[1] / counts[0] - 1 if counts[0] else float(counts[1] > 0)
-            more = counts[1] > counts[0]
+            more = share > (tolerance if report.measured else 0.0)
             shown = format_count(counts[0]), format_count(counts[1])
             yield Change(f"launches, {KIND_NAMES[kind]}", *shown, share, more)
     if before.planned_bytes and after.planned_bytes:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
-from astitch.profiling.report import MEMORY, PROJECTED, Ablation, Kernel, Report, Side, Step
+from astitch.profiling.report import MEMORY, PROJECTED, Ablation, Event, Kernel, Report, Side, Step
 from astitch.profiling.wording import (
     KIND_NAMES,
     OVERHEAD,
@@ -19,6 +19,7 @@ from astitch.profiling.wording import (
     format_count,
     format_percent,
     format_us,
+    shorten_names,
     split_time,
 )
 
@@ -107,6 +108,9 @@ def draw_ablation(rows: Sequence[Ablation]) -> str:
 # ---- roofline ----------------------------------------------------------------------------------------------------
 
 PLOT_WIDTH, PLOT_HEIGHT = 960, 460
+MOST_DECADES = 7
+"""Of the axis upwards: a kernel of three operations lies on its lower edge."""
+
 MARGIN = {"left": 66, "right": 24, "top": 18, "bottom": 48}
 
 
@@ -126,6 +130,7 @@ def draw_roofline(report: Report) -> str:
     )
     y_low = 10 ** math.floor(math.log10(min(ys) / 1.5))
     y_high = 10 ** math.ceil(math.log10(flops * 1.2))
+    y_low = max(y_low, y_high / 10**MOST_DECADES)
     inner_width = PLOT_WIDTH - MARGIN["left"] - MARGIN["right"]
     inner_height = PLOT_HEIGHT - MARGIN["top"] - MARGIN["bottom"]
 
@@ -151,7 +156,8 @@ def draw_roofline(report: Report) -> str:
     roof = [place(start, start * machine.peak_gbs), place(ridge, flops), place(x_high, flops)]
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in roof)
     out.append(f'<polyline class="roof" points="{points}"/>')
-    middle = place(math.sqrt(start * ridge), math.sqrt(start * ridge) * machine.peak_gbs)
+    at = start ** (2 / 3) * ridge ** (1 / 3)  # left of the middle, where most dots are
+    middle = place(at, at * machine.peak_gbs)
     angle = -math.degrees(math.atan2(roof[0][1] - roof[1][1], roof[1][0] - roof[0][0]))
     label = f"memory: {machine.peak_gbs:,.0f} GB/s"
     out.append(
@@ -227,6 +233,9 @@ def _power(value: float) -> str:
 
 LANE, LANE_GAP = 40, 26
 
+LEAST_WIDTH = 2.0
+"""Of what is drawn: thousands of launches are told together."""
+
 
 def draw_timeline(report: Report) -> str:
     """Kernels of a call one after the other, both sides on one axis."""
@@ -261,17 +270,46 @@ def draw_timeline(report: Report) -> str:
             f"{SIDE_NAMES[side.name]}, {len(events)} launches; arrow keys go from one to the next"
         )
         out.append(f'<g class="lane" tabindex="0" role="group" aria-label="{told}">')
-        for event in events:
-            x = left + event.start_us * scale
-            width = max(event.us * scale, 0.8)
-            thin = "" if width > 3 else " thin"
-            tip = f"{event.name}: {format_us(event.us)}, from {format_us(event.start_us)}, {KIND_NAMES[event.kind]}"
-            out.append(
-                f'<rect class="event part {event.kind}{thin}" x="{x:.2f}" y="{y}" width="{width:.2f}" '
-                f'height="{LANE}" {_tip(tip)}/>'
-            )
+        for run in join_short(events, LEAST_WIDTH / scale):
+            out.append(_draw_run(run, left, y, scale))
         out.append("</g>")
     return "".join([*out, "</svg>"])
+
+
+def join_short(events: Sequence[Event], us: float) -> Iterator[list[Event]]:
+    """Events that are drawn as one: neighbours that lie in a stroke of the pen.  us: what a stroke covers."""
+    run: list[Event] = []
+    for event in events:
+        if run and event.start_us + event.us - run[0].start_us > us:
+            yield run
+            run = []
+        run.append(event)
+    if run:
+        yield run
+
+
+def _draw_run(run: Sequence[Event], left: float, y: float, scale: float) -> str:
+    """One event as a box; of several each class as high as its share of their time, the rest being gaps."""
+    start, end = run[0].start_us, max(e.start_us + e.us for e in run)
+    x, width = left + start * scale, max((end - start) * scale, LEAST_WIDTH)
+    by_kind: dict[str, float] = {}
+    for event in run:
+        by_kind[event.kind] = by_kind.get(event.kind, 0.0) + event.us
+    if len(run) == 1:
+        tip = f"{run[0].name}: {format_us(run[0].us)}, from {format_us(start)}, {KIND_NAMES[run[0].kind]}"
+    else:
+        parts = ", ".join(f"{KIND_NAMES[k]} {format_us(us)}" for k, us in by_kind.items())
+        tip = f"{len(run)} launches in {format_us(end - start)}, from {format_us(start)}: {parts}"
+    thin = "" if width > 3 else " thin"
+    out, bottom = [f'<g class="event{thin}" {_tip(tip)}>'], y + LANE
+    for kind in KIND_NAMES:
+        height = LANE * by_kind.get(kind, 0.0) / max(end - start, 1e-9)
+        if height:
+            bottom -= height
+            out.append(
+                f'<rect class="part {kind}" x="{x:.1f}" y="{bottom:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+            )
+    return "".join([*out, "</g>"])
 
 
 def _ticks(end: float) -> Iterator[float]:
@@ -286,7 +324,7 @@ def _ticks(end: float) -> Iterator[float]:
 
 # ---- the stitched program ----------------------------------------------------------------------------------------
 
-BOX, BOX_HEIGHT, ACROSS, DOWN, MOST_IN_ROW = 178, 48, 16, 34, 5
+BOX, BOX_HEIGHT, ACROSS, DOWN, MOST_IN_ROW = 196, 48, 16, 34, 3
 
 
 def draw_program(steps: Sequence[Step], kernels: Mapping[str, Kernel]) -> str:
@@ -317,6 +355,7 @@ def draw_program(steps: Sequence[Step], kernels: Mapping[str, Kernel]) -> str:
                 f'<path class="edge" data-from="{read}" data-to="{step.number}" '
                 f'd="M{x1:.0f},{y1:.0f} C{x1:.0f},{y1 + bend:.0f} {x2:.0f},{y2 - bend:.0f} {x2:.0f},{y2:.0f}"/>'
             )
+    names = shorten_names([step.name for step in steps], 23)
     for step in steps:
         x, y = place[step.number]
         opens = step.kind == "kernel" and step.name in kernels
@@ -331,8 +370,8 @@ def draw_program(steps: Sequence[Step], kernels: Mapping[str, Kernel]) -> str:
         )
         radius = 8 if step.kind == "kernel" else 22
         out.append(f'<rect width="{BOX}" height="{BOX_HEIGHT}" rx="{radius}"/>')
-        out.append(_text(BOX / 2, 20, _shorten(step.name, 22), "name", anchor="middle"))
-        out.append(_text(BOX / 2, 37, _shorten(step.label, 28), "label small", anchor="middle"))
+        out.append(_text(BOX / 2, 20, names[step.name], "name", anchor="middle"))
+        out.append(_text(BOX / 2, 37, _shorten(step.label, 29), "label small", anchor="middle"))
         out.append(f"<title>{described}</title></g>")
     return "".join([*out, "</svg>"])
 
@@ -397,7 +436,7 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> st
 
 def _tip(text: str) -> str:
     told = escape(text, quote=True)
-    return f'data-tip="{told}" aria-label="{told}"'
+    return f'data-tip aria-label="{told}"'
 
 
 def _shorten(text: str, most: int) -> str:

@@ -31,13 +31,14 @@ class NothingRecorded(Exception):
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A kernel or copy on the GPU.  start_us: since some moment.  details: of a kernel, like `regs:32 grid:8,1,1`.
-    module: of XLA's that it belongs to, "" where XLA does not say."""
+    module, op: XLA's module and the instruction in it that launched it, "" where XLA does not say."""
 
     name: str
     us: float
     start_us: float = 0.0
     details: str = ""
     module: str = ""
+    op: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def read_launches(profile: Any) -> Iterator[Launch]:
                             event.start_ns / 1e3,
                             str(stats.get("kernel_details", "")),
                             str(stats.get("hlo_module", "")),
+                            str(stats.get("hlo_op", "")),
                         )
 
 

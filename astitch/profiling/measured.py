@@ -38,7 +38,7 @@ from astitch.profiling.report import (
     Spread,
     spread_of,
 )
-from astitch.profiling.stitched import Stitched, describe_program
+from astitch.profiling.stitched import DescribedProgram, describe_program
 from astitch.profiling.target import Target
 from astitch.profiling.timing import Runner, choose_calls, time_batch, time_turns
 from astitch.profiling.xla_kernels import Launches, read_xla_kernels
@@ -219,11 +219,12 @@ def read_executable(compiled: Any) -> tuple[bytes, int]:
 @dataclass(frozen=True, slots=True)
 class Traced:
     """What the profiler saw in one call.  launches: with us and counts of one call, by name.  gpu: of all kernels.
-    timeline: of one call in the middle."""
+    timeline: of one call in the middle.  ops: by XLA's instruction, us and counts of one call by name."""
 
     launches: Mapping[str, tuple[float, float, Launch]]
     gpu: Spread
     timeline: tuple[Event, ...]
+    ops: Mapping[str, Mapping[str, tuple[float, float]]]
 
 
 def make_flush() -> Callable[[], Any]:
@@ -264,9 +265,14 @@ def trace_calls(runner: Runner, us: float, flush: Callable[[], Any] | None) -> T
 def sum_calls(launches: Sequence[Launch], calls: int) -> Traced:
     """launches: of so many calls, in the order of the GPU."""
     found: dict[str, tuple[float, float, Launch]] = {}
+    ops: dict[str, dict[str, tuple[float, float]]] = {}
     for launch in launches:
         us, count, first = found.get(launch.name, (0.0, 0.0, launch))
         found[launch.name] = (us + launch.us / calls, count + 1 / calls, first)
+        if launch.op:
+            of_op = ops.setdefault(spell_as_xla(launch.op), {})
+            us, count = of_op.get(launch.name, (0.0, 0.0))
+            of_op[launch.name] = (us + launch.us / calls, count + 1 / calls)
     parts = [launches]
     if len(launches) % calls == 0:
         each = len(launches) // calls
@@ -281,10 +287,10 @@ def sum_calls(launches: Sequence[Launch], calls: int) -> Traced:
     timeline = tuple(
         Event(x.name, classify_kernel(x.name), x.start_us - start, x.us) for x in middle
     )
-    return Traced(found, gpu, timeline)
+    return Traced(found, gpu, timeline, ops)
 
 
-def spell_kernel(name: str) -> str:
+def spell_as_xla(name: str) -> str:
     """An HLO instruction's name as XLA names its kernel."""
     return re.sub(r"[^\w]", "_", name)
 
@@ -302,12 +308,51 @@ def join_traced(traced: Traced, known: Sequence[Kernel], gpu: Gpu) -> tuple[Kern
     """One row for each name that the profiler saw, with what is known of it besides."""
     by_name: dict[str, Kernel] = {}
     for kernel in known:
-        by_name.setdefault(spell_kernel(kernel.name), kernel)
+        by_name.setdefault(spell_as_xla(kernel.name), kernel)
+    called = find_called(traced, by_name)
     rows = []
     for name, (us, count, first) in traced.launches.items():
-        kernel = by_name.get(spell_kernel(name)) or Kernel(name, classify_kernel(name), count)
+        kernel = (
+            by_name.get(spell_as_xla(name))
+            or called.get(name)
+            or Kernel(name, classify_kernel(name), count)
+        )
         rows.append(describe_launch(kernel, name, us, count, first, gpu))
     return tuple(sorted(rows, key=lambda row: -(row.us or 0.0)))
+
+
+def find_called(traced: Traced, known: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    """By the name of a library's kernel, the work of XLA's instructions that called it.
+
+    known: by the instruction's name as XLA spells it.  Of several kernels of one instruction the longest does its work.
+    """
+    parts: dict[str, list[Kernel]] = {}
+    for op, names in traced.ops.items():
+        if op in known and not any(spell_as_xla(name) in known for name in names):
+            name = max(names, key=lambda name: names[name][0])
+            called = known[op]
+            parts.setdefault(name, []).append(repeat(called, names[name][1] / called.launches))
+    return {name: join_called(name, calls) for name, calls in parts.items()}
+
+
+def join_called(name: str, calls: Sequence[Kernel]) -> Kernel:
+    """The row of a library's kernel that several instructions call."""
+
+    def total(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if len(known) == len(values) else None
+
+    longest = max(calls, key=lambda call: call.bound_us or 0.0)
+    return replace(
+        longest,
+        name=name,
+        launches=sum(call.launches for call in calls),
+        bound_us=total([call.bound_us for call in calls]),
+        read_bytes=sum(call.read_bytes or 0 for call in calls),
+        written_bytes=sum(call.written_bytes or 0 for call in calls),
+        flops=sum(call.flops or 0 for call in calls),
+        source=tuple(dict.fromkeys(line for call in calls for line in call.source)),
+    )
 
 
 def describe_launch(
@@ -345,7 +390,7 @@ class Measured:
 
     xla: Side
     astitch: Side
-    stitched: Stitched
+    stitched: DescribedProgram
     compilation: Compilation
     machine: Machine
 
@@ -443,7 +488,7 @@ def describe_machine(gpu: Gpu, *, flush_l2: bool) -> Machine:
 
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
     name = properties["name"]
-    driver, clocks = ask_nvidia_smi()
+    driver, clocks = ask_nvidia_smi(cupy.cuda.Device().pci_bus_id)
     return Machine(
         gpu=name.decode() if isinstance(name, bytes) else str(name),
         preset=gpu.name,
@@ -465,18 +510,21 @@ SMI_FIELDS = {
 }
 
 
-def ask_nvidia_smi() -> tuple[str, dict[str, float]]:
-    """(driver, clocks in MHz); nothing where nvidia-smi is missing, fails or does not answer."""
-    query = ",".join(("driver_version", *SMI_FIELDS.values()))
+def ask_nvidia_smi(bus: str) -> tuple[str, dict[str, float]]:
+    """(driver, clocks in MHz) of the GPU at a PCI bus id; nothing where nvidia-smi is missing, fails or does not
+    answer."""
+    query = ",".join(("pci.bus_id", "driver_version", *SMI_FIELDS.values()))
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return "", {}
-    told = ran.stdout.splitlines()
-    if not told:
+    rows = [[value.strip() for value in line.split(",")] for line in ran.stdout.splitlines()]
+    # CUDA writes the domain in four digits, nvidia-smi in eight.
+    own = [row for row in rows if len(row) > 1 and row[0].lower().endswith(bus.lower())]
+    if not own:
         return "", {}
-    driver, *values = (value.strip() for value in told[0].split(","))
+    _, driver, *values = own[0]
     clocks = {}
     for name, value in zip(SMI_FIELDS, values, strict=False):
         try:

@@ -5,7 +5,7 @@ Whatever comes from a report (names in HLO files, paths, texts of errors) is esc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -21,6 +21,7 @@ from astitch.profiling.figures import (
 )
 from astitch.profiling.report import KINDS, MEMORY, Group, Kernel, Refusal, Report, Side, Stitch
 from astitch.profiling.wording import (
+    ABOVE_LIGHT,
     KIND_NAMES,
     SHORT_NAMES,
     SIDE_NAMES,
@@ -33,8 +34,16 @@ from astitch.profiling.wording import (
     format_seconds,
     format_spread,
     format_us,
+    label_kernels,
     name_basis,
+    rank_kernels,
 )
+
+NAME_WIDTH = 30
+"""Of a kernel's name in the table; the whole one is its tip."""
+
+FIRST_REFUSALS = 12
+"""Those that are not folded away."""
 
 SCHEMES = {
     "independent": "nobody in the kernel reads it",
@@ -97,11 +106,13 @@ def _list_sections(report: Report) -> Iterator[tuple[str, str, str]]:
     """(what the head calls it, its id, its HTML: empty where there is nothing to show)."""
     yield "Time", "time", render_split(report)
     yield "Kernels", "kernels", render_kernels(report)
+    yield "Counters", "counters", render_counters(report)
     picture = _scroll(draw_roofline(report))
     yield "Roofline", "roofline", _section("roofline", "Roofline", picture, _roofline_note(report))
     yield "Program", "program", render_program(report)
     note = (
-        "One call under the profiler, which makes the gaps between short kernels longer."
+        "One call under the profiler, which makes the gaps between short kernels longer. Where thousands of launches "
+        "lie side by side, the height of a colour is its share of the time."
         if report.measured
         else "Nothing was run: kernels end to end, each its speed of light."
     )
@@ -162,9 +173,10 @@ def render_cards(report: Report) -> str:
         told = f"{format_percent(share)} of the speed of light"
         meter = f'<div class="meter" role="img" aria-label="{told}">{filled}</div>'
     how = "measured" if report.measured else "projected"
+    above = f"; {ABOVE_LIGHT}" if share is not None and share > 1 else ""
     cards.append(
         f'<div class="card"><h3>Speed of light reached</h3><p class="figure-number">{format_percent(share)}</p>{meter}'
-        f"<p class=note>stitched kernels, {how}</p></div>"
+        f"<p class=note>stitched kernels, {how}{above}</p></div>"
     )
     cards.append(
         _card(
@@ -297,23 +309,20 @@ def render_kernels(report: Report) -> str:
     rows = sorted(((s, kernel) for s in report.sides for kernel in s.kernels), key=weight)
     if not rows:
         return ""
-    counters = sorted({name for _, kernel in rows for name in kernel.counters})
     heads = "".join(
         f'<th scope="col" aria-sort="{"descending" if name == by else "none"}">'
         f'<button type="button" data-column="{number}" data-kind="{kind}">{title}</button></th>'
-        for number, (name, title, kind) in enumerate(
-            (*COLUMNS, *((c, c, "number") for c in counters))
-        )
+        for number, (name, title, kind) in enumerate(COLUMNS)
     )
-    body = "".join(_kernel_row(side, kernel, counters) for side, kernel in rows)
+    labels = label_kernels((kernel for _, kernel in rows), NAME_WIDTH)
+    body = "".join(_kernel_row(side, kernel, labels[kernel.name]) for side, kernel in rows)
     filters = "".join(
         f'<button type="button" class="filter" data-filter="{key}" aria-pressed="true">{title}</button>'
         for key, title in (*SIDE_NAMES.items(), *KIND_NAMES.items())
         if any(key in (side.name, kernel.kind) for side, kernel in rows)
     )
     note = (
-        "Time: measured by CUPTI, all launches of a name together. "
-        "More than 100 % is reached where data came from the L2."
+        f"Time: measured by CUPTI, all launches of a name together. Reached {ABOVE_LIGHT}."
         if report.measured
         else "Time: projected by astitch's latency model, which knows what stays in the L2 (more than 100 % then); "
         "XLA's kernels and products have only a speed of light."
@@ -329,7 +338,7 @@ def render_kernels(report: Report) -> str:
     )
 
 
-def _kernel_row(side: Side, kernel: Kernel, counters: Sequence[str]) -> str:
+def _kernel_row(side: Side, kernel: Kernel, label: str) -> str:
     us = kernel.us if kernel.us is not None else kernel.projected_us
     share = kernel.light_share
     meter = UNKNOWN
@@ -338,7 +347,7 @@ def _kernel_row(side: Side, kernel: Kernel, counters: Sequence[str]) -> str:
         meter = (
             f'<span class="meter small"><span style="{width}"></span></span>{format_percent(share)}'
         )
-    name = f'<span class="long">{escape(kernel.name)}</span>'
+    name = escape(label)
     if kernel.stitch:
         name = f'<button type="button" class="open" data-opens="{panel_id(kernel.name)}">{name}</button>'
     block = UNKNOWN if kernel.grid is None else f"{kernel.grid:,} × {kernel.block}"
@@ -356,7 +365,6 @@ def _kernel_row(side: Side, kernel: Kernel, counters: Sequence[str]) -> str:
         (_number(kernel.registers), kernel.registers),
         (format_percent(kernel.occupancy), kernel.occupancy),
         (format_percent(kernel.sm_efficiency), kernel.sm_efficiency),
-        *((_number(kernel.counters.get(c)), kernel.counters.get(c)) for c in counters),
     ]
     shown = "".join(
         f'<td data-v="{"" if value is None else escape(str(value), quote=True)}">{text}</td>'
@@ -364,6 +372,32 @@ def _kernel_row(side: Side, kernel: Kernel, counters: Sequence[str]) -> str:
     )
     title = escape("\n".join((kernel.name, *kernel.source[:6])), quote=True)
     return f'<tr data-side="{side.name}" data-class="{kernel.kind}" title="{title}">{shown}</tr>'
+
+
+def render_counters(report: Report) -> str:
+    """What Nsight Compute counted, a row for each kernel that it counted."""
+    rows = [(s, k) for s in report.sides for k in rank_kernels(s, len(s.kernels)) if k.counters]
+    names = list(dict.fromkeys(name for _, kernel in rows for name in kernel.counters))
+    if not rows:
+        return ""
+    labels = label_kernels((kernel for _, kernel in rows), NAME_WIDTH)
+    body = "".join(
+        f'<tr title="{escape(kernel.name, quote=True)}">'
+        f'<td><span class="side {side.name}">{SIDE_NAMES[side.name]}</span></td>'
+        f"<td>{escape(labels[kernel.name])}</td><td>{format_us(kernel.us)}</td>"
+        f"{''.join(f'<td>{_number(kernel.counters.get(name))}</td>' for name in names)}"
+        f"<td>{format_percent(kernel.occupancy)}</td><td>{format_percent(kernel.sm_efficiency)}</td></tr>"
+        for side, kernel in rows
+    )
+    heads = "".join(f"<th>{escape(name)}</th>" for name in names)
+    return _section(
+        "counters",
+        "Hardware counters",
+        '<div class="scroll"><table class="plain named"><thead><tr><th>side</th><th>kernel</th><th>time</th>'
+        f"{heads}<th>achieved occupancy</th><th>SM efficiency</th></tr></thead><tbody>{body}</tbody></table></div>",
+        "The slowest kernels of each side under Nsight Compute, which replays each with the L2 as it finds it; counts "
+        "of one call, a transaction being 32 bytes.",
+    )
 
 
 def _number(value: float | None) -> str:
@@ -378,7 +412,7 @@ def render_program(report: Report) -> str:
     picture = draw_program(report.steps, kernels)
     if not picture:
         return ""
-    panels = "".join(render_panel(kernel) for kernel in kernels.values() if kernel.stitch)
+    panels = "".join(render_panel(kernel, twin) for kernel, twin in _find_twins(kernels.values()))
     legend = "".join(
         f'<li title="{meaning}"><span class="swatch {scheme}"></span>{scheme}</li>'
         for scheme, meaning in SCHEMES.items()
@@ -394,8 +428,19 @@ def render_program(report: Report) -> str:
     )
 
 
-def render_panel(kernel: Kernel) -> str:
-    """Everything about one stitched kernel."""
+def _find_twins(kernels: Iterable[Kernel]) -> Iterator[tuple[Kernel, Kernel | None]]:
+    """Each stitched kernel, and the one before it whose text is the same but for names."""
+    first: dict[str, Kernel] = {}
+    for kernel in kernels:
+        assert kernel.stitch is not None
+        text = kernel.stitch.cuda.replace(kernel.name, "kernel")
+        code = "\n".join(line for line in text.splitlines() if not line.startswith("//"))
+        yield kernel, first.get(code)
+        first.setdefault(code, kernel)
+
+
+def render_panel(kernel: Kernel, twin: Kernel | None = None) -> str:
+    """Everything about one stitched kernel.  twin: shown already, with the same text."""
     stitch = kernel.stitch
     assert stitch is not None
     us = kernel.us if kernel.us is not None else kernel.projected_us
@@ -412,7 +457,12 @@ def render_panel(kernel: Kernel) -> str:
         ("registers", _number(kernel.registers)),
         ("spilled", format_bytes(kernel.spill_bytes)),
         ("shared memory", format_bytes(kernel.shared_bytes)),
-        ("barriers", f"{stitch.global_barriers} of the grid, {stitch.block_barriers} of a block"),
+        ("turns of the loop", f"{stitch.turns}")
+        if stitch.turns
+        else (
+            "barriers",
+            f"{stitch.global_barriers} of the grid, {stitch.block_barriers} of a block",
+        ),
     ]
     if stitch.global_barriers:
         facts.append(("barrier time", f"{format_us(stitch.barrier_us)} projected"))
@@ -422,6 +472,12 @@ def render_panel(kernel: Kernel) -> str:
     counted = "".join(
         f"<li>{escape(name)}: {value:,.0f}</li>" for name, value in sorted(kernel.counters.items())
     )
+    cuda = f'<pre class="code"><code>{highlight_cuda(stitch.cuda)}</code></pre>'
+    if twin is not None:
+        cuda = (
+            f'<p>The same as of <button type="button" class="open" data-opens="{panel_id(twin.name)}">'
+            f"{escape(twin.name)}</button>, but for names.</p>"
+        )
     return f"""\
 <article class="panel" id="{panel_id(kernel.name)}" tabindex="-1" aria-label="{escape(kernel.name, quote=True)}" hidden>
 <div class="panel-head"><h3>{escape(kernel.name)}</h3>
@@ -432,7 +488,7 @@ def render_panel(kernel: Kernel) -> str:
 {_fold("Counters", f"<ul>{counted}</ul>") if counted else ""}
 {_fold("Decisions", f"<ul>{decisions}</ul>")}
 {_fold(f"Source lines ({len(kernel.source)})", f"<ul>{source}</ul>") if source else ""}
-{_fold("Generated CUDA", f'<pre class="code"><code>{highlight_cuda(stitch.cuda)}</code></pre>')}
+{_fold("Generated CUDA", cuda)}
 </article>"""
 
 
@@ -441,7 +497,10 @@ def _fold(title: str, content: str) -> str:
 
 
 def render_levels(stitch: Stitch) -> str:
-    """Task loops between the barriers of the grid, each with the values that it computes, coloured by scheme."""
+    """Task loops between the barriers of the grid, each with the values that it computes, coloured by scheme; nothing
+    for a loop that is a kernel."""
+    if stitch.turns:
+        return ""
     dominants = {group.dominant for group in stitch.groups}
     grid_reasons = [b.removeprefix("global: ") for b in stitch.barriers if b.startswith("global: ")]
     block_reasons = [b.removeprefix("block: ") for b in stitch.barriers if b.startswith("block: ")]
@@ -482,15 +541,24 @@ def render_group(group: Group, stitch: Stitch) -> str:
     )
 
 
+COLOURED = frozenset("k kr kc nl kt nf nb mi mf mh s cpf c1 cm cp".split())
+"""Pygments' classes that the style sheet colours.  A span around every other word would be most of the page."""
+
+
 def highlight_cuda(text: str) -> str:
     """CUDA as coloured HTML; plain where Pygments is not installed."""
     try:
-        from pygments import highlight
-        from pygments.formatters import HtmlFormatter
+        from pygments import lex
         from pygments.lexers import CppLexer
+        from pygments.token import STANDARD_TYPES
     except ImportError:
         return escape(text)
-    return str(highlight(text, CppLexer(), HtmlFormatter(nowrap=True)))
+    parts = []
+    for kind, words in lex(text, CppLexer()):
+        name = STANDARD_TYPES.get(kind, "")
+        shown = escape(words, quote=False)
+        parts.append(f'<span class="{name}">{shown}</span>' if name in COLOURED else shown)
+    return "".join(parts)
 
 
 # ---- the rest ----------------------------------------------------------------------------------------------------
@@ -519,13 +587,9 @@ def render_ablation(report: Report) -> str:
 def render_refusals(report: Report) -> str:
     if not (report.refusals or report.outside or report.splits or report.loops):
         return ""
-    rows = "".join(_refusal_row(refusal) for refusal in report.refusals)
-    table = (
-        '<div class="scroll"><table class="plain prose wide"><thead><tr><th>from</th><th>to</th>'
-        f"<th>why they are two</th><th>source</th></tr></thead><tbody>{rows}</tbody></table></div>"
-        if rows
-        else "<p>None.</p>"
-    )
+    table = _refusal_table(report.refusals[:FIRST_REFUSALS]) or "<p>None.</p>"
+    if rest := report.refusals[FIRST_REFUSALS:]:
+        table += _fold(f"{len(rest)} more", _refusal_table(rest))
     for title, lines in (
         ("Left to XLA", report.outside),
         ("Kernels with a symptom", report.splits),
@@ -536,6 +600,14 @@ def render_refusals(report: Report) -> str:
             table += f"<h3>{title} ({len(lines)})</h3><ul>{listed}</ul>"
     return _section(
         "refusals", f"Refusals ({len(report.refusals)})", table, "Why two stitch ops are two."
+    )
+
+
+def _refusal_table(refusals: Sequence[Refusal]) -> str:
+    rows = "".join(map(_refusal_row, refusals))
+    return rows and (
+        '<div class="scroll"><table class="plain prose wide"><thead><tr><th>from</th><th>to</th>'
+        f"<th>why they are two</th><th>source</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,9 +24,9 @@ from astitch.profiling.ablation import ablate, start_with_xla
 from astitch.profiling.counters import add_counters, count_kernels, keep_compiled
 from astitch.profiling.inside_xla import compile_inside, join_stitched
 from astitch.profiling.measured import measure_ablation, measure_sides
-from astitch.profiling.report import Machine, Report, Side
+from astitch.profiling.report import Machine, Report, Side, Step
 from astitch.profiling.stitched import (
-    Stitched,
+    DescribedProgram,
     describe_program,
     describe_refusals,
     find_separations,
@@ -102,12 +102,12 @@ def profile(
 
 def profile_target(target: Target, options: Options, progress: Progress = silent) -> Report:
     """The whole profile.  Raises AstitchError."""
-    if find_device(options) is None:
+    if choose_gpu(options) is None:
         return compare_compiled(target, options, preset(options.gpu or DEFAULT_PRESET), progress)
     return compare_measured(target, options, progress)
 
 
-def find_device(options: Options) -> int | None:
+def choose_gpu(options: Options) -> int | None:
     """Number of the GPU on which to measure; None to run nothing.  Raises AstitchError where one was asked for."""
     from astitch.executor import count_gpus, current_gpu
 
@@ -166,7 +166,7 @@ def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progr
         astitch=join_sides(inside, stitched, compile_s),
         steps=stitched.steps,
         ablation=tuple(start_with_xla(xla, rows)) if rows else (),
-        **describe_decisions(compilation),
+        **describe_decisions(compilation, stitched.steps),
         notes=tuple(notes),
     )
 
@@ -202,7 +202,7 @@ def compare_measured(target: Target, options: Options, progress: Progress) -> Re
         astitch=sides["astitch"],
         steps=found.stitched.steps,
         ablation=tuple(start_with_xla(sides["xla"], rows)) if rows else (),
-        **describe_decisions(found.compilation),
+        **describe_decisions(found.compilation, found.stitched.steps),
         notes=tuple(notes),
     )
 
@@ -214,7 +214,7 @@ def name_engine(target: Target, asked: str | None) -> str:
     return "executor" if target.function is None else choose_engine(asked)
 
 
-def join_sides(inside: Side, stitched: Stitched, compile_s: float) -> Side:
+def join_sides(inside: Side, stitched: DescribedProgram, compile_s: float) -> Side:
     """astitch's side: as XLA launches it where its compiler is here, else as the program's own steps."""
     if inside.missing:
         note = (
@@ -230,12 +230,12 @@ def join_sides(inside: Side, stitched: Stitched, compile_s: float) -> Side:
     )
 
 
-def describe_decisions(compilation: Compilation) -> dict[str, Any]:
-    """Fields of the report that say what the compiler decided."""
+def describe_decisions(compilation: Compilation, steps: Sequence[Step]) -> dict[str, Any]:
+    """Fields of the report that say what the compiler decided.  steps: of the program."""
     return {
         "refusals": (
             *describe_refusals(compilation.scopes.graph, compilation.scopes.refusals),
-            *find_separations(compilation),
+            *find_separations(compilation, steps),
         ),
         "outside": tuple(map(str, compilation.program.outside)),
         "splits": tuple(map(str, compilation.splits)),
@@ -270,6 +270,8 @@ def describe_ahead(name: str, ahead: AheadOfTime | str, gpu: Gpu) -> Side:
         notes.append(
             f"{launches.unknown_loops} loops whose turns XLA does not know count as one turn"
         )
+    if launches.conditionals:
+        notes.append(f"of {launches.conditionals} conditionals the first branch is counted")
     return Side(
         name,
         kernels=launches.kernels,

@@ -16,8 +16,11 @@ from typing import Any
 
 from astitch.errors import AstitchError
 
-SCHEMA = "astitch-profile 1"
+SCHEMA = "astitch-profile 2"
 """Changes with the fields' meaning; a reader refuses what it does not know."""
+
+READABLE = (SCHEMA, "astitch-profile 1")
+"""1 had each event of a timeline as an object of its own."""
 
 MEMORY, PRODUCT, COPY = "memory", "product", "copy"
 KINDS = (MEMORY, PRODUCT, COPY)
@@ -67,6 +70,8 @@ class Stitch:
 
     barriers: why each barrier of the grid and of a block is there.  barrier_us: projected for those of the grid.
     schemes: how many values of each.  decisions: the schedule, the search, the launch.  cuda: the kernel's text.
+    turns: of a loop that is this kernel, and of which the fields on groups, values and barriers tell nothing; 0 for a
+    stitch op.
     """
 
     ops: int
@@ -80,6 +85,7 @@ class Stitch:
     barriers: Sequence[str]
     decisions: Sequence[str]
     cuda: str
+    turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,7 @@ class Kernel:
     of light, the least time for its bytes, arithmetic and launches.  limit: what takes most of that time.  read_bytes,
     written_bytes, flops: least work.  occupancy: share of an SM's threads that are resident.  sm_efficiency: share of
     the SMs' time with work.  source: lines and op names in the user's program.  counters: by Nsight Compute.
-    ours: emitted by astitch; stitch says how, for a stitch op of the program itself (a loop as one kernel is none).
+    ours: emitted by astitch; stitch says how, for a kernel of the program itself (one in a loop's body is none).
     """
 
     name: str
@@ -194,6 +200,12 @@ class Side:
     def stitched(self) -> tuple[Kernel, ...]:
         """The kernels that astitch emitted; the others of its side are XLA's and libraries'."""
         return tuple(kernel for kernel in self.kernels if kernel.ours)
+
+    @property
+    def stitched_us(self) -> float | None:
+        """Of the stitched kernels, measured; None where none was."""
+        found = [k.us for k in self.stitched if k.us is not None]
+        return sum(found) if found else None
 
     @property
     def projected_us(self) -> float | None:
@@ -330,6 +342,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """What `--json` writes: plain dictionaries, lists, numbers and strings."""
         plain: dict[str, Any] = _plain(asdict(self))
+        for side in SIDES:
+            plain[side]["timeline"] = _write_columns(getattr(self, side).timeline)
         return plain
 
     def to_html(self) -> str:
@@ -357,14 +371,15 @@ class Report:
     def from_dict(cls, data: Any, where: str = "report") -> Report:
         """The inverse of to_dict.  Raises AstitchError for what is none, or of another schema.  where: for messages."""
         found = data.get("schema") if isinstance(data, dict) else None
-        if found != SCHEMA:
+        if found not in READABLE:
             what = f"has the schema {found!r}" if found else "is no report of astitch-profile"
             raise AstitchError(
                 f"{where} {what}\n  this version reads {SCHEMA!r}: save it again with --json"
             )
         try:
-            report = _build(cls, data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            sides = {s: _read_columns(data[s]) for s in SIDES} if found == SCHEMA else {}
+            report = _build(cls, {**data, **sides, "schema": SCHEMA})
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise AstitchError(
                 f"{where} is damaged: {error}\n  save it again with --json"
             ) from None
@@ -393,6 +408,29 @@ def spread_of(times: Sequence[float]) -> Spread:
     middle = len(ordered) // 2
     median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
     return Spread(median, ordered[0], ordered[-1], len(ordered))
+
+
+def _write_columns(events: Sequence[Event]) -> dict[str, list[Any]]:
+    """A timeline with each name once: thousands of launches have few names.  Times to a nanosecond."""
+    rows = {(event.name, event.kind): None for event in events}
+    number = {row: i for i, row in enumerate(rows)}
+    return {
+        "names": [name for name, _ in rows],
+        "kinds": [kind for _, kind in rows],
+        "row": [number[event.name, event.kind] for event in events],
+        "start_us": [round(event.start_us, 3) for event in events],
+        "us": [round(event.us, 3) for event in events],
+    }
+
+
+def _read_columns(side: Mapping[str, Any]) -> dict[str, Any]:
+    """A side with its timeline as events.  Raises KeyError, TypeError, ValueError, IndexError."""
+    found = side["timeline"]
+    events = [
+        {"name": found["names"][row], "kind": found["kinds"][row], "start_us": start, "us": us}
+        for row, start, us in zip(found["row"], found["start_us"], found["us"], strict=True)
+    ]
+    return {**side, "timeline": events}
 
 
 def _plain(value: Any) -> Any:

@@ -6,17 +6,19 @@ Takes what the compiler made, hands on values of the Report.  Nothing is run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from astitch import kernel_ir as k
 from astitch.compile import Compilation
+from astitch.emit_loop import LoopKernel
 from astitch.gpu import Gpu
+from astitch.hlo_import import import_hlo
 from astitch.ir import Graph, Node
 from astitch.nvrtc import Resources
 from astitch.plan import Plan
-from astitch.profiling.products import bound_product, measure_product
+from astitch.profiling.product_bounds import bound_product, count_product_flops, measure_product
 from astitch.profiling.report import (
     MEMORY,
     PRODUCT,
@@ -42,7 +44,8 @@ from astitch.program import (
 )
 from astitch.program import Step as ProgramStep
 from astitch.projected_latency import Projection, project
-from astitch.speed_of_light import measure_work
+from astitch.speed_of_light import Work, measure_work
+from astitch.stitch_loops import find_loops, loop_key
 from astitch.stitch_scheme import Scheme
 from astitch.stitch_scope import Refusal as ScopeRefusal
 
@@ -51,8 +54,8 @@ MOST_MEMBERS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Stitched:
-    """kernels: in launch order, products among them.  steps: of the program."""
+class DescribedProgram:
+    """kernels: in launch order, products and loops that are kernels among them.  steps: of the program."""
 
     kernels: tuple[Kernel, ...]
     steps: tuple[Step, ...]
@@ -61,12 +64,13 @@ class Stitched:
 
 def describe_program(
     compilation: Compilation, resources: Mapping[str, Resources] | None
-) -> Stitched:
+) -> DescribedProgram:
     """Every step of the compiled program.  resources: by the CUDA compiler, None where it is not installed."""
     plans = {plan.kernel.name: plan for plan in compilation.plans}
     graph = compilation.scopes.graph
+    loops = find_loop_steps(compilation)
     kernels: list[Kernel] = []
-    for step in compilation.program.steps:
+    for number, step in enumerate(compilation.program.steps):
         match step:
             case KernelStep(kernel=kernel):
                 known = resources.get(kernel.name) if resources else None
@@ -74,10 +78,28 @@ def describe_program(
             case LibraryStep(node=node):
                 kernels.append(describe_product(graph, node, compilation.gpu))
             case _:
-                pass
-    return Stitched(
-        tuple(kernels), tuple(describe_steps(compilation)), plan_bytes(compilation.program)
-    )
+                found = loops.get(number, ())
+                kernels += [describe_loop(loop, compilation.gpu) for loop in found]
+    steps = tuple(describe_steps(compilation, loops))
+    return DescribedProgram(tuple(kernels), steps, plan_bytes(compilation.program))
+
+
+def find_loop_steps(compilation: Compilation) -> dict[int, tuple[LoopKernel, ...]]:
+    """By the number of a step that was left to XLA, the loops in it that are one kernel each."""
+    taken: dict[int, list[LoopKernel]] = {}
+    known: dict[Any, LoopKernel] | None = None
+    for number, step in enumerate(compilation.program.steps):
+        if not isinstance(step, IslandStep):
+            continue
+        left = {op.name for op in step.ops}
+        graph = import_hlo(step.hlo)
+        for node in graph:
+            if node.op == "while" and node.name not in left and graph.users[node.name]:
+                if known is None:
+                    known = find_loops(compilation)[0]
+                if loop := known.get(loop_key(graph, node)):
+                    taken.setdefault(number, []).append(loop)
+    return {number: tuple(loops) for number, loops in taken.items()}
 
 
 def plan_bytes(program: Program) -> int:
@@ -177,15 +199,60 @@ def describe_stitch(plan: Plan, kernel: CudaKernel, projection: Projection) -> S
     )
 
 
+def describe_loop(loop: LoopKernel, gpu: Gpu) -> Kernel:
+    """A loop that is one kernel.  What it reads and writes counts once, its products in each turn."""
+    plan, kernel = loop.plan, loop.kernel
+    types, body = plan.loop.types, plan.loop.body
+    flops = plan.loop.trips * sum(count_product_flops(body, node) for node in body)
+    work = Work(
+        sum(types[i].bytes for i in loop.operands), sum(types[i].bytes for i in loop.results), flops
+    )
+    resident = min(plan.blocks_per_sm, -(-kernel.grid // gpu.sms))
+    compute_us = flops / gpu.fp32_gflops / 1e3  # multiply-adds, not on tensor cores
+    return Kernel(
+        name=kernel.name,
+        kind=MEMORY,
+        launches=1.0,
+        projected_us=plan.us,
+        bound_us=max(work.memory_us(gpu), compute_us) + gpu.launch_us,
+        limit="turns",
+        read_bytes=work.read_bytes,
+        written_bytes=work.written_bytes,
+        flops=work.flops,
+        grid=kernel.grid,
+        block=kernel.block,
+        shared_bytes=kernel.shared_bytes,
+        occupancy=min(resident * kernel.block / gpu.max_threads_per_sm, 1.0),
+        sm_efficiency=kernel.grid / (-(-kernel.grid // gpu.sms) * gpu.sms),
+        source=tuple(list_sources(body, (node.name for node in body))),
+        ours=True,
+        stitch=Stitch(
+            ops=len(body.nodes),
+            loops=1,
+            global_barriers=0,
+            block_barriers=0,
+            barrier_us=0.0,
+            schemes={},
+            groups=(),
+            values=(),
+            barriers=(),
+            decisions=(str(plan),),
+            cuda=kernel.source,
+            turns=plan.loop.trips,
+        ),
+    )
+
+
 def find_barriers(body: Iterable[Any]) -> Iterator[str]:
-    """Level and reason of every barrier in statements, in order; each reason once."""
+    """Level and reason of the barriers in statements, in order: each one of the grid, so that the nth stands before
+    level n; each reason of a block's once."""
     seen: set[str] = set()
     stack = list(body)[::-1]
     while stack:
         statement = stack.pop()
         if isinstance(statement, k.Barrier):
             text = f"{statement.level}: {statement.reason}"
-            if text not in seen:
+            if text not in seen or statement.level == "global":
                 seen.add(text)
                 yield text
         inner: list[Any] = []
@@ -213,8 +280,10 @@ def describe_product(graph: Graph, node: Node, gpu: Gpu) -> Kernel:
     )
 
 
-def describe_steps(compilation: Compilation) -> Iterator[Step]:
-    """The program as a graph: each step with the earlier steps whose results it reads."""
+def describe_steps(
+    compilation: Compilation, loops: Mapping[int, Sequence[LoopKernel]]
+) -> Iterator[Step]:
+    """The program as a graph: each step with the earlier steps whose results it reads.  loops: see find_loop_steps."""
     writers: dict[str, int] = {}
     scopes = {plan.kernel.name: plan for plan in compilation.plans}
     for number, step in enumerate(compilation.program.steps):
@@ -231,8 +300,15 @@ def describe_steps(compilation: Compilation) -> Iterator[Step]:
             case LibraryStep(node=node):
                 yield Step(number, "library", node.name, f"{node.op} {node.type}", producers)
             case IslandStep():
-                label = f"{format_ops(len(step.ops))} left to XLA"
-                yield Step(number, "xla", step.name, label, producers)
+                found = loops.get(number, ())
+                label = f"{format_ops(len(step.ops))} left to XLA" if step.ops else "start values"
+                if found and not step.ops:
+                    names = ", ".join(dict.fromkeys(loop.kernel.name for loop in found))
+                    turns = max(loop.plan.loop.trips for loop in found)
+                    yield Step(number, "kernel", names, f"a loop of {turns} turns", producers)
+                else:
+                    label += "".join(f", {loop.kernel.name}" for loop in found)
+                    yield Step(number, "xla", step.name, label, producers)
             case ReferenceStep(node=node):
                 yield Step(number, "reference", node.name, node.op, producers)
 
@@ -274,23 +350,24 @@ def describe_refusals(graph: Graph, refusals: Iterable[ScopeRefusal]) -> Iterato
         )
 
 
-def find_separations(compilation: Compilation) -> Iterator[Refusal]:
-    """Pairs of stitched kernels that one step of a library or of XLA stands between."""
+def find_separations(compilation: Compilation, steps: Sequence[Step]) -> Iterator[Refusal]:
+    """Pairs of stitched kernels that one step of a library or of XLA stands between.  steps: of the program."""
     program, graph = compilation.program, compilation.scopes.graph
-    steps = list(describe_steps(compilation))
     for step in steps:
         made = program.steps[step.number]
         if isinstance(made, KernelStep):
             continue
+        what = {"library": "a library call", "kernel": "a kernel of its own"}.get(
+            step.kind, "XLA's"
+        )
         before = [steps[n] for n in step.reads if steps[n].kind == "kernel"]
         after = [s for s in steps if step.number in s.reads and s.kind == "kernel"]
         names = [made.node.name] if isinstance(made, LibraryStep | ReferenceStep) else []
         if isinstance(made, IslandStep):
             names = [op.name for op in made.ops if op.name in graph.nodes]
-        what = "a library call" if step.kind == "library" else "left to XLA"
         for first in before:
             for second in after:
-                reason = f"%{step.name} = {step.label} runs in between: {what}"
+                reason = f"%{step.name} ({step.label}) runs in between: {what}"
                 sources = tuple(list_sources(graph, names[:4]))
                 yield Refusal(first.name, second.name, reason, sources)
 
@@ -306,7 +383,7 @@ def lay_out(kernels: Iterable[Kernel]) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def side_of(stitched: Stitched, compile_s: float, notes: Iterable[str] = ()) -> Side:
+def side_of(stitched: DescribedProgram, compile_s: float, notes: Iterable[str] = ()) -> Side:
     """astitch's side where nothing was run."""
     return Side(
         "astitch",

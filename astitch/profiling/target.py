@@ -160,7 +160,12 @@ def find_attribute(module: ModuleType, name: str, where: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError:
-            others = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+            own = (
+                (name, value)
+                for name, value in vars(module).items()
+                if callable(value) and getattr(value, "__module__", "") == module.__name__
+            )
+            others = [name for name, _ in own if not name.startswith("_")]
             listed = ", ".join(others[:8]) + (" ..." if len(others) > 8 else "")
             raise AstitchError(
                 f"{where}: there is no {name}\n  functions in it: {listed or 'none'}"

@@ -12,6 +12,7 @@ from rich.text import Text
 from astitch.profiling.compare import Comparison
 from astitch.profiling.report import KINDS, MEMORY, Report, Side
 from astitch.profiling.wording import (
+    ABOVE_LIGHT,
     KIND_NAMES,
     OVERHEAD,
     SIDE_NAMES,
@@ -23,12 +24,16 @@ from astitch.profiling.wording import (
     format_seconds,
     format_spread,
     format_us,
+    label_kernels,
     name_basis,
     rank_kernels,
     split_time,
 )
 
 WIDTH = 100
+
+NAME_WIDTH = 24
+"""Of a kernel's name."""
 
 MOST_REFUSALS = 8
 """Refusals that the terminal shows; the page and the JSON have all."""
@@ -58,6 +63,8 @@ def print_report(report: Report, console: Console, kernels: int = 10) -> None:
     for side in report.sides:
         if side.kernels and kernels:
             console.print(tabulate_kernels(side, kernels))
+    if any((k.light_share or 0.0) > 1 for s in report.sides for k in rank_kernels(s, kernels)):
+        console.print(Text(ABOVE_LIGHT, style="dim"))
     if any(kernel.counters for side in report.sides for kernel in side.kernels):
         console.print(tabulate_counters(report))
     if report.ablation:
@@ -111,6 +118,8 @@ def tabulate_sides(report: Report) -> Table:
             format_ratio(theirs, mine),
             bold,
         )
+    if report.measured and ours.stitched_us is not None:
+        add("stitched kernels", UNKNOWN, format_us(ours.stitched_us))
     add("stitched kernels, projected", UNKNOWN, format_us(ours.projected_us))
     for kind in KINDS:
         theirs, mine = xla.count(kind), ours.count(kind)
@@ -143,7 +152,8 @@ def tabulate_kernels(side: Side, most: int) -> Table:
         f", the {most} slowest" if rest > 0 else ""
     )
     table = make_table(title)
-    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=24)
+    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=NAME_WIDTH)
+    labels = label_kernels(shown, NAME_WIDTH)
     for heading in (
         "n",
         "measured" if measured else "projected",
@@ -162,13 +172,13 @@ def tabulate_kernels(side: Side, most: int) -> Table:
         grid = UNKNOWN if kernel.grid is None else f"{kernel.grid}×{kernel.block}"
         traffic = kernel.traffic_bytes
         table.add_row(
-            Text(kernel.name, overflow="ellipsis", no_wrap=True),
+            Text(labels[kernel.name], overflow="ellipsis", no_wrap=True),
             format_count(kernel.launches),
             format_us(us),
             format_us(kernel.bound_us),
             format_percent(kernel.light_share),
-            kernel.limit or UNKNOWN,
-            UNKNOWN if traffic is None else f"{traffic / 1e6:.2f}",
+            kernel.limit.removesuffix(" cores") or UNKNOWN,
+            UNKNOWN if traffic is None else format_megabytes(traffic),
             grid,
             UNKNOWN if kernel.registers is None else str(kernel.registers),
             format_percent(kernel.occupancy),
@@ -178,20 +188,26 @@ def tabulate_kernels(side: Side, most: int) -> Table:
     return table
 
 
+def format_megabytes(size: float) -> str:
+    """Without the unit, which the column has."""
+    return f"{size / 1e6:.{2 if size < 9.995e6 else 1 if size < 99.95e6 else 0}f}"
+
+
 def tabulate_counters(report: Report) -> Table:
     """What Nsight Compute counted, of one call."""
     rows = [(s, k) for s in report.sides for k in rank_kernels(s, len(s.kernels)) if k.counters]
     names = list(dict.fromkeys(name for _, kernel in rows for name in kernel.counters))
     table = make_table("Hardware counters of one call")
     table.add_column("")
-    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=24)
+    table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=NAME_WIDTH)
+    labels = label_kernels((kernel for _, kernel in rows), NAME_WIDTH)
     for heading in (*names, "occ", "SM"):
         table.add_column(heading, justify="right")
     for side, kernel in rows:
         counted = (kernel.counters.get(name) for name in names)
         cells = [UNKNOWN if value is None else f"{value:,.0f}" for value in counted]
         shares = format_percent(kernel.occupancy), format_percent(kernel.sm_efficiency)
-        table.add_row(SIDE_NAMES[side.name], Text(kernel.name), *cells, *shares)
+        table.add_row(SIDE_NAMES[side.name], Text(labels[kernel.name]), *cells, *shares)
     return table
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from astitch.profiling.report import COPY, MEASURED, MEMORY, PRODUCT, Kernel, Report, Side, Spread
@@ -22,11 +24,25 @@ SHORT_NAMES = {MEMORY: "memory", PRODUCT: "compute", COPY: "copy"}
 
 OVERHEAD = "overhead"
 
+ABOVE_LIGHT = (
+    "above 100 %: data came from the L2, or more was read than written, which is faster than the copy "
+    "that the speed of light is reckoned with"
+)
+"""What a share of the speed of light beyond 1 means."""
+
+NUMBERED = re.compile(r"((loop_|input_)?(fusion|call|computation)[._]?)?\d*")
+"""Names of XLA's that tell nothing."""
+
+HEAD = 14
+"""Long names that begin with the same so many characters are told apart by what follows."""
+
 
 def format_us(us: float | None) -> str:
     """Three digits: 0.83 µs, 12.4 µs, 1.25 ms."""
     if us is None:
         return UNKNOWN
+    if us == 0:
+        return "0 µs"
     if us >= 999.5:
         return f"{us / 1e3:.{2 if us < 9995 else 1 if us < 99950 else 0}f} ms"
     return f"{us:.{2 if us < 9.995 else 1 if us < 99.95 else 0}f} µs"
@@ -104,6 +120,62 @@ def describe_split(side: Side) -> str:
 def rank_kernels(side: Side, most: int) -> list[Kernel]:
     """Those that take longest."""
     return sorted(side.kernels, key=lambda kernel: -(kernel.time_us or 0.0))[:most]
+
+
+def label_kernels(kernels: Iterable[Kernel], most: int) -> dict[str, str]:
+    """By name, what to call each kernel where there is room for `most` characters: no two alike."""
+    told = {kernel.name: describe_name(kernel) for kernel in kernels}
+    short = shorten_names(list(told.values()), most)
+    return {name: short[text] for name, text in told.items()}
+
+
+def describe_name(kernel: Kernel) -> str:
+    """A kernel's name; where that is a number only, the ops that it came from too."""
+    if not NUMBERED.fullmatch(kernel.name):
+        return kernel.name
+    ops = dict.fromkeys(source.rpartition("/")[2].rpartition(" ")[2] for source in kernel.source)
+    return f"{kernel.name} {', '.join(ops)}" if ops else kernel.name
+
+
+def shorten_names(names: Sequence[str], most: int) -> dict[str, str]:
+    """Each name in `most` characters.  Long names that begin alike keep their beginning and the words that are not in
+    all of them; those that are alike even then are numbered."""
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        if len(name) > most:
+            alike.setdefault(name[:HEAD], []).append(name)
+    shown: dict[str, str] = {}
+    for group in alike.values():
+        for name, apart in zip(group, _find_differences(group), strict=True):
+            kept = apart[: most // 2]
+            shown[name] = f"{name[: most - 1 - len(kept)]}…{kept}"
+    taken: set[str] = {name for name in names if name not in shown}
+    for name, text in shown.items():
+        number = 1
+        while shown[name] in taken:
+            number += 1
+            shown[name] = f"{text[: most - 1 - len(str(number))]}#{number}"
+        taken.add(shown[name])
+    return {name: shown.get(name, name) for name in names}
+
+
+def _find_differences(names: Sequence[str]) -> list[str]:
+    """Of each name as many of the words that not all have as tell it apart, less what all of these begin with; of one
+    name alone the number at its end."""
+    if len(names) == 1:
+        found = re.search(r"[._]?\d+$", names[0])
+        return [found[0] if found else ""]
+    words = [re.split(r"_|(?<=\W)", name) for name in names]
+    common = set(words[0]).intersection(*words[1:])
+    rows = [[word for word in row if word not in common] for row in words]
+    apart = [""] * len(names)
+    for most in range(1, max(map(len, rows)) + 1):
+        apart = ["_".join(row[:most]) for row in rows]
+        if len(set(apart)) == len(apart):
+            break
+    letters = re.match(r"\D*", apart[0])
+    start = letters[0] if letters and all(text.startswith(letters[0]) for text in apart) else ""
+    return [text.removeprefix(start) for text in apart]
 
 
 def shorten_path(source: str) -> str:

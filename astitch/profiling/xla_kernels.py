@@ -17,7 +17,7 @@ from astitch.gpu import Gpu
 from astitch.hlo_import import find_source
 from astitch.hlo_schema import ELEMENT_TYPES, HloModuleProto
 from astitch.ops import OPS, Kind
-from astitch.profiling.products import bound_product, contracted_by_library
+from astitch.profiling.product_bounds import bound_product, contracted_by_library
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
 from astitch.profiling.wording import shorten_path
 from astitch.speed_of_light import Work
@@ -39,16 +39,18 @@ WIDTHS = {"pred": 8, "token": 0, "opaque": 0, "tuple": 0, "s4": 4, "u4": 4, "f4e
 @dataclass(frozen=True, slots=True)
 class Launches:
     """kernels: in the order of the schedule, each instruction one.  unknown_loops: whose turns XLA does not know; they
-    are counted as one turn."""
+    are counted as one turn.  conditionals: of which the first branch is counted."""
 
     kernels: tuple[Kernel, ...]
     unknown_loops: int = 0
+    conditionals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     kernels: list[Kernel] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    conditionals: list[str] = field(default_factory=list)
 
 
 def read_xla_kernels(module: bytes, gpu: Gpu) -> Launches:
@@ -64,7 +66,7 @@ class _Reader:
     def read(self) -> Launches:
         found = _Found()
         self._walk(self.computations[self.proto.entry_computation_id], 1.0, found)
-        return Launches(tuple(found.kernels), len(found.unknown))
+        return Launches(tuple(found.kernels), len(found.unknown), len(found.conditionals))
 
     def _walk(self, computation: Any, times: float, found: _Found) -> None:
         by_id = {i.id: i for i in computation.instructions}
@@ -82,6 +84,8 @@ class _Reader:
                         self._walk(inner, times * (turns or 1), found)
                 case "call" | "async-start" | "conditional":
                     # Of a conditional one branch runs: the first is as good a guess as any.
+                    if opcode == "conditional":
+                        found.conditionals.append(instruction.name.decode())
                     for inner in called[:1]:
                         self._walk(inner, times, found)
                 case _:
@@ -111,7 +115,8 @@ class _Reader:
                 flops += OPS[name].flops * _elements(inner.shape)
             elif name == "reduce" and operands:
                 flops += _elements(operands[0])
-        read, written = self._traffic(instruction, opcode, inside, by_id)
+        root = called[0].root_id if opcode == "fusion" else instruction.id
+        read, written = self._traffic(instruction, opcode, inside, by_id, root)
         work = Work(read, written, flops)
         if dtype or _is_library(instruction):
             kind = PRODUCT
@@ -135,18 +140,24 @@ class _Reader:
         )
 
     def _traffic(
-        self, instruction: Any, opcode: str, inside: list[Any], by_id: Mapping[int, Any]
+        self,
+        instruction: Any,
+        opcode: str,
+        inside: list[Any],
+        by_id: Mapping[int, Any],
+        root: int,
     ) -> tuple[int, int]:
-        """(bytes read once, written once)."""
+        """(bytes read once, written once).  root: of a fusion's computation."""
         if opcode != "fusion":
             read = sum(_bytes(by_id[n].shape) for n in dict.fromkeys(instruction.operand_ids))
             return read, _bytes(instruction.shape)
         members = {i.id: i for i in inside}
         read = 0
-        in_place: set[int] = set()
-        for member in inside:
-            if member.opcode == b"dynamic-update-slice":
-                in_place.add(member.operand_ids[0])
+        in_place = {
+            _behind_bitcasts(members, member.operand_ids[0]).id
+            for member in inside
+            if member.opcode == b"dynamic-update-slice"
+        }
         for parameter in inside:
             if parameter.opcode != b"parameter":
                 continue
@@ -155,10 +166,15 @@ class _Reader:
             if users and all(u.opcode.decode() in TAKES_PART for u in users):
                 whole = min(whole, sum(_bytes(u.shape) for u in users))
             read += 0 if parameter.id in in_place else whole
-        roots = [i for i in inside if i.opcode == b"dynamic-update-slice"]
-        if roots:
-            return read, sum(_bytes(members[r.operand_ids[1]].shape) for r in roots)
-        return read, _bytes(instruction.shape)
+        results = [members[root]]
+        if results[0].opcode == b"tuple":
+            results = [members[n] for n in results[0].operand_ids]
+        written = 0
+        for result in results:
+            made = _behind_bitcasts(members, result.id)
+            part = made.opcode == b"dynamic-update-slice"
+            written += _bytes(members[made.operand_ids[1]].shape if part else result.shape)
+        return read, written
 
     def _sources(self, instruction: Any, inside: list[Any]) -> Iterator[str]:
         for inner in (instruction, *inside):
@@ -183,6 +199,13 @@ def _name_of_ours(instruction: Any) -> str | None:
         return None
     brought = re.search(rb'[{ ]name = "([^"]+)"', instruction.backend_config)
     return str(brought[1].decode()) if brought else None
+
+
+def _behind_bitcasts(members: Mapping[int, Any], number: int) -> Any:
+    """The instruction whose elements an instruction has."""
+    while members[number].opcode == b"bitcast":
+        number = members[number].operand_ids[0]
+    return members[number]
 
 
 def _is_library(instruction: Any) -> bool:

@@ -19,7 +19,7 @@ theme.addEventListener("click", () => {
 
 const tip = document.getElementById("tip");
 function showTip(element) {
-  tip.textContent = element.dataset.tip;
+  tip.textContent = element.getAttribute("aria-label");
   tip.hidden = false;
   const box = element.getBoundingClientRect();
   const own = tip.getBoundingClientRect();
