@@ -70,6 +70,7 @@ def import_hlo(data: bytes | str) -> Graph:
     if isinstance(data, bytes) and _is_text(data):
         data = data.decode(errors="replace")
     module = _parse_module(_parse_text(data) if isinstance(data, str) else data)
+    _shorten_ids(module)
     return _Module(module).import_entry()
 
 
@@ -155,6 +156,23 @@ def _parse_module(data: bytes) -> Any:
             "--xla_dump_hlo_as_proto)"
         )
     return wrapped.hlo_module
+
+
+def _shorten_ids(module: Any) -> None:
+    """Instruction ids as they are within their computations: the lower 32 bits.
+
+    TensorFlow's builder puts the computation's id into the upper ones, but not in the ids of operands.
+    """
+    for computation in module.computations:
+        if computation.root_id <= _LOCAL_ID:
+            continue
+        computation.root_id &= _LOCAL_ID
+        for instruction in computation.instructions:
+            instruction.id &= _LOCAL_ID
+            instruction.operand_ids[:] = [id_ & _LOCAL_ID for id_ in instruction.operand_ids]
+
+
+_LOCAL_ID = (1 << 32) - 1
 
 
 # ---- message -> Graph ----------------------------------------------------------------------------

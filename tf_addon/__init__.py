@@ -1,0 +1,15 @@
+"""astitch for TensorFlow: functions that must be compiled run through astitch instead of XLA's code generation.
+
+    tf_addon.enable()    every `tf.function(jit_compile=True)`, Keras model and SavedModel signature, from now on
+    tf_addon.disable()   XLA's again; `with tf_addon.enabled():` is both
+    tf_addon.report()    what was compiled, run, and left to XLA, and why
+
+Importing it imports neither TensorFlow nor JAX.
+"""
+
+from __future__ import annotations
+
+from tf_addon.report import Report
+from tf_addon.switch import disable, enable, enabled, report
+
+__all__ = ["Report", "disable", "enable", "enabled", "report"]

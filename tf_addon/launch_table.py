@@ -1,0 +1,274 @@
+"""Programs as launch tables: what the shim walks for each call, without Python.
+
+Takes a Program and what runs its steps (the emulation, or a GPU's driver), hands on the rows of `shim_library.py`.
+Kernels are rows; products, and what XLA computes, are steps that the shim asks Python for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from astitch.emulate import compile_many, load_runtime
+from astitch.executor import GpuExecutor
+from astitch.host_engine import allocate_aligned
+from astitch.program import (
+    Buffer,
+    CudaKernel,
+    IslandStep,
+    KernelStep,
+    LibraryStep,
+    Program,
+    ReferenceStep,
+    Space,
+    View,
+)
+from astitch.reference import eval_node
+from astitch.xla_island import compile_island, host_device, put_array
+from tf_addon import shim_library as rows
+
+_TABLE_ALIGNMENT = 256
+
+
+class Runner(Protocol):
+    """What runs a program's steps.
+
+    kind: HOST_KERNEL or CUDA_KERNEL.  staged: tensors of the host are copied to a GPU and back.
+    """
+
+    kind: int
+    staged: bool
+
+    def constant_address(self, index: int) -> int:
+        """Where constant `index` of the program lies."""
+        ...
+
+    def function_address(self, kernel: CudaKernel) -> int:
+        """What is launched for a kernel."""
+        ...
+
+    def run_step(self, number: int, addresses: Any, stream: int) -> None:
+        """A step that is no kernel.  addresses: of each buffer of the program, in its order."""
+        ...
+
+
+# ---- the emulation -----------------------------------------------------------------------------------------------
+
+
+class HostRunner:
+    """The program's steps on a machine without a GPU: kernels through the emulation, products through the reference,
+    the rest through XLA for the CPU.  Raises KernelCompileError, EngineUnavailable, IslandRefused."""
+
+    kind = rows.HOST_KERNEL
+    staged = False
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        sources = list(dict.fromkeys(kernel.source for kernel in program.kernels))
+        self._modules = dict(zip(sources, compile_many(sources), strict=True))
+        self._constants = [_copy_aligned(literal.numpy()) for _, literal in program.constants]
+        self._numbers = {name: number for number, name in enumerate(program.buffers)}
+        self._islands = {
+            number: compile_island(step.hlo, host_device(), f"{program.name}, {step.name}")
+            for number, step in enumerate(program.steps)
+            if isinstance(step, IslandStep)
+        }
+
+    def constant_address(self, index: int) -> int:
+        return int(self._constants[index].ctypes.data)
+
+    def function_address(self, kernel: CudaKernel) -> int:
+        return self._modules[kernel.source].kernels[kernel.name].address
+
+    def run_step(self, number: int, addresses: Any, stream: int) -> None:
+        step = self._program.steps[number]
+        assert not isinstance(step, KernelStep)
+        operands = [self._array(view, addresses) for view in step.operands]
+        found: Sequence[Any]
+        if isinstance(step, IslandStep):
+            island = self._islands[number]
+            found = island.run([put_array(array, island.device) for array in operands])
+        else:
+            found = eval_node(step.node, operands)
+        for view, result in zip(step.results, found, strict=True):
+            np.copyto(self._array(view, addresses), np.asarray(result), casting="no")
+
+    def _array(self, view: View, addresses: Any) -> np.ndarray[Any, Any]:
+        """The array that lies at a buffer's address."""
+        type_ = view.type
+        if not type_.bytes:
+            return np.empty(type_.shape, type_.dtype.numpy)
+        memory = (ctypes.c_char * type_.bytes).from_address(addresses[self._numbers[view.buffer]])
+        return np.frombuffer(memory, type_.dtype.numpy).reshape(type_.shape)
+
+
+def _copy_aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    fresh = allocate_aligned(max(array.nbytes, 1))
+    fresh[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+    return fresh
+
+
+def emulation_address() -> int:
+    """Where the emulation's `astitch_launch` is.  Raises KernelCompileError without g++."""
+    address = ctypes.cast(load_runtime().astitch_launch, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+# ---- a GPU -------------------------------------------------------------------------------------------------------
+
+
+class CudaRunner:
+    """The program's steps on one GPU: the shim launches kernels through the driver, the executor does the rest.
+
+    staged: TensorFlow knows only the host.  Raises what GpuExecutor raises.
+    """
+
+    kind = rows.CUDA_KERNEL
+
+    def __init__(self, program: Program, device: int, *, staged: bool) -> None:
+        self._executor = GpuExecutor(program, device)
+        self._names = list(program.buffers)
+        self.staged = staged
+
+    def constant_address(self, index: int) -> int:
+        return self._executor.constant_address(index)
+
+    def function_address(self, kernel: CudaKernel) -> int:
+        return self._executor.function_address(kernel)
+
+    def run_step(self, number: int, addresses: Any, stream: int) -> None:
+        placed = {name: int(addresses[i] or 0) for i, name in enumerate(self._names)}
+        self._executor.run_step(number, placed, stream)
+
+
+_DRIVER = {
+    "push": "cuCtxPushCurrent_v2",
+    "pop": "cuCtxPopCurrent_v2",
+    "launch": "cuLaunchKernel",
+    "launch_cooperative": "cuLaunchCooperativeKernel",
+    "copy_to_device": "cuMemcpyHtoDAsync_v2",
+    "copy_to_host": "cuMemcpyDtoHAsync_v2",
+    "copy": "cuMemcpyDtoDAsync_v2",
+    "fill": "cuMemsetD8Async",
+    "allocate": "cuMemAllocAsync",
+    "release": "cuMemFreeAsync",
+    "allocate_managed": "cuMemAllocManaged",
+    "synchronize": "cuStreamSynchronize",
+}
+
+
+def find_driver(library: ctypes.CDLL, context: int, stream: int) -> rows.CudaDriver:
+    """libcuda's entries that the shim calls.  context: the primary one of the GPU.  stream: of staged programs."""
+    driver = rows.CudaDriver(context=context, stream=stream)
+    for field, symbol in _DRIVER.items():
+        setattr(driver, field, ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
+    return driver
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTable:
+    """A program's rows.  row: points into the others, which must live while the shim copies them."""
+
+    row: rows.ProgramRow
+    parts: tuple[Any, ...]
+
+
+def make_table(program: Program, runner: Runner, key: int) -> LaunchTable:
+    """The program as the shim runs it.  key: what its steps are called with."""
+    numbers = {name: number for number, name in enumerate(program.buffers)}
+    operands: list[int] = []
+    steps: list[rows.StepRow] = []
+    scratch_bytes = program.arena_bytes
+    for step in program.steps:
+        if not isinstance(step, KernelStep):
+            steps.append(rows.StepRow(kind=rows.PYTHON_STEP))
+            continue
+        kernel = step.kernel
+        flags = rows.COOPERATIVE * kernel.cooperative | rows.POINTER_TABLE * kernel.pointer_table
+        table_offset = 0
+        if kernel.pointer_table and runner.kind == rows.CUDA_KERNEL:
+            table_offset = -(-scratch_bytes // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT
+            scratch_bytes = table_offset + ctypes.sizeof(ctypes.c_void_p) * len(step.arguments)
+        steps.append(
+            rows.StepRow(
+                kind=runner.kind,
+                flags=flags,
+                grid=kernel.grid,
+                block=kernel.block,
+                shared_bytes=kernel.shared_bytes,
+                function=runner.function_address(kernel),
+                table_offset=table_offset,
+                first=len(operands),
+                count=len(step.arguments),
+            )
+        )
+        operands += [numbers[view.buffer] for view in step.arguments]
+    results, owners = _make_results(program, numbers)
+    buffers = [_make_buffer(buffer, runner, owners) for buffer in program.buffers.values()]
+    zeros = [
+        rows.ZeroRow(buffer.offset, buffer.type.bytes)
+        for buffer in program.buffers.values()
+        if buffer.space is Space.BARRIER
+    ]
+    parts = (
+        (rows.BufferRow * len(buffers))(*buffers),
+        (rows.StepRow * len(steps))(*steps),
+        (ctypes.c_int32 * len(operands))(*operands),
+        (rows.ResultRow * len(results))(*results),
+        (rows.ZeroRow * len(zeros))(*zeros),
+    )
+    row = rows.ProgramRow(
+        key,
+        runner.staged,
+        len(program.parameters),
+        len(buffers),
+        len(steps),
+        len(operands),
+        len(results),
+        len(zeros),
+        scratch_bytes,
+        *(ctypes.addressof(part) for part in parts),
+    )
+    return LaunchTable(row, parts)
+
+
+def _make_results(
+    program: Program, numbers: dict[str, int]
+) -> tuple[list[rows.ResultRow], dict[str, int]]:
+    """A row for each result, and which result each OUTPUT buffer lies in: the first that shows it."""
+    owners: dict[str, int] = {}
+    results = []
+    for number, view in enumerate(program.outputs):
+        is_own = program.buffers[view.buffer].space is Space.OUTPUT and view.buffer not in owners
+        if is_own:
+            owners[view.buffer] = number
+        results.append(rows.ResultRow(numbers[view.buffer], not is_own, view.type.bytes))
+    return results, owners
+
+
+def _make_buffer(buffer: Buffer, runner: Runner, owners: dict[str, int]) -> rows.BufferRow:
+    bytes_ = buffer.type.bytes
+    match buffer.space:
+        case Space.PARAMETER:
+            return rows.BufferRow(rows.PARAMETER, buffer.index, 0, bytes_)
+        case Space.CONSTANT:
+            return rows.BufferRow(rows.CONSTANT, 0, runner.constant_address(buffer.index), bytes_)
+        case Space.OUTPUT:
+            return rows.BufferRow(rows.RESULT, owners[buffer.name], 0, bytes_)
+        case Space.ARENA | Space.BARRIER:
+            return rows.BufferRow(rows.SCRATCH, 0, buffer.offset, bytes_)
+
+
+def count_steps(program: Program) -> tuple[int, int, int]:
+    """Stitched kernels, library calls, and parts that XLA or the reference computes."""
+    library = sum(isinstance(step, LibraryStep) for step in program.steps)
+    others = sum(isinstance(step, IslandStep | ReferenceStep) for step in program.steps)
+    return len(program.kernels), library, others

@@ -1,0 +1,171 @@
+"""What the shim asks of the compiler: HLO in, the number of a launch table out.
+
+Takes serialized HloModuleProtos, hands on numbers; equal modules share one program.  Chooses where programs run: on
+TensorFlow's GPU, on a GPU that TensorFlow does not know (tensors are staged), or in the emulation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import re
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from astitch import hlo_schema
+from astitch.compile import Compilation, compile_hlo, spell_kernel
+from astitch.executor import count_gpus, current_gpu, import_cupy
+from astitch.gpu import from_device
+from astitch.jit import choose_engine
+from tf_addon.launch_table import (
+    CudaRunner,
+    HostRunner,
+    Runner,
+    emulation_address,
+    find_driver,
+    make_table,
+)
+from tf_addon.report import Records
+from tf_addon.shim_library import OP_BY_OP, Handlers, Shim
+
+log = logging.getLogger("tf_addon")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a function's programs run.  gpu: CUDA's number, None for the emulation.  staged: TensorFlow has it not."""
+
+    gpu: int | None
+    staged: bool
+
+
+def choose_place(tensorflow_gpu: int, engine: str | None) -> Place:
+    """tensorflow_gpu: where TensorFlow runs the function, -1 for the host.  engine: "host", "gpu" or None, a GPU where
+    there is one.  Raises EngineUnavailable."""
+    if tensorflow_gpu >= 0:
+        return Place(tensorflow_gpu, staged=False)
+    if choose_engine(engine) == "host":
+        return Place(None, staged=False)
+    return Place(current_gpu(), staged=True)
+
+
+class Programs:
+    """Compiles for the shim, and runs the steps that it leaves to Python.  Safe to call from any thread."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.engine: str | None = None
+        self.strict = False
+        self._shim: Shim | None = None
+        self._lock = threading.Lock()
+        self._turns: dict[bytes, threading.Lock] = {}
+        self._made: dict[bytes, tuple[int, Compilation]] = {}
+        self._runners: dict[int, Runner] = {}
+        self._keys = itertools.count()
+        self._driven: set[int | None] = set()
+
+    @property
+    def handlers(self) -> Handlers:
+        """What the shim is installed with."""
+        return Handlers(self.compile, self.run_step, self.note_refused)
+
+    def attach(self, shim: Shim) -> None:
+        """The shim that knows the programs."""
+        self._shim = shim
+
+    def compile(self, function: str, device: str, hlo: bytes, tensorflow_gpu: int) -> int:
+        """The number of the program for a module.  Raises AstitchError for what astitch cannot compile or run."""
+        place = choose_place(tensorflow_gpu, self.engine)
+        hlo = _read_module(hlo)
+        key = hashlib.sha256(repr(place).encode() + hlo).digest()
+        with self._lock:
+            turn = self._turns.setdefault(key, threading.Lock())
+        start = time.perf_counter()
+        with turn:
+            known = self._made.get(key)
+            if known is None:
+                known = self._made[key] = self._make(hlo, place)
+        seconds = time.perf_counter() - start
+        number, compilation = known
+        self.records.note_compiled(function, device, compilation, seconds)
+        log.info("compiled %s on %s in %.2f s", function, device, seconds)
+        return number
+
+    def _make(self, hlo: bytes, place: Place) -> tuple[int, Compilation]:
+        gpu = "host" if place.gpu is None else from_device(place.gpu)
+        compilation = compile_hlo(hlo, gpu=gpu, strict=self.strict, spell=spell_kernel)
+        program = compilation.program
+        self._prepare_launches(place)
+        runner: Runner
+        if place.gpu is None:
+            runner = HostRunner(program)
+        else:
+            runner = CudaRunner(program, place.gpu, staged=place.staged)
+        key = next(self._keys)
+        self._runners[key] = runner
+        table = make_table(program, runner, key)
+        assert self._shim is not None
+        return self._shim.add_program(table.row), compilation
+
+    def _prepare_launches(self, place: Place) -> None:
+        """Tells the shim, once, how this place launches."""
+        with self._lock:
+            if place.gpu in self._driven:
+                return
+            assert self._shim is not None
+            if place.gpu is None:
+                self._shim.set_host(emulation_address())
+            else:
+                self._shim.set_cuda(find_cuda(place.gpu))
+            self._driven.add(place.gpu)
+
+    def run_step(self, key: int, number: int, stream: int, addresses: Any) -> None:
+        """A step of a program that is no kernel."""
+        self._runners[key].run_step(number, addresses, stream)
+
+    def note_refused(self, function: str, device: str, reason: str, outcome: int) -> None:
+        """A signature that is not astitch's."""
+        self.records.note_refused(function, device, reason, outcome)
+        owner = "TensorFlow, op by op" if outcome == OP_BY_OP else "XLA"
+        log.warning("%s on %s is left to %s: %s", function, device, owner, _first_line(reason))
+
+
+def find_cuda(device: int) -> Any:
+    """libcuda's entries for one GPU, with a stream of our own."""
+    import ctypes
+
+    cupy = import_cupy()
+    with cupy.cuda.Device(device):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        _streams.append(stream)
+        return find_driver(
+            ctypes.CDLL("libcuda.so.1"), int(cupy.cuda.driver.ctxGetCurrent()), int(stream.ptr)
+        )
+
+
+_streams: list[Any] = []
+"""Streams of staged programs, one a GPU: they live as long as the process."""
+
+
+def has_gpu() -> bool:
+    """Does CuPy see one?"""
+    return count_gpus() > 0
+
+
+def _read_module(hlo: bytes) -> bytes:
+    """The module as astitch reads it, the same whatever else the process has traced: without its number, and without the
+    attributes that TensorFlow puts behind a function's name."""
+    module = hlo_schema.HloModuleProto.FromString(hlo)
+    module.DiscardUnknownFields()
+    module.ClearField("id")
+    module.name = b"tensorflow"
+    for computation in module.computations:
+        computation.name = re.sub(rb"^__|(_\d+)?\[.*\](\.\d+)?$", b"", computation.name)
+    return bytes(module.SerializeToString(deterministic=True))
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0]

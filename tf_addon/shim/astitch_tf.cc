@@ -1,0 +1,876 @@
+// TensorFlow's side of astitch: takes over the calls of functions that must be compiled (`jit_compile=True`).
+//
+// Takes a call with its tensors, has tf2xla make HLO of the function, hands that to Python, which answers with the
+// number of a program; its launch table then runs without Python, but for the steps that the table leaves to it.
+// What cannot be so is left to XLA's own kernel, and what XLA refuses as well to TensorFlow's, each with a reason.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "tensorflow/compiler/jit/compilability_check_util.h"
+#include "tensorflow/compiler/jit/variable_info_util.h"
+#include "tensorflow/compiler/jit/xla_kernel_creator.h"
+#include "tensorflow/compiler/tf2xla/xla_compiler.h"
+#include "tensorflow/compiler/tf2xla/xla_op_registry.h"
+#include "tensorflow/core/common_runtime/function.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "xla/client/client_library.h"
+#if __has_include("xla/hlo/builder/xla_computation.h")
+#include "xla/hlo/builder/xla_computation.h"
+#else
+#include "xla/client/xla_computation.h"
+#endif
+#include "xla/service/hlo.pb.h"
+#include "xla/stream_executor/platform_manager.h"
+#include "xla/stream_executor/stream.h"
+
+// Declared, not included: xla_launch_util.h wants headers of LLVM's that no wheel ships.
+namespace tensorflow {
+std::vector<const Tensor*> InputsFromContext(OpKernelContext* ctx);
+class XlaComputationLaunchContext {
+ public:
+  static absl::StatusOr<std::vector<XlaCompiler::Argument>> BuildXlaCompilerArguments(
+      absl::Span<int const>, absl::Span<const Tensor* const>, absl::Span<VariableInfo const>, Device*);
+};
+}  // namespace tensorflow
+
+// ---- what Python sees: kept in step with tf_addon/shim_library.py ------------------------------------------------
+
+extern "C" {
+
+enum Space : int32_t { kParameter = 0, kConstant = 1, kResult = 2, kScratch = 3 };
+
+struct BufferRow {
+  int32_t space;
+  int32_t index;    // of the parameter or the result
+  int64_t address;  // of a constant; of scratch the offset
+  int64_t bytes;
+};
+
+enum StepKind : int32_t { kHostKernel = 0, kCudaKernel = 1, kPythonStep = 2 };
+enum StepFlag : int32_t { kCooperative = 1, kPointerTable = 2 };
+
+struct StepRow {
+  int32_t kind;
+  int32_t flags;
+  int32_t grid;
+  int32_t block;
+  int64_t shared_bytes;
+  int64_t function;      // address of the host kernel's description, or a CUfunction
+  int64_t table_offset;  // in scratch, of a CUDA kernel's table of pointers
+  int32_t first;         // of its buffers in ProgramRow.operands
+  int32_t count;
+};
+
+struct ResultRow {
+  int32_t buffer;
+  int32_t copies;  // 1: the result is written elsewhere, and copied at the end
+  int64_t bytes;
+};
+
+struct ZeroRow {
+  int64_t offset;
+  int64_t bytes;
+};
+
+struct ProgramRow {
+  int64_t key;  // Python's own number, which its steps get
+  int32_t staged;
+  int32_t parameter_count, buffer_count, step_count, operand_count, result_count, zero_count;
+  int64_t scratch_bytes;
+  const BufferRow* buffers;
+  const StepRow* steps;
+  const int32_t* operands;
+  const ResultRow* results;
+  const ZeroRow* zeros;  // parts of the scratch that a call begins with as zero: the words of barriers
+};
+
+struct Settings {
+  int32_t taken;           // every function; else only the marked ones
+  int32_t strict;          // what would fall back fails instead
+  int32_t uncompiled;      // what XLA refuses as well runs op by op
+  int32_t dry;             // everything but the launches: what a call costs the host
+  int32_t max_signatures;  // of one function
+};
+
+enum Outcome : int32_t { kStitched = 0, kXla = 1, kOpByOp = 2, kOutcomes = 3 };
+
+// The number of a program (at least 0), or -1 with a message.
+typedef int64_t (*CompileFn)(const char* function, const char* device, const void* hlo, int64_t hlo_bytes,
+                             int32_t device_number, char* message, int32_t message_bytes);
+// One step of a program; addresses: one for each of its buffers.  0, or 1 with a message.
+typedef int32_t (*StepFn)(int64_t key, int32_t step, void* stream, void** addresses, char* message,
+                          int32_t message_bytes);
+typedef void (*RefuseFn)(const char* function, const char* device, const char* reason, int32_t outcome);
+
+typedef int (*HostLaunchFn)(const void* kernel, void** pointers, uint32_t grid, uint32_t block, uint32_t shared_bytes,
+                            uint32_t cooperative, uint32_t check, uint32_t order, uint64_t seed, uint32_t workers,
+                            const void* arguments, uint32_t argument_count, char* message, uint32_t message_bytes);
+
+// Entries of libcuda (cuda.h), as Python finds them.
+struct CudaDriver {
+  int (*push)(void* context);
+  int (*pop)(void** context);
+  int (*launch)(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                void* stream, void** parameters, void** extra);
+  int (*launch_cooperative)(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                            unsigned shared, void* stream, void** parameters);
+  int (*copy_to_device)(uint64_t to, const void* from, size_t bytes, void* stream);
+  int (*copy_to_host)(void* to, uint64_t from, size_t bytes, void* stream);
+  int (*copy)(uint64_t to, uint64_t from, size_t bytes, void* stream);
+  int (*fill)(uint64_t to, unsigned char value, size_t bytes, void* stream);
+  int (*allocate)(uint64_t* address, size_t bytes, void* stream);
+  int (*release)(uint64_t address, void* stream);
+  int (*allocate_managed)(uint64_t* address, size_t bytes, unsigned flags);
+  int (*synchronize)(void* stream);
+  void* context;
+  void* stream;  // of staged programs; a GPU's own tensors are used on TensorFlow's
+};
+
+struct Callbacks {
+  CompileFn compile;
+  StepFn step;
+  RefuseFn refuse;
+};
+}  // extern "C"
+
+namespace {
+using namespace tensorflow;
+
+constexpr int kMessageBytes = 2048;
+constexpr int kAlignment = 16;  // the widest access of a kernel
+constexpr int kScratchAlignment = 256;
+constexpr char kMark[] = "api_preferred_device";  // survives into forward and backward functions
+constexpr char kMarked[] = "astitch";
+
+struct Program {
+  ProgramRow row;
+  std::vector<BufferRow> buffers;
+  std::vector<StepRow> steps;
+  std::vector<int32_t> operands;
+  std::vector<ResultRow> results;
+  std::vector<ZeroRow> zeros;
+};
+
+struct Counts {
+  std::atomic<int64_t> runs[kOutcomes] = {};
+};
+
+struct State {
+  std::atomic<int32_t> taken{0}, strict{0}, uncompiled{1}, dry{0}, max_signatures{0};
+  Callbacks callbacks{};
+  HostLaunchFn host_launch = nullptr;
+  CudaDriver cuda{};
+  mutex mu;
+  std::vector<std::unique_ptr<Program>> programs;
+  std::map<std::pair<std::string, std::string>, std::unique_ptr<Counts>> counts;
+};
+
+// Never destroyed: kernels of TensorFlow's outlive static destructors.
+State& state() {
+  static State* the_state = new State();
+  return *the_state;
+}
+
+Counts* counts_of(const std::string& function, const std::string& device) {
+  mutex_lock lock(state().mu);
+  auto& counts = state().counts[{function, device}];
+  if (!counts) counts = std::make_unique<Counts>();
+  return counts.get();
+}
+
+absl::Status cuda_status(int code, const char* what) {
+  if (code == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("astitch: ", what, " failed with CUDA error ", code));
+}
+
+// ---- variables that stay on the GPU while TensorFlow knows only the host -----------------------------------------
+
+// Managed memory: kernels find it on the GPU, and TensorFlow's own ops, which know nothing of that, read and write it
+// like memory of the host.  Freed blocks are kept by size: allocating them waits for the GPU.
+class ResidentPool {
+ public:
+  absl::Status allocate(size_t bytes, void** address) {
+    bytes = std::max<size_t>(bytes, 1);
+    {
+      mutex_lock lock(mu_);
+      auto& free = free_[bytes];
+      if (!free.empty()) {
+        *address = free.back();
+        free.pop_back();
+        live_[*address] = bytes;
+        return absl::OkStatus();
+      }
+    }
+    uint64_t found = 0;
+    const unsigned attach_global = 1;
+    TF_RETURN_IF_ERROR(
+        cuda_status(state().cuda.allocate_managed(&found, bytes, attach_global), "room for a variable on the GPU"));
+    mutex_lock lock(mu_);
+    *address = reinterpret_cast<void*>(found);
+    live_[*address] = bytes;
+    return absl::OkStatus();
+  }
+  void release(void* address) {
+    mutex_lock lock(mu_);
+    auto found = live_.find(address);
+    free_[found->second].push_back(address);
+    live_.erase(found);
+  }
+  bool owns(const void* address) {
+    mutex_lock lock(mu_);
+    return live_.count(const_cast<void*>(address)) != 0;
+  }
+
+ private:
+  mutex mu_;
+  std::unordered_map<size_t, std::vector<void*>> free_;
+  std::unordered_map<void*, size_t> live_;
+};
+
+ResidentPool& resident_pool() {
+  static ResidentPool* pool = new ResidentPool();
+  return *pool;
+}
+
+class ResidentBuffer : public TensorBuffer {
+ public:
+  ResidentBuffer(void* address, size_t bytes) : TensorBuffer(address), bytes_(bytes) {}
+  ~ResidentBuffer() override { resident_pool().release(data()); }
+  size_t size() const override { return bytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(AllocationDescription*) const override {}
+
+ private:
+  size_t bytes_;
+};
+
+absl::Status make_resident(DataType type, const TensorShape& shape, Tensor* tensor) {
+  const size_t bytes = shape.num_elements() * DataTypeSize(type);
+  void* address = nullptr;
+  TF_RETURN_IF_ERROR(resident_pool().allocate(bytes, &address));
+  *tensor = Tensor(type, shape, core::RefCountPtr<TensorBuffer>(new ResidentBuffer(address, bytes)));
+  return absl::OkStatus();
+}
+
+// ---- one run of a launch table -----------------------------------------------------------------------------------
+
+bool is_host_device(const OpKernelContext* ctx) {
+  return ctx->device()->tensorflow_accelerator_device_info() == nullptr;
+}
+
+// Memory of one call, and where each buffer of the program lies.
+class Run {
+ public:
+  Run(OpKernelContext* ctx, const Program& program) : ctx_(ctx), program_(program), cuda_(state().cuda) {
+    const bool on_gpu = !is_host_device(ctx);
+    uses_cuda_ = on_gpu || program.row.staged;
+    staged_ = !on_gpu && program.row.staged;
+    if (on_gpu) stream_ = ctx->op_device_context()->stream()->platform_specific_handle().stream;
+    if (staged_) stream_ = cuda_.stream;
+    if (uses_cuda_) entered_ = cuda_.push(cuda_.context) == 0;
+  }
+
+  ~Run() {
+    for (uint64_t address : staging_) cuda_.release(address, stream_);
+    void* context = nullptr;
+    if (entered_) cuda_.pop(&context);
+  }
+
+  bool staged() const { return staged_; }
+
+  // parameters, results: tensors in the order of the program; results are allocated.
+  absl::Status execute(const std::vector<const Tensor*>& parameters, const std::vector<Tensor*>& results) {
+    if (state().dry) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(place(parameters, results));
+    for (size_t number = 0; number < program_.steps.size(); ++number) TF_RETURN_IF_ERROR(run_step(number));
+    return finish(results);
+  }
+
+ private:
+  absl::Status place(const std::vector<const Tensor*>& parameters, const std::vector<Tensor*>& results) {
+    char* scratch = nullptr;
+    TF_RETURN_IF_ERROR(allocate(program_.row.scratch_bytes, &scratch));
+    scratch_ = scratch;
+    for (const ZeroRow& zero : program_.zeros) TF_RETURN_IF_ERROR(fill_zero(scratch + zero.offset, zero.bytes));
+    given_.resize(parameters.size());
+    for (size_t i = 0; i < parameters.size(); ++i) TF_RETURN_IF_ERROR(place_parameter(*parameters[i], &given_[i]));
+    made_.resize(results.size());
+    for (size_t i = 0; i < results.size(); ++i) {
+      made_[i] = results[i]->data();
+      if (staged_ && !resident_pool().owns(made_[i])) {
+        char* room = nullptr;
+        TF_RETURN_IF_ERROR(allocate(program_.results[i].bytes, &room));
+        made_[i] = room;
+      }
+    }
+    addresses_.resize(program_.buffers.size());
+    for (size_t i = 0; i < addresses_.size(); ++i) {
+      const BufferRow& buffer = program_.buffers[i];
+      switch (buffer.space) {
+        case kParameter: addresses_[i] = given_[buffer.index]; break;
+        case kConstant: addresses_[i] = reinterpret_cast<void*>(buffer.address); break;
+        case kResult: addresses_[i] = made_[buffer.index]; break;
+        default: addresses_[i] = scratch + buffer.address;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Where a kernel may read the tensor: where it lies, if it is there and aligned.
+  absl::Status place_parameter(const Tensor& tensor, void** address) {
+    void* data = tensor.data();
+    const size_t bytes = tensor.TotalBytes();
+    const bool there = !staged_ || resident_pool().owns(data);
+    if (there && reinterpret_cast<uintptr_t>(data) % kAlignment == 0) {
+      *address = data;
+      return absl::OkStatus();
+    }
+    char* room = nullptr;
+    TF_RETURN_IF_ERROR(allocate(bytes, &room));
+    *address = room;
+    if (!there)
+      return cuda_status(cuda_.copy_to_device(reinterpret_cast<uint64_t>(room), data, bytes, stream_), "a copy");
+    return copy(room, data, bytes);
+  }
+
+  absl::Status run_step(int number) {
+    const StepRow& step = program_.steps[number];
+    char message[kMessageBytes] = "";
+    if (step.kind == kPythonStep) {
+      if (state().callbacks.step(program_.row.key, number, stream_, addresses_.data(), message, kMessageBytes))
+        return absl::InternalError(absl::StrCat("astitch: ", message));
+      return absl::OkStatus();
+    }
+    std::vector<void*> pointers(step.count);
+    for (int i = 0; i < step.count; ++i) pointers[i] = addresses_[program_.operands[step.first + i]];
+    const bool has_table = step.flags & kPointerTable;
+    void* table = pointers.data();
+    if (step.kind == kHostKernel) {
+      const uint32_t workers = 2;
+      if (state().host_launch(reinterpret_cast<const void*>(step.function), has_table ? &table : pointers.data(),
+                              step.grid, step.block, step.shared_bytes, step.flags & kCooperative, 0, 0, 0, workers,
+                              nullptr, 0, message, kMessageBytes))
+        return absl::InternalError(absl::StrCat("astitch: ", message));
+      return absl::OkStatus();
+    }
+    return launch_cuda(step, pointers, has_table);
+  }
+
+  absl::Status launch_cuda(const StepRow& step, std::vector<void*>& pointers, bool has_table) {
+    std::vector<void*> parameters(step.count);
+    for (int i = 0; i < step.count; ++i) parameters[i] = &pointers[i];
+    void* table = scratch_ + step.table_offset;
+    void* table_parameter = &table;
+    if (has_table) {
+      // From pageable memory this returns once the bytes are staged: `pointers` may go.
+      TF_RETURN_IF_ERROR(cuda_status(cuda_.copy_to_device(reinterpret_cast<uint64_t>(table), pointers.data(),
+                                                          pointers.size() * sizeof(void*), stream_),
+                                     "a table of pointers"));
+    }
+    void* function = reinterpret_cast<void*>(step.function);
+    void** passed = has_table ? &table_parameter : parameters.data();
+    const unsigned shared = step.shared_bytes;
+    const int code =
+        step.flags & kCooperative
+            ? cuda_.launch_cooperative(function, step.grid, 1, 1, step.block, 1, 1, shared, stream_, passed)
+            : cuda_.launch(function, step.grid, 1, 1, step.block, 1, 1, shared, stream_, passed, nullptr);
+    return cuda_status(code, "a launch");
+  }
+
+  // Results that lie elsewhere, to where TensorFlow wants them.
+  absl::Status finish(const std::vector<Tensor*>& results) {
+    for (size_t i = 0; i < results.size(); ++i) {
+      const ResultRow& row = program_.results[i];
+      if (row.copies) TF_RETURN_IF_ERROR(copy(made_[i], addresses_[row.buffer], row.bytes));
+      if (made_[i] != results[i]->data() && row.bytes)
+        TF_RETURN_IF_ERROR(cuda_status(
+            cuda_.copy_to_host(results[i]->data(), reinterpret_cast<uint64_t>(made_[i]), row.bytes, stream_), "a copy"));
+    }
+    // TensorFlow reads host memory at once; on a GPU its own stream orders what follows.
+    return staged_ ? cuda_status(cuda_.synchronize(stream_), "a kernel") : absl::OkStatus();
+  }
+
+  // Memory that lives as long as the call.
+  absl::Status allocate(size_t bytes, char** address) {
+    bytes = std::max<size_t>(bytes, 1);
+    if (staged_) {
+      uint64_t found = 0;
+      TF_RETURN_IF_ERROR(cuda_status(cuda_.allocate(&found, bytes, stream_), "room on the GPU"));
+      staging_.push_back(found);
+      *address = reinterpret_cast<char*>(found);
+      return absl::OkStatus();
+    }
+    const int64_t room = bytes + kScratchAlignment;
+    Tensor tensor;
+    TF_RETURN_IF_ERROR(ctx_->allocate_temp(DT_UINT8, TensorShape({room}), &tensor));
+    const uintptr_t start = reinterpret_cast<uintptr_t>(tensor.data());
+    *address = reinterpret_cast<char*>((start + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment);
+    temporaries_.push_back(std::move(tensor));
+    return absl::OkStatus();
+  }
+
+  absl::Status copy(void* to, const void* from, size_t bytes) {
+    if (!bytes) return absl::OkStatus();
+    if (uses_cuda_)
+      return cuda_status(
+          cuda_.copy(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), bytes, stream_), "a copy");
+    std::memcpy(to, from, bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status fill_zero(void* to, size_t bytes) {
+    if (uses_cuda_) return cuda_status(cuda_.fill(reinterpret_cast<uint64_t>(to), 0, bytes, stream_), "a fill");
+    std::memset(to, 0, bytes);
+    return absl::OkStatus();
+  }
+
+  OpKernelContext* ctx_;
+  const Program& program_;
+  const CudaDriver& cuda_;
+  bool uses_cuda_ = false, staged_ = false, entered_ = false;
+  void* stream_ = nullptr;
+  char* scratch_ = nullptr;
+  std::vector<uint64_t> staging_;
+  std::vector<Tensor> temporaries_;
+  std::vector<void*> given_, made_, addresses_;
+};
+
+// ---- the kernel of a call ----------------------------------------------------------------------------------------
+
+// What was made of one signature: a program, or why not.
+struct Entry {
+  absl::Notification made;
+  const Program* program = nullptr;
+  bool xla_refuses = false;
+  std::string reason;
+  std::vector<int> input_mapping;
+  std::vector<XlaOutputDescription> outputs;
+  std::vector<XlaResourceUpdate> updates;
+};
+
+class AstitchKernel : public AsyncOpKernel {
+ public:
+  // xla: XLA's own kernel, or null with what XLA said.
+  AstitchKernel(OpKernelConstruction* construction, std::unique_ptr<OpKernel> xla, absl::Status refusal,
+                NameAttrList function, std::vector<int> constants, std::vector<int> resources, bool marked)
+      : AsyncOpKernel(construction),
+        xla_(std::move(xla)),
+        refusal_(std::move(refusal)),
+        function_(std::move(function)),
+        constants_(std::move(constants)),
+        resources_(std::move(resources)),
+        marked_(marked),
+        library_(construction->function_library()),
+        device_(library_->device()->name()),
+        counts_(counts_of(function_.name(), device_)) {
+    if (!xla_) refuse(refusal_.message(), kOpByOp);
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    const bool wanted = state().taken || marked_;
+    if (!wanted) return run_xla(ctx, std::move(done), /*counted=*/false);
+    if (!xla_) return run_op_by_op(ctx, std::move(done), refusal_);
+    const Entry* refused = nullptr;
+    const absl::Status status = run_stitched(ctx, &refused);
+    if (refused) {
+      if (state().strict)
+        return fail(ctx, std::move(done),
+                    absl::UnimplementedError(absl::StrCat("astitch, strict: ", function_.name(), ": ", refused->reason)));
+      if (refused->xla_refuses && is_host_device(ctx) && state().uncompiled)
+        return run_op_by_op(ctx, std::move(done), absl::InvalidArgumentError(refused->reason));
+      return run_xla(ctx, std::move(done), /*counted=*/true);
+    }
+    if (!status.ok()) return fail(ctx, std::move(done), status);
+    counts_->runs[kStitched]++;
+    done();
+  }
+
+ private:
+  void fail(OpKernelContext* ctx, DoneCallback done, const absl::Status& status) {
+    ctx->CtxFailure(status);
+    done();
+  }
+
+  void refuse(absl::string_view reason, Outcome outcome) {
+    state().callbacks.refuse(function_.name().c_str(), device_.c_str(), std::string(reason).c_str(), outcome);
+  }
+
+  void run_xla(OpKernelContext* ctx, DoneCallback done, bool counted) {
+    if (!xla_) return fail(ctx, std::move(done), refusal_);
+    if (counted) counts_->runs[kXla]++;
+    if (AsyncOpKernel* async = xla_->AsAsync()) return async->ComputeAsync(ctx, std::move(done));
+    xla_->Compute(ctx);
+    done();
+  }
+
+  // The function by TensorFlow's own kernels: what XLA cannot compile either.
+  void run_op_by_op(OpKernelContext* ctx, DoneCallback done, const absl::Status& refusal) {
+    if (!state().uncompiled || state().strict) return fail(ctx, std::move(done), refusal);
+    FunctionLibraryRuntime::Handle handle;
+    {
+      mutex_lock lock(mu_);
+      if (!instantiated_) {
+        const absl::Status status = library_->Instantiate(function_.name(), AttrSlice(&function_.attr()), &handle_);
+        if (!status.ok()) return fail(ctx, std::move(done), status);
+        instantiated_ = true;
+      }
+      handle = handle_;
+    }
+    counts_->runs[kOpByOp]++;
+    FunctionLibraryRuntime::Options options(ctx->step_id());
+    options.rendezvous = ctx->rendezvous();
+    options.cancellation_manager = ctx->cancellation_manager();
+    options.collective_executor = ctx->collective_executor();
+    options.step_container = ctx->step_container();
+    options.stats_collector = ctx->stats_collector();
+    options.runner = ctx->runner();
+    std::vector<Tensor> arguments;
+    for (int i = 0; i < ctx->num_inputs(); ++i) arguments.push_back(ctx->input(i));
+    auto* results = new std::vector<Tensor>();
+    library_->Run(options, handle, arguments, results, [ctx, results, done](const absl::Status& status) {
+      if (!status.ok()) {
+        ctx->SetStatus(status);
+      } else {
+        for (size_t i = 0; i < results->size(); ++i) ctx->set_output(i, (*results)[i]);
+      }
+      delete results;
+      done();
+    });
+  }
+
+  // refused: set, with nothing done, where the signature has no program.
+  absl::Status run_stitched(OpKernelContext* ctx, const Entry** refused) {
+    std::vector<const Tensor*> inputs = InputsFromContext(ctx);
+    std::vector<VariableInfo> variables;
+    const absl::Status found =
+        GetVariableInfosFromInputs(ctx->resource_manager(), ctx->device(), inputs, resources_, &variables);
+    if (!found.ok()) {
+      *refused = note_resource(found);
+      return absl::OkStatus();
+    }
+    // Held until the end of the call, as XLA's own kernel does.
+    TF_RETURN_IF_ERROR(LockVariables(absl::MakeSpan(variables)));
+    std::vector<const Tensor*> values = inputs;
+    for (VariableInfo& variable : variables)
+      if (variable.var() && variable.var()->is_initialized) values[variable.index()] = variable.var()->tensor();
+    std::shared_ptr<Entry> entry = find_entry(ctx, inputs, values, variables);
+    if (!entry->program) {
+      *refused = entry.get();  // the map keeps it as long as this kernel lives
+      return absl::OkStatus();
+    }
+    return run_program(ctx, *entry, inputs, values, variables);
+  }
+
+  std::string signature(const std::vector<const Tensor*>& inputs, const std::vector<const Tensor*>& values) {
+    std::string key;
+    key.reserve(24 * values.size());
+    auto add = [&key](const void* data, size_t bytes) { key.append(static_cast<const char*>(data), bytes); };
+    for (const Tensor* value : values) {
+      const int32_t head[2] = {value->dtype(), value->dims()};
+      add(head, sizeof head);
+      for (int d = 0; d < value->dims(); ++d) {
+        const int64_t extent = value->dim_size(d);
+        add(&extent, sizeof extent);
+      }
+    }
+    for (int i : constants_) {
+      const absl::string_view bytes = inputs[i]->tensor_data();
+      add(bytes.data(), bytes.size());
+    }
+    return key;
+  }
+
+  std::shared_ptr<Entry> find_entry(OpKernelContext* ctx, const std::vector<const Tensor*>& inputs,
+                                    const std::vector<const Tensor*>& values, std::vector<VariableInfo>& variables) {
+    const std::string key = signature(inputs, values);
+    std::shared_ptr<Entry> entry;
+    bool ours = false, first_beyond = false;
+    {
+      mutex_lock lock(mu_);
+      auto found = entries_.find(key);
+      if (found != entries_.end()) {
+        entry = found->second;
+      } else if (entries_.size() >= static_cast<size_t>(state().max_signatures)) {
+        first_beyond = !beyond_;
+        if (first_beyond) {
+          beyond_ = std::make_shared<Entry>();
+          beyond_->reason = absl::StrCat("more than ", state().max_signatures.load(),
+                                         " signatures (shapes, types, constant values); XLA compiles the others: "
+                                         "pad to fewer shapes, or enable(max_signatures=...)");
+          beyond_->made.Notify();
+        }
+        entry = beyond_;
+      } else {
+        entry = entries_[key] = std::make_shared<Entry>();
+        ours = true;
+      }
+    }
+    if (first_beyond) refuse(entry->reason, kXla);
+    if (ours) {
+      const absl::Status status = compile(ctx, inputs, variables, entry.get());
+      if (!status.ok()) entry->reason = std::string(status.message());
+      if (!entry->program) refuse(entry->reason, entry->xla_refuses && is_host_device(ctx) ? kOpByOp : kXla);
+      entry->made.Notify();
+    }
+    // Another thread makes it: that needs no lock that this call holds.
+    entry->made.WaitForNotification();
+    return entry;
+  }
+
+  const Entry* note_resource(const absl::Status& status) {
+    mutex_lock lock(mu_);
+    if (!other_resource_) {
+      other_resource_ = std::make_shared<Entry>();
+      other_resource_->reason = absl::StrCat("an argument is a resource but no variable: ", status.message());
+      refuse(other_resource_->reason, kXla);
+    }
+    return other_resource_.get();
+  }
+
+  absl::Status compile(OpKernelContext* ctx, const std::vector<const Tensor*>& inputs,
+                       const std::vector<VariableInfo>& variables, Entry* entry) {
+    Device* device = static_cast<Device*>(ctx->device());
+    const XlaOpRegistry::DeviceRegistration* registration;
+    if (!XlaOpRegistry::GetCompilationDevice(device->device_type(), &registration))
+      return absl::UnimplementedError(absl::StrCat("no compiler of XLA's for ", device->device_type()));
+    TF_ASSIGN_OR_RETURN(auto arguments, XlaComputationLaunchContext::BuildXlaCompilerArguments(constants_, inputs,
+                                                                                              variables, device));
+    const bool on_gpu = device->device_type() == "GPU";
+    TF_ASSIGN_OR_RETURN(auto* platform,
+                        stream_executor::PlatformManager::PlatformWithName(on_gpu ? "CUDA" : "Host"));
+    XlaCompiler::Options options;
+    options.device_type = DeviceType(registration->compilation_device_name);
+    TF_ASSIGN_OR_RETURN(options.client, xla::ClientLibrary::GetOrCreateLocalClient(platform));
+    options.flib_def = library_->GetFunctionLibraryDefinition();
+    options.graph_def_version = library_->graph_def_version();
+    XlaCompiler compiler(options);
+    XlaCompiler::CompileOptions compile_options;
+    compile_options.always_return_tuple = true;
+    XlaCompiler::CompilationResult result;
+    const absl::Status lowered = compiler.CompileFunction(compile_options, function_, arguments, &result);
+    if (!lowered.ok()) {
+      entry->xla_refuses = true;
+      return lowered;
+    }
+    TF_RETURN_IF_ERROR(check_result(result));
+    const std::string hlo = result.computation->proto().SerializeAsString();
+    char message[kMessageBytes] = "";
+    const int64_t number = state().callbacks.compile(
+        function_.name().c_str(), device_.c_str(), hlo.data(), hlo.size(),
+        on_gpu ? device->tensorflow_accelerator_device_info()->gpu_id : -1, message, kMessageBytes);
+    if (number < 0) return absl::UnimplementedError(message);
+    const Program* program = nullptr;
+    {
+      mutex_lock lock(state().mu);
+      program = state().programs[number].get();
+    }
+    size_t results = result.resource_updates.size();
+    for (const XlaOutputDescription& output : result.outputs)
+      results += !output.is_constant && output.type != DT_RESOURCE;
+    if (results != program->results.size() || result.input_mapping.size() != program->row.parameter_count)
+      return absl::InternalError(absl::StrCat("the program has ", program->row.parameter_count, " parameters and ",
+                                              program->results.size(), " results, the function ",
+                                              result.input_mapping.size(), " and ", results));
+    entry->input_mapping = result.input_mapping;
+    entry->outputs = result.outputs;
+    entry->updates = result.resource_updates;
+    entry->program = program;
+    return absl::OkStatus();
+  }
+
+  static absl::Status check_result(const XlaCompiler::CompilationResult& result) {
+    if (result.collective_info) return absl::UnimplementedError("collectives between devices");
+    const auto& host = result.host_compute_metadata;
+    if (host.host_to_device_size() || host.device_to_host_size())
+      return absl::UnimplementedError("transfers to the host inside of the function");
+    if (!result.xla_output_shape.is_static())
+      return absl::UnimplementedError(
+          absl::StrCat("a result's shape depends on values: ", result.xla_output_shape.ToString()));
+    for (const XlaOutputDescription& output : result.outputs)
+      if (output.is_tensor_list) return absl::UnimplementedError("a result is a list of tensors");
+    for (const XlaResourceUpdate& update : result.resource_updates)
+      if (!update.tensor_array_gradients_accessed.empty())
+        return absl::UnimplementedError("a TensorArray's gradients are updated");
+    return absl::OkStatus();
+  }
+
+  absl::Status run_program(OpKernelContext* ctx, const Entry& entry, const std::vector<const Tensor*>& inputs,
+                           std::vector<const Tensor*>& values, std::vector<VariableInfo>& variables) {
+    Run run(ctx, *entry.program);
+    if (run.staged()) TF_RETURN_IF_ERROR(move_variables(values, variables));
+    std::vector<const Tensor*> parameters;
+    parameters.reserve(entry.input_mapping.size());
+    for (int input : entry.input_mapping) parameters.push_back(values[input]);
+    std::vector<Tensor*> results;
+    for (size_t i = 0; i < entry.outputs.size(); ++i) {
+      const XlaOutputDescription& output = entry.outputs[i];
+      if (output.type == DT_RESOURCE) {
+        ctx->set_output(i, *inputs[output.input_index]);
+      } else if (output.is_constant) {
+        TF_RETURN_IF_ERROR(set_constant(ctx, i, output.constant_value));
+      } else {
+        Tensor* result = nullptr;
+        TF_RETURN_IF_ERROR(ctx->allocate_output(i, output.shape, &result));
+        results.push_back(result);
+      }
+    }
+    std::vector<Tensor> updated(entry.updates.size());
+    for (size_t i = 0; i < updated.size(); ++i) {
+      const XlaResourceUpdate& update = entry.updates[i];
+      TF_RETURN_IF_ERROR(run.staged() ? make_resident(update.type, update.shape, &updated[i])
+                                      : ctx->allocate_temp(update.type, update.shape, &updated[i]));
+      results.push_back(&updated[i]);
+    }
+    TF_RETURN_IF_ERROR(run.execute(parameters, results));
+    for (size_t i = 0; i < updated.size(); ++i) {
+      if (!entry.updates[i].modified || state().dry) continue;
+      for (VariableInfo& variable : variables) {
+        if (variable.index() != entry.updates[i].input_index) continue;
+        *variable.var()->tensor() = updated[i];
+        variable.var()->is_initialized = true;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // The host's variables to memory that the GPU reads where it lies; from then on they stay there.
+  absl::Status move_variables(std::vector<const Tensor*>& values, std::vector<VariableInfo>& variables) {
+    for (VariableInfo& variable : variables) {
+      if (!variable.var() || !variable.var()->is_initialized) continue;
+      Tensor* tensor = variable.var()->tensor();
+      if (!DataTypeCanUseMemcpy(tensor->dtype()) || resident_pool().owns(tensor->data())) continue;
+      Tensor resident;
+      TF_RETURN_IF_ERROR(make_resident(tensor->dtype(), tensor->shape(), &resident));
+      std::memcpy(resident.data(), tensor->data(), tensor->TotalBytes());
+      *tensor = resident;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status set_constant(OpKernelContext* ctx, int number, const Tensor& value) {
+    if (is_host_device(ctx) || ctx->output_memory_type(number) == HOST_MEMORY) {
+      ctx->set_output(number, value);
+      return absl::OkStatus();
+    }
+    Tensor* room = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(number, value.shape(), &room));
+    return ctx->op_device_context()->CopyCPUTensorToDeviceSync(&value, static_cast<Device*>(ctx->device()), room);
+  }
+
+  const std::unique_ptr<OpKernel> xla_;
+  const absl::Status refusal_;
+  const NameAttrList function_;
+  const std::vector<int> constants_, resources_;
+  const bool marked_;
+  FunctionLibraryRuntime* const library_;
+  const std::string device_;
+  Counts* const counts_;
+  mutex mu_;
+  bool instantiated_ = false;
+  FunctionLibraryRuntime::Handle handle_ = 0;
+  std::unordered_map<std::string, std::shared_ptr<Entry>> entries_;
+  std::shared_ptr<Entry> beyond_, other_resource_;
+};
+
+class Creator : public CustomKernelCreator {
+ public:
+  bool CanCreateKernel(const FunctionLibraryRuntime& library,
+                       const std::shared_ptr<const NodeProperties>& node) const override {
+    return xla_.CanCreateKernel(library, node);
+  }
+
+  absl::Status CreateKernel(FunctionLibraryRuntime* library, const std::shared_ptr<const NodeProperties>& node,
+                            std::unique_ptr<OpKernel>* kernel) const override {
+    std::unique_ptr<OpKernel> xla;
+    const absl::Status refusal = xla_.CreateKernel(library, node, &xla);
+    Device* device = library->device();
+    // On a GPU XLA's kernel says which tensors lie on the host.
+    if (!refusal.ok() && device->device_type() != DEVICE_CPU) return refusal;
+    NameAttrList function;
+    TF_RETURN_IF_ERROR(NameAndAttrsFromFunctionCall(node->node_def, &function));
+    const FunctionBody* body = nullptr;
+    std::vector<int> constants, resources;
+    TF_RETURN_IF_ERROR(GetBodyAndConstantsAndResources(library, function, &body, &constants, &resources));
+    auto properties = std::make_shared<NodeProperties>(&body->record->fdef().signature(), node->node_def,
+                                                       body->arg_types, body->ret_types);
+    const MemoryTypeVector host_inputs(body->arg_types.size(), HOST_MEMORY);
+    const MemoryTypeVector host_outputs(body->ret_types.size(), HOST_MEMORY);
+    absl::Status status;
+    OpKernelConstruction construction(
+        DeviceType(device->device_type()), device, device->GetAllocator(AllocatorAttributes()), library,
+        device->resource_manager(), properties, xla ? xla->input_memory_types() : host_inputs,
+        xla ? xla->output_memory_types() : host_outputs, library->graph_def_version(), &status);
+    const auto& attributes = body->record->fdef().attr();
+    const auto mark = attributes.find(kMark);
+    const bool marked = mark != attributes.end() && mark->second.s() == kMarked;
+    *kernel = std::make_unique<AstitchKernel>(&construction, std::move(xla), refusal, std::move(function),
+                                              std::move(constants), std::move(resources), marked);
+    return status;
+  }
+
+ private:
+  XlaKernelCreator xla_;
+};
+
+}  // namespace
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// Takes part from now on, by the settings; once a process.
+EXPORT void astitch_tf_install(const Callbacks* callbacks) {
+  state().callbacks = *callbacks;
+  RegisterDefaultCustomKernelCreator(new Creator());
+}
+
+EXPORT void astitch_tf_set(const Settings* settings) {
+  state().strict = settings->strict;
+  state().uncompiled = settings->uncompiled;
+  state().dry = settings->dry;
+  state().max_signatures = settings->max_signatures;
+  state().taken = settings->taken;
+}
+
+EXPORT void astitch_tf_set_host(HostLaunchFn launch) { state().host_launch = launch; }
+
+EXPORT void astitch_tf_set_cuda(const CudaDriver* driver) { state().cuda = *driver; }
+
+// Copies the rows; the number is what `compile` answers with.
+EXPORT int64_t astitch_tf_add_program(const ProgramRow* row) {
+  auto program = std::make_unique<Program>();
+  program->row = *row;
+  program->buffers.assign(row->buffers, row->buffers + row->buffer_count);
+  program->steps.assign(row->steps, row->steps + row->step_count);
+  program->operands.assign(row->operands, row->operands + row->operand_count);
+  program->results.assign(row->results, row->results + row->result_count);
+  program->zeros.assign(row->zeros, row->zeros + row->zero_count);
+  mutex_lock lock(state().mu);
+  state().programs.push_back(std::move(program));
+  return state().programs.size() - 1;
+}
+
+// How often a function ended so; 0 for one that is not known.
+EXPORT int64_t astitch_tf_count_runs(const char* function, const char* device, int32_t outcome) {
+  mutex_lock lock(state().mu);
+  auto found = state().counts.find({function, device});
+  return found == state().counts.end() ? 0 : found->second->runs[outcome].load();
+}
+
+EXPORT void astitch_tf_reset_runs() {
+  mutex_lock lock(state().mu);
+  for (auto& [_, counts] : state().counts)
+    for (auto& runs : counts->runs) runs = 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,150 @@
+"""On and off: which functions the shim takes over, for the whole process.
+
+Takes the user's wishes, hands them to the shim, which is built and installed when the first one comes.  Nothing of
+TensorFlow's is patched: once installed, each call of a compiled function asks whether it is wanted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from astitch import options
+from astitch.errors import InvalidOption
+from tf_addon.programs import Programs
+from tf_addon.report import Records, Report
+from tf_addon.shim_build import get_library
+from tf_addon.shim_library import Settings, Shim
+
+MAX_SIGNATURES = 32
+"""Signatures of one function that are compiled unless enable() says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What is asked of the add-on.  taken: every function that must be compiled; else only decorated ones."""
+
+    taken: bool = False
+    strict: bool = False
+    uncompiled: bool = True
+    max_signatures: int = MAX_SIGNATURES
+    engine: str | None = None
+    dry: bool = False
+
+
+class Switch:
+    """The process's one: its wishes, and the shim once it is there."""
+
+    def __init__(self) -> None:
+        self.wishes = Wishes()
+        self.records = Records()
+        self._lock = threading.RLock()
+        self._programs = Programs(self.records)
+        self._shim: Shim | None = None
+
+    def install(self) -> Shim:
+        """The shim, which decorated functions go through from now on.  Raises ShimUnavailable."""
+        with self._lock:
+            if self._shim is None:
+                shim = Shim(get_library(), self._programs.handlers)
+                self._programs.attach(shim)
+                self._shim = shim
+                self.set(self.wishes)
+                forget_kernels()
+            return self._shim
+
+    def set(self, wishes: Wishes) -> None:
+        """Calls that begin from now on follow these wishes."""
+        with self._lock:
+            self.wishes = wishes
+            self._programs.engine, self._programs.strict = wishes.engine, wishes.strict
+            if self._shim is not None:
+                self._shim.set(
+                    Settings(
+                        wishes.taken,
+                        wishes.strict,
+                        wishes.uncompiled,
+                        wishes.dry,
+                        wishes.max_signatures,
+                    )
+                )
+
+    def make_report(self) -> Report:
+        """What was noted since the last reset."""
+        shim = self._shim
+        return self.records.make_report(shim.count_runs if shim else lambda *_: 0)
+
+    def reset(self) -> None:
+        """Begin the report anew."""
+        self.records.clear()
+        if self._shim is not None:
+            self._shim.reset_runs()
+
+
+def forget_kernels() -> None:
+    """Has TensorFlow make the kernels of functions anew, those that ran before the shim came among them."""
+    from tensorflow.python.eager import context
+
+    context.context().clear_kernel_cache()
+
+
+the_switch = Switch()
+
+
+def enable(
+    *,
+    strict: bool = False,
+    uncompiled: bool = True,
+    max_signatures: int = MAX_SIGNATURES,
+    engine: str | None = None,
+) -> None:
+    """From now on every function that must be compiled (`jit_compile=True`) runs through astitch, in all threads.
+
+    strict: what astitch cannot take over raises UnimplementedError; else XLA runs it, and report() says why.
+    uncompiled: what XLA cannot compile either (strings, for one) TensorFlow runs op by op; False: it raises XLA's error.
+    max_signatures: how many shapes, types and constant values of one function are compiled; XLA gets the others.
+    engine: "host" (the emulation), "gpu", or None, a GPU where there is one.
+    Raises ShimUnavailable where the shim cannot be built, InvalidOption.
+    """
+    if max_signatures < 1:
+        raise InvalidOption(f"tf_addon.enable: max_signatures={max_signatures}\n  it is at least 1")
+    if engine not in (None, "gpu", "host"):
+        raise InvalidOption(f"tf_addon.enable: engine={engine!r} is not known\n  it is gpu or host")
+    options.engine()  # a wrong ASTITCH_ENGINE is told now, not as a reason for each function
+    the_switch.install()
+    the_switch.set(Wishes(True, strict, uncompiled, max_signatures, engine))
+
+
+def disable() -> None:
+    """From now on compiled functions are XLA's again, in all threads; decorated ones stay astitch's."""
+    the_switch.set(replace(the_switch.wishes, taken=False, strict=False))
+
+
+@contextmanager
+def enabled(
+    *,
+    strict: bool = False,
+    uncompiled: bool = True,
+    max_signatures: int = MAX_SIGNATURES,
+    engine: str | None = None,
+) -> Iterator[None]:
+    """enable() for the calls inside of `with`, of all threads; afterwards it is as it was."""
+    before = the_switch.wishes
+    enable(strict=strict, uncompiled=uncompiled, max_signatures=max_signatures, engine=engine)
+    try:
+        yield
+    finally:
+        the_switch.set(before)
+
+
+def report(*, reset: bool = False) -> Report:
+    """What was compiled, run, and left to XLA or TensorFlow and why, since the last reset.  Print it.
+
+    reset: begin anew after this report.
+    """
+    found = the_switch.make_report()
+    if reset:
+        the_switch.reset()
+    return found
