@@ -1,11 +1,12 @@
-"""Graph -> Graph: reductions that wait for each other, made to wait less.
+"""Graph -> Graph: sums in another order, so that reductions wait less and scattered sums need no array of zeros.
 
 A reduce that reads the result of another over the same elements costs a block barrier where rows stay on chip, and a
-global barrier and one more reading of memory where they do not.  Three rules, all of them exact in real numbers:
+global barrier and one more reading of memory where they do not.  Four rules, all of them exact in real numbers:
 
     sum(r * a) = r * sum(a)               r constant along the sum and itself the child of a reduce
     mean(a), sum((a - mean(a))^2)         one reduce of (count, mean, M2), joined by Chan's formula
     max(a), sum(exp(a - max(a)))          one reduce of (max, sum), the sums rescaled to the larger max
+    y + scatter(0, i, u)                  scatter(y, i, u), as XLA has it: the gradient of a table that is read twice
 
 The first is applied wherever it makes a sum wait for fewer others; the joint ones only where the reduced elements do
 not stay on chip, for there two plain passes over registers are quicker and as accurate.  Rounding moves by a few units
@@ -34,7 +35,7 @@ from astitch.ir import (
 )
 from astitch.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
 from astitch.ops import monoid_of
-from astitch.simplify import Draft, Log, keep_live_nodes, rewrite_graph
+from astitch.simplify import Draft, Log, keep_live_nodes, read_splat, rewrite_graph
 
 SUMMED = frozenset({DType.F32, DType.F64})
 """Types whose sums are rounded so finely that their order is free; narrower ones are summed as one of these."""
@@ -51,9 +52,10 @@ def reassociate(graph: Graph, log: Log | None = None) -> Graph:
 
     graph: simplified.  Regions are left as they are.  `log` hears of every rule that fires.
     """
+    heard: Log = log or (lambda rule, node: None)
+    graph = _scatter_into_addends(graph, heard)
     if sum(node.op == "reduce" for node in graph) < 2:
         return graph
-    heard: Log = log or (lambda rule, node: None)
     return _hoist_factors(_join_reductions(graph, heard), heard)
 
 
@@ -294,6 +296,57 @@ def _second_result(
     gap = draft.add(second, "subtract", second.array, (first, center))
     scale = draft.add(second, "exponential", second.array, (gap,))
     return draft.add(second, "multiply", second.array, (total, scale))
+
+
+# ---- scattered sums
+
+
+def _scatter_into_addends(graph: Graph, log: Log) -> Graph:
+    """y + scatter(0, i, u) -> scatter(y, i, u), also through several scatters, one into the other."""
+    if not any(node.op == "scatter" for node in graph):
+        return graph
+    stands_for: dict[str, str] = {}  # a new sum -> the node of the graph that it replaces
+
+    def is_read_once(name: str) -> bool:
+        old = stands_for.get(name, name)
+        return old in graph.nodes and len(graph.users[old]) == 1 and old not in graph.outputs
+
+    def find_scatters(draft: Draft, name: str) -> list[Node]:
+        """The scatters from a sum down to the zeros that they start with; none where it is something else."""
+        found: list[Node] = []
+        while _adds_scattered(node := draft[name]) and is_read_once(name):
+            found.append(node)
+            name = node.operands[0]
+        value = read_splat(draft, name) if found else None
+        return found if value is not None and not value.any() else []
+
+    def move(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
+        if node.op != "add" or node.dtype not in SUMMED:
+            return None
+        for side in (0, 1):
+            scatters = find_scatters(draft, node.operands[side])
+            if not scatters:
+                continue
+            log("scatter_into_addend", node.name)
+            total = node.operands[1 - side]
+            for number, scatter in enumerate(reversed(scatters), 1):
+                last = number == len(scatters)
+                name = node.name if last else draft.fresh(f"{node.name}.{scatter.name}")
+                operands = (total, *scatter.operands[1:])
+                total = draft.put(replace(scatter, name=name, operands=operands))
+                stands_for[total] = node.name if last else scatter.name
+            return total
+        return None
+
+    return rewrite_graph(graph, log, move)
+
+
+def _adds_scattered(node: Node) -> bool:
+    return (
+        node.op == "scatter"
+        and isinstance(node.type, ArrayType)
+        and monoid_of(node.regions[0]) == "add"
+    )
 
 
 # ---- factors out of sums

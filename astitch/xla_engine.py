@@ -6,13 +6,13 @@ XLA launches PTX by itself, so nothing of ours runs while the program does: no P
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,7 @@ from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
 from astitch.hlo_import import import_hlo
+from astitch.index import Symbol
 from astitch.ir import (
     ArrayType,
     ConstantAttrs,
@@ -58,7 +59,7 @@ from astitch.program import (
 from astitch.stitch_loops import LoopKey, find_loops, loop_key
 from astitch.stitch_regions import MOVES, find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope
-from astitch.storage import storage_name
+from astitch.storage import storage_name, storage_type
 from astitch.trace import trace_compilation
 from astitch.xla_island import to_stablehlo
 
@@ -332,19 +333,24 @@ def _quote(text: str) -> str:
     return '"' + "".join(map(_escape, text.encode())) + '"'
 
 
-@functools.cache
+@cache
 def _escape(byte: int) -> str:
     return chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:02X}"
 
 
-# ---- donated memory --------------------------------------------------------------------------------------------
+# ---- memory that is used again ---------------------------------------------------------------------------------
+
+LEAST_BYTES_AGAIN = 16 << 20
+"""Of a temporary array whose memory a result takes over.  Below, the peak hardly moves, and two pointers that may be
+one leave the compiler less freedom."""
 
 
 def find_in_place(compilation: Compilation, donated: Sequence[bool]) -> dict[str, list[InPlace]]:
-    """By kernel, the results that take over the memory of donated parameters.
+    """By kernel, the results that take over the memory of donated parameters, or of large temporary arrays that nothing
+    else reads.
 
-    XLA lets a custom call's result share memory only where the call says so; else it copies each such result to the
-    parameter afterwards.  Which result goes with which parameter is JAX's rule: the first of the same type.
+    XLA lets a custom call's result share memory only where the call says so; else it copies each result of a donated
+    parameter to it afterwards.  Which result goes with which parameter is JAX's rule: the first of the same type.
     """
     return _find_in_place(compilation, _match_donated(compilation.scopes.graph, donated))
 
@@ -374,36 +380,70 @@ def _match_donated(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:
 
 def _find_in_place(compilation: Compilation, into: Mapping[str, str]) -> dict[str, list[InPlace]]:
     """into: the buffer that a result may take over, by the result's buffer."""
-    program = compilation.program
+    program, graph = compilation.program, compilation.scopes.graph
     last = {v.buffer: number for number, step in enumerate(program.steps) for v in _read_by(step)}
-    kernels = {plan.kernel.name: plan.kernel for plan in compilation.plans}
+    plans = {plan.kernel.name: plan for plan in compilation.plans}
     found: dict[str, list[InPlace]] = {}
     for number, step in enumerate(program.steps):
         if isinstance(step, KernelStep):
-            kernel = kernels[step.kernel.name]
+            plan = plans[step.kernel.name]
             final = {v.buffer for v in _read_by(step) if last[v.buffer] == number}
-            if pairs := _find_pairs(kernel, into, final.__contains__):
-                found[kernel.name] = pairs
+            if pairs := _find_pairs(plan.kernel, graph, plan.scope, into, final.__contains__):
+                found[plan.kernel.name] = pairs
     return found
 
 
 def _find_pairs(
-    kernel: k.Kernel, into: Mapping[str, str], reads_last: Callable[[str], bool]
+    kernel: k.Kernel,
+    graph: Graph,
+    scope: Scope,
+    into: Mapping[str, str],
+    reads_last: Callable[[str], bool],
 ) -> list[InPlace]:
-    """into: see _match_donated.  reads_last: does nobody read what a buffer holds after the kernel?"""
+    """scope: the kernel's.  into: see _match_donated.  reads_last: does nobody read what a buffer holds after the
+    kernel?"""
     scratch = {array.source for array in kernel.scratch}
     numbers = {p.source: i for i, p in enumerate(kernel.parameters) if p.source not in scratch}
-    pairs = []
-    for source, written in numbers.items():
-        target = into.get(source) if kernel.parameters[written].written else None
-        read = numbers.get(target) if target else None
-        if target is None or read is None or kernel.parameters[read].written:
-            continue
-        if reads_last(target):
-            pairs.append(InPlace(read, written))
-    names = {kernel.parameters[i].name for pair in pairs for i in (pair.read, pair.written)}
-    uses = _find_uses(kernel.body, names) if pairs else {}
-    return [pair for pair in pairs if writes_where_it_read(kernel, pair, uses)]
+    written = {i for i, p in enumerate(kernel.parameters) if p.written}
+    candidates: list[InPlace] = []
+    for source, number in numbers.items():
+        read = numbers.get(into.get(source, "")) if number in written else None
+        if read is not None and read not in written and reads_last(into[source]):
+            candidates.append(InPlace(read, number))
+    for source, number in numbers.items():
+        array = None if number in written else _used_up(graph, scope, source)
+        for result in written if array else ():
+            if storage_type(graph, kernel.parameters[result].source) == array:
+                candidates.append(InPlace(number, result))
+    names = {kernel.parameters[i].name for pair in candidates for i in (pair.read, pair.written)}
+    uses = _find_uses(kernel.body, names) if candidates else {}
+    pairs: list[InPlace] = []
+    taken: set[int] = set()
+    for pair in candidates:
+        if pair.written not in taken and writes_where_it_read(kernel, pair, uses):
+            pairs.append(pair)
+            taken.add(pair.written)
+    return pairs
+
+
+def _used_up(graph: Graph, scope: Scope, buffer: str) -> ArrayType | None:
+    """The type of a large array that some other step computes and only the scope reads; None if it is not one."""
+    base = graph[buffer.partition("#")[0]]
+    type_ = storage_type(graph, buffer)
+    if base.op in ("parameter", "constant") or type_.bytes < LEAST_BYTES_AGAIN:
+        return None
+    inside = set(scope.members)
+    pending = [base.name]
+    while pending:
+        name = pending.pop()
+        if name in graph.outputs:
+            return None
+        for user in graph.users[name]:
+            if storage_name(graph, user) == buffer or isinstance(base.type, TupleType):
+                pending.append(user)
+            elif user not in inside:
+                return None
+    return type_
 
 
 def spell_plan(plan: Plan, donated: Sequence[bool]) -> str:
@@ -413,7 +453,8 @@ def spell_plan(plan: Plan, donated: Sequence[bool]) -> str:
     """
     graph = plan.arrangement.graph
     into = _match_donated(graph, donated)
-    pairs = _find_pairs(plan.kernel, into, lambda buffer: _reads_last(graph, plan.scope, buffer))
+    scope = plan.scope
+    pairs = _find_pairs(plan.kernel, graph, scope, into, partial(_reads_last, graph, scope))
     return spell_for_xla(make_cuda_kernel(plan.kernel), pairs)
 
 
@@ -444,10 +485,12 @@ def _read_by(step: Step) -> list[View]:
 
 
 def writes_where_it_read(kernel: k.Kernel, pair: InPlace, uses: Mapping[str, Uses]) -> bool:
-    """Is each element of one parameter read once, right before the same thread writes that element of the other?
+    """Is each element of one parameter read only by the thread that writes that element of the other, and before?
 
     Seen from the statements: the loads of the one and the store of the other stand in one body, at one position, the
-    loads first.  (Each element is stored once: that is the law of mappings.  Whoever reads it again wants the new one.)
+    loads first; or in two nests of equal loops and guards, one after the other in the turn of a task, at positions
+    that are the same function of these loops.  (Each element is stored once: that is the law of mappings.  Whoever
+    reads it again wants the new one.)
     Where only some threads store, what the others loaded, maybe too late, must be of no use to them.
     """
     loads = uses[kernel.parameters[pair.read].name]
@@ -459,7 +502,7 @@ def writes_where_it_read(kernel: k.Kernel, pair: InPlace, uses: Mapping[str, Use
     if len(stores) != 1 or not loads:
         return False
     (store,) = stores
-    return all(_precedes(load[-1], store) for load in loads)
+    return all(_precedes(load[-1], store) or _in_equal_nests(load, store) for load in loads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -546,6 +589,58 @@ def _stays_under(body: Sequence[Any], tainted: set[str], guards: tuple[Any, ...]
             case _:
                 return False
     return True
+
+
+def _in_equal_nests(load: tuple[_Place, ...], store: tuple[_Place, ...]) -> bool:
+    """Do load and store stand in nests of one task, the load's first, that visit the same positions in each thread?"""
+    depth = 0
+    while load[depth].body is store[depth].body and load[depth].number == store[depth].number:
+        depth += 1
+        if depth == min(len(load), len(store)):
+            return False
+    if load[depth].body is not store[depth].body or load[depth].number > store[depth].number:
+        return False
+    if not any(isinstance(place.statement, k.TaskLoop) for place in store[:depth]):
+        return False
+    return _spell_nest(load[depth:]) == _spell_nest(store[depth:])
+
+
+def _spell_nest(path: tuple[_Place, ...]) -> tuple[Any, ...]:
+    """Loops, guards and the position, in which each index that the nest defines is written out; names where it is no
+    such nest, so that no two are equal."""
+    known: dict[str, Any] = {}
+    spelled: list[Any] = []
+    for depth, place in enumerate(path[:-1]):
+        match statement := place.statement:
+            case k.Loop(variable=variable):
+                known[variable] = ("turn", depth)
+                spelled.append(("loop", statement.count, _spell(statement.bound, known)))
+            case k.If(guards=guards):
+                spelled.append(("if", _spell(guards, known)))
+            case _:
+                return (id(path),)
+        inner = path[depth + 1]
+        for before in inner.body[: inner.number]:
+            if isinstance(before, k.Index):
+                known[before.name] = _spell(before.form, known)
+    match path[-1].statement:
+        case k.Load(position=position) | k.Store(position=position):
+            return (*spelled, 1, _spell(position, known))
+        case k.LoadVector(position=position, width=w) | k.StoreVector(position=position, width=w):
+            return (*spelled, w, _spell(position, known))
+    return (id(path),)
+
+
+def _spell(value: Any, known: Mapping[str, Any]) -> Any:
+    """A part of a statement as nested tuples.  known: what stands for a symbol."""
+    if isinstance(value, Symbol):
+        return known.get(value.name, value.name)
+    if isinstance(value, tuple):
+        return tuple(_spell(part, known) for part in value)
+    if is_dataclass(value):
+        names = (field.name for field in fields(value) if field.compare)
+        return (type(value).__name__, *(_spell(getattr(value, name), known) for name in names))
+    return value
 
 
 def _moves_alike(load: k.Statement, store: k.Statement) -> bool:
@@ -976,7 +1071,7 @@ def find_stitched(jaxpr: Any) -> Stitched | None:
     return None
 
 
-@functools.cache
+@cache
 def _primitive() -> Any:
     """The primitive, made when JAX is there."""
     from jax.extend import core

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from astitch.jit import CompiledForXla
 from astitch.profiling.kernel_trace import MEMORY, record_kernels
 from astitch.profiling.report import KINDS
 from astitch.profiling.stitched import plan_bytes
@@ -268,17 +269,24 @@ def compile_again(side: Side, task: Task) -> Any:
 
 
 def describe_xla(compiled: Any) -> dict[str, Any]:
-    """The row's field, what is donated counted once."""
-    stats = compiled.memory_analysis()
+    """The row's field."""
+    return {"planned_bytes": count_planned_bytes(compiled.memory_analysis())}
+
+
+def count_planned_bytes(stats: Any) -> int:
+    """Of XLA's buffers; what is donated counts once."""
     used = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
-    return {"planned_bytes": int(used - stats.alias_size_in_bytes)}
+    return int(used - stats.alias_size_in_bytes)
 
 
 def describe_astitch(compiled: Any) -> dict[str, Any]:
     """The row's fields."""
     program = compiled.program
+    inside_xla = isinstance(compiled, CompiledForXla)
     return {
-        "planned_bytes": plan_bytes(program),
+        "planned_bytes": count_planned_bytes(compiled.memory_analysis())
+        if inside_xla
+        else plan_bytes(program),
         "program": {
             "steps": dict(collections.Counter(type(step).__name__ for step in program.steps)),
             "barriers": sum(kernel.global_barriers for kernel in program.kernels),

@@ -30,7 +30,9 @@ def fired(graph: Graph) -> Counter[str]:
     """The rules of this stage that apply, without the clean-up of nodes that it builds."""
     rules: Counter[str] = Counter()
     reassociate(graph, lambda rule, name: rules.update([rule]))
-    return Counter({r: n for r, n in rules.items() if r.startswith(("join_", "hoist_"))})
+    return Counter(
+        {r: n for r, n in rules.items() if r.startswith(("join_", "hoist_", "scatter_"))}
+    )
 
 
 def joints(graph: Graph) -> list[str]:
@@ -60,6 +62,84 @@ def assert_same_function(graph: Graph, arguments: list[np.ndarray], tolerance: f
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         size = np.max(np.abs(b), initial=1.0, where=np.isfinite(b))
         np.testing.assert_allclose(a, b, tolerance, tolerance * size)
+
+
+# ---- scattered sums
+
+
+def table_gradients(*wanted: str, dtype: str = "float32") -> tuple[Graph, list[np.ndarray]]:
+    """Sums of the gradients of one table of 6 rows that is read by one or two sets of indices and multiplied.
+
+    wanted: "one", "two" reads; "early" or "late" for the product before or after them in the sum; "kept" where a
+    scattered sum is a result, too."""
+
+    def loss(table: jax.Array, rows: jax.Array, others: jax.Array, x: jax.Array) -> jax.Array:
+        total = jnp.zeros((), table.dtype)
+        if "early" in wanted:
+            total += jnp.sin(x @ table).sum()
+        total += jnp.sin(table[rows]).sum()
+        if "two" in wanted:
+            total += jnp.cos(table[others]).sum()
+        if "late" in wanted:
+            total += jnp.sin(x @ table).sum()
+        return total
+
+    def gradients(table: jax.Array, rows: jax.Array, others: jax.Array, x: jax.Array) -> object:
+        whole = jax.grad(loss)(table, rows, others, x)
+        if "kept" not in wanted:
+            return whole
+        scattered = jnp.zeros_like(table).at[rows].add(x[0, 0])
+        return scattered, scattered + jnp.tanh(table)
+
+    rng = np.random.default_rng(0)
+    rows, others = (rng.integers(0, 6, n).astype(np.int32) for n in (20, 9))
+    table, x = normal(rng, 6, 4).astype(dtype), normal(rng, 5, 6).astype(dtype)
+    graph = imported(gradients, table, rows, others, x)
+    given = {"table": table, "rows": rows, "others": others, "x": x}
+    return graph, [given[name.partition(".")[0]] for name in graph.parameters]
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "moved"),
+    [
+        (("one", "early"), 1),
+        (("one", "late"), 1),
+        (("two",), 1),
+        (("two", "early"), 2),
+        (("two", "late"), 2),
+        (("one",), 0),
+        (("kept",), 0),
+    ],
+)
+def test_scattered_sums_start_with_what_they_are_added_to(
+    wanted: tuple[str, ...], moved: int
+) -> None:
+    graph, arguments = table_gradients(*wanted)
+    assert fired(graph) == ({"scatter_into_addend": moved} if moved else {})
+    after = reassociate(graph)
+    scatters = [n for n in after if n.op == "scatter"]
+    assert len(scatters) == (2 if "two" in wanted else 1)
+    zeros = [n for n in scatters if after[n.operands[0]].op in ("broadcast", "constant")]
+    assert len(zeros) == (wanted in (("two",), ("one",), ("kept",)))
+    assert_same_function(graph, arguments, 1e-6)
+
+
+def test_narrow_scattered_sums_stay() -> None:
+    """Each addend would be rounded to the type of the other sum."""
+    graph, _ = table_gradients("one", "late", dtype="bfloat16")
+    assert not fired(graph)
+
+
+def test_a_scattered_maximum_is_not_a_sum() -> None:
+    def largest(x: jax.Array, rows: jax.Array) -> jax.Array:
+        return jnp.tanh(x) + jnp.zeros_like(x).at[rows].max(3.0)
+
+    rows = np.array([1, 1, 2, 0, 2], np.int32)
+    assert not fired(imported(largest, normal(np.random.default_rng(0), 6, 4), rows))
 
 
 # ---- mean and variance
