@@ -37,7 +37,7 @@ from benchmarks.results import (
     load_results,
     save_results,
 )
-from benchmarks.spans import Spans
+from benchmarks.spans import GpuTime, Spans, split_times
 from benchmarks.timing import Runner
 
 TURNS = 3
@@ -190,10 +190,11 @@ def measure_point(
     )
 
 
-def with_times(row: Row, us: Mapping[Hashable, float]) -> Row:
+def with_times(row: Row, times: Mapping[Hashable, GpuTime]) -> Row:
     """The row with what was recorded of it."""
     names = ("xla", "astitch")
-    return replace(row, gpu_us={n: us[row.key, n] for n in names if (row.key, n) in us})
+    found = {n: times[row.key, n] for n in names if (row.key, n) in times}
+    return replace(row, **split_times(found))
 
 
 def draft_point(
@@ -270,8 +271,8 @@ def measure_together(
             with kernels.count_seconds(seconds, "release"):
                 peers.release_memory()
 
-    us = spans.record(measure)
-    return [with_times(row, us) for row in rows]
+    times = spans.record(measure)
+    return [with_times(row, times) for row in rows]
 
 
 def speedup(row: Row) -> float | None:

@@ -31,6 +31,7 @@ from astitch.errors import EngineUnavailable
 from astitch.executor import import_cupy
 from astitch.ir import Graph
 from astitch.ops import OPS, Kind
+from astitch.profiling.kernel_trace import NothingRecorded
 from astitch.profiling.timing import Runner, measure_wall
 from astitch.running import find_running
 from benchmarks import peers, prepare
@@ -50,7 +51,8 @@ from benchmarks.results import (
     load_results,
     save_results,
 )
-from benchmarks.timing import measure_gpu, measure_limits
+from benchmarks.spans import measure_gap, measure_gpu, split_times
+from benchmarks.timing import measure_limits
 
 MOST_FLOAT64_BYTES = 8 << 30
 """The reference computes in f64 up to this size of its arguments, and up to MOST_FLOAT64_ARGUMENTS of them."""
@@ -162,7 +164,10 @@ def measure_case(
     draft = draft_row(case, chosen, Counter() if seconds is None else seconds)
     with count_seconds(draft.seconds, "clocks"):
         wall_us = measure_wall(draft.runners, batches, CLOCK_S)
-        gpu_us = measure_gpu(draft.runners, wall_us, batches, CLOCK_S)
+        try:
+            times, late = measure_gpu(draft.runners, wall_us, batches, CLOCK_S)
+        except NothingRecorded as error:
+            times, late = {}, {"GPU time": describe(error)}
     return Row(
         case.pattern,
         case.size,
@@ -171,10 +176,10 @@ def measure_case(
         run,
         case.traffic_bytes,
         wall_us=wall_us,
-        gpu_us=gpu_us,
         errors=draft.errors,
         reference=draft.reference,
-        notes=draft.notes,
+        notes={**late, **draft.notes},
+        **split_times(times),
         **draft.astitch,
     )
 
@@ -267,9 +272,22 @@ def describe_machine() -> Run:
         except importlib.metadata.PackageNotFoundError:
             continue
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    try:
+        gap_us = measure_gap()
+    except NothingRecorded as error:
+        gap_us = {}
+        print(f"GPU times are left out: {error}")
     return Run(
-        date, name, read_driver_version(), versions, limits.copy_gbs, limits.l2_copy_gbs, limits.fma_gflops
-    )  # fmt: skip
+        date,
+        name,
+        read_driver_version(),
+        versions,
+        limits.copy_gbs,
+        limits.l2_copy_gbs,
+        limits.fma_gflops,
+        "profiler",
+        gap_us,
+    )
 
 
 def read_driver_version() -> str:

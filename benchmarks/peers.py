@@ -6,7 +6,6 @@ imported only when it is asked for; torch reads the arguments where JAX put them
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib.util
 import sys
@@ -17,7 +16,7 @@ import jax
 
 from astitch.profiling.timing import Runner
 from benchmarks.patterns import Case
-from benchmarks.timing import time_queued_cupy, time_queued_torch, time_queued_xla
+from benchmarks.timing import hold_cupy, hold_xla
 
 PEERS = ("xla", "xla-donated", "torch", "torch-max", "liger")
 DEFAULT_PEERS = ("xla", "xla-donated", "torch", "liger")
@@ -97,10 +96,11 @@ def prepare_astitch(compiled: Any, arguments: Sequence[jax.Array]) -> tuple[Runn
         run,
         wait,
         lambda results: [array.to_jax() for array in results],
-        functools.partial(time_queued_cupy, run),
+        hold_cupy,
     )
+    hold = hold_cupy if getattr(compiled, "jax_compiled", None) is None else hold_xla
     return program, Runner(
-        "astitch.jit", lambda: compiled(*arguments), wait_for_both, jax.tree.leaves
+        "astitch.jit", lambda: compiled(*arguments), wait_for_both, jax.tree.leaves, hold
     )
 
 
@@ -113,8 +113,7 @@ def prepare_xla(case: Case, arguments: Sequence[jax.Array]) -> Runner:
     def run() -> Any:
         return jitted(*arguments)
 
-    queued = functools.partial(time_queued_xla, run)
-    return Runner("xla", run, jax.block_until_ready, jax.tree.leaves, queued)
+    return Runner("xla", run, jax.block_until_ready, jax.tree.leaves, hold_xla)
 
 
 def prepare_xla_donated(case: Case, arguments: Sequence[jax.Array]) -> Runner:
@@ -133,8 +132,7 @@ def prepare_xla_donated(case: Case, arguments: Sequence[jax.Array]) -> Runner:
             state[position] = result
         return results
 
-    queued = functools.partial(time_queued_xla, run)
-    return Runner("xla-donated", run, jax.block_until_ready, list, queued)
+    return Runner("xla-donated", run, jax.block_until_ready, list, hold_xla)
 
 
 # ---- torch and Liger ---------------------------------------------------------------------------------------------
@@ -181,7 +179,7 @@ def _run_torch(name: str, call: Callable[[], Any]) -> Runner:
     def wait(_: Any) -> None:
         torch.cuda.synchronize()
 
-    return Runner(name, run, wait, flatten_torch, functools.partial(time_queued_torch, run))
+    return Runner(name, run, wait, flatten_torch, hold_cupy)
 
 
 def prepare_torch(peer: str, case: Case, arguments: Sequence[jax.Array]) -> Runner:

@@ -14,12 +14,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
+"""1, which is read as well, had GPU times by clocks of the host and by events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One invocation: where and with what.  date: ISO 8601, UTC.  The limits are those of timing.Limits."""
+    """One invocation: where and with what.  date: ISO 8601, UTC.  The limits are those of timing.Limits.  clock: of the
+    GPU times, "profiler" or (once) "host".  gap_us: see spans.measure_gap.
+    """
 
     date: str
     gpu: str
@@ -28,13 +31,16 @@ class Run:
     copy_gbs: float
     l2_copy_gbs: float
     fma_gflops: float
+    clock: str = "host"
+    gap_us: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One case.  Keys of the mappings: astitch, astitch.jit and the peers.
 
-    run: its date.  wall_us: pipelined, a call.  gpu_us: the host's time hidden.  errors: largest difference from the
+    run: its date.  wall_us: pipelined, a call.  gpu_us: the host's time hidden, gaps between kernels in it; kernel_us:
+    the kernels alone; launches: how many (see spans.GpuTime).  errors: largest difference from the
     reference over the reference's largest element.  reference: "float64" or "xla".  other_steps: ops that
     XLA computed between astitch's kernels.  notes: why a peer, or astitch, is missing.
     """
@@ -51,6 +57,8 @@ class Row:
     other_steps: Sequence[str] = ()
     wall_us: Mapping[str, float] = field(default_factory=dict)
     gpu_us: Mapping[str, float] = field(default_factory=dict)
+    kernel_us: Mapping[str, float] = field(default_factory=dict)
+    launches: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     reference: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +72,7 @@ class Row:
         return self._speedup(clock, ("xla", "xla-donated"))
 
     def speedup_over_best(self, clock: str) -> float | None:
-        """The best peer's time over astitch's.  clock: "wall_us" or "gpu_us"."""
+        """The best peer's time over astitch's.  clock: "wall_us", "gpu_us" or "kernel_us"."""
         return self._speedup(clock, None)
 
     def best_peer(self, clock: str) -> str | None:
@@ -109,7 +117,7 @@ NOTHING = Results({}, {})
 def load_results(path: Path) -> Results:
     """Raises ValueError for a file that is not of this program's."""
     data = json.loads(path.read_text())
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+    if not isinstance(data, dict) or data.get("schema") not in (1, SCHEMA):
         raise ValueError(f"{path} holds no results of benchmarks.kernels (schema {SCHEMA})")
     runs = {date: Run(**run) for date, run in data["runs"].items()}
     return Results(runs, {key: Row(**row) for key, row in data["rows"].items()})
@@ -135,12 +143,15 @@ def save_results(path: Path, results: Results) -> None:
 HEADER = (
     f"{'pattern':23}{'size':7}{'dtype':5} {'shape':>20} {'astitch':>8} {'.jit':>8} {'XLA':>8} "
     f"{'torch':>8} {'Liger':>8} {'/best':>6} {'/XLA':>6} {'GB/s':>6} {'%copy':>6} {'kern':>5} "
-    f"{'error':>7} | {'astitch':>8} {'XLA':>8} {'torch':>8} {'/best':>6} {'/XLA':>6}"
+    f"{'error':>7} | {'astitch':>8} {'XLA':>8} {'n':>4} {'torch':>8} {'Liger':>8} {'/best':>6} {'/XLA':>6} "
+    f"{'k/best':>6} {'%copy':>6}"
 )
 LEGEND = """\
-us a call: left of the bar wall time of pipelined calls, right of it GPU time with the host's time hidden.  astitch: the
-program on device arrays; .jit: through astitch.jit, results as JAX arrays.  XLA: d where donating its state is faster.
-/best, /XLA: the best peer's, XLA's time over astitch's.  GB/s: least possible traffic over wall time; %copy: of the
+us a call: left of the bar wall time of pipelined calls, right of it GPU time by the device's own clock: from the first
+kernel's start to the last one's end, gaps between kernels in it, the host's time hidden; n: XLA's launches; k/best: the
+same ratio of the kernels' time alone.  astitch: the program on device arrays; .jit: through astitch.jit, results as JAX
+arrays.  XLA: d where donating its state is faster.
+/best, /XLA: the best peer's, XLA's time over astitch's.  GB/s: least possible traffic over time; %copy: of the
 device-to-device copy.  kern: kernels + global barriers, * with steps of XLA.  error: largest difference
 from a float64 computation (x: from XLA's result) over its largest element."""
 
@@ -151,6 +162,8 @@ def format_row(row: Row, copy_gbs: float) -> str:
     ours = wall.get("astitch")
     gbs = row.traffic_bytes / ours / 1e3 if ours else None
     share = 100 * gbs / copy_gbs if gbs else None
+    gpu_us = gpu.get("astitch")
+    on_gpu = 100 * row.traffic_bytes / gpu_us / 1e3 / copy_gbs if gpu_us else None
     xla_us, donated = _best_xla(wall)
     xla = _number(xla_us, 8 - donated, 1) + "d" * donated
     kernels = f"{row.kernels}+{row.barriers}{'*' if row.other_steps else ''}" if ours else "-"
@@ -162,8 +175,10 @@ def format_row(row: Row, copy_gbs: float) -> str:
         f"{_number(wall.get('liger'), 8, 1)} {_number(row.speedup_over_best('wall_us'), 6, 2)} "
         f"{_number(row.speedup_over_xla('wall_us'), 6, 2)} {_number(gbs, 6, 0)} {_number(share, 6, 1)} "
         f"{kernels:>5} {shown:>7} | {_number(gpu.get('astitch'), 8, 1)} "
-        f"{_number(_best_xla(gpu)[0], 8, 1)} {_number(_best_torch(gpu), 8, 1)} "
-        f"{_number(row.speedup_over_best('gpu_us'), 6, 2)} {_number(row.speedup_over_xla('gpu_us'), 6, 2)}"
+        f"{_number(_best_xla(gpu)[0], 8, 1)} {_number(row.launches.get('xla'), 4, 0)} "
+        f"{_number(_best_torch(gpu), 8, 1)} {_number(gpu.get('liger'), 8, 1)} "
+        f"{_number(row.speedup_over_best('gpu_us'), 6, 2)} {_number(row.speedup_over_xla('gpu_us'), 6, 2)} "
+        f"{_number(row.speedup_over_best('kernel_us'), 6, 2)} {_number(on_gpu, 6, 1)}"
     )
     # That a peer has no such function is no failure of it.
     failed = {
@@ -204,7 +219,8 @@ def format_run(run: Run) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     return (
         f"{run.date}  {run.gpu}, driver {run.driver}; {versions}; copy {run.copy_gbs:.0f} GB/s, "
-        f"in the L2 {run.l2_copy_gbs:.0f} GB/s, f32 {run.fma_gflops / 1e3:.1f} TFLOP/s"
+        f"in the L2 {run.l2_copy_gbs:.0f} GB/s, f32 {run.fma_gflops / 1e3:.1f} TFLOP/s; GPU times by {run.clock}"
+        + "".join(f", gap by {name} {us:.2f} us" for name, us in run.gap_us.items())
     )
 
 
@@ -219,6 +235,8 @@ def format_means(rows: Sequence[Row]) -> list[str]:
         ("wall/XLA", lambda row: row.speedup_over_xla("wall_us")),
         ("GPU/best", lambda row: row.speedup_over_best("gpu_us")),
         ("GPU/XLA", lambda row: row.speedup_over_xla("gpu_us")),
+        ("k/best", lambda row: row.speedup_over_best("kernel_us")),
+        ("k/XLA", lambda row: row.speedup_over_xla("kernel_us")),
     )
     lines = [
         f"{'geometric mean of':18}" + "".join(f"{name:>10} {'slower':>9}" for name, _ in ratios)

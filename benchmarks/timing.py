@@ -1,49 +1,24 @@
-"""Clocks: wall time of pipelined calls, GPU time of queued calls, and the limits of the GPU itself.
+"""What keeps the GPU back while calls are queued, and the limits of the GPU itself.
 
-Takes Runners, hands on microseconds.  XLA's stream takes no events of ours, so one clock serves all: the wall time of a
-batch of calls issued back to back, whose end is waited for once; runners take turns, so that drifts hit all alike.
+Takes microseconds, hands on for how many the GPU is busy; measures copies and multiply-adds by CUDA events.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from astitch.profiling.timing import Runner, choose_calls, take_turns, time_batch
+from astitch.profiling.timing import Runner, time_batch
 
 QUEUE_US = 3000.0
 """Work of the calls that are queued for the GPU time."""
 
-MARGIN = 1.5
-"""The GPU is held back this much longer than the host needs to queue the calls."""
 
-
-def measure_gpu(
-    runners: Sequence[Runner],
-    wall_us: dict[str, float],
-    batches: int,
-    budget_s: float = math.inf,
-) -> dict[str, float]:
-    """GPU microseconds of a call by runner, the host's time hidden: the median over batches.
-
-    The GPU is kept busy while the host queues the calls, which then run without gaps.
-    """
-    times: dict[str, list[float]] = {r.name: [] for r in runners if r.time_queued is not None}
-    for _ in take_turns(batches, budget_s):
-        for runner in runners:
-            if runner.time_queued is not None:
-                us = wall_us[runner.name]
-                calls = choose_calls(us, QUEUE_US, MOST_XLA_CALLS)
-                times[runner.name].append(runner.time_queued(calls, us))
-    return {name: statistics.median(row) for name, row in times.items()}
-
-
-# ---- CuPy and torch: a kernel that waits, then the calls between two events -----------------------------------------
+# ---- CuPy and torch, on one stream: a kernel that waits ------------------------------------------------------------
 
 SPIN_NAME = "astitch_spin"
 
@@ -55,9 +30,6 @@ extern "C" __global__ void astitch_spin(unsigned long long ns) {
 }
 """
 
-TORCH_CYCLES_PER_US = 2000
-"""Of torch.cuda._sleep, at an SM clock of 2 GHz; at a lower clock the wait is longer."""
-
 
 @cache
 def _spin() -> Any:
@@ -66,18 +38,20 @@ def _spin() -> Any:
     return cupy.RawKernel(SPIN, SPIN_NAME)
 
 
-def hold_cupy(us: float = QUEUE_US) -> None:
-    """Keeps CuPy's stream busy for that long."""
+def hold_cupy(us: float) -> float:
+    """Keeps CuPy's stream, which is torch's as well, busy for that long."""
     import cupy
 
     _spin()((1,), (1,), (cupy.uint64(us * 1e3),))
+    return us
 
 
 def time_queued_cupy(call: Callable[[], Any], calls: int, host_us: float) -> float:
+    """GPU microseconds of one of so many calls between two events.  host_us: what the host needs to queue one."""
     import cupy
 
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
-    hold_cupy(MARGIN * calls * host_us + 100)
+    hold_cupy(1.5 * calls * host_us + 100)
     start.record()
     for _ in range(calls):
         call()
@@ -86,25 +60,12 @@ def time_queued_cupy(call: Callable[[], Any], calls: int, host_us: float) -> flo
     return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3 / calls
 
 
-def time_queued_torch(call: Callable[[], Any], calls: int, host_us: float) -> float:
-    import torch
-
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(int((MARGIN * calls * host_us + 100) * TORCH_CYCLES_PER_US))
-    start.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3 / calls
-
-
-# ---- XLA: products before the calls, less the same products alone ----------------------------------------------------
-
-MOST_XLA_CALLS = 20
-"""XLA lets 32 programs be in flight; the products count too."""
+# ---- XLA: products ---------------------------------------------------------------------------------------------------
 
 MOST_PLUGS = 8
+
+PLUG_NAME = "astitch_plug"
+"""In the name of XLA's program of products."""
 
 
 @cache
@@ -121,37 +82,24 @@ def _plug() -> tuple[Callable[[], Any], float]:
             b = a @ b
         return b
 
+    multiply.__name__ = PLUG_NAME
     products = jax.jit(multiply).lower(matrix).compile()
 
     def run() -> Any:
         return products(matrix)
 
-    runner = Runner("plug", run, jax.block_until_ready, list)
+    runner = Runner(PLUG_NAME, run, jax.block_until_ready, list)
     time_batch(runner, 1)
     return run, statistics.median(time_batch(runner, 1) for _ in range(5))
 
 
-def hold_xla() -> None:
-    """Keeps XLA's stream busy for some milliseconds."""
-    plug, _ = _plug()
-    plug()
-
-
-def time_queued_xla(call: Callable[[], Any], calls: int, host_us: float) -> float:
-    import jax
-
+def hold_xla(us: float) -> float:
+    """Keeps XLA's stream busy for that long, or for as long as MOST_PLUGS programs of products take."""
     plug, plug_us = _plug()
-    plugs = max(1, min(MOST_PLUGS, round(MARGIN * calls * host_us / plug_us + 0.5)))
-
-    def time_us(count: int) -> float:
-        start = time.perf_counter()
-        results = [plug() for _ in range(plugs)][-1]
-        for _ in range(count):
-            results = call()
-        jax.block_until_ready(results)
-        return (time.perf_counter() - start) * 1e6
-
-    return max(0.0, time_us(calls) - time_us(0)) / calls
+    plugs = max(1, min(MOST_PLUGS, math.ceil(us / plug_us)))
+    for _ in range(plugs):
+        plug()
+    return plugs * plug_us
 
 
 # ---- the GPU's limits --------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from benchmarks.results import (
     save_results,
     tolerance,
 )
-from benchmarks.spans import Spans
+from benchmarks.spans import GpuTime, Spans
 from tests.hlo_runner import lower
 
 BENCHMARKS = Path(kernels.__file__).parent
@@ -273,7 +273,7 @@ def use_host_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         return (Runner("astitch", run, jax.block_until_ready, jax.tree.leaves),)
 
     def xla(case: Case, arguments: Any) -> Runner:
-        return dataclasses.replace(prepare_xla(case, arguments), time_queued=None)
+        return dataclasses.replace(prepare_xla(case, arguments), hold=None)
 
     prepare_xla = peers.prepare_xla
     monkeypatch.setenv("ASTITCH_ENGINE", "host")
@@ -593,6 +593,31 @@ def test_files_merge_by_case_and_keep_the_later_run(tmp_path: Path) -> None:
     assert NOTHING.merge(merged) == merged
 
 
+def test_a_file_of_the_schema_before_is_read(tmp_path: Path) -> None:
+    row = row_of(TINY[0], 10.0, xla=20.0)
+    old = dataclasses.asdict(row)
+    del old["kernel_us"], old["launches"]
+    run = dataclasses.asdict(run_of("2026-01-01"))
+    del run["clock"], run["gap_us"]
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps({"schema": 1, "runs": {run["date"]: run}, "rows": {row.key: old}}))
+    found = load_results(file)
+    assert found.rows[row.key].gpu_us == row.gpu_us and found.rows[row.key].kernel_us == {}
+    assert found.runs[run["date"]].clock == "host"
+    new = dataclasses.replace(row_of(TINY[1], 5.0, "2026-01-02"), kernel_us={"astitch": 1.0})
+    timed = dataclasses.replace(
+        run_of("2026-01-02"), clock="profiler", gap_us={"profiler": 1.2, "events": 0.9}
+    )
+    save_results(file, Results({timed.date: timed}, {new.key: new}))
+    assert json.loads(file.read_text())["schema"] == 2
+    both = load_results(file)
+    assert both.rows[row.key].gpu_us == row.gpu_us
+    assert both.rows[new.key].kernel_us == {"astitch": 1.0}
+    text = format_results(both)
+    assert "GPU times by host" in text
+    assert "GPU times by profiler, gap by profiler 1.20 us, gap by events 0.90 us" in text
+
+
 def test_foreign_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text(json.dumps([1, 2]))
@@ -681,8 +706,11 @@ def test_point_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     x = case.make_arguments()[0]
     row = irregular.measure_point(case, x, "now", np.asarray, Recorder(), Counter())
     assert runs == ["xla", "astitch"] * irregular.TURNS
-    times = {(row.key, "astitch"): 2.0, (row.key, "xla"): 3.0, ("another", "xla"): 9.0}
-    assert irregular.with_times(row, times).gpu_us == {"astitch": 2.0, "xla": 3.0}
+    keys = {(row.key, "astitch"): 2.0, (row.key, "xla"): 3.0, ("another", "xla"): 9.0}
+    times = {key: GpuTime(us, us / 2, 1.0) for key, us in keys.items()}
+    timed = irregular.with_times(row, times)
+    assert timed.gpu_us == {"astitch": 2.0, "xla": 3.0}
+    assert timed.kernel_us == {"astitch": 1.0, "xla": 1.5}
     assert row.errors["astitch"] < 1e-6
     assert row.key == "softmax|primes|f32|7x31"
 

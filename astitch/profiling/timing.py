@@ -24,14 +24,15 @@ class Runner:
     """One peer on one case.
 
     call: issues one call and hands on its results.  wait: until those are there.  flatten: the results as JAX
-    arrays.  time_queued: (calls, host's microseconds for one) -> GPU microseconds of one; None: not measured.
+    arrays.  hold: keeps the GPU that the calls run on busy for at least so many microseconds, if it can, while calls are
+    queued behind that; hands on for how many.  None: its GPU time is not measured.
     """
 
     name: str
     call: Callable[[], Any]
     wait: Callable[[Any], object]
     flatten: Callable[[Any], list[Any]]
-    time_queued: Callable[[int, float], float] | None = None
+    hold: Callable[[float], float] | None = None
 
 
 def time_batch(runner: Runner, calls: int) -> float:
