@@ -12,7 +12,7 @@ import statistics
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -449,6 +449,37 @@ class GpuExecutor:
             StepTime(_name_of(step), type(step).__name__, statistics.median(row))
             for step, row in zip(self.program.steps, times, strict=True)
         ]
+
+    # -- for engines that launch the kernels themselves --
+
+    def constant_address(self, index: int) -> int:
+        """Where constant `index` of the program lies."""
+        return int(self._constants[index].ptr)
+
+    def function_address(self, kernel: CudaKernel) -> int:
+        """The CUfunction of one of the program's kernels, its shared memory allowed and its residency proved."""
+        return int(self._functions[kernel].ptr)
+
+    def run_step(self, number: int, addresses: Mapping[str, int], stream: int) -> None:
+        """Enqueue one step that is no kernel on `stream`, a CUstream of the caller's.
+
+        addresses: where the buffers that it reads and writes lie, each with room for its bytes.
+        """
+        step = self.program.steps[number]
+        assert not isinstance(step, KernelStep)
+        with self.device, self._lock, self.cupy.cuda.ExternalStream(stream):
+            call = _Call((), {}, dict(addresses), stream, [])
+            self._launches[number](call)
+            for view in step.results:
+                found = call.addresses[view.buffer]
+                if found != addresses[view.buffer]:  # XLA puts its results where it likes
+                    self._copy(addresses[view.buffer], found, view.type.bytes, stream)
+            if call.lent:
+                event = self._take_event()
+                event.record()
+                self._borrowed.append((event, call.lent))
+            while self._borrowed and self._borrowed[0][0].done:
+                self._free_events.append(self._borrowed.pop(0)[0])
 
     def _wait_for_last_call(self, stream: Any) -> None:
         """There is one arena: a call on another stream starts when the latest call has ended."""

@@ -433,6 +433,9 @@ class _Reader:
             return self._operand(frame, instruction, 0)  # a remark to the partitioner
         if opcode == "custom-call":
             _refuse_effects(instruction, where)
+        is_dynamic = any(instruction.shape.is_dynamic_dimension)
+        if opcode == "set-dimension-size" and not is_dynamic:
+            return self._operand(frame, instruction, 0)  # to the whole dimension
         if opcode == "set-dimension-size" or opcode == "dynamic-reshape":
             raise DynamicShape(f"{where}: {opcode} makes a dynamic shape; pad to a fixed shape")
         if opcode not in OPS and opcode not in ("bitcast", "get-dimension-size", "scan"):

@@ -245,6 +245,23 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return fake
 
 
+def test_a_step_alone_on_buffers_of_the_caller(fake: Fake) -> None:
+    arguments, want = product_arguments()
+    program = product_program()
+    executor = GpuExecutor(program)
+    held = {
+        name: upload(fake, np.zeros(buffer.type.shape, buffer.type.dtype.numpy))
+        for name, buffer in program.buffers.items()
+    }
+    for view, array in zip(program.parameters, arguments, strict=True):
+        held[view.buffer] = upload(fake, array)
+    for number in range(len(program.steps)):
+        executor.run_step(number, {name: memory.ptr for name, memory in held.items()}, stream=0)
+    (output,) = program.outputs
+    result = DeviceArray(held[output.buffer].ptr, output.type, None).to_numpy()
+    np.testing.assert_array_equal(result, want)
+
+
 def test_out_of_memory_in_the_middle_is_named_and_the_next_call_works(fake: Fake) -> None:
     arguments, want = product_arguments()
     executor = GpuExecutor(product_program())

@@ -595,6 +595,33 @@ ENTRY e { x = f32[8] parameter(0)
     )
 
 
+def test_a_dimension_set_to_its_whole_size_stays_static():
+    text = """HloModule m
+ENTRY e { x = f32[8] parameter(0)
+ n = s32[] constant(8)
+ s = f32[8] set-dimension-size(x, n), dimensions={0}
+ ROOT r = f32[8] negate(s) }"""
+    assert [node.op for node in import_hlo(parse_hlo_text(text)) if node.op != "constant"] == [
+        "parameter",
+        "negate",
+    ]
+
+
+def test_ids_as_tensorflow_numbers_them():
+    """Its builder puts the computation's id into the upper half of an instruction's, not always into an operand's."""
+    data = lower(lambda x: jnp.sum(jnp.sin(x), axis=0), jnp.ones((3, 4)))
+    module = hlo_schema.HloModuleProto.FromString(data)
+    for number, computation in enumerate(module.computations):
+        upper = computation.id << 32
+        first = min(instruction.id for instruction in computation.instructions) - 1
+        computation.root_id += upper - first
+        for instruction in computation.instructions:
+            instruction.id += upper - first
+            shift = upper - first if number % 2 else -first
+            instruction.operand_ids[:] = [id_ + shift for id_ in instruction.operand_ids]
+    assert str(import_hlo(module.SerializeToString())) == str(import_hlo(data))
+
+
 @pytest.mark.parametrize(
     "code, name", [(17, "token"), (14, "opaque"), (21, "s4"), (99, "number 99")]
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -102,8 +102,8 @@ class HostRunner:
         type_ = view.type
         if not type_.bytes:
             return np.empty(type_.shape, type_.dtype.numpy)
-        memory = (ctypes.c_char * type_.bytes).from_address(addresses[self._numbers[view.buffer]])
-        return np.frombuffer(memory, type_.dtype.numpy).reshape(type_.shape)
+        memory = (ctypes.c_uint8 * type_.bytes).from_address(addresses[self._numbers[view.buffer]])
+        return np.ctypeslib.as_array(memory).view(type_.dtype.numpy).reshape(type_.shape)
 
 
 def _copy_aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -131,7 +131,8 @@ class CudaRunner:
     kind = rows.CUDA_KERNEL
 
     def __init__(self, program: Program, device: int, *, staged: bool) -> None:
-        self._executor = GpuExecutor(program, device)
+        # The shim brings the scratch memory of each call; the executor needs none of its own.
+        self._executor = GpuExecutor(replace(program, arena_bytes=0), device)
         self._names = list(program.buffers)
         self.staged = staged
 

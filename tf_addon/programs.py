@@ -17,9 +17,10 @@ from typing import Any
 
 from astitch import hlo_schema
 from astitch.compile import Compilation, compile_hlo, spell_kernel
-from astitch.executor import count_gpus, current_gpu, import_cupy
+from astitch.executor import current_gpu, import_cupy
 from astitch.gpu import from_device
 from astitch.jit import choose_engine
+from astitch.program import Program
 from tf_addon.launch_table import (
     CudaRunner,
     HostRunner,
@@ -79,8 +80,8 @@ class Programs:
     def compile(self, function: str, device: str, hlo: bytes, tensorflow_gpu: int) -> int:
         """The number of the program for a module.  Raises AstitchError for what astitch cannot compile or run."""
         place = choose_place(tensorflow_gpu, self.engine)
-        hlo = _read_module(hlo)
-        key = hashlib.sha256(repr(place).encode() + hlo).digest()
+        hlo, content = _read_module(hlo)
+        key = hashlib.sha256(repr((place, self.strict)).encode() + content).digest()
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
         start = time.perf_counter()
@@ -99,11 +100,7 @@ class Programs:
         compilation = compile_hlo(hlo, gpu=gpu, strict=self.strict, spell=spell_kernel)
         program = compilation.program
         self._prepare_launches(place)
-        runner: Runner
-        if place.gpu is None:
-            runner = HostRunner(program)
-        else:
-            runner = CudaRunner(program, place.gpu, staged=place.staged)
+        runner = make_runner(program, place)
         key = next(self._keys)
         self._runners[key] = runner
         table = make_table(program, runner, key)
@@ -133,6 +130,13 @@ class Programs:
         log.warning("%s on %s is left to %s: %s", function, device, owner, _first_line(reason))
 
 
+def make_runner(program: Program, place: Place) -> Runner:
+    """What runs a program's steps where it is to run."""
+    if place.gpu is None:
+        return HostRunner(program)
+    return CudaRunner(program, place.gpu, staged=place.staged)
+
+
 def find_cuda(device: int) -> Any:
     """libcuda's entries for one GPU, with a stream of our own."""
     import ctypes
@@ -150,21 +154,23 @@ _streams: list[Any] = []
 """Streams of staged programs, one a GPU: they live as long as the process."""
 
 
-def has_gpu() -> bool:
-    """Does CuPy see one?"""
-    return count_gpus() > 0
-
-
-def _read_module(hlo: bytes) -> bytes:
-    """The module as astitch reads it, the same whatever else the process has traced: without its number, and without the
-    attributes that TensorFlow puts behind a function's name."""
+def _read_module(hlo: bytes) -> tuple[bytes, bytes]:
+    """The module under readable names, and what it computes: the same bytes whatever its ops are called."""
     module = hlo_schema.HloModuleProto.FromString(hlo)
     module.DiscardUnknownFields()
     module.ClearField("id")
-    module.name = b"tensorflow"
     for computation in module.computations:
-        computation.name = re.sub(rb"^__|(_\d+)?\[.*\](\.\d+)?$", b"", computation.name)
-    return bytes(module.SerializeToString(deterministic=True))
+        # TensorFlow puts attributes behind a function's name.
+        computation.name = re.sub(rb"\[.*\]", b"", computation.name).strip(b"_")
+    named = bytes(module.SerializeToString())
+    for field in ("name", "entry_computation_name", "stack_frame_index"):
+        module.ClearField(field)
+    for computation in module.computations:
+        computation.ClearField("name")
+        for instruction in computation.instructions:
+            instruction.ClearField("name")
+            instruction.ClearField("metadata")
+    return named, bytes(module.SerializeToString(deterministic=True))
 
 
 def _first_line(text: str) -> str:

@@ -92,18 +92,15 @@ class Report:
         return tuple(f for f in self.functions if f.title.split(" ")[0] == title)
 
     def __str__(self) -> str:
-        head = f"{'function':36} {'device':7} {'compiles':>8} {'kernels':>8} {'library':>8} {'other':>6} {'runs':>8} {'XLA':>6} {'TF':>6}"
+        columns = ("compiles", "kernels", "library", "other", "runs", "by XLA", "by TF")
+        head = f"{'function':36} {'device':7}" + "".join(f"{name:>9}" for name in columns)
         lines = [head]
         for f in self.functions:
-            sums = [
-                sum(getattr(c, what) for c in f.compiled)
-                for what in ("kernels", "library_calls", "other_steps")
-            ]
-            kernels, library, other = sums
-            lines.append(
-                f"{f.title[:36]:36} {_short_device(f.device):7} {len(f.compiled):8} {kernels:8} {library:8} {other:6} "
-                f"{f.stitched_runs:8} {f.xla_runs:6} {f.op_by_op_runs:6}"
-            )
+            made = [(c.kernels, c.library_calls, c.other_steps) for c in f.compiled]
+            sums = (sum(column) for column in zip(*made, strict=True)) if made else (0, 0, 0)
+            runs = (f.stitched_runs, f.xla_runs, f.op_by_op_runs)
+            cells = "".join(f"{number:9}" for number in (len(made), *sums, *runs))
+            lines.append(f"{f.title[:36]:36} {_short_device(f.device):7}{cells}")
         for f in self.functions:
             for refused in f.refused:
                 reason = "\n    ".join(refused.reason.strip().splitlines())
@@ -111,24 +108,22 @@ class Report:
         return "\n".join(lines)
 
 
-_PARTS = {"forward": " (forward)", "backward": " (backward)", "inference": ""}
+_NAME = re.compile(r"__inference___(backward)_(.+?)_\d+_\d+|__(inference|forward)_(.+?)_\d+")
 
 
 def title_of(name: str) -> str:
-    """What a user calls a function: `__backward_step_17` -> `step (backward)`."""
-    match = re.fullmatch(r"_*(?:(inference|forward|backward)_)?(.+?)_\d+", name)
+    """What a user calls a function: `__inference_step_3` -> `step`, `__forward_step_5` -> `step (forward)`."""
+    match = _NAME.fullmatch(name)
     if match is None:
         return name
-    part = _PARTS[match[1]] if match[1] else ""
-    return re.sub(r"^_*(?:inference|forward|backward)_", "", match[2]).strip("_") + part
+    part = match[1] or match[3]
+    title = (match[2] or match[4]).strip("_")
+    return title if part == "inference" else f"{title} ({part})"
 
 
 def _short_device(device: str) -> str:
-    return (
-        device.rsplit(":", 2)[-2].lower() + ":" + device.rsplit(":", 1)[-1]
-        if ":" in device
-        else device
-    )
+    """`/job:localhost/replica:0/task:0/device:CPU:0` -> `cpu:0`."""
+    return device.rpartition("device:")[2].lower()
 
 
 class Records:

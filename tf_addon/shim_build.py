@@ -32,7 +32,7 @@ FIRST, LAST = (2, 18), (2, 21)
 
 WITHOUT = "  or decorate with @tf_addon.function(tier='python'), which needs no compiler"
 
-FLAGS = ("-O2", "-fPIC", "-shared", "-w", "-fvisibility=hidden")
+FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-fvisibility=hidden")
 LIBRARIES = ("-l:libtensorflow_framework.so.2", "-l:libtensorflow_cc.so.2")
 INCLUDES = ("external/highwayhash", "external/farmhash_archive/src", "tensorflow/compiler")
 """In the wheel's include folder: what some versions' headers name without these prefixes."""
@@ -88,14 +88,14 @@ def find_library(target: Target) -> Path | None:
 def build_library(target: Target, folder: Path, say: Callable[[str], None]) -> Path:
     """Compiles the shim into `folder`; takes half a minute and 2 GB of memory.
 
-    say: gets a line when it begins and one when it is done.  Raises ShimUnavailable without g++ and with its words where
-    it refuses.
+    say: gets a line when it begins and one when it is done.  Raises ShimUnavailable without g++, and with its words
+    where it refuses.
     """
     compiler = shutil.which("g++")
     if compiler is None:
         raise ShimUnavailable(
-            "tf_addon: TensorFlow's functions are taken over by a small library that has to be compiled once, and g++ was "
-            f"not found on PATH\n  install it (Debian: apt-get install g++)\n{WITHOUT}"
+            "tf_addon: TensorFlow's functions are taken over by a small library that has to be compiled once, and "
+            f"g++ was not found on PATH\n  install it (Debian: apt-get install g++)\n{WITHOUT}"
         )
     library = folder / name_library(target)
     say(

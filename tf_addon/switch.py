@@ -103,7 +103,7 @@ def enable(
     """From now on every function that must be compiled (`jit_compile=True`) runs through astitch, in all threads.
 
     strict: what astitch cannot take over raises UnimplementedError; else XLA runs it, and report() says why.
-    uncompiled: what XLA cannot compile either (strings, for one) TensorFlow runs op by op; False: it raises XLA's error.
+    uncompiled: what XLA cannot compile either (strings, for one) TensorFlow runs op by op; False: XLA's error.
     max_signatures: how many shapes, types and constant values of one function are compiled; XLA gets the others.
     engine: "host" (the emulation), "gpu", or None, a GPU where there is one.
     Raises ShimUnavailable where the shim cannot be built, InvalidOption.

@@ -23,6 +23,7 @@
 #include "tensorflow/core/common_runtime/function.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
+#include "tsl/platform/denormal.h"
 #include "xla/client/client_library.h"
 #if __has_include("xla/hlo/builder/xla_computation.h")
 #include "xla/hlo/builder/xla_computation.h"
@@ -291,6 +292,8 @@ class Run {
   // parameters, results: tensors in the order of the program; results are allocated.
   absl::Status execute(const std::vector<const Tensor*>& parameters, const std::vector<Tensor*>& results) {
     if (state().dry) return absl::OkStatus();
+    // TensorFlow's threads flush denormal numbers to zero; the emulation is a GPU, which keeps them.
+    tsl::port::ScopedDontFlushDenormal keep_denormals;
     TF_RETURN_IF_ERROR(place(parameters, results));
     for (size_t number = 0; number < program_.steps.size(); ++number) TF_RETURN_IF_ERROR(run_step(number));
     return finish(results);

@@ -1,0 +1,169 @@
+"""A TensorFlow that knows only the host on a machine with a GPU: what is copied, what stays, by a stand-in driver."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import tf_addon  # noqa: E402
+from astitch.program import CudaKernel, KernelStep, Program  # noqa: E402
+from tests.tf_support import assert_equal  # noqa: E402
+from tf_addon import launch_table, programs  # noqa: E402
+from tf_addon import shim_library as rows  # noqa: E402
+
+SOURCE = Path(__file__).parent / "data" / "fake_cuda_driver.cc"
+
+
+class FakeFunction(ctypes.Structure):
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("count", ctypes.c_int32),
+        ("table", ctypes.c_int32),
+    )
+
+
+class FakeCuda:
+    """The driver, and what it counted."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.library.fake_cuda_set.argtypes = [ctypes.c_void_p]
+        self.library.fake_cuda_own.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
+        self.library.fake_cuda_fault.restype = ctypes.c_char_p
+        self.library.fake_cuda_counter.restype = ctypes.c_int64
+        self.library.fake_cuda_blocks.restype = ctypes.c_int64
+        self.library.fake_cuda_set(launch_table.emulation_address())
+        self.functions: list[FakeFunction] = []
+
+    def count(self, which: int) -> int:
+        return int(self.library.fake_cuda_counter(which))
+
+    @property
+    def to_device(self) -> int:
+        return self.count(0)
+
+    @property
+    def to_host(self) -> int:
+        return self.count(1)
+
+
+class FakeCudaRunner(launch_table.HostRunner):
+    """Kernels through the stand-in driver; the other steps as on the host, whose memory is the device's here."""
+
+    kind = rows.CUDA_KERNEL
+    staged = True
+
+    def __init__(self, program: Program, cuda: FakeCuda) -> None:
+        super().__init__(program)
+        self._cuda = cuda
+        self._counts = {
+            step.kernel: len(step.arguments)
+            for step in program.steps
+            if isinstance(step, KernelStep)
+        }
+
+    def constant_address(self, index: int) -> int:
+        constant = self._constants[index]
+        self._cuda.library.fake_cuda_own(constant.ctypes.data, max(constant.nbytes, 1))
+        return int(constant.ctypes.data)
+
+    def function_address(self, kernel: CudaKernel) -> int:
+        address = super().function_address(kernel)
+        function = FakeFunction(address, self._counts[kernel], kernel.pointer_table)
+        self._cuda.functions.append(function)
+        return ctypes.addressof(function)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> FakeCuda:
+    path = tmp_path_factory.mktemp("driver") / "fake_cuda.so"
+    subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", str(SOURCE), "-o", str(path)], check=True
+    )
+    return FakeCuda(path)
+
+
+@pytest.fixture
+def cuda(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """tf_addon finds a GPU that TensorFlow does not know."""
+    place = programs.Place(gpu=99, staged=True)
+    monkeypatch.setattr(programs, "choose_place", lambda *_: place)
+    monkeypatch.setattr(programs, "make_runner", lambda program, _: FakeCudaRunner(program, driver))
+    monkeypatch.setattr(
+        programs, "find_cuda", lambda _: launch_table.find_driver(driver.library, 1, 0)
+    )
+    monkeypatch.setattr(programs, "from_device", lambda _: "host")
+    driver.library.fake_cuda_reset()
+    tf_addon.report(reset=True)
+    with tf_addon.enabled():
+        yield driver
+    found = tf_addon.report()
+    assert found.fallbacks == 0, f"{found}\n{driver.library.fake_cuda_fault()!r}"
+    assert driver.count(2) > 0
+
+
+def test_tensors_are_staged_and_come_back(cuda: FakeCuda) -> None:
+    @tf.function(jit_compile=True)
+    def soften(x: Any, y: Any) -> Any:
+        return tf.nn.softmax(tf.sin(x) + y), x, tf.matmul(x, y, transpose_b=True)
+
+    x, y = tf.random.stateless_normal([4, 8], [1, 2]), tf.random.stateless_normal([4, 8], [3, 4])
+    result = soften(x, y)
+    assert cuda.to_device == 2 * 128
+    assert cuda.to_host == 2 * 128 + 64
+    assert_equal(result, (tf.nn.softmax(tf.sin(x) + y), x, tf.matmul(x, y, transpose_b=True)))
+
+
+def test_variables_stay_on_the_gpu_between_calls(cuda: FakeCuda) -> None:
+    weight = tf.Variable(np.linspace(-1, 1, 64).reshape(8, 8).astype("f"))
+    offset = tf.Variable(tf.ones([8]))
+
+    @tf.function(jit_compile=True)
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ weight + offset) ** 2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    x = tf.random.stateless_normal([4, 8], [1, 2])
+    losses = [step(x)]
+    blocks = cuda.library.fake_cuda_blocks()
+    for _ in range(3):
+        cuda.library.fake_cuda_reset()
+        losses.append(step(x))
+        # x goes, the loss comes; the weights do neither.
+        assert (cuda.to_device, cuda.to_host) == (128, 4)
+    assert cuda.library.fake_cuda_blocks() - blocks <= 1
+    # TensorFlow's own ops read and write them all the same.
+    kept = weight.numpy()
+    weight.assign_add(tf.ones([8, 8]))
+    weight.assign(weight - 1.0)
+    np.testing.assert_allclose(weight.numpy(), kept, atol=1e-6)
+    losses.append(step(x))
+    tf_addon.disable()
+    weight.assign(np.linspace(-1, 1, 64).reshape(8, 8).astype("f"))
+    assert_equal(losses, [step(x) for _ in range(5)])
+
+
+def test_a_table_of_pointers_and_barriers(cuda: FakeCuda) -> None:
+    """More arrays than a launch takes, and blocks that meet."""
+    many = [tf.Variable(tf.fill([3], float(i))) for i in range(300)]
+
+    @tf.function(jit_compile=True)
+    def clip() -> Any:
+        norm = tf.sqrt(tf.add_n([tf.reduce_sum(v**2) for v in many]))
+        for v in many:
+            v.assign(v / norm)
+        return norm
+
+    first = float(clip())
+    assert first == pytest.approx(float(np.sqrt(sum(3 * i * i for i in range(300)))), rel=1e-5)
+    assert float(clip()) == pytest.approx(1.0, rel=1e-5)
