@@ -37,7 +37,13 @@ from astitch.gpu import PRESETS, Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached
-from astitch.loop_plan import describe_loops, find_planned, hoist_planned, leave_starts
+from astitch.loop_plan import (
+    LoopPlanner,
+    describe_loops,
+    find_planned,
+    hoist_planned,
+    leave_starts,
+)
 from astitch.nvrtc import Request, Resources, count_threads
 from astitch.plan import Plan, Planner
 from astitch.products import arrange_products
@@ -212,15 +218,15 @@ def compile_graph(
     tune: bool = False,
     strict: bool = False,
     region: RegionRules | None = None,
-    whole_loops: bool = False,
+    loops: LoopPlanner | None = None,
     announce: Callable[[Graph], object] | None = None,
     spell: Spell | None = None,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
     strict: raise UnsupportedOp instead, which names the ops and the reasons.  region: the graph is one of a loop or
-    conditional.  whole_loops: loops that can be one kernel do only what must wait for the turn before;
-    announce is given the graph when they do.
+    conditional.  loops: those that can be one kernel, as it plans them, do only what must wait for the turn before.
+    announce: is given the graph that kernels are planned for.
     spell: the texts that will be compiled: the cache gets them while other kernels are planned.
     """
     seconds = {} if seconds is None else seconds
@@ -232,17 +238,17 @@ def compile_graph(
         return product
 
     short = timed("simplify", lambda: simplify(check_graph(graph)))
-    if whole_loops:
-        short = timed("hoist", lambda: simplify(check_graph(hoist_planned(short, gpu))))
+    if loops:
+        short = timed("hoist", lambda: simplify(check_graph(hoist_planned(short, loops))))
     long = timed("expand", lambda: expand(short, keep=region.keep(short) if region else ()))
     joined = timed("reassociate", lambda: reassociate(long))
     wide = timed("widen", lambda: check_graph(widen(joined)))
     simple = timed("arrange_products", lambda: check_graph(arrange_products(wide)))
     left = region.leave(simple) if region else Left(simple, {})
-    if whole_loops:
+    if loops:
         left = Left(*leave_starts(left.graph))
-        if announce:
-            announce(left.graph)
+    if announce:
+        announce(left.graph)
     found = timed("find_scopes", lambda: find_scopes(check_graph(left.graph), left.reasons))
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
     if region:
@@ -251,7 +257,7 @@ def compile_graph(
     split, plans = planned.scopes, planned.plans
     program = timed("program", lambda: build_program(split.graph, split, plans, islands=has_jax()))
     if strict:
-        refuse_outside(program, find_planned(split.graph, gpu) if whole_loops else ())
+        refuse_outside(program, find_planned(split.graph, loops) if loops else ())
     return Compilation(gpu, left.graph, split, plans, program, seconds, planned.splits)
 
 

@@ -38,9 +38,6 @@ from astitch.loop_plan import (
 from astitch.ops import OPS, monoid_of
 from astitch.program import CudaKernel
 
-TAGGED_WORDS = 128
-"""Barrier words before the tagged ones (see cuda/astitch.cuh)."""
-
 TILES = ("left", "parts", "sums")
 """What a block keeps of a product to or from small columns: its left side, the parts it adds up, the sums of all."""
 
@@ -104,7 +101,7 @@ def emit_loop(plan: LoopPlan, name: str) -> LoopKernel:
         shared,
         0,
         plan.blocks_per_sm,
-        barrier_words=TAGGED_WORDS + 2 * words if words else 0,
+        barrier_words=k.FIRST_TAGGED_WORD + 2 * words if words else 0,
     )
     return LoopKernel(plan, kernel, tuple(operands), plan.used)
 

@@ -24,6 +24,9 @@ from astitch.propagation import Guard
 BARRIER_STRIDE = 64
 """32-bit words from one barrier's word to the next: waiting at one does not disturb another."""
 
+FIRST_TAGGED_WORD = 2 * BARRIER_STRIDE
+"""Where the tagged words begin (astitch_tagged_words): after the grid's barrier and the launch's number."""
+
 PARTLY = 8
 """Turns of a loop that is unrolled in part: independent loads that a thread has in flight."""
 
@@ -815,4 +818,4 @@ class Kernel:
         """32-bit words that start at zero: the grid's, those that number the launches, and the areas of teams."""
         if not self.teams:
             return BARRIER_STRIDE if self.cooperative else 0
-        return 2 * BARRIER_STRIDE + 2 * self.tagged_words
+        return FIRST_TAGGED_WORD + 2 * self.tagged_words

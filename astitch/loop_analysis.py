@@ -112,6 +112,21 @@ class LoopRefusal:
         return f"%{self.name}: the loop is not one kernel: {self.reason}"
 
 
+@dataclass(frozen=True, slots=True)
+class LoopKey:
+    """What a while computes: its regions, the numbers that it starts with, which parts of its final state are read."""
+
+    regions: tuple[Graph, ...]
+    starts: tuple[tuple[int, Literal], ...]
+    used: tuple[int, ...]
+
+
+def loop_key(graph: Graph, node: Node) -> LoopKey:
+    """The key of a while in its graph."""
+    starts = tuple(find_starts(graph, node).items())
+    return LoopKey(node.regions, starts, find_used(graph, node))
+
+
 def state_types(node: Node) -> tuple[ArrayType, ...]:
     """The types of a while's state."""
     return node.type.elements if isinstance(node.type, TupleType) else (node.type,)

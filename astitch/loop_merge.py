@@ -9,24 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from astitch.ir import GetTupleElementAttrs, Graph, Node, ParameterAttrs, TupleType
-from astitch.loop_analysis import Loop, analyse_loop, state_types
+from astitch.ir import ArrayType, GetTupleElementAttrs, Graph, Node, ParameterAttrs, TupleType
+from astitch.loop_analysis import Loop, analyse_loop
 
 
 def merge_loops(graph: Graph, first: str, second: str) -> Graph | None:
     """The graph with the state of both whiles in one, under the second's name; None where one waits for the other or
     turns more often."""
     one, other = graph[first], graph[second]
+    types = [_list_parts(graph, node) for node in (one, other)]
+    if not all(types):
+        return None
     loops = [analyse_loop(graph, node) for node in (one, other)]
     trips = {loop.trips if isinstance(loop, Loop) else None for loop in loops}
     if len(trips) > 1 or None in trips:
         return None
     if first in find_ancestors(graph, second) or second in find_ancestors(graph, first):
         return None
-    count = len(state_types(one))
     merged = replace(
         other,
-        type=TupleType((*state_types(one), *state_types(other))),
+        type=TupleType((*types[0], *types[1])),
         operands=(*one.operands, *other.operands),
         regions=(
             _join_regions(one.regions[0], other.regions[0], one.regions[0].outputs),
@@ -38,11 +40,16 @@ def merge_loops(graph: Graph, first: str, second: str) -> Graph | None:
         if node.name == first:
             continue
         nodes[node.name] = (
-            merged if node.name == second else _project_from(node, merged, first, count)
+            merged if node.name == second else _project_from(node, merged, first, len(types[0]))
         )
-    if any(first in node.operands for node in nodes.values()):
-        return None  # a while of one part is read without a projection
     return replace(graph, nodes={node.name: node for node in _order(nodes)})
+
+
+def _list_parts(graph: Graph, node: Node) -> tuple[ArrayType, ...]:
+    """The types of a while's state, none where somebody reads it by other means than its parts."""
+    readers = [graph[user].op for user in graph.users[node.name]]
+    whole = node.name in graph.outputs or any(op != "get-tuple-element" for op in readers)
+    return () if whole or not isinstance(node.type, TupleType) else node.type.elements
 
 
 def find_ancestors(graph: Graph, name: str) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.gpu import Gpu
@@ -26,12 +26,13 @@ from astitch.loop_analysis import (
     Carried,
     Invariant,
     Loop,
+    LoopKey,
     LoopRefusal,
     Place,
     Stack,
     analyse_loop,
     find_starts,
-    find_used,
+    loop_key,
 )
 from astitch.loop_axes import Axes, Axis, Form, Product, find_axes, find_live
 from astitch.loop_hoist import hoist_loops
@@ -58,8 +59,6 @@ START = "the start of a loop"
 """Why a number that is repeated is left to XLA."""
 
 MANY_STAGES = 3
-
-MOST_KNOWN = 1000
 
 MOST_AHEAD = 16
 """Parts that a thread reads a turn ahead, in registers."""
@@ -299,81 +298,133 @@ class _Refused(Exception):
     """Why a loop has no plan."""
 
 
-def plan_loop(graph: Graph, node: Node, used: Collection[int], gpu: Gpu) -> LoopPlan | LoopRefusal:
-    """A plan for a while that beats XLA's loop, or why there is none.
+class LoopPlanner:
+    """Plans whiles for one device, each that computes the same once: for as long as one program is compiled."""
 
-    graph: where the while stands.  used: the parts of its final state that somebody reads.
-    """
-    loop = analyse_loop(graph, node)
-    if isinstance(loop, LoopRefusal):
-        return loop
-    results = tuple(i for i in sorted(used) if isinstance(loop.roles[i], Carried | Stack))
-    try:
-        if loop.trips < LEAST_TRIPS:
-            raise _Refused(f"it turns {loop.trips} times only")
-        parts = split_loop(loop, results)
-        plan = _plan_parts(loop, parts, results, gpu)
-        if isinstance(plan, LoopPlan) and len(parts) > 1:
-            # Or blocks that take a turn of all parts at once, and wait for each other once.
-            joint = _plan_parts(loop, (results,), results, gpu)
-            if isinstance(joint, LoopPlan) and joint.us < plan.us:
-                plan = joint
-    except _Refused as refused:
-        return LoopRefusal(node.name, str(refused))
-    if isinstance(plan, LoopRefusal):
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self._plans: dict[LoopKey, LoopPlan | LoopRefusal] = {}
+        self._cuts: dict[tuple[object, ...], tuple[Cut, ...]] = {}
+
+    def plan(self, graph: Graph, node: Node) -> LoopPlan | LoopRefusal:
+        """A plan for a while that beats XLA's loop, or why there is none.  graph: where the while stands."""
+        key = loop_key(graph, node)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = self._plan(graph, node, key.used)
+        if isinstance(found, LoopRefusal):
+            return replace(found, name=node.name)
+        # Its shares go by the names in the regions that were planned.
+        own = replace(node, regions=found.loop.node.regions)
+        return replace(found, loop=replace(found.loop, node=own))
+
+    def find_plans(self, graph: Graph) -> list[LoopPlan]:
+        """Of the whiles that are one kernel each."""
+        plans = [self.plan(graph, node) for node in graph if node.op == "while"]
+        return [plan for plan in plans if isinstance(plan, LoopPlan)]
+
+    def _plan(self, graph: Graph, node: Node, used: Collection[int]) -> LoopPlan | LoopRefusal:
+        loop = analyse_loop(graph, node)
+        if isinstance(loop, LoopRefusal):
+            return loop
+        results = tuple(i for i in sorted(used) if isinstance(loop.roles[i], Carried | Stack))
+        try:
+            if loop.trips < LEAST_TRIPS:
+                raise _Refused(f"it turns {loop.trips} times only")
+            parts = split_loop(loop, results)
+            plan = self._plan_parts(loop, parts, results)
+            if isinstance(plan, LoopPlan) and len(parts) > 1:
+                # Or blocks that take a turn of all parts at once, and wait for each other once.
+                joint = self._plan_parts(loop, (results,), results)
+                if isinstance(joint, LoopPlan) and joint.us < plan.us:
+                    plan = joint
+        except _Refused as refused:
+            return LoopRefusal(node.name, str(refused))
+        if isinstance(plan, LoopRefusal):
+            return plan
+        if plan.us >= plan.xla_us:
+            reason = f"{plan.us:.0f} us projected, XLA's loop takes {plan.xla_us:.0f}"
+            return LoopRefusal(node.name, reason)
         return plan
-    xla_us = plan.xla_us
-    if plan.us >= xla_us:
-        reason = f"{plan.us:.0f} us projected, XLA's loop takes {xla_us:.0f}"
-        return LoopRefusal(node.name, reason)
-    return plan
+
+    def _plan_parts(
+        self, loop: Loop, parts: Sequence[tuple[int, ...]], used: tuple[int, ...]
+    ) -> LoopPlan | LoopRefusal:
+        """The plan of a loop in the given parts, each with blocks of its own."""
+        shares = []
+        for part in parts:
+            axes = find_axes(loop, part)
+            if isinstance(axes, LoopRefusal):
+                return axes
+            _check_types(loop, axes)
+            shares.append((axes, _Scheduler(loop, axes, part).schedule(), part))
+        products = sum(len(axes.products) for axes, _, _ in shares)
+        xla_us = project_xla(loop, products, self.gpu)
+        return LoopPlan(loop, self._choose_cuts(loop, shares), used, xla_us)
+
+    def _choose_cuts(
+        self, loop: Loop, parts: Sequence[tuple[Axes, Steps, tuple[int, ...]]]
+    ) -> tuple[Share, ...]:
+        """For each part of a loop its fastest cut on its share of the device, all with blocks of one size."""
+        own = replace(self.gpu, sms=self.gpu.sms // len(parts))
+        by_block: dict[int, list[Share]] = {}
+        for number, (axes, steps, used) in enumerate(parts):
+            found = self._find_cuts(loop, axes, steps, used, own, len(parts) > 1)
+            for block, share in found.items():
+                if len(by_block.setdefault(block, [])) == number:
+                    by_block[block].append(share)
+        whole = [shares for shares in by_block.values() if len(shares) == len(parts)]
+        if not whole:
+            raise _Refused("its matrices do not fit the registers and shared memory of the blocks")
+        return tuple(min(whole, key=lambda shares: max(share.us for share in shares)))
+
+    def _find_cuts(
+        self,
+        loop: Loop,
+        axes: Axes,
+        steps: Steps,
+        used: tuple[int, ...],
+        gpu: Gpu,
+        beside: bool,
+    ) -> dict[int, Share]:
+        """The fastest share for each size of a block.  beside: others run at the same time.
+
+        The cuts that were best are known by what decides them: the loops of a model's layers are alike.
+        """
+        key = (loop.trips, axes.rows, axes.units, axes.small, steps.shape, gpu, beside)
+        cuts = self._cuts.get(key)
+        found: dict[int, Share] = {}
+        for cut in _list_cuts(axes, gpu) if cuts is None else cuts:
+            share = try_cut(loop, axes, steps, used, gpu, cut)
+            if share is None or (beside and cut.grid > gpu.sms):
+                continue
+            if cut.block not in found or share.us < found[cut.block].us:
+                found[cut.block] = share
+        self._cuts[key] = tuple(share.cut for share in found.values())
+        return found
 
 
-def _plan_parts(
-    loop: Loop, parts: Sequence[tuple[int, ...]], used: tuple[int, ...], gpu: Gpu
-) -> LoopPlan | LoopRefusal:
-    """The plan of a loop in the given parts, each with blocks of its own."""
-    shares = []
-    for part in parts:
-        axes = find_axes(loop, part)
-        if isinstance(axes, LoopRefusal):
-            return axes
-        _check_types(loop, axes)
-        shares.append((axes, _Scheduler(loop, axes, part).schedule(), part))
-    products = sum(len(axes.products) for axes, _, _ in shares)
-    return LoopPlan(loop, _choose_cuts(loop, shares, gpu), used, project_xla(loop, products))
-
-
-def hoist_planned(graph: Graph, gpu: Gpu) -> Graph:
+def hoist_planned(graph: Graph, planner: LoopPlanner) -> Graph:
     """The graph in which the loops that can be one kernel do only what must wait for the turn before, two at once where
     that is faster."""
 
-    def plan(made: Graph, node: Node) -> LoopPlan | None:
-        found = plan_loop(made, node, find_used(made, node), gpu)
-        return found if isinstance(found, LoopPlan) else None
+    def is_kernel(made: Graph, node: Node) -> bool:
+        return isinstance(planner.plan(made, node), LoopPlan)
 
-    hoisted = hoist_loops(graph, lambda made, node: plan(made, node) is not None)
-    return _merge_planned(hoisted, plan)
+    return _merge_planned(hoist_loops(graph, is_kernel), planner)
 
 
 def describe_loops(graph: Graph, gpu: Gpu) -> list[str]:
     """What would become of each while in a program of XLA's: its kernel, or why it has none."""
-    made = hoist_planned(graph, gpu)
-    whiles = [node for node in made if node.op == "while"]
-    return [str(plan_loop(made, node, find_used(made, node), gpu)) for node in whiles]
+    planner = LoopPlanner(gpu)
+    made = hoist_planned(graph, planner)
+    return [str(planner.plan(made, node)) for node in made if node.op == "while"]
 
 
-def find_plans(graph: Graph, gpu: Gpu) -> list[LoopPlan]:
-    """Of the whiles that are one kernel each."""
-    whiles = [node for node in graph if node.op == "while"]
-    plans = [plan_loop(graph, node, find_used(graph, node), gpu) for node in whiles]
-    return [plan for plan in plans if isinstance(plan, LoopPlan)]
-
-
-def find_planned(graph: Graph, gpu: Gpu) -> set[str]:
+def find_planned(graph: Graph, planner: LoopPlanner) -> set[str]:
     """The whiles that are one kernel each, and the numbers that they start with."""
     found: set[str] = set()
-    for plan in find_plans(graph, gpu):
+    for plan in planner.find_plans(graph):
         node = plan.loop.node
         found |= {node.name, *(node.operands[number] for number in plan.loop.starts)}
     return found
@@ -401,10 +452,10 @@ def leave_starts(graph: Graph) -> tuple[Graph, dict[str, str]]:
     return replace(graph, nodes=live), reasons
 
 
-def _merge_planned(graph: Graph, plan: Callable[[Graph, Node], LoopPlan | None]) -> Graph:
+def _merge_planned(graph: Graph, planner: LoopPlanner) -> Graph:
     """Two loops become one where they take less time side by side."""
-    whiles = [node for node in graph if node.op == "while"]
-    alone = {node.name: found for node in whiles if (found := plan(graph, node)) is not None}
+    plans = planner.find_plans(graph)
+    alone = {plan.loop.node.name: plan for plan in plans}
     while alone:
         first, found = alone.popitem()
         for second, other in reversed(alone.items()):
@@ -413,8 +464,8 @@ def _merge_planned(graph: Graph, plan: Callable[[Graph, Node], LoopPlan | None])
             made = merge_loops(graph, second, first)
             if made is None:
                 continue
-            both = plan(made, made[first])
-            if both is not None and both.us < found.us + other.us:
+            both = planner.plan(made, made[first])
+            if isinstance(both, LoopPlan) and both.us < found.us + other.us:
                 graph = made
                 del alone[second]
                 break
@@ -680,52 +731,19 @@ class _Scheduler:
 # ---- cost ----------------------------------------------------------------------------------------------------------
 
 
-def project_xla(loop: Loop, products: int) -> float:
-    """Microseconds of XLA's loop: on an H100 its turn takes 7 with one small product and 11 to 12 with two."""
-    return loop.trips * (2.5 + 4.5 * products)
+TURN_CYCLES, PRODUCT_CYCLES = 4950, 8910
+"""Of XLA's loop: on an H100 its turn takes 7 us with one small product and 11 to 12 with two."""
+
+START_US = 3.2
+"""Besides the launch: until all blocks of a loop run and have read what stays on chip, and the way back."""
+
+CLOCK_SHARE = 1.75 / 1.98
+"""Of the device's clock: what the cycles of a turn were fitted with on an H100."""
 
 
-LAUNCH_US = 4.0
-CLOCK_GHZ = 1.75
-
-
-def _choose_cuts(
-    loop: Loop, parts: Sequence[tuple[Axes, Steps, tuple[int, ...]]], gpu: Gpu
-) -> tuple[Share, ...]:
-    """For each part of a loop its fastest cut on its share of the device, all with blocks of one size."""
-    own = replace(gpu, sms=gpu.sms // len(parts))
-    by_block: dict[int, list[Share]] = {}
-    for number, (axes, steps, used) in enumerate(parts):
-        found = _find_cuts(loop, axes, steps, used, own, len(parts) > 1)
-        for block, share in found.items():
-            if len(by_block.setdefault(block, [])) == number:
-                by_block[block].append(share)
-    whole = [shares for shares in by_block.values() if len(shares) == len(parts)]
-    if not whole:
-        raise _Refused("its matrices do not fit the registers and shared memory of the blocks")
-    return tuple(min(whole, key=lambda shares: max(share.us for share in shares)))
-
-
-_known: dict[tuple[object, ...], tuple[Cut, ...]] = {}
-"""The cuts that were found best, by what decides them: the loops of a model's layers are alike."""
-
-
-def _find_cuts(
-    loop: Loop, axes: Axes, steps: Steps, used: tuple[int, ...], gpu: Gpu, beside: bool
-) -> dict[int, Share]:
-    """The fastest share for each size of a block.  beside: others run at the same time."""
-    key = (loop.trips, axes.rows, axes.units, axes.small, steps.shape, gpu, beside)
-    found: dict[int, Share] = {}
-    for cut in _known.get(key) or _list_cuts(axes, gpu):
-        share = try_cut(loop, axes, steps, used, gpu, cut)
-        if share is None or (beside and cut.grid > gpu.sms):
-            continue
-        if cut.block not in found or share.us < found[cut.block].us:
-            found[cut.block] = share
-    if len(_known) >= MOST_KNOWN:
-        _known.clear()
-    _known[key] = tuple(share.cut for share in found.values())
-    return found
+def project_xla(loop: Loop, products: int, gpu: Gpu) -> float:
+    """Microseconds of XLA's loop: its kernels are so short that the clock decides."""
+    return loop.trips * (TURN_CYCLES + PRODUCT_CYCLES * products) / gpu.clock_ghz / 1e3
 
 
 def _list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
@@ -886,7 +904,8 @@ def _project(
             shuffles += pairs * multiply.parts
         cycles += warps * (1.3 * max(adds, words) + shuffles)
     cycles += warps * cut.owned * (6 * steps.heavy + 0.3 * sum(map(len, steps.computed)))
-    turn_us = cycles / CLOCK_GHZ / 1e3 + 0.05 + steps.stages * (0.05 + 0.04 * math.log2(cut.lanes))
+    turn_us = cycles / (gpu.clock_ghz * CLOCK_SHARE) / 1e3
+    turn_us += 0.05 + steps.stages * (0.05 + 0.04 * math.log2(cut.lanes))
     for multiply in steps.crossings:
         turn_us += 0.15
         if multiply.product.form is Form.COLLECT and cut.members > 1:
@@ -896,4 +915,4 @@ def _project(
             words = len(moved.parts) * cut.rows * cut.units / cut.block
             turn_us += 0.25 + 0.075 * words + 0.001 * cut.members
     loaded = sum(v * 16 * c for v, c in zip(held, columns, strict=True)) * cut.block
-    return LAUNCH_US + waves * (loop.trips * turn_us + loaded / 40e3)
+    return gpu.launch_us + START_US + waves * (loop.trips * turn_us + loaded / 40e3)

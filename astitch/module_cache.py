@@ -38,7 +38,7 @@ def key_of(
     import jax
 
     parts: list[bytes] = [_what_is_read(hlo), fingerprint()]
-    switches = (tuple(donated), strict, options.loop_kernels(), options.stitch_loops())
+    switches = (tuple(donated), strict, options.loops().name)
     compiler = nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
     versions = (jax.__version__, compiler)
     parts += [repr(part).encode() for part in (astuple(gpu), switches, versions)]

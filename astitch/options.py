@@ -6,6 +6,7 @@ order of its sums: they choose where things are kept, what is shown, which engin
 
 from __future__ import annotations
 
+import enum
 import os
 from pathlib import Path
 
@@ -55,22 +56,22 @@ def engine() -> str | None:
     return given or None
 
 
-def stitch_loops() -> bool:
-    """Whether the bodies of loops and the branches of conditionals get kernels, which no GPU has timed yet.  Raises
-    InvalidOption."""
-    return _read_loops() == "1"
+class Loops(enum.Enum):
+    """What becomes of loops.  NONE: XLA runs all of them.  KERNELS: those that can be one kernel are.  BODIES: besides,
+    the bodies of the others and the branches of conditionals get kernels, which no GPU has timed yet."""
+
+    NONE = "0"
+    KERNELS = ""
+    BODIES = "1"
 
 
-def loop_kernels() -> bool:
-    """Whether loops that can be one kernel are.  Raises InvalidOption."""
-    return _read_loops() != "0"
-
-
-def _read_loops() -> str:
+def loops() -> Loops:
+    """What ASTITCH_STITCH_LOOPS says.  Raises InvalidOption."""
     given = _read("ASTITCH_STITCH_LOOPS")
-    if given not in ("", "0", "1"):
-        raise _invalid("ASTITCH_STITCH_LOOPS", given)
-    return given
+    try:
+        return Loops(given)
+    except ValueError:
+        raise _invalid("ASTITCH_STITCH_LOOPS", given) from None
 
 
 def tune() -> bool:

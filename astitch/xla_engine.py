@@ -41,8 +41,8 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.kernel_cache import compile_cached
-from astitch.loop_analysis import Counter
-from astitch.loop_plan import START, find_plans
+from astitch.loop_analysis import Counter, LoopKey, loop_key
+from astitch.loop_plan import START, LoopPlanner
 from astitch.module_cache import key_of as module_key
 from astitch.module_cache import open_cache
 from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda, count_threads
@@ -56,7 +56,7 @@ from astitch.program import (
     Step,
     View,
 )
-from astitch.stitch_loops import LoopKey, find_loops, loop_key
+from astitch.stitch_loops import find_loops
 from astitch.stitch_regions import MOVES, find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope
 from astitch.storage import storage_name, storage_type
@@ -945,32 +945,47 @@ def compile_for_xla(
     *,
     tune: bool = False,
     strict: bool = False,
+    announce: Callable[[Graph], object] = lambda graph: None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
-    donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  Raises AstitchError.
+    donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  announce: see
+    compile_graph.  Raises AstitchError.
     """
     donated = tuple(donated) or (False,) * len(graph.parameters)
-    with ThreadPoolExecutor(count_threads(), "astitch-loops") as pool:
+    wanted = options.loops()
+    planner = None if wanted is options.Loops.NONE else LoopPlanner(gpu)
+    pool = ThreadPoolExecutor(count_threads(), "astitch-loops")
+
+    def begin(made: Graph) -> None:
+        announce(made)
+        if planner:
+            _start_loops(made, planner, pool)
+
+    try:
         compilation = compile_graph(
             graph,
             gpu,
             tune=tune,
             strict=strict,
-            whole_loops=options.loop_kernels(),
-            announce=lambda made: _start_loops(made, gpu, pool),
+            loops=planner,
+            announce=begin,
             spell=lambda plan: spell_plan(plan, donated),
         )
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown(wait=False)  # whoever asks for a kernel waits for it
     in_place = find_in_place(compilation, donated)
     left = find_moves(compilation)
     kernels = prepare_kernels(compilation.program, gpu, in_place, left)
     compilation = _note_refusals(compilation, kernels)
-    if options.stitch_loops():
+    if wanted is options.Loops.BODIES:
         compilation = stitch_bodies(compilation, tune=tune)
     compilation, regions = export_bodies(compilation, _prepare_body)
     loops: dict[LoopKey, LoopCall] = {}
-    if options.loop_kernels():
-        found, notes = find_loops(compilation)
+    if planner:
+        found, notes = find_loops(compilation, planner)
         loops, refused = prepare_loops(found, gpu)
         if strict and refused:
             raise UnsupportedOp(
@@ -981,12 +996,13 @@ def compile_for_xla(
     return compilation, export_program(compilation, kernels, regions, loops)
 
 
-def _start_loops(graph: Graph, gpu: Gpu, pool: Executor) -> None:
-    """Has the kernels of a graph's loops compiled while other things are planned: the cache has them when they are
-    asked for.  What goes wrong goes wrong again then."""
-    texts = {spell_for_xla(emit_loop(plan, "loop").kernel) for plan in find_plans(graph, gpu)}
-    for text in sorted(texts):
-        pool.submit(compile_cached, Request(text, gpu.arch))
+def _start_loops(graph: Graph, planner: LoopPlanner, pool: Executor) -> None:
+    """Has the kernels of a graph's loops compiled while other things are planned, the longest first: the cache has them
+    when they are asked for.  What goes wrong goes wrong again then."""
+    plans = planner.find_plans(graph)
+    texts = {spell_for_xla(emit_loop(plan, "loop").kernel) for plan in plans}
+    for text in sorted(texts, key=lambda text: (-len(text), text)):
+        pool.submit(compile_cached, Request(text, planner.gpu.arch))
 
 
 def _prepare_body(body: Compilation, loop: bool, left: Mapping[str, str]) -> Kernels:

@@ -23,7 +23,7 @@ def test_defaults() -> None:
     assert options.debug_level() == 0
     assert options.dump_dir() is None
     assert options.engine() is None
-    assert not options.stitch_loops()
+    assert options.loops() is options.Loops.KERNELS
     assert options.cache_dir() == Path.home() / ".cache" / "astitch"
 
 
@@ -38,19 +38,18 @@ def test_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert options.dump_dir() is None
 
 
-@pytest.mark.parametrize(("value", "stitched"), [("0", False), ("1", True), ("", False)])
+@pytest.mark.parametrize(("value", "name"), [("0", "NONE"), ("1", "BODIES"), ("", "KERNELS")])
 def test_loops_are_stitched_where_asked_for(
-    value: str, stitched: bool, monkeypatch: pytest.MonkeyPatch
+    value: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTITCH_STITCH_LOOPS", value)
-    assert options.stitch_loops() is stitched
-    assert options.loop_kernels() is (value != "0")
+    assert options.loops() is options.Loops[name]
 
 
 def test_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "loops")
     with pytest.raises(InvalidOption, match="ASTITCH_STITCH_LOOPS='loops' is not understood"):
-        options.stitch_loops()
+        options.loops()
 
 
 @pytest.mark.parametrize("value", ["5", "-1", "two"])
