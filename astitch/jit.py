@@ -42,9 +42,6 @@ NO_ROOM = (
 )
 """What an error of JAX's that names the bytes XLA wanted does not say."""
 
-XLA_OPTIONS = types.MappingProxyType({"xla_allow_excess_precision": False})
-"""How XLA compiles programs that hold our kernels: 16-bit values are rounded where HLO rounds them, as everywhere."""
-
 
 class Engine(Protocol):
     """What runs a Program: flat arguments in, flat JAX arrays out."""
@@ -150,6 +147,8 @@ class JitFunction:
         import jax
         from jax._src.core import trace_state_clean
 
+        from astitch.xla_island import EXACT
+
         self._tune, self._strict, self._asked = tune, strict, engine
 
         functools.update_wrapper(self, fn)
@@ -158,7 +157,7 @@ class JitFunction:
         self._stitched_jit: Any = jax.jit(
             _stitch(fn, jax_options, tune, strict),
             keep_unused=keep_unused,
-            compiler_options=dict(XLA_OPTIONS),
+            compiler_options=dict(EXACT),
             **jax_options,
         )
         self._is_untraced = trace_state_clean

@@ -41,6 +41,7 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.kernel_cache import compile_cached
+from astitch.library_ahead import tune_ahead
 from astitch.loop_analysis import Counter, LoopKey, loop_key
 from astitch.loop_plan import START, LoopPlanner
 from astitch.module_cache import key_of as module_key
@@ -61,7 +62,7 @@ from astitch.stitch_regions import MOVES, find_unworthy, stitch_bodies, stitched
 from astitch.stitch_scope import Scope
 from astitch.storage import storage_name, storage_type
 from astitch.trace import trace_compilation
-from astitch.xla_island import to_stablehlo
+from astitch.xla_island import find_device, to_stablehlo
 
 TARGET = "__gpu$xla.gpu.ptx"
 """The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""
@@ -1062,9 +1063,16 @@ class Stitched:
         with self._lock:
             if self._made is None:
                 tune = options.tune() if self._tune is None else self._tune
-                compilation, module = compile_for_xla(
-                    self.graph, self.gpu, self.donated, tune=tune, strict=self._strict
-                )
+                # While plans are measured nothing else may run on the GPU.
+                with tune_ahead(None if tune else find_device("gpu")) as announce:
+                    compilation, module = compile_for_xla(
+                        self.graph,
+                        self.gpu,
+                        self.donated,
+                        tune=tune,
+                        strict=self._strict,
+                        announce=announce,
+                    )
                 trace_compilation(self.hlo, compilation)
                 self._made = compilation, to_stablehlo(module)
         return self._made

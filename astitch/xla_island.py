@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,12 @@ from astitch.errors import EngineUnavailable, IslandRefused, OutOfMemory
 
 MOST_COMPILED = 256
 """Islands whose code a process keeps for engines that are made later."""
+
+EXACT = MappingProxyType({"xla_allow_excess_precision": False})
+"""How XLA compiles what stands beside our kernels: 16-bit values are rounded where HLO rounds them, as everywhere."""
+
+REPEATABLE = MappingProxyType({**EXACT, "xla_gpu_exclude_nondeterministic_ops": True})
+"""Besides, equal calls give equal bits, as in emitted kernels."""
 
 
 def has_jax() -> bool:
@@ -94,15 +101,16 @@ def compile_island(hlo: bytes, device: Any, what: str) -> Island:
 
 @functools.lru_cache(maxsize=MOST_COMPILED)
 def _compile(hlo: bytes, device: Any) -> Any:
+    return compile_module(hlo, device, REPEATABLE)
+
+
+def compile_module(hlo: bytes, device: Any, settings: Mapping[str, bool]) -> Any:
+    """A serialized HloModuleProto as XLA's executable for a device of JAX.  settings: of XLA's compiler, by name."""
     from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 
     options = xla_client.CompileOptions()
     options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
-    # 16-bit values are rounded where HLO rounds them, and equal calls give equal bits, as in emitted kernels.
-    options.env_option_overrides = [
-        ("xla_allow_excess_precision", False),
-        ("xla_gpu_exclude_nondeterministic_ops", True),
-    ]
+    options.env_option_overrides = list(settings.items())
     return device.client.compile_and_load(to_stablehlo(hlo), _jax.DeviceList((device,)), options)
 
 
