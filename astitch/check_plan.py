@@ -740,6 +740,10 @@ class _KernelCheck:
             area.words == self.reducers[reducer].words and end <= self.kernel.tagged_words,
             f"{area} does not lie in {self.kernel.tagged_words} tagged words",
         )
+        self.require(
+            area.words == 1 or area.offset % 2 == area.words % 2 == 0,
+            f"{area} does not lie in whole pairs of tagged words",
+        )
 
     def check_meeting(self, meeting: k.Meeting, uniform: bool) -> _Trace:
         """All threads write and read the shared totals, a block barrier between."""

@@ -104,18 +104,21 @@ class Declarations:
         if name not in self.areas:
             words, results = self.reducer(name).words, array_of(self.graph[name]).size
             mapping = self.arrangement.loops[place.loop].mapping
-            self.areas[name] = k.Area(
-                self.tagged_words, results, place.partials, words, mapping.rows_last
-            )
-            self.tagged_words += results * place.partials * words
+            self.areas[name] = self.reserve(results, place.partials, words, mapping.rows_last)
         return self.areas[name]
 
     def handover_area(self, name: str, results: int, parts: int) -> k.Area:
         """Where a team hands on the totals of its blocks in a running reduction."""
         words = self.reducer(name).words
-        area = k.Area(self.tagged_words, results, parts, words)
-        self.tagged_words += results * parts * words
-        return area
+        return self.reserve(results, parts, words)
+
+    def reserve(
+        self, results: int, parts: int, words: int, elements_inside: bool = False
+    ) -> k.Area:
+        """The next tagged words; pairs of them begin at even ones."""
+        start = self.tagged_words + self.tagged_words % 2 * (words > 1)
+        self.tagged_words = start + results * parts * words
+        return k.Area(start, results, parts, words, elements_inside)
 
     def reducer(self, root: str) -> k.Reducer:
         if root not in self.reducer_of:

@@ -581,10 +581,12 @@ class _Printer:
     def exchanged_fields(reducer: k.Reducer) -> Iterator[str]:
         """A state as tagged words and back."""
         kinds = [compute_type(d) for d in reducer.fields]
-        yield f"  static constexpr int words = {reducer.words};"
+        yield f"  static constexpr int payload = {reducer.payload}, words = {reducer.words};"
         yield "  static __device__ __forceinline__ void publish(const State s, unsigned long long* to, unsigned tag) {"
+        yield "    unsigned words[payload], *next = words;"
         for number, _ in enumerate(kinds):
-            yield f"    publish_field(to, s.f{number}, tag);"
+            yield f"    words_of_field(next, s.f{number});"
+        yield "    publish_words(to, words, tag);"
         yield "  }"
         yield "  static __device__ __forceinline__ State state_of(const unsigned* words) {"
         for number, kind in enumerate(kinds):

@@ -740,9 +740,15 @@ class Reducer:
         return -(-total // max(sizes)) * max(sizes)
 
     @property
-    def words(self) -> int:
+    def payload(self) -> int:
         """32-bit words of a state that blocks exchange."""
         return sum(2 if f.bytes == 8 else 1 for f in self.fields)
+
+    @property
+    def words(self) -> int:
+        """Tagged words, of 64 bits, that a state takes in an exchange: one 32-bit word beside its tag, or up to three
+        in a pair, which is written and read at once."""
+        return 1 if self.payload == 1 else 2 * -(-self.payload // 3)
 
 
 @dataclass(frozen=True, slots=True)

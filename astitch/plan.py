@@ -151,7 +151,9 @@ def _lower_to_fit(
     keep_registers = (launch.registers if bounded else ASSUMED_REGISTERS) - REGISTERS_FOR_CODE
     if schedule.keep is not Keep.REGISTERS:
         keep_registers = 0
-    budgets = (0,) if schedule.keep is Keep.NOTHING else (limit - 8192, limit // 2, 0)
+    budgets = (limit - 8192, limit * 3 // 4, limit // 2, 0)
+    if schedule.keep is Keep.NOTHING:
+        budgets = (0,)
     kernel: k.Kernel | None = None
     notes: tuple[str, ...] = ()
     for keep_shared in budgets:

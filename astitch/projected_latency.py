@@ -16,7 +16,15 @@ import numpy as np
 from astitch import kernel_ir as k
 from astitch.gpu import Gpu
 from astitch.nvrtc import Resources
-from astitch.workload import BASE_REGISTERS, Access, LoopWork, Unit, Workload, count_workload
+from astitch.workload import (
+    BASE_REGISTERS,
+    LINE_BYTES,
+    Access,
+    LoopWork,
+    Unit,
+    Workload,
+    count_workload,
+)
 
 PERSISTENT_SHARE = 0.92
 """Of the bandwidth that blocks with fixed tasks in a loop reach: SMs are not equally fast (H100: 91 to 96 %)."""
@@ -283,8 +291,9 @@ class _Projector:
             spilled_bytes = spilled * 4 * loop.tasks * self.spill_to_l2
             read += more_read + spilled_bytes / 2 * self.spill_to_dram
             written += more_written + spilled_bytes / 2 * self.spill_to_dram
-            l2 += more_l2 + spilled_bytes
+            l2 += more_l2 + spilled_bytes + loop.exchanged_bytes * loop.tasks
             wavefronts = sum(a.wavefronts for a in mine if a.in_task) / max(loop.tasks, 1)
+            wavefronts += loop.exchanged_bytes / LINE_BYTES
             once = sum(a.wavefronts for a in mine if not a.in_task) / kernel.grid
             by_unit = {
                 unit: loop.mix.get(unit, 0.0) * kernel.block * tasks

@@ -56,6 +56,10 @@ ONE_BLOCK_ELEMENTS = 1 << 14
 PARTIAL_BYTES, FEW_PARTIAL_BYTES = 4, 1 << 20
 """Of a partial result, where sums are of f32; and of so few in all that their number does not matter."""
 
+MOST_IDLE = 0.125
+"""Of the blocks that the GPU holds, those that may stay idle since they are no whole team while others have more than a
+task each: a team spares its own loop a reading, and that is not worth a longer time for the loops beside it."""
+
 MAX_WAVES = 8
 """How often a scope is arranged for fewer blocks, so that they are whole teams: one time nearly always."""
 
@@ -465,6 +469,17 @@ class RootReads:
                 behind.add(name)
         return False
 
+    def is_needed(self, name: str, group: Group) -> bool:
+        """Does the group's dominant need the value of `name`, a root of the group?"""
+        needed: set[str] = set()
+        stack = [group.dominant]
+        while stack:
+            reads = self.reads_of(self.root_of(stack.pop())).roots
+            new = {read.operand for read in reads} - needed
+            needed |= new
+            stack += new
+        return name in needed
+
     def aligned_elements(self, group: Group, space: Space) -> int:
         """The widest access, in elements, that suits at least half of the bytes that the group reads: rows of a slice
         may begin anywhere."""
@@ -544,9 +559,20 @@ class _Arranger:
         if group.dominant not in self.mapping_of:
             self.mapping_of[group.dominant] = self.map_space(self.known.space_of(group))
         mapping = self.mapping_of[group.dominant]
-        if why_not_hosted(root, mapping) is None and not self.partials_outweigh(root, mapping):
+        if (
+            why_not_hosted(root, mapping) is None
+            and not self.partials_outweigh(root, mapping)
+            and not self.is_better_apart(root, group, mapping)
+        ):
             return mapping
         return self.map_space(root.space)
+
+    def is_better_apart(self, root: Root, group: Group, mapping: Mapping) -> bool:
+        """A sum over all tasks that the group's dominant waits for: nothing stays on chip from the one to the other,
+        and threads that own columns leave fewer partials."""
+        if root.kind is not RootKind.REDUCE or reduce_span(root, mapping)[0] is not Span.LOOP:
+            return False
+        return self.known.is_needed(root.name, group)
 
     def partials_outweigh(self, root: Root, mapping: Mapping) -> bool:
         """Would the blocks write and read more partials of a sum over all tasks than another reading of its operand
@@ -580,6 +606,13 @@ class _Arranger:
             if mapping.parts == self.team_parts:
                 return mapping
         return replace(mapping, team=False)
+
+    def most_tasks_beside_teams(self) -> int:
+        """Tasks of the loops of one level that are not worked on by teams, the most of any level."""
+        by_level: Counter[int] = Counter()
+        for loop in self.loops:
+            by_level[loop.level] += 0 if loop.mapping.team else loop.mapping.tasks
+        return max(by_level.values(), default=0)
 
     def why_not_local(self, draft: _Draft, index: Index) -> str | None:
         if draft.root.name in self.demoted and index != draft.root.result_index:
@@ -842,6 +875,8 @@ def choose_schemes(
         idle = blocks % max(arranger.team_parts, 1)
         if not idle:
             return arranger.finish()
+        if idle > blocks * MOST_IDLE and arranger.most_tasks_beside_teams() > blocks - idle:
+            break
         blocks -= idle  # blocks that are no whole team take no part, and leave no partials
         if not blocks:
             break

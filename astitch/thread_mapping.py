@@ -50,8 +50,20 @@ MAX_HELD_WORDS = 32
 
 MAX_ROW_ELEMENTS = 16
 """Elements of a row in one thread: narrow ones too are worked on as 32-bit values, and more of them leave half of an
-H100's warps without registers (softmax and LayerNorm of bf16).  In a team's blocks, three tasks of so many lie in the
-shared memory of two blocks of 512 threads on an SM."""
+H100's warps without registers (softmax and LayerNorm of bf16)."""
+
+TEAM_THREAD_BYTES = 64
+"""What a thread keeps of its row in a block of a team: three tasks of so much lie in the shared memory of two blocks of
+512 threads on an SM.  Fewer bytes, also of narrow types, are more parts, and each block reads those of all."""
+
+NEIGHBOUR_BYTES, SECTOR_BYTES = 256, 32
+"""Of neighbouring rows that a block walks over side by side: as much as keeps the memory fast, since a block of a team
+exchanges a part for each of them with as many more blocks (group-norm f32 32x64x64x512 by hand: 256 bytes 187 us, 512
+192, 2048 233).  And where all blocks run at once, so that nothing hides what meeting takes: as little as that."""
+
+COLUMN_BYTES = 8
+"""An access of a thread that sums columns of a narrow type: each column is a sum to hold and to exchange (bf16, 8 bytes
+beside 16: batch-norm 64x56x56x256 114 us beside 122, column sum 65536x1024 47.9 beside 48.8)."""
 
 MIN_COLUMN_ELEMENTS = 8
 """Elements that a thread of a column-reduce loads at least, where columns are many."""
@@ -59,8 +71,10 @@ MIN_COLUMN_ELEMENTS = 8
 ELEMENTS_TOGETHER = 8
 """Elements of a column-reduce that a thread has on their way at once: as many come as soon as one."""
 
-EXCHANGED_BYTES = 24
-"""A column's part of three words, each beside its tag."""
+EXCHANGED_BYTES, EXCHANGED_SHARE = 16, 3
+"""A column's part, three words beside their tag, of which each block of a team reads all: of what it keeps of a column
+they may be one in so many (instance-norm 32x64x64x512: f32, one in 4, gains 6 % over reading twice; bf16, one in 2,
+loses 13 %)."""
 
 TEAM_BYTES, TEAM_LINE_BYTES = 4, 128
 """What a thread and a block read of a row whose columns a team sums and keeps.  Fewer columns in a thread are fewer
@@ -337,8 +351,10 @@ def _map_rows(
     vector = choose_vector(col, space.element_bytes, space.widest(schedule))
     vectors = ceil_div(cols, vector)
     wanted = schedule.split
-    # Parts that stay in registers; a row of more than one that fewer blocks than the GPU holds could work on whole.
-    resident = ceil_div(vectors, block * max(MAX_ROW_ELEMENTS // vector, 1))
+    # Parts that stay on chip; a row of more than one that fewer blocks than the GPU holds could work on whole.
+    resident = ceil_div(
+        vectors, block * max(TEAM_THREAD_BYTES // (vector * space.element_bytes), 1)
+    )
     row_bytes = cols * space.element_bytes
     # A row that one block can keep is split only where rows leave most of the GPU idle.
     whole = row_bytes * 4 <= gpu.shared_per_block_bytes * 3 and rows * 3 > gpu.sms
@@ -413,14 +429,17 @@ def _map_columns(
 ) -> Mapping:
     """Column-reduce and mixed reduce: threads own columns, blocks walk over rows; few tiles -> rows are split."""
     rows, cols = size_of(row), size_of(col)
-    vector = choose_vector(col, space.element_bytes, space.widest(schedule))
-    vectors = ceil_div(cols, vector)
     mixed = bool(col) and col[-1] in space.reduced
+    widest = space.widest(schedule)
+    if not mixed and space.element_bytes < 4:
+        widest = min(widest, COLUMN_BYTES)
+    vector = choose_vector(col, space.element_bytes, widest)
+    vectors = ceil_div(cols, vector)
     together = max(ELEMENTS_TOGETHER // vector, 2)
-    if not mixed and space.again_words and rows > wave:
-        team = _map_kept_columns(space, outer, row, col, block, wave, schedule)
-        if team is not None:
-            return team
+    if not mixed and space.again_words:
+        kept = _map_kept_columns(space, outer, row, col, block, wave, schedule)
+        if kept is not None:
+            return kept
     if mixed:
         col_threads = min(block, power_of_two_at_least(vectors))
         steps = ceil_div(vectors, col_threads)
@@ -434,18 +453,27 @@ def _map_columns(
         col_threads = min(block // most_rows, power_of_two_at_least(vectors))
         wanted = MIN_COLUMN_ELEMENTS // max(rows * vector, 1)
         steps = max(min(wanted, columns // (wave * block)), 1) if full else 1
-    inside = mixed and _is_beside(outer, col, space.atoms)
+        if wave > 1 and schedule.split is None:
+            least = max(block // shared_rows, 1)
+            col_threads = _narrow_columns(space, outer, rows, cols, col_threads, least, vector, gpu)
+    beside = mixed and _is_beside(outer, col, space.atoms)
     packed = 1
-    if inside:  # neighbouring rows of the outer axis fill a warp's access
-        packed = min(max(32 // col_threads, 1), power_of_two_at_least(outer[-1].extent))
-        inside = packed > 1
+    if beside:  # neighbouring rows of the outer axis fill an access of the block
+        packed = max(NEIGHBOUR_BYTES // (col_threads * vector * space.element_bytes), 1)
+        packed = min(packed, block // col_threads, power_of_two_at_least(outer[-1].extent))
     most_rows = power_of_two_at_least(rows if mixed else ceil_div(rows, together))
-    row_threads = min(block // (col_threads * packed), most_rows)
-    outer_threads = block // (col_threads * row_threads)
     col_tile = col_threads * vector * steps
-    tiles = ceil_div(size_of(outer), outer_threads) * ceil_div(cols, col_tile)
+    while True:
+        row_threads = min(block // (col_threads * packed), most_rows)
+        outer_threads = block // (col_threads * row_threads)
+        tiles = ceil_div(size_of(outer), outer_threads) * ceil_div(cols, col_tile)
+        held, parts = _rows_of_part(rows, row_threads, col_tile // col_threads, space, schedule)
+        narrower = packed // 2 * col_tile * space.element_bytes
+        if not beside or tiles * parts > wave or packed == 1 or narrower < SECTOR_BYTES:
+            break
+        packed //= 2
+    inside = packed > 1
     if inside:
-        held, parts = _rows_of_part(rows, row_threads, vector * steps, schedule)
         if 1 < parts <= wave and (schedule.split is None or parts <= 2 * schedule.split):
             reason = (
                 f"mixed reduce: {row_threads} rows x {outer_threads} neighbours x {col_threads} threads a block, "
@@ -470,7 +498,7 @@ def _map_columns(
         tile_bytes = rows * min(col_tile, cols) * space.element_bytes
         # Blocks of one SM share what it can read.
         few = tile_bytes * (1 - tiles / gpu.sms) > SPLIT_COLUMN_BYTES
-        large = tile_bytes > OCCUPIED_BYTES and tiles * 2 <= wave
+        large = tile_bytes >= OCCUPIED_BYTES and tiles * 2 <= wave
         split = wave // tiles if large else gpu.sms // tiles if few else 1
     parts = max(min(split, ceil_div(rows, row_threads * together)), 1)
     row_tile = ceil_div(ceil_div(rows, parts), row_threads) * row_threads
@@ -494,9 +522,34 @@ def _map_columns(
     )
 
 
-def _rows_of_part(rows: int, row_threads: int, width: int, schedule: Schedule) -> tuple[int, int]:
+def _narrow_columns(
+    space: Space,
+    outer: Atoms,
+    rows: int,
+    cols: int,
+    col_threads: int,
+    least: int,
+    vector: int,
+    gpu: Gpu,
+) -> int:
+    """Threads side by side, at least `least`: fewer where more blocks then read columns that need not be split."""
+    # Rows that do not begin with a sector have parts in one more.
+    aligned = cols * space.element_bytes % SECTOR_BYTES == 0
+    narrowest = SECTOR_BYTES if aligned else 2 * SECTOR_BYTES
+    threads = col_threads
+    while threads // 2 >= least and threads // 2 * vector * space.element_bytes >= narrowest:
+        if size_of(outer) * ceil_div(cols, threads // 2 * vector) > gpu.sms:
+            break
+        threads //= 2
+    whole = rows * threads * vector * space.element_bytes <= SPLIT_MIN_BYTES
+    return threads if whole else col_threads
+
+
+def _rows_of_part(
+    rows: int, row_threads: int, width: float, space: Space, schedule: Schedule
+) -> tuple[int, int]:
     """(rows that a block keeps on chip, parts): width elements of a row in each thread."""
-    held = max(MAX_ROW_ELEMENTS // width, 1) * row_threads
+    held = max(int(TEAM_THREAD_BYTES / (width * space.element_bytes)), 1) * row_threads
     if schedule.split is not None:
         held = min(held, ceil_div(ceil_div(rows, schedule.split), row_threads) * row_threads)
     return held, ceil_div(rows, held)
@@ -505,23 +558,41 @@ def _rows_of_part(rows: int, row_threads: int, width: int, schedule: Schedule) -
 def _map_kept_columns(
     space: Space, outer: Atoms, row: Atoms, col: Atoms, block: int, wave: int, schedule: Schedule
 ) -> Mapping | None:
-    """Columns whose elements are needed again after their reduction: teams of blocks keep them.  None where rows fit
-    one block or are too many for a team."""
+    """Columns whose elements are needed again after their reduction: teams of blocks keep them, or where few columns do
+    not fill the GPU single blocks.  None where rows are few, or too many for a team."""
     rows, cols = size_of(row), size_of(col)
     vector = choose_vector(col, space.element_bytes, min(space.widest(schedule), TEAM_BYTES))
     lanes = max(TEAM_LINE_BYTES // (vector * space.element_bytes), 1)
     col_threads = min(lanes, block, power_of_two_at_least(ceil_div(cols, vector)))
+    width = vector * max(space.again_words * 4 / space.element_bytes, 1)
+
+    def cut(col_threads: int) -> tuple[int, int, int]:
+        """(rows that a block keeps, parts, tasks)"""
+        row_threads = block // col_threads
+        held, parts = _rows_of_part(rows, row_threads, width, space, schedule)
+        return held, parts, size_of(outer) * ceil_div(cols, col_threads * vector) * parts
+
+    narrowest = max(SECTOR_BYTES // (vector * space.element_bytes), 1)
+    while col_threads // 2 >= narrowest and cut(col_threads // 2)[2] <= wave:
+        col_threads //= 2
+    held, parts, tasks = cut(col_threads)
     row_threads = block // col_threads
-    width = vector * max(math.ceil(space.again_words), 1)
-    held, parts = _rows_of_part(rows, row_threads, width, schedule)
-    # Every block of a team reads the parts of all.
-    few = parts * EXCHANGED_BYTES <= held * space.element_bytes
-    if not (1 < parts <= wave and few) or (schedule.split or parts) * 2 < parts:
-        return None
-    reason = (
-        f"column-reduce: {row_threads} rows x {col_threads} threads a block, rows split over {parts} blocks that "
-        "keep their parts and meet"
-    )
+    column_bytes = rows * width * space.element_bytes
+    small = tasks <= wave and column_bytes * col_threads <= SPLIT_MIN_BYTES
+    if small and schedule.split is None:
+        held, parts, tasks = rows, 1, tasks // parts
+    if parts == 1:
+        if tasks > wave or rows < 2 * row_threads:
+            return None
+    else:
+        # Every block of a team reads the parts of all.
+        few = parts * EXCHANGED_BYTES * EXCHANGED_SHARE <= held * space.element_bytes
+        enough = rows > wave and (schedule.split or parts) * 2 >= parts
+        if not (parts <= wave and few and enough):
+            return None
+    reason = f"column-reduce: {row_threads} rows x {col_threads} threads a block"
+    if parts > 1:
+        reason += f", rows split over {parts} blocks that keep their parts and meet"
     return Mapping(
         outer,
         row,
@@ -533,8 +604,8 @@ def _map_kept_columns(
         held,
         col_threads * vector,
         reason,
-        team=True,
-        rows_last=True,
+        team=parts > 1,
+        rows_last=parts > 1,
     )
 
 

@@ -153,7 +153,8 @@ class LoopWork:
     chain_cycles: of a warp through one task, were it alone and memory at no distance.  batches: how often it then waits
     for memory that it touches for the first time; rereads: for memory that this section touched before; near: for small
     arrays that every task reads.
-    barriers: block barriers of one task.  meetings: of the `team` blocks that share a task's row.
+    barriers: block barriers of one task.  meetings: of the `team` blocks that share a task's row; exchanged_bytes: of
+    their parts, which a block reads from the L2 for one task.
     load_bytes: what a thread asks for before it waits, the most; kept_words: what its registers hold meanwhile.
     once_batches: waits for memory before the loop.
     prefetched: the next task's loads are under way while a task is worked on.
@@ -172,6 +173,7 @@ class LoopWork:
     barriers: float = 0.0
     meetings: float = 0.0
     team: int = 0
+    exchanged_bytes: float = 0.0
     load_bytes: float = 0.0
     kept_words: float = 0.0
     once_batches: float = 0.0
@@ -216,6 +218,9 @@ HELD_SHARE = 0.25
 
 LOADED_WORDS, LEAST_LOADED_WORDS = 32, 8
 """Words of vectors that the compiler keeps in flight where registers suffice, and where they do not."""
+
+TAGGED_BYTES, TURNS_TOGETHER, L2_CYCLES = 8, 4, 300.0
+"""Of a word that teams exchange; parts that a thread asks for at once (cuda/collectives.cuh), and until they come."""
 
 LATE_SHARE = 0.25
 """Of a meeting's cost: what waiting costs blocks that arrived a task earlier, and the share of that a task before."""
@@ -701,6 +706,10 @@ class _Counter:
                 self.loop.meetings = max(self.loop.meetings, LATE_SHARE**self.lag)
                 self.loop.team = max(self.loop.team, area.parts)
                 turns = math.ceil(area.parts / members)
+                self.loop.exchanged_bytes += (
+                    frame.threads * self.kernel.block * turns * area.words * TAGGED_BYTES
+                )
+                self.delay(L2_CYCLES * (math.ceil(turns / TURNS_TOGETHER) - 1) * frame.trips)
                 mix = {unit: n * turns for unit, n in self.combine(reducer).items()}
                 mix[_I] = mix.get(_I, 0.0) + 3.0 * area.words * turns
                 self.add(mix, frame.trips, frame.copies)
@@ -708,7 +717,7 @@ class _Counter:
                 self.sync(frame, 1)
                 # Blocks that wait tasks after they arrived find the others there already, most of the time.
                 met = self.loop.meetings + frame.trips * LATE_SHARE**lag
-                share = min(packed * 32 / self.kernel.block, 1.0)
+                share = packed * 32 / self.kernel.block
                 self.walk(inner, frame.scaled(share, share))
                 self.loop.meetings, self.loop.team = met, max(self.loop.team, team)
             case k.Section():

@@ -321,9 +321,9 @@ def test_a_broken_kernel_is_refused(broken: k.Kernel, sentence: str) -> None:
 # ---- teams, by hand
 
 
-def sum_reducer() -> k.Reducer:
+def sum_reducer(dtype: str = "f32") -> k.Reducer:
     g = GraphBuilder()
-    total = g.reduce(g.parameter("f32[4]"), (0,), "add")
+    total = g.reduce(g.parameter(f"{dtype}[4]"), (0,), "add")
     return make_reducer(g.build(total), total, 0)
 
 
@@ -459,6 +459,13 @@ BROKEN_TEAMS: list[tuple[Callable[[], k.Kernel], str]] = [
     (
         lambda: team_task(*publish(area=replace(AREA, parts=2, words=2)), meeting(), PUT_TOTAL, BLOCK),
         "does not lie in 12 tagged words",
+    ),
+    (
+        lambda: replace(
+            team_task(*publish(area=replace(AREA, offset=1, words=2)), meeting(), PUT_TOTAL, BLOCK),
+            reducers=(sum_reducer("f64"),), tagged_words=30,
+        ),
+        "does not lie in whole pairs of tagged words",
     ),
     (
         lambda: team_task(*publish(state="other"), meeting(), PUT_TOTAL, BLOCK),

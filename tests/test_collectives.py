@@ -377,7 +377,7 @@ class Exchange:
         """Block p publishes, for each result, what its threads hold together; every thread stores the total."""
         fields, number = self.reducer.fields, self.reducer.number
         results = 32 // self.members
-        area = k.Area(3, results, self.parts, self.reducer.words, self.elements_inside)
+        area = k.Area(4, results, self.parts, self.reducer.words, self.elements_inside)
         thread, task = of_symbol(Symbol("thread", 32)), of_symbol(Symbol("task", self.parts))
         element, rank = ix.divide(thread, self.members), ix.modulo(thread, self.members)
         place = ix.add(ix.scale(task, 32), thread)
@@ -414,7 +414,7 @@ class Exchange:
             name="exchange", parameters=(*inputs, *outputs), scratch=(), reducers=(self.reducer,), slots=slots,
             body=(k.Section(0, "exchange", 0, 1, 1, 32, (loop,)),), grid=self.parts, block=32, shared_bytes=256,
             blocks_per_sm=1, global_barriers=0, block_barriers=0, wide_index=False, pointer_table=False,
-            reads_bytes=0, writes_bytes=0, sources=(), teams=1, tagged_words=3 + results * self.parts * area.words,
+            reads_bytes=0, writes_bytes=0, sources=(), teams=1, tagged_words=4 + results * self.parts * area.words,
         )  # fmt: skip
         return check_kernel(made)
 

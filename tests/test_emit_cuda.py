@@ -655,7 +655,7 @@ def test_a_kernel_of_teams_counts_its_launches() -> None:
         "  astitch_end_launch(barrier);\n"
         "}\n"
     )
-    assert "static constexpr int words = 1;" in head
+    assert "static constexpr int payload = 1, words = 1;" in head
     assert "words" not in emit_cuda(small_kernel()), "what no team exchanges needs no words"
 
 
@@ -689,19 +689,24 @@ def test_a_reducer_of_several_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "index", "words", "index_kind"),
-    [("f32", "s32", 2, "int"), ("f64", "s64", 4, "long long"), ("f32", "u64", 3, "unsigned long long")],
+    ("value", "index", "payload", "words", "index_kind"),
+    [
+        ("f32", "s32", 2, 2, "int"), ("f64", "s64", 4, 4, "long long"),
+        ("f32", "u64", 3, 2, "unsigned long long"),
+    ],
 )  # fmt: skip
-def test_a_state_travels_as_words(value: str, index: str, words: int, index_kind: str) -> None:
-    """Two for a field of 8 bytes, in the order of the fields."""
+def test_a_state_travels_as_words(
+    value: str, index: str, payload: int, words: int, index_kind: str
+) -> None:
+    """Two for a field of 8 bytes, in the order of the fields; three beside a tag, in a pair of tagged words."""
     g = GraphBuilder()
     x = g.parameter(f"{value}[4,6]")
     best = g.arg_max(x, g.iota(f"{index}[4,6]", 1), (1,))
     reducer = make_reducer(g.build(g.element(best, 0)), best, 0)
-    assert reducer.words == words
+    assert (reducer.payload, reducer.words) == (payload, words)
     text = emit_cuda(replace(small_kernel(), reducers=(reducer,), teams=1, tagged_words=words))
-    assert f"static constexpr int words = {words};" in text
-    first, second = (text.index(f"publish_field(to, s.f{i}, tag);") for i in range(2))
+    assert f"static constexpr int payload = {payload}, words = {words};" in text
+    first, second = (text.index(f"words_of_field(next, s.f{i});") for i in range(2))
     assert first < second
     assert f"const {index_kind} f1 = field_of_words<{index_kind}>(words);" in text
     assert list(compile_cuda(text, "sm_90").kernels) == ["kernel"]

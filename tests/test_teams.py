@@ -119,7 +119,7 @@ CASES: dict[str, Case] = {
     "instance norm of odd channels": (instance_norm, (normal(5, 19, 23, 21, mean=3),), 4, DEFAULT),
     "instance norm of bf16": (instance_norm, (normal(4, 20, 25, 96, dtype=BF16),), 4, DEFAULT),
     "batch norm": (batch_norm, (normal(1500, 64, mean=2),), 4, DEFAULT),
-    "softmax of columns": (softmax_of_columns, (normal(500, 100),), 4, DEFAULT),
+    "softmax of columns": (softmax_of_columns, (normal(500, 100),), 4, FOURTHS),
 }  # fmt: skip
 
 
@@ -333,7 +333,7 @@ def test_every_part_has_words_of_its_own(name: str) -> None:
     assert {a.parts for a in areas} == set(found.teams)
     end = 0
     for area in sorted(areas, key=lambda a: a.offset):
-        assert area.offset == end
+        assert area.offset == (end if area.words == 1 else end + end % 2)
         places = {
             e * area.strides[0] + p * area.strides[1] + w
             for e in range(area.results)
@@ -342,7 +342,7 @@ def test_every_part_has_words_of_its_own(name: str) -> None:
         }
         assert places == set(range(len(places)))
         assert len(places) == area.results * area.parts * area.words
-        end += len(places)
+        end = area.offset + len(places)
     assert found.plan.kernel.tagged_words == end
 
 
@@ -367,9 +367,9 @@ LAGGING = {
     "groups, 1": Lagging(group_norm_of_five, normal(6, 21, 23, 10), 2, Schedule(block=128, blocks_per_sm=4), 1),
     "groups, 2": Lagging(group_norm, normal(6, 24, 20, 32, mean=3), 4, Schedule(block=128, blocks_per_sm=4), 2),
     "groups, 3": Lagging(group_norm, normal(6, 24, 20, 32, mean=3), 2, Schedule(block=256, blocks_per_sm=2), 3),
-    "columns, 1": Lagging(softmax_of_columns, normal(500, 100), 4, Schedule(block=128, blocks_per_sm=4, split=4), 1),
-    "columns, 2": Lagging(instance_norm, normal(5, 19, 23, 21, mean=3), 4, Schedule(block=128, blocks_per_sm=4), 2),
-    "columns, 3": Lagging(instance_norm, normal(4, 20, 25, 96, dtype=BF16), 4, DEFAULT, 3),
+    "columns, 1": Lagging(softmax_of_columns, normal(500, 100), 4, Schedule(split=4), 1),
+    "columns, 2": Lagging(instance_norm, normal(5, 40, 23, 21, mean=3), 4, Schedule(split=5), 2),
+    "columns, 3": Lagging(instance_norm, normal(5, 40, 25, 96, mean=3), 4, Schedule(split=8), 3),
 }  # fmt: skip
 """Some blocks of the second and the third have a task more than others."""
 
@@ -507,8 +507,8 @@ def one_after_the_other(axis: int, x: jax.Array) -> jax.Array:
     "fn", [largest_and_where, any_and_all, whole_numbers, three_sums, one_after_the_other]
 )
 def test_teams_exchange_states_of_all_kinds(fn: Callable[..., Any], axis: int) -> None:
-    x = normal(5, 30_000) if axis else normal(700, 72)
-    schedule = Schedule(block=256, blocks_per_sm=4, split=8)
+    x = normal(5, 30_000) if axis else normal(1000, 72)
+    schedule = Schedule(block=512, blocks_per_sm=2, split=8)
     found = plan_for(few_sms(4), functools.partial(fn, axis), x, schedule=schedule)
     assert set(found.teams) == {8} and found.plan.kernel.teams > 0
     wanted = by_jax(functools.partial(fn, axis), x)

@@ -14,9 +14,12 @@ from astitch.index import Symbol
 from astitch.schedule import Schedule
 from astitch.thread_mapping import (
     MAX_ROW_ELEMENTS,
+    NEIGHBOUR_BYTES,
+    SECTOR_BYTES,
     SPLIT_MIN_BYTES,
     TEAM_BYTES,
     TEAM_LINE_BYTES,
+    TEAM_THREAD_BYTES,
     Mapping,
     Space,
     ceil_div,
@@ -165,6 +168,7 @@ GROUPS = [
     (space((150, 70), (0,), held=2), 64),
     (space((2, 300, 40), (1,), held=1), 128),
     (space((600, 9), (0,), 2, held=1), 128),
+    (space((2, 500, 16, 4), (1, 3)), 64),
 ]
 
 
@@ -177,7 +181,8 @@ def test_the_law_holds_for_groups_and_teams(space: Space, block: int, wave: int)
     assert mapping.tasks == teams * mapping.parts
     if mapping.team:
         assert 1 < mapping.parts <= wave
-        assert mapping.elements_per_thread <= max(MAX_ROW_ELEMENTS, mapping.vector)
+        held = max(TEAM_THREAD_BYTES, mapping.vector * space.element_bytes)
+        assert mapping.elements_per_thread * space.element_bytes <= held
         check_teams(mapping, space)
     if mapping.packed_inside:
         assert mapping.outer_threads > 1 and set(mapping.row) <= space.reduced
@@ -315,7 +320,7 @@ def test_a_tall_column_reduce_splits_its_rows() -> None:
 
 def test_columns_that_are_needed_again_are_a_team_s() -> None:
     """Its blocks share some columns, a run of memory in each row, and each keeps its rows of them."""
-    mapping = map_space(space((4096, 256), (0,), held=1), preset("h100"), 512, 264)
+    mapping = map_space(space((4096, 8192), (0,), held=1), preset("h100"), 512, 264)
     assert mapping.team and mapping.rows_last and mapping.parts == mapping.row_tiles > 1
     assert mapping.vector * 4 <= TEAM_BYTES and mapping.col_tile * 4 == TEAM_LINE_BYTES
     assert mapping.elements_per_thread <= MAX_ROW_ELEMENTS
@@ -328,9 +333,47 @@ def test_columns_that_are_needed_again_are_a_team_s() -> None:
     too_tall = map_space(space((1 << 22, 256), (0,), held=1), preset("h100"), 512, 264)
     assert not too_tall.team and too_tall.row_tiles > 1
     split = map_space(
-        space((4096, 256), (0,), held=1), preset("h100"), 512, 264, Schedule(split=16)
+        space((4096, 8192), (0,), held=1), preset("h100"), 512, 264, Schedule(split=18)
     )
-    assert split.team and 16 <= split.parts <= 32
+    assert split.team and 16 < split.parts <= 18
+
+
+def test_few_columns_are_kept_by_narrow_blocks() -> None:
+    """Where all blocks run at once: what a meeting takes is more than narrow accesses lose."""
+    gpu = preset("h100")
+    kept = map_space(space((1024, 2048), (0,), held=1), gpu, 512, 264)
+    assert not kept.team and kept.tasks == 256 and kept.col_tile * 4 == SECTOR_BYTES
+    assert kept.row_tile == 1024 and kept.elements_per_thread <= MAX_ROW_ELEMENTS
+    few = map_space(space((1568, 64), (0,), held=1), gpu, 512, 264)
+    assert not few.team and few.tasks == 8, "64 KB of a block need not stay in registers"
+    tall = map_space(space((4096, 256), (0,), held=1), gpu, 512, 264)
+    assert tall.team and tall.col_tile * 4 == SECTOR_BYTES and tall.tasks <= 264
+    flat = map_space(space((100, 2048), (0,), held=1), gpu, 512, 264)
+    assert flat.vector == 4, "a thread has less than two rows of so narrow a block"
+
+
+@pytest.mark.parametrize(("columns", "wanted"), [(256, 8), (250, 16), (33, 16), (4096, 32)])
+def test_few_columns_are_summed_by_narrow_blocks(columns: int, wanted: int) -> None:
+    """Blocks of a sector of each row, or of two where rows begin anywhere, need not be split over rows."""
+    gpu = preset("h100")
+    mapping = map_space(space((512, columns), (0,)), gpu, 256, 1056)
+    assert mapping.row_tiles == 1 and mapping.tasks <= gpu.sms
+    assert mapping.col_tile == wanted
+    split = map_space(space((512, columns), (0,)), gpu, 256, 1056, Schedule(split=2))
+    assert split.row_tiles == 2, "as asked"
+    tall = map_space(space((1 << 16, columns), (0,)), gpu, 256, 1056)
+    assert tall.row_tiles > 1 and tall.col_tile * 4 >= min(columns * 4, 128)
+
+
+def test_neighbours_of_groups_are_few_where_all_blocks_run_at_once() -> None:
+    gpu = preset("h100")
+    groups = map_space(space((8, 1024, 32, 8), (1, 3), held=1), gpu, 512, 264)
+    assert not groups.team and groups.tasks == 256 and not groups.packed_inside
+    many = map_space(space((32, 4096, 32, 16), (1, 3), held=1), gpu, 512, 264)
+    assert many.team and many.outer_threads * 16 * 4 == NEIGHBOUR_BYTES
+    narrow = map_space(space((32, 4096, 32, 16), (1, 3), 2, held=1), gpu, 512, 264)
+    assert narrow.outer_threads * 16 * 2 == NEIGHBOUR_BYTES
+    assert narrow.elements_per_thread * 2 == TEAM_THREAD_BYTES
 
 
 def test_a_wide_column_reduce_keeps_its_rows() -> None:

@@ -6,8 +6,10 @@
 //   ASTITCH_GLOBAL_BARRIER(word);                  all threads of all (resident) blocks; orders all memory
 //   shared_vec<T, N>(name, i)                      elements i .. i + N - 1 of a slot as one access
 //   clamped(index, last)                           at most `last`
-//   astitch_load_acquire, astitch_load_relaxed, astitch_store_release, astitch_add_release   on unsigned words, device scope
+//   astitch_load_acquire, astitch_load_relaxed, astitch_store_release, astitch_store_relaxed, astitch_add_release,
+//   astitch_add_relaxed   on unsigned words, device scope
 //   astitch_publish_word(to, value, tag), astitch_take_word(from, tag, value)    a tagged word; taking may fail
+//   astitch_publish_three(to, a, b, c, tag), astitch_take_three(from, tag, words)    the same of three words beside one tag
 #pragma once
 
 #ifndef ASTITCH_HOST
@@ -43,6 +45,24 @@ __device__ __forceinline__ bool astitch_take_word(const unsigned long long* from
     value = unsigned(both);
     return unsigned(both >> 32) == tag;
 }
+// Accesses of 128 bits that name their size, .b128, are one to the memory; those of vectors need not be.
+__device__ __forceinline__ void astitch_publish_three(
+    unsigned long long* to, unsigned a, unsigned b, unsigned c, unsigned tag)
+{
+    const unsigned long long low = (unsigned long long)tag << 32 | a, high = (unsigned long long)c << 32 | b;
+    asm volatile("{ .reg .b128 all; mov.b128 all, {%1, %2}; st.relaxed.gpu.global.b128 [%0], all; }"
+                 : : "l"(to), "l"(low), "l"(high) : "memory");
+}
+__device__ __forceinline__ bool astitch_take_three(const unsigned long long* from, unsigned tag, unsigned (&words)[3])
+{
+    unsigned long long low, high;
+    asm volatile("{ .reg .b128 all; ld.relaxed.gpu.global.b128 all, [%2]; mov.b128 {%0, %1}, all; }"
+                 : "=l"(low), "=l"(high) : "l"(from) : "memory");
+    words[0] = unsigned(low);
+    words[1] = unsigned(high);
+    words[2] = unsigned(high >> 32);
+    return unsigned(low >> 32) == tag;
+}
 __device__ __forceinline__ void astitch_store_release(unsigned* word, unsigned value)
 {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
@@ -51,6 +71,18 @@ __device__ __forceinline__ unsigned astitch_add_release(unsigned* word, unsigned
 {
     unsigned old;
     asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(old) : "l"(word), "r"(value) : "memory");
+    return old;
+}
+
+__device__ __forceinline__ void astitch_store_relaxed(unsigned* word, unsigned value)
+{
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
+}
+__device__ __forceinline__ unsigned astitch_add_relaxed(unsigned* word, unsigned value)
+{
+    unsigned old;
+    asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"
                  : "=r"(old) : "l"(word), "r"(value) : "memory");
     return old;
 }
@@ -81,13 +113,17 @@ __device__ __forceinline__ unsigned astitch_launch_tag(const unsigned* words)
 {
     return astitch_load_relaxed(words + 64) + 1;
 }
-// The last block of a launch ends its number.
+// The last block of a launch ends its number, which is read by the next launch only: nothing need wait for what the
+// blocks have written.
 __device__ __forceinline__ void astitch_end_launch(unsigned* words)
 {
     __syncthreads();
-    if (threadIdx.x == 0 && astitch_add_release(words + 65, 1) == gridDim.x - 1) {
-        astitch_store_release(words + 65, 0);
-        astitch_store_release(words + 64, astitch_load_relaxed(words + 64) + 1);
+    if (threadIdx.x == 0) {
+        const unsigned number = astitch_load_relaxed(words + 64) + 1;
+        if (astitch_add_relaxed(words + 65, 1) == gridDim.x - 1) {
+            astitch_store_relaxed(words + 65, 0);
+            astitch_store_relaxed(words + 64, number);
+        }
     }
 }
 __device__ __forceinline__ unsigned long long* astitch_tagged_words(unsigned* words)

@@ -470,18 +470,50 @@ __device__ __forceinline__ void scan_columns(typename R::State (&states)[COUNT],
 }
 
 // ---- states of the blocks of a team ----------------------------------------------------------------------
-// A field travels as one or two tagged words.
+// A field is one or two words.  A state of one travels as a tagged word; of more, three beside each tag.
 
-template <class T> __device__ __forceinline__ void publish_field(unsigned long long*& to, T value, unsigned tag)
+template <class T> __device__ __forceinline__ void words_of_field(unsigned*& words, T value)
 {
     if constexpr (sizeof(T) == 8) {
         const unsigned long long bits = same_bits<unsigned long long>(value);
-        astitch_publish_word(to++, unsigned(bits), tag);
-        astitch_publish_word(to++, unsigned(bits >> 32), tag);
+        *words++ = unsigned(bits);
+        *words++ = unsigned(bits >> 32);
     } else if constexpr (is_same<T, float>) {
-        astitch_publish_word(to++, same_bits<unsigned>(value), tag);
+        *words++ = same_bits<unsigned>(value);
     } else {
-        astitch_publish_word(to++, unsigned(value), tag);
+        *words++ = unsigned(value);
+    }
+}
+template <int COUNT>
+__device__ __forceinline__ void publish_words(unsigned long long* to, const unsigned (&words)[COUNT], unsigned tag)
+{
+    if constexpr (COUNT == 1) {
+        astitch_publish_word(to, words[0], tag);
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 3) {
+            const unsigned second = i + 1 < COUNT ? words[i + 1] : 0, third = i + 2 < COUNT ? words[i + 2] : 0;
+            astitch_publish_three(to + i / 3 * 2, words[i], second, third, tag);
+        }
+    }
+}
+// Is all of it there?
+template <int COUNT>
+__device__ __forceinline__ bool take_words(const unsigned long long* from, unsigned tag, unsigned (&words)[COUNT])
+{
+    if constexpr (COUNT == 1) {
+        return astitch_take_word(from, tag, words[0]);
+    } else {
+        bool ready = true;
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 3) {
+            unsigned three[3];
+            ready &= astitch_take_three(from + i / 3 * 2, tag, three);
+#pragma unroll
+            for (int j = 0; j < 3; ++j)
+                if (i + j < COUNT) words[i + j] = three[j];
+        }
+        return ready;
     }
 }
 template <class T> __device__ __forceinline__ T field_of_words(const unsigned*& words)
@@ -505,18 +537,14 @@ __device__ __forceinline__ void collect_parts(
     constexpr int TURNS = (PARTS + MEMBERS - 1) / MEMBERS, TOGETHER = TURNS < 4 ? TURNS : 4;
 #pragma unroll 1
     for (int turn = 0; turn < TURNS; turn += TOGETHER) {
-        unsigned found[TOGETHER][R::words];
+        unsigned found[TOGETHER][R::payload];
         bool ready;
         do {
             ready = true;
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) {
                 const int part = (turn + i) * MEMBERS + rank;
-                if (part < PARTS) {
-#pragma unroll
-                    for (int word = 0; word < R::words; ++word)
-                        ready &= astitch_take_word(parts + part * STRIDE + word, tag, found[i][word]);
-                }
+                if (part < PARTS) ready &= take_words(parts + part * STRIDE, tag, found[i]);
             }
         } while (!ready);
 #pragma unroll
@@ -533,18 +561,14 @@ __device__ __forceinline__ void collect_range(
     constexpr int TOGETHER = 4;
 #pragma unroll 1
     for (int first = rank; first < high; first += MEMBERS * TOGETHER) {
-        unsigned found[TOGETHER][R::words];
+        unsigned found[TOGETHER][R::payload];
         bool ready;
         do {
             ready = true;
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) {
                 const int part = first + i * MEMBERS;
-                if (part >= low && part < high) {
-#pragma unroll
-                    for (int word = 0; word < R::words; ++word)
-                        ready &= astitch_take_word(parts + part * STRIDE + word, tag, found[i][word]);
-                }
+                if (part >= low && part < high) ready &= take_words(parts + part * STRIDE, tag, found[i]);
             }
         } while (!ready);
 #pragma unroll

@@ -227,6 +227,18 @@ ASTITCH_INLINE bool astitch_take_word(const unsigned long long* from, unsigned t
     value = word[0];
     return true;
 }
+ASTITCH_INLINE void astitch_publish_three(unsigned long long* to, unsigned a, unsigned b, unsigned c, unsigned tag)
+{
+    to[1] = (unsigned long long)c << 32 | b;
+    astitch_publish_word(to, a, tag);
+}
+ASTITCH_INLINE bool astitch_take_three(const unsigned long long* from, unsigned tag, unsigned (&words)[3])
+{
+    astitch_take_word(from, tag, words[0]);
+    words[1] = unsigned(from[1]);
+    words[2] = unsigned(from[1] >> 32);
+    return true;
+}
 ASTITCH_INLINE void astitch_store_release(unsigned* word, unsigned value)
 {
     astitch_atomic_store(word, value, ASTITCH_RELEASE);
@@ -234,6 +246,14 @@ ASTITCH_INLINE void astitch_store_release(unsigned* word, unsigned value)
 ASTITCH_INLINE unsigned astitch_add_release(unsigned* word, unsigned value)
 {
     return astitch_atomic_add(word, value, ASTITCH_RELEASE);
+}
+ASTITCH_INLINE void astitch_store_relaxed(unsigned* word, unsigned value)
+{
+    astitch_atomic_store(word, value, ASTITCH_RELAXED);
+}
+ASTITCH_INLINE unsigned astitch_add_relaxed(unsigned* word, unsigned value)
+{
+    return astitch_atomic_add(word, value, ASTITCH_RELAXED);
 }
 
 ASTITCH_INLINE unsigned atomicAdd(unsigned* address, unsigned value)

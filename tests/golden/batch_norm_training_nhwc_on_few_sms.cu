@@ -15,11 +15,13 @@ struct Reduce0 {
   static __device__ __forceinline__ State combine(const State a, const State b) {
     return join_moments(a, b);
   }
-  static constexpr int words = 3;
+  static constexpr int payload = 3, words = 2;
   static __device__ __forceinline__ void publish(const State s, unsigned long long* to, unsigned tag) {
-    publish_field(to, s.f0, tag);
-    publish_field(to, s.f1, tag);
-    publish_field(to, s.f2, tag);
+    unsigned words[payload], *next = words;
+    words_of_field(next, s.f0);
+    words_of_field(next, s.f1);
+    words_of_field(next, s.f2);
+    publish_words(to, words, tag);
   }
   static __device__ __forceinline__ State state_of(const unsigned* words) {
     const float f0 = field_of_words<float>(words);
@@ -130,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int col = l * 32 + tx + col_tile * 32;
           if (col < 48) {
             if (ty < 1) {
-              Reduce0::publish(reduce_sum_14_moments_state_0[l], exchange + (col * 3 + row_tile * 144), tag);
+              Reduce0::publish(reduce_sum_14_moments_state_0[l], exchange + (col * 2 + row_tile * 96), tag);
             }
           }
         }
@@ -150,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int l = 0;
             const int col = l * 32 + tx + col_tile * 32;
             if (col < 48) {
-              collect_parts<Reduce0, 16, 4, 144>(reduce_sum_14_moments_state_0__1[l], exchange + (col * 3), ty, tag);
+              collect_parts<Reduce0, 16, 4, 96>(reduce_sum_14_moments_state_0__1[l], exchange + (col * 2), ty, tag);
             }
           }
           reduce_strided<Reduce0, 16, 32, 512, 4, true, false>(reduce_sum_14_moments_state_0__1, exchange_0_1);

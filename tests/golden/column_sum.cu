@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 512 threads, 8192 B shared
+// stitch_0: grid 24 x 256 threads, 256 B shared
 //   jit(column_sum)/reduce_sum
 struct Reduce0 {
   static constexpr bool commutative = true;
@@ -17,34 +17,30 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
-    float* __restrict__ p_reduce_sum_7,
-    float* p_reduce_sum_7_partial0_0,
-    unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
-  {  // loop 0: outer 1 / 1 threads, row 512 / 16 threads x 2, col 192 / 32 threads x 1 x 4; 32 tasks; column-reduce: 16 rows x 32 threads a block, 2 tiles < 264 blocks a wa...
+    float* __restrict__ p_reduce_sum_7) {
+  ASTITCH_SHARED_ARENA(256);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 64);
+  {  // loop 0: outer 1 / 1 threads, row 512 / 128 threads x 4, col 192 / 2 threads x 1 x 4; 24 tasks; column-reduce: 128 rows x 2 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 16;
-    const int to = thread / 512;
+    const int tx = thread % 2;
+    const int ty = thread / 2 % 128;
+    const int to = thread / 256;
     const int first = blockIdx.x;
-    if (first < 32) {
+    if (first < 24) {
       const int task = first;
-      const int row_tile = ((task) / 2);
-      const int col_tile = ((task) % 2);
+      const int col_tile = task;
       Reduce0::State reduce_sum_7_state_0[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_sum_7_state_0[i] = Reduce0::identity();
       #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int row = k * 16 + ty + row_tile * 32;
+      for (int turn = 0; turn < 4; ++turn) {
+        const int k = turn;
+        const int row = k * 128 + ty;
         {
           const int l = 0;
-          const int col_raw = l * 128 + tx * 4 + col_tile * 128;
-          const int col = clamped(col_raw, 188);
+          const int col = l * 8 + tx * 4 + col_tile * 8;
           const int at_0 = row * 192 + col;
           const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
           #pragma unroll
@@ -54,54 +50,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 16, 32, 512, 4, false, true>(reduce_sum_7_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 128, 2, 256, 4, false, true>(reduce_sum_7_state_0, exchange_0_0);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 4 + col_tile * 128;
-        if (col < 192) {
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            if (ty < 1) {
-              p_reduce_sum_7_partial0_0[row_tile * 192 + col + lane] = store_as<float>(reduce_sum_7_state_0[l * 4 + lane].f0);
-            }
-          }
+        const int col = l * 8 + tx * 4 + col_tile * 8;
+        Vec<float, 4> reduce_sum_7_w_0;
+        #pragma unroll
+        for (int lane = 0; lane < 4; ++lane) {
+          const float reduce_sum_7 = reduce_sum_7_state_0[l * 4 + lane].f0;
+          reduce_sum_7_w_0.v[lane] = store_as<float>(reduce_sum_7);
         }
-      }
-    }
-  }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 16 / 2 threads x 8, col 192 / 256 threads x 1 x 1; 1 tasks; column-reduce: 2 rows x 256 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 2;
-    const int to = thread / 512;
-    const int first = blockIdx.x;
-    if (first < 1) {
-      const int task = first;
-      Reduce0::State reduce_sum_7_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_7_state_0__1[i] = Reduce0::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 8; ++turn) {
-        const int k = turn;
-        const int row = k * 2 + ty;
-        {
-          const int l = 0;
-          const int col_raw = l * 256 + tx;
-          const int col = clamped(col_raw, 191);
-          const int at_0__1 = row * 192 + col;
-          reduce_sum_7_state_0__1[l] = Reduce0::combine(reduce_sum_7_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_7_partial0_0[at_0__1])});
-        }
-      }
-      reduce_strided<Reduce0, 2, 256, 512, 4, false, false>(reduce_sum_7_state_0__1, exchange_0_0__1);
-      {
-        const int l = 0;
-        const int col = l * 256 + tx;
-        if (col < 192) {
-          const float reduce_sum_7 = reduce_sum_7_state_0__1[l].f0;
-          if (ty < 1) {
-            p_reduce_sum_7[col] = store_as<float>(reduce_sum_7);
-          }
+        if (ty < 1) {
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_7 + (col)) = reduce_sum_7_w_0;
         }
       }
     }

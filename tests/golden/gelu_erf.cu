@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 5 x 256 threads, 4096 B shared
+// stitch_0: grid 20 x 256 threads, 1024 B shared
 //   jit(forward_backward)/jvp()/add
 //   jit(forward_backward)/jvp()/mul
 //   jit(forward_backward)/jvp()/erf
@@ -32,65 +32,67 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_mul_13,
     float* __restrict__ p_add_any_1,
     float* __restrict__ p_reduce_sum_14) {
-  ASTITCH_SHARED_ARENA(4096);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
-  {  // loop 0: outer 1 / 1 threads, row 48 / 8 threads x 6, col 640 / 32 threads x 1 x 4; 5 tasks; column-reduce: 8 rows x 32 threads a block
+  ASTITCH_SHARED_ARENA(1024);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 256);
+  {  // loop 0: outer 1 / 1 threads, row 48 / 32 threads x 2, col 640 / 8 threads x 1 x 4; 20 tasks; column-reduce: 32 rows x 8 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 8;
+    const int tx = thread % 8;
+    const int ty = thread / 8 % 32;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    if (first < 5) {
+    if (first < 20) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_14_state_0[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       #pragma unroll
-      for (int k = 0; k < 6; ++k) {
-        const int row = k * 8 + ty;
-        {
-          const int l = 0;
-          const int col = l * 128 + tx * 4 + col_tile * 128;
-          const int at_0 = row * 640 + col;
-          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
-          const Vec<float, 4> bias_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (col));
-          Vec<float, 4> mul_13_w_0;
-          const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
-          Vec<float, 4> add_any_1_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-            const float bias_1 = load_as<float>(bias_1_v_0.v[lane]);
-            const float add_10 = hlo_add(x_1, bias_1);
-            const float mul_11 = hlo_multiply(add_10, 0.5f);
-            const float mul_12 = hlo_multiply(add_10, 0.70710677f);
-            const float erf_1 = hlo_erf(mul_12);
-            const float add_11 = hlo_add(erf_1, 1.0f);
-            const float mul_13 = hlo_multiply(mul_11, add_11);
-            mul_13_w_0.v[lane] = store_as<float>(mul_13);
-            const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
-            const float mul_14 = hlo_multiply(mul_11, dy_1);
-            const float mul_16 = hlo_multiply(mul_14, 1.1283792f);
-            const float square_1 = hlo_multiply(mul_12, mul_12);
-            const float neg_1 = hlo_negate(square_1);
-            const float exp_1 = hlo_exp(neg_1);
-            const float mul_17 = hlo_multiply(mul_16, exp_1);
-            const float mul_18 = hlo_multiply(mul_17, 0.70710677f);
-            const float mul_15 = hlo_multiply(dy_1, add_11);
-            const float mul_19 = hlo_multiply(mul_15, 0.5f);
-            const float add_any_1 = hlo_add(mul_18, mul_19);
-            add_any_1_w_0.v[lane] = store_as<float>(add_any_1);
-            reduce_sum_14_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state_0[l * 4 + lane], Reduce0::State{add_any_1});
+      for (int k = 0; k < 2; ++k) {
+        const int row = k * 32 + ty;
+        if (row < 48) {
+          {
+            const int l = 0;
+            const int col = l * 32 + tx * 4 + col_tile * 32;
+            const int at_0 = row * 640 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            const Vec<float, 4> bias_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (col));
+            Vec<float, 4> mul_13_w_0;
+            const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
+            Vec<float, 4> add_any_1_w_0;
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              const float bias_1 = load_as<float>(bias_1_v_0.v[lane]);
+              const float add_10 = hlo_add(x_1, bias_1);
+              const float mul_11 = hlo_multiply(add_10, 0.5f);
+              const float mul_12 = hlo_multiply(add_10, 0.70710677f);
+              const float erf_1 = hlo_erf(mul_12);
+              const float add_11 = hlo_add(erf_1, 1.0f);
+              const float mul_13 = hlo_multiply(mul_11, add_11);
+              mul_13_w_0.v[lane] = store_as<float>(mul_13);
+              const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
+              const float mul_14 = hlo_multiply(mul_11, dy_1);
+              const float mul_16 = hlo_multiply(mul_14, 1.1283792f);
+              const float square_1 = hlo_multiply(mul_12, mul_12);
+              const float neg_1 = hlo_negate(square_1);
+              const float exp_1 = hlo_exp(neg_1);
+              const float mul_17 = hlo_multiply(mul_16, exp_1);
+              const float mul_18 = hlo_multiply(mul_17, 0.70710677f);
+              const float mul_15 = hlo_multiply(dy_1, add_11);
+              const float mul_19 = hlo_multiply(mul_15, 0.5f);
+              const float add_any_1 = hlo_add(mul_18, mul_19);
+              add_any_1_w_0.v[lane] = store_as<float>(add_any_1);
+              reduce_sum_14_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state_0[l * 4 + lane], Reduce0::State{add_any_1});
+            }
+            *reinterpret_cast<Vec<float, 4>*>(p_mul_13 + (at_0)) = mul_13_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at_0)) = add_any_1_w_0;
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_mul_13 + (at_0)) = mul_13_w_0;
-          *reinterpret_cast<Vec<float, 4>*>(p_add_any_1 + (at_0)) = add_any_1_w_0;
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4, false, true>(reduce_sum_14_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 32, 8, 256, 4, false, true>(reduce_sum_14_state_0, exchange_0_0);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 4 + col_tile * 128;
+        const int col = l * 32 + tx * 4 + col_tile * 32;
         Vec<float, 4> reduce_sum_14_w_0;
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 5 x 256 threads, 4096 B shared
+// stitch_0: grid 20 x 256 threads, 1024 B shared
 //   jit(forward_backward)/jvp()/add
 //   jit(forward_backward)/jvp()/mul
 //   jit(forward_backward)/jvp()/tanh
@@ -30,76 +30,78 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_mul_22,
     float* __restrict__ p_add_any_9,
     float* __restrict__ p_reduce_sum_14) {
-  ASTITCH_SHARED_ARENA(4096);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
-  {  // loop 0: outer 1 / 1 threads, row 48 / 8 threads x 6, col 640 / 32 threads x 1 x 4; 5 tasks; column-reduce: 8 rows x 32 threads a block
+  ASTITCH_SHARED_ARENA(1024);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 256);
+  {  // loop 0: outer 1 / 1 threads, row 48 / 32 threads x 2, col 640 / 8 threads x 1 x 4; 20 tasks; column-reduce: 32 rows x 8 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 8;
+    const int tx = thread % 8;
+    const int ty = thread / 8 % 32;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    if (first < 5) {
+    if (first < 20) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_14_state_0[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       #pragma unroll
-      for (int k = 0; k < 6; ++k) {
-        const int row = k * 8 + ty;
-        {
-          const int l = 0;
-          const int col = l * 128 + tx * 4 + col_tile * 128;
-          const int at_0 = row * 640 + col;
-          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
-          const Vec<float, 4> bias_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (col));
-          Vec<float, 4> mul_22_w_0;
-          const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
-          Vec<float, 4> add_any_9_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 4; ++lane) {
-            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-            const float bias_1 = load_as<float>(bias_1_v_0.v[lane]);
-            const float add_9 = hlo_add(x_1, bias_1);
-            const float mul_17 = hlo_multiply(add_9, 0.5f);
-            const float mul_18 = hlo_multiply(add_9, 0.044715f);
-            const float mul_19 = hlo_multiply(mul_18, add_9);
-            const float mul_20 = hlo_multiply(mul_19, add_9);
-            const float add_10 = hlo_add(add_9, mul_20);
-            const float mul_21 = hlo_multiply(add_10, 0.7978846f);
-            const float tanh_1 = hlo_tanh(mul_21);
-            const float add_11 = hlo_add(tanh_1, 1.0f);
-            const float mul_22 = hlo_multiply(mul_17, add_11);
-            mul_22_w_0.v[lane] = store_as<float>(mul_22);
-            const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
-            const float mul_23 = hlo_multiply(mul_17, dy_1);
-            const float sub_1 = hlo_subtract(1.0f, tanh_1);
-            const float mul_25 = hlo_multiply(mul_23, sub_1);
-            const float mul_26 = hlo_multiply(mul_25, tanh_1);
-            const float add_any_5 = hlo_add(mul_25, mul_26);
-            const float mul_27 = hlo_multiply(add_any_5, 0.7978846f);
-            const float mul_28 = hlo_multiply(mul_19, mul_27);
-            const float add_any_6 = hlo_add(mul_27, mul_28);
-            const float mul_29 = hlo_multiply(mul_27, add_9);
-            const float mul_30 = hlo_multiply(mul_18, mul_29);
-            const float add_any_7 = hlo_add(add_any_6, mul_30);
-            const float mul_31 = hlo_multiply(mul_29, add_9);
-            const float mul_32 = hlo_multiply(mul_31, 0.044715f);
-            const float add_any_8 = hlo_add(add_any_7, mul_32);
-            const float mul_24 = hlo_multiply(dy_1, add_11);
-            const float mul_33 = hlo_multiply(mul_24, 0.5f);
-            const float add_any_9 = hlo_add(add_any_8, mul_33);
-            add_any_9_w_0.v[lane] = store_as<float>(add_any_9);
-            reduce_sum_14_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state_0[l * 4 + lane], Reduce0::State{add_any_9});
+      for (int k = 0; k < 2; ++k) {
+        const int row = k * 32 + ty;
+        if (row < 48) {
+          {
+            const int l = 0;
+            const int col = l * 32 + tx * 4 + col_tile * 32;
+            const int at_0 = row * 640 + col;
+            const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            const Vec<float, 4> bias_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (col));
+            Vec<float, 4> mul_22_w_0;
+            const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
+            Vec<float, 4> add_any_9_w_0;
+            #pragma unroll
+            for (int lane = 0; lane < 4; ++lane) {
+              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              const float bias_1 = load_as<float>(bias_1_v_0.v[lane]);
+              const float add_9 = hlo_add(x_1, bias_1);
+              const float mul_17 = hlo_multiply(add_9, 0.5f);
+              const float mul_18 = hlo_multiply(add_9, 0.044715f);
+              const float mul_19 = hlo_multiply(mul_18, add_9);
+              const float mul_20 = hlo_multiply(mul_19, add_9);
+              const float add_10 = hlo_add(add_9, mul_20);
+              const float mul_21 = hlo_multiply(add_10, 0.7978846f);
+              const float tanh_1 = hlo_tanh(mul_21);
+              const float add_11 = hlo_add(tanh_1, 1.0f);
+              const float mul_22 = hlo_multiply(mul_17, add_11);
+              mul_22_w_0.v[lane] = store_as<float>(mul_22);
+              const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
+              const float mul_23 = hlo_multiply(mul_17, dy_1);
+              const float sub_1 = hlo_subtract(1.0f, tanh_1);
+              const float mul_25 = hlo_multiply(mul_23, sub_1);
+              const float mul_26 = hlo_multiply(mul_25, tanh_1);
+              const float add_any_5 = hlo_add(mul_25, mul_26);
+              const float mul_27 = hlo_multiply(add_any_5, 0.7978846f);
+              const float mul_28 = hlo_multiply(mul_19, mul_27);
+              const float add_any_6 = hlo_add(mul_27, mul_28);
+              const float mul_29 = hlo_multiply(mul_27, add_9);
+              const float mul_30 = hlo_multiply(mul_18, mul_29);
+              const float add_any_7 = hlo_add(add_any_6, mul_30);
+              const float mul_31 = hlo_multiply(mul_29, add_9);
+              const float mul_32 = hlo_multiply(mul_31, 0.044715f);
+              const float add_any_8 = hlo_add(add_any_7, mul_32);
+              const float mul_24 = hlo_multiply(dy_1, add_11);
+              const float mul_33 = hlo_multiply(mul_24, 0.5f);
+              const float add_any_9 = hlo_add(add_any_8, mul_33);
+              add_any_9_w_0.v[lane] = store_as<float>(add_any_9);
+              reduce_sum_14_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state_0[l * 4 + lane], Reduce0::State{add_any_9});
+            }
+            *reinterpret_cast<Vec<float, 4>*>(p_mul_22 + (at_0)) = mul_22_w_0;
+            *reinterpret_cast<Vec<float, 4>*>(p_add_any_9 + (at_0)) = add_any_9_w_0;
           }
-          *reinterpret_cast<Vec<float, 4>*>(p_mul_22 + (at_0)) = mul_22_w_0;
-          *reinterpret_cast<Vec<float, 4>*>(p_add_any_9 + (at_0)) = add_any_9_w_0;
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4, false, true>(reduce_sum_14_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 32, 8, 256, 4, false, true>(reduce_sum_14_state_0, exchange_0_0);
       {
         const int l = 0;
-        const int col = l * 128 + tx * 4 + col_tile * 128;
+        const int col = l * 32 + tx * 4 + col_tile * 32;
         Vec<float, 4> reduce_sum_14_w_0;
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 3 x 256 threads, 4096 B shared
+// stitch_0: grid 20 x 256 threads, 1024 B shared
 //   jit(forward_backward)/jvp()/add
 //   jit(forward_backward)/jvp()/mul
 //   jit(forward_backward)/jvp()/tanh
@@ -30,35 +30,35 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     bf16* __restrict__ p_mul_22,
     bf16* __restrict__ p_add_any_9,
     bf16* __restrict__ p_reduce_sum_14) {
-  ASTITCH_SHARED_ARENA(4096);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
-  {  // loop 0: outer 1 / 1 threads, row 48 / 8 threads x 6, col 640 / 32 threads x 1 x 8; 3 tasks; column-reduce: 8 rows x 32 threads a block
+  ASTITCH_SHARED_ARENA(1024);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 256);
+  {  // loop 0: outer 1 / 1 threads, row 48 / 32 threads x 2, col 640 / 8 threads x 1 x 4; 20 tasks; column-reduce: 32 rows x 8 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 8;
+    const int tx = thread % 8;
+    const int ty = thread / 8 % 32;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    if (first < 3) {
+    if (first < 20) {
       const int task = first;
       const int col_tile = task;
-      Reduce0::State reduce_sum_14_state_0[8];
+      Reduce0::State reduce_sum_14_state_0[4];
       #pragma unroll
-      for (int i = 0; i < 8; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
+      for (int i = 0; i < 4; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       #pragma unroll
-      for (int k = 0; k < 6; ++k) {
-        const int row = k * 8 + ty;
-        {
-          const int l = 0;
-          const int col = l * 256 + tx * 8 + col_tile * 256;
-          if (col < 640) {
+      for (int k = 0; k < 2; ++k) {
+        const int row = k * 32 + ty;
+        if (row < 48) {
+          {
+            const int l = 0;
+            const int col = l * 32 + tx * 4 + col_tile * 32;
             const int at_0 = row * 640 + col;
-            const Vec<bf16, 8> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_x_1 + (at_0));
-            const Vec<bf16, 8> bias_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_bias_1 + (col));
-            Vec<bf16, 8> mul_22_w_0;
-            const Vec<bf16, 8> dy_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_dy_1 + (at_0));
-            Vec<bf16, 8> add_any_9_w_0;
+            const Vec<bf16, 4> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_x_1 + (at_0));
+            const Vec<bf16, 4> bias_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_bias_1 + (col));
+            Vec<bf16, 4> mul_22_w_0;
+            const Vec<bf16, 4> dy_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_dy_1 + (at_0));
+            Vec<bf16, 4> add_any_9_w_0;
             #pragma unroll
-            for (int lane = 0; lane < 8; ++lane) {
+            for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               const float bias_1 = load_as<float>(bias_1_v_0.v[lane]);
               const float add_9 = round_to<bf16>(hlo_add(x_1, bias_1));
@@ -91,27 +91,25 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float mul_33 = round_to<bf16>(hlo_multiply(mul_24, 0.5f));
               const float add_any_9 = round_to<bf16>(hlo_add(add_any_8, mul_33));
               add_any_9_w_0.v[lane] = store_exact<bf16>(add_any_9);
-              reduce_sum_14_state_0[l * 8 + lane] = Reduce0::combine(reduce_sum_14_state_0[l * 8 + lane], Reduce0::State{add_any_9});
+              reduce_sum_14_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state_0[l * 4 + lane], Reduce0::State{add_any_9});
             }
-            *reinterpret_cast<Vec<bf16, 8>*>(p_mul_22 + (at_0)) = mul_22_w_0;
-            *reinterpret_cast<Vec<bf16, 8>*>(p_add_any_9 + (at_0)) = add_any_9_w_0;
+            *reinterpret_cast<Vec<bf16, 4>*>(p_mul_22 + (at_0)) = mul_22_w_0;
+            *reinterpret_cast<Vec<bf16, 4>*>(p_add_any_9 + (at_0)) = add_any_9_w_0;
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4, false, true>(reduce_sum_14_state_0, exchange_0_0);
+      reduce_strided<Reduce0, 32, 8, 256, 4, false, true>(reduce_sum_14_state_0, exchange_0_0);
       {
         const int l = 0;
-        const int col = l * 256 + tx * 8 + col_tile * 256;
-        if (col < 640) {
-          Vec<bf16, 8> reduce_sum_14_w_0;
-          #pragma unroll
-          for (int lane = 0; lane < 8; ++lane) {
-            const float reduce_sum_14 = round_to<bf16>(reduce_sum_14_state_0[l * 8 + lane].f0);
-            reduce_sum_14_w_0.v[lane] = store_exact<bf16>(reduce_sum_14);
-          }
-          if (ty < 1) {
-            *reinterpret_cast<Vec<bf16, 8>*>(p_reduce_sum_14 + (col)) = reduce_sum_14_w_0;
-          }
+        const int col = l * 32 + tx * 4 + col_tile * 32;
+        Vec<bf16, 4> reduce_sum_14_w_0;
+        #pragma unroll
+        for (int lane = 0; lane < 4; ++lane) {
+          const float reduce_sum_14 = round_to<bf16>(reduce_sum_14_state_0[l * 4 + lane].f0);
+          reduce_sum_14_w_0.v[lane] = store_exact<bf16>(reduce_sum_14);
+        }
+        if (ty < 1) {
+          *reinterpret_cast<Vec<bf16, 4>*>(p_reduce_sum_14 + (col)) = reduce_sum_14_w_0;
         }
       }
     }

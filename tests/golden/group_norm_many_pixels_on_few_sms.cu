@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 10 x 512 threads, 83552 B shared
+// stitch_0: grid 15 x 512 threads, 99936 B shared
 //   jit(group_norm_many_pixels)/convert_element_type
 //   jit(group_norm_many_pixels)/reshape
 //   jit(group_norm_many_pixels)/reduce_sum
@@ -16,11 +16,13 @@ struct Reduce0 {
   static __device__ __forceinline__ State combine(const State a, const State b) {
     return join_moments(a, b);
   }
-  static constexpr int words = 3;
+  static constexpr int payload = 3, words = 2;
   static __device__ __forceinline__ void publish(const State s, unsigned long long* to, unsigned tag) {
-    publish_field(to, s.f0, tag);
-    publish_field(to, s.f1, tag);
-    publish_field(to, s.f2, tag);
+    unsigned words[payload], *next = words;
+    words_of_field(next, s.f0);
+    words_of_field(next, s.f1);
+    words_of_field(next, s.f2);
+    publish_words(to, words, tag);
   }
   static __device__ __forceinline__ State state_of(const unsigned* words) {
     const float f0 = field_of_words<float>(words);
@@ -39,62 +41,62 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const bf16* __restrict__ p_x_1,
     bf16* __restrict__ p_convert_element_type_3,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(83552);
-  ASTITCH_SHARED(bf16, x_1_now_0, 0, 40960);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 81920, 128);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 83456, 8);
+  ASTITCH_SHARED_ARENA(99936);
+  ASTITCH_SHARED(bf16, x_1_now_0, 0, 49152);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 98304, 128);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 99840, 8);
   const unsigned tag = astitch_launch_tag(barrier);
   unsigned long long* const exchange = astitch_tagged_words(barrier);
-  {  // loop 0: outer 6x8 / 8 threads, row 32x40 / 64 threads x 2, col 8 / 1 threads x 1 x 8; 60 tasks; mixed reduce: 64 rows x 8 neighbours x 1 threads a block, rows split ...
+  {  // loop 0: outer 6x8 / 8 threads, row 32x40 / 64 threads x 4, col 8 / 1 threads x 1 x 8; 30 tasks; mixed reduce: 64 rows x 8 neighbours x 1 threads a block, rows split ...
     const int thread = threadIdx.x;
     const int tx = thread % 1;
     const int to = thread / 1 % 8;
     const int ty = thread / 8;
     const int first = blockIdx.x;
-    if (const int next = first; next < 60) {
+    if (const int next = first; next < 30) {
       const int task = next;
       const int next_turn = 0;
-      const int outer = ((task) / 10) * 8 + to;
-      const int row_tile = ((task) % 10);
+      const int outer = ((task) / 5) * 8 + to;
+      const int row_tile = ((task) % 5);
       const int outer_1 = ((outer) % 8);
       const int outer_0 = ((outer) / 8);
       #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int row = k * 64 + ty + row_tile * 128;
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 64 + ty + row_tile * 256;
         {
           const int l = 0;
           const int col = l * 8 + tx * 8;
           const int at_0 = outer_1 * 8 + outer_0 * 81920 + row * 64 + col;
-          copy_async(&shared_vec<bf16, 8>(x_1_now_0, (next_turn * 1024 + k * 512 + l * 512 + thread) * 8), p_x_1 + (at_0));
+          copy_async(&shared_vec<bf16, 8>(x_1_now_0, (next_turn * 2048 + k * 512 + l * 512 + thread) * 8), p_x_1 + (at_0));
         }
       }
     }
     copy_commit();
-    if (const int next = first + gridDim.x; next < 60) {
+    if (const int next = first + gridDim.x; next < 30) {
       const int task = next;
       const int next_turn = 1;
-      const int outer = ((task) / 10) * 8 + to;
-      const int row_tile = ((task) % 10);
+      const int outer = ((task) / 5) * 8 + to;
+      const int row_tile = ((task) % 5);
       const int outer_1 = ((outer) % 8);
       const int outer_0 = ((outer) / 8);
       #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int row = k * 64 + ty + row_tile * 128;
+      for (int k = 0; k < 4; ++k) {
+        const int row = k * 64 + ty + row_tile * 256;
         {
           const int l = 0;
           const int col = l * 8 + tx * 8;
           const int at_0 = outer_1 * 8 + outer_0 * 81920 + row * 64 + col;
-          copy_async(&shared_vec<bf16, 8>(x_1_now_0, (next_turn * 1024 + k * 512 + l * 512 + thread) * 8), p_x_1 + (at_0));
+          copy_async(&shared_vec<bf16, 8>(x_1_now_0, (next_turn * 2048 + k * 512 + l * 512 + thread) * 8), p_x_1 + (at_0));
         }
       }
     }
     copy_commit();
-    int turn = 4;
-    for (int task = first; task < 60 + 3 * gridDim.x; task += gridDim.x) {
-      turn = turn == 4 ? 0 : turn + 1;
-      if (task < 60) {
-        const int outer = ((task) / 10) * 8 + to;
-        const int row_tile = ((task) % 10);
+    int turn = 2;
+    for (int task = first; task < 30 + 1 * gridDim.x; task += gridDim.x) {
+      turn = turn == 2 ? 0 : turn + 1;
+      if (task < 30) {
+        const int outer = ((task) / 5) * 8 + to;
+        const int row_tile = ((task) % 5);
         copy_wait<1>();
         Reduce0::State reduce_sum_14_moments_state_0[1];
         #pragma unroll
@@ -102,13 +104,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int outer_1__1 = ((outer) % 8);
         const int outer_0__1 = ((outer) / 8);
         #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const int row = k * 64 + ty + row_tile * 128;
+        for (int k = 0; k < 4; ++k) {
+          const int row = k * 64 + ty + row_tile * 256;
           {
             const int l = 0;
             const int col = l * 8 + tx * 8;
             const int at_0__1 = outer_1__1 * 8 + outer_0__1 * 81920 + row * 64 + col;
-            const Vec<bf16, 8> x_1_v_0 = shared_vec<bf16, 8>(x_1_now_0, (turn * 1024 + k * 512 + l * 512 + thread) * 8);
+            const Vec<bf16, 8> x_1_v_0 = shared_vec<bf16, 8>(x_1_now_0, (turn * 2048 + k * 512 + l * 512 + thread) * 8);
             float reduce_sum_14_moments_state_0_batch_0[8];
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
@@ -121,26 +123,26 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         reduce_strided<Reduce0, 64, 8, 512, 4, true, true>(reduce_sum_14_moments_state_0, exchange_0_0);
         if (ty < 1) {
-          Reduce0::publish(reduce_sum_14_moments_state_0[0], exchange + (outer * 30 + row_tile * 3), tag);
+          Reduce0::publish(reduce_sum_14_moments_state_0[0], exchange + (outer * 10 + row_tile * 2), tag);
         }
       } else __syncthreads();  // parts what comes before from what comes after, as inside
-      if (task - 3 * int(gridDim.x) >= first) {
-        const int last_task = task - 3 * int(gridDim.x);
-        const int last_turn = turn < 3 ? turn + 2 : turn - 3;
+      if (task - 1 * int(gridDim.x) >= first) {
+        const int last_task = task - 1 * int(gridDim.x);
+        const int last_turn = turn < 1 ? turn + 2 : turn - 1;
         {
           const int task = last_task;
           const int turn = last_turn;
-          const int outer = ((task) / 10) * 8 + to;
-          const int row_tile = ((task) % 10);
-          // parts of 10 blocks, 3 tasks ago
+          const int outer = ((task) / 5) * 8 + to;
+          const int row_tile = ((task) % 5);
+          // parts of 5 blocks, 1 tasks ago
           if (const int warp = thread / 32; warp < 8) {
             const int to = warp;
-            const int outer = ((task) / 10) * 8 + to;
-            const int row_tile = ((task) % 10);
+            const int outer = ((task) / 5) * 8 + to;
+            const int row_tile = ((task) % 5);
             Reduce0::State reduce_sum_14_moments_state_0__1[1];
             #pragma unroll
             for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0__1[i] = Reduce0::identity();
-            collect_parts<Reduce0, 32, 10, 3>(reduce_sum_14_moments_state_0__1[0], exchange + (outer * 30), ((thread) % 32), tag);
+            collect_parts<Reduce0, 32, 5, 2>(reduce_sum_14_moments_state_0__1[0], exchange + (outer * 10), ((thread) % 32), tag);
             reduce_lanes<Reduce0, 32, 1>(reduce_sum_14_moments_state_0__1);
             if (thread % 32 == 0) exchange_0_1[to] = reduce_sum_14_moments_state_0__1[0];
           }
@@ -156,13 +158,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int outer_1__2 = ((outer) % 8);
           const int outer_0__2 = ((outer) / 8);
           #pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            const int row = k * 64 + ty + row_tile * 128;
+          for (int k = 0; k < 4; ++k) {
+            const int row = k * 64 + ty + row_tile * 256;
             {
               const int l = 0;
               const int col = l * 8 + tx * 8;
               const int at_0__2 = outer_1__2 * 8 + outer_0__2 * 81920 + row * 64 + col;
-              const Vec<bf16, 8> x_1_v_0__1 = shared_vec<bf16, 8>(x_1_now_0, (turn * 1024 + k * 512 + l * 512 + thread) * 8);
+              const Vec<bf16, 8> x_1_v_0__1 = shared_vec<bf16, 8>(x_1_now_0, (turn * 2048 + k * 512 + l * 512 + thread) * 8);
               Vec<bf16, 8> convert_element_type_3_w_0;
               #pragma unroll
               for (int lane = 0; lane < 8; ++lane) {
@@ -178,21 +180,21 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
         }
       } else __syncthreads();
-      if (const int next = task + 2 * gridDim.x; next < 60) {
+      if (const int next = task + 2 * gridDim.x; next < 30) {
         const int task = next;
-        const int next_turn = turn < 3 ? turn + 2 : turn - 3;
-        const int outer = ((task) / 10) * 8 + to;
-        const int row_tile = ((task) % 10);
+        const int next_turn = turn < 1 ? turn + 2 : turn - 1;
+        const int outer = ((task) / 5) * 8 + to;
+        const int row_tile = ((task) % 5);
         const int outer_1 = ((outer) % 8);
         const int outer_0 = ((outer) / 8);
         #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const int row = k * 64 + ty + row_tile * 128;
+        for (int k = 0; k < 4; ++k) {
+          const int row = k * 64 + ty + row_tile * 256;
           {
             const int l = 0;
             const int col = l * 8 + tx * 8;
             const int at_0 = outer_1 * 8 + outer_0 * 81920 + row * 64 + col;
-            copy_async(&shared_vec<bf16, 8>(x_1_now_0, (next_turn * 1024 + k * 512 + l * 512 + thread) * 8), p_x_1 + (at_0));
+            copy_async(&shared_vec<bf16, 8>(x_1_now_0, (next_turn * 2048 + k * 512 + l * 512 + thread) * 8), p_x_1 + (at_0));
           }
         }
       }

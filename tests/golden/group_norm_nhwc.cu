@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 4 x 256 threads, 1536 B shared
+// stitch_0: grid 16 x 256 threads, 96 B shared
 //   jit(group_norm_nhwc)/reshape
 //   reduce_sum
 //   jit(group_norm_nhwc)/reduce_sum
@@ -29,26 +29,26 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_11) {
-  ASTITCH_SHARED_ARENA(1536);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 128);
-  {  // loop 0: outer 4x8 / 8 threads, row 8x8 / 16 threads x 4, col 8 / 2 threads x 1 x 4; 4 tasks; mixed reduce: 16 rows x 2 threads a block
+  ASTITCH_SHARED_ARENA(96);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
+  {  // loop 0: outer 4x8 / 2 threads, row 8x8 / 64 threads x 1, col 8 / 2 threads x 1 x 4; 16 tasks; mixed reduce: 64 rows x 2 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 2;
-    const int to = thread / 2 % 8;
-    const int ty = thread / 16;
+    const int ty = thread / 2 % 64;
+    const int to = thread / 128;
     const int first = blockIdx.x;
-    words_of<Vec<float, 4>>::type x_1_kept_0[4];
-    if (first < 4) {
+    words_of<Vec<float, 4>>::type x_1_kept_0[1];
+    if (first < 16) {
       const int task = first;
-      const int outer = task * 8 + to;
+      const int outer = task * 2 + to;
       Reduce0::State reduce_sum_23_moments_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_23_moments_state_0[i] = Reduce0::identity();
       const int outer_1 = ((outer) % 8);
       const int outer_0 = ((outer) / 8);
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int row = k * 16 + ty;
+      {
+        const int k = 0;
+        const int row = k * 64 + ty;
         {
           const int l = 0;
           const int col = l * 8 + tx * 4;
@@ -64,8 +64,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           reduce_sum_23_moments_state_0[0] = Reduce0::combine(reduce_sum_23_moments_state_0[0], moments_of<Reduce0>(reduce_sum_23_moments_state_0_batch_0));
         }
       }
-      reduce_lanes<Reduce0, 2, 1>(reduce_sum_23_moments_state_0);
-      reduce_strided<Reduce0, 16, 16, 256, 4, true, false>(reduce_sum_23_moments_state_0, exchange_0_0);
+      reduce_warps<Reduce0>(reduce_sum_23_moments_state_0, exchange_0_0);
+      __syncthreads();
+      combine_warps<Reduce0, 128, false>(reduce_sum_23_moments_state_0, exchange_0_0);
       const float reduce_sum_23_get_tuple_element_0 = reduce_sum_23_moments_state_0[0].f1;
       const float reduce_sum_23_multiply_0 = hlo_multiply(reduce_sum_23_get_tuple_element_0, 512.0f);
       const float div_11_divide_0 = hlo_divide_shared(reduce_sum_23_multiply_0, 512.0f);
@@ -73,9 +74,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       const float div_9_divide_0 = hlo_divide_shared(reduce_sum_22_get_tuple_element_0, 512.0f);
       const float add_7_add_0 = hlo_add(div_9_divide_0, 1e-05f);
       const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_7_add_0);
-      #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int row = k * 16 + ty;
+      {
+        const int k = 0;
+        const int row = k * 64 + ty;
         {
           const int l = 0;
           const int col = l * 8 + tx * 4;

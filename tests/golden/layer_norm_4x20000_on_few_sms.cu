@@ -14,11 +14,13 @@ struct Reduce0 {
   static __device__ __forceinline__ State combine(const State a, const State b) {
     return join_moments(a, b);
   }
-  static constexpr int words = 3;
+  static constexpr int payload = 3, words = 2;
   static __device__ __forceinline__ void publish(const State s, unsigned long long* to, unsigned tag) {
-    publish_field(to, s.f0, tag);
-    publish_field(to, s.f1, tag);
-    publish_field(to, s.f2, tag);
+    unsigned words[payload], *next = words;
+    words_of_field(next, s.f0);
+    words_of_field(next, s.f1);
+    words_of_field(next, s.f2);
+    publish_words(to, words, tag);
   }
   static __device__ __forceinline__ State state_of(const unsigned* words) {
     const float f0 = field_of_words<float>(words);
@@ -81,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       __syncthreads();
       if (thread < 32) { combine_warps<Reduce0, 512, true>(reduce_sum_14_moments_state_0, exchange_0_0); }
       if (tx < 1) {
-        Reduce0::publish(reduce_sum_14_moments_state_0[0], exchange + (outer * 15 + col_tile * 3), tag);
+        Reduce0::publish(reduce_sum_14_moments_state_0[0], exchange + (outer * 10 + col_tile * 2), tag);
       }
       // parts of 5 blocks
       if (const int warp = thread / 32; warp < 1) {
@@ -91,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         Reduce0::State reduce_sum_14_moments_state_0__1[1];
         #pragma unroll
         for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0__1[i] = Reduce0::identity();
-        collect_parts<Reduce0, 32, 5, 3>(reduce_sum_14_moments_state_0__1[0], exchange + (outer * 15), ((thread) % 32), tag);
+        collect_parts<Reduce0, 32, 5, 2>(reduce_sum_14_moments_state_0__1[0], exchange + (outer * 10), ((thread) % 32), tag);
         reduce_lanes<Reduce0, 32, 1>(reduce_sum_14_moments_state_0__1);
         if (thread % 32 == 0) exchange_0_1[to] = reduce_sum_14_moments_state_0__1[0];
       }

@@ -12,9 +12,11 @@ struct Reduce0 {
     const float v2 = hlo_add(a.f0, b.f0);
     return State{v2};
   }
-  static constexpr int words = 1;
+  static constexpr int payload = 1, words = 1;
   static __device__ __forceinline__ void publish(const State s, unsigned long long* to, unsigned tag) {
-    publish_field(to, s.f0, tag);
+    unsigned words[payload], *next = words;
+    words_of_field(next, s.f0);
+    publish_words(to, words, tag);
   }
   static __device__ __forceinline__ State state_of(const unsigned* words) {
     const float f0 = field_of_words<float>(words);

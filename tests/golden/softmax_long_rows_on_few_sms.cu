@@ -13,10 +13,12 @@ struct Reduce0 {
   static __device__ __forceinline__ State combine(const State a, const State b) {
     return join_exponentials(a, b);
   }
-  static constexpr int words = 2;
+  static constexpr int payload = 2, words = 2;
   static __device__ __forceinline__ void publish(const State s, unsigned long long* to, unsigned tag) {
-    publish_field(to, s.f0, tag);
-    publish_field(to, s.f1, tag);
+    unsigned words[payload], *next = words;
+    words_of_field(next, s.f0);
+    words_of_field(next, s.f1);
+    publish_words(to, words, tag);
   }
   static __device__ __forceinline__ State state_of(const unsigned* words) {
     const float f0 = field_of_words<float>(words);

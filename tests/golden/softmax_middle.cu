@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 8 x 256 threads, 8192 B shared
+// stitch_0: grid 24 x 256 threads, 2048 B shared
 //   jit(softmax)/reduce_sum
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
@@ -23,29 +23,29 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
-  ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
-  {  // loop 0: outer 8 / 1 threads, row 48 / 8 threads x 6, col 96 / 32 threads x 1 x 4; 8 tasks; column-reduce: 8 rows x 32 threads a block
+  ASTITCH_SHARED_ARENA(2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 256);
+  {  // loop 0: outer 8 / 1 threads, row 48 / 32 threads x 2, col 96 / 8 threads x 1 x 4; 24 tasks; column-reduce: 32 rows x 8 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 8;
+    const int tx = thread % 8;
+    const int ty = thread / 8 % 32;
     const int to = thread / 256;
     const int first = blockIdx.x;
-    words_of<Vec<float, 4>>::type x_1_kept_0[6];
-    if (first < 8) {
+    words_of<Vec<float, 4>>::type x_1_kept_0[2];
+    if (first < 24) {
       const int task = first;
-      const int outer = task;
+      const int outer = ((task) / 3);
+      const int col_tile = ((task) % 3);
       Reduce0::State reduce_max_7_exponentials_state_0[4];
       #pragma unroll
       for (int i = 0; i < 4; ++i) reduce_max_7_exponentials_state_0[i] = Reduce0::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 6; ++turn) {
+      {
+        const int turn = 0;
         const int k = turn;
-        const int row = k * 8 + ty;
+        const int row = k * 32 + ty;
         {
           const int l = 0;
-          const int col_raw = l * 128 + tx * 4;
-          const int col = clamped(col_raw, 92);
+          const int col = l * 32 + tx * 4 + col_tile * 32;
           const int at_0 = outer * 4608 + row * 96 + col;
           const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
           x_1_kept_0[k + l] = to_words(x_1_v_0);
@@ -56,14 +56,34 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           }
         }
       }
-      reduce_strided<Reduce0, 8, 32, 256, 4, true, false>(reduce_max_7_exponentials_state_0, exchange_0_0);
-      #pragma unroll
-      for (int k = 0; k < 6; ++k) {
-        const int row = k * 8 + ty;
+      {
+        const int turn = 0;
+        const int k = 1;
+        const int row_raw = k * 32 + ty;
+        const int row = clamped(row_raw, 47);
         {
           const int l = 0;
-          const int col = l * 128 + tx * 4;
-          if (col < 96) {
+          const int col = l * 32 + tx * 4 + col_tile * 32;
+          const int at_0 = outer * 4608 + row * 96 + col;
+          const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+          x_1_kept_0[k + l] = to_words(x_1_v_0);
+          #pragma unroll
+          for (int lane = 0; lane < 4; ++lane) {
+            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+            if (row_raw < 48) {
+              add_to_exponentials(reduce_max_7_exponentials_state_0[l * 4 + lane], x_1);
+            }
+          }
+        }
+      }
+      reduce_strided<Reduce0, 32, 8, 256, 4, true, false>(reduce_max_7_exponentials_state_0, exchange_0_0);
+      #pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int row = k * 32 + ty;
+        if (row < 48) {
+          {
+            const int l = 0;
+            const int col = l * 32 + tx * 4 + col_tile * 32;
             const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
             const int at_0__1 = outer * 4608 + row * 96 + col;
             Vec<float, 4> div_7_w_0;
