@@ -329,7 +329,7 @@ def report(
     """What `--json` prints.
 
     mem_ops: memory-intensive ops; mem_ops_outside: those that no stitched kernel computes.  mem_kernels: stitched
-    kernels.  other_steps: what neither they nor a library compute, each with its reason.  xla_islands: how many parts
+    kernels.  recomputed: what later stages compute again.  other_steps: what neither they nor a library compute, each with its reason.  xla_islands: how many parts
     XLA computes them in.  loops: which of the loops among them are one kernel each inside a program of XLA's.
     """
     inside = {member for plan in compilation.plans for member in plan.scope.members}
@@ -344,6 +344,7 @@ def report(
         "xla_islands": len(islands(compilation.program)),
         "other_steps": [asdict(op) for op in compilation.program.outside],
         "loops": describe_loops(compilation.graph, compilation.gpu),
+        "recomputed": [str(note) for note in compilation.scopes.recomputed],
         "refusals": [str(refusal) for refusal in compilation.scopes.refusals],
         "splits": [str(split) for split in compilation.splits],
         "arena_bytes": compilation.program.arena_bytes,

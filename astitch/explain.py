@@ -170,6 +170,9 @@ def explain(
     if splits:
         lines += ["", f"kernels with a symptom: {len(splits)}"]
         lines += [f"  {split}" for split in splits]
+    if scopes.recomputed:
+        lines += ["", f"computed again: by {len(scopes.recomputed)} stages"]
+        lines += [f"  {note}" for note in scopes.recomputed]
     if scopes.refusals:
         lines += ["", f"refusals: {len(scopes.refusals)}"]
         lines += [f"  {refusal}" for refusal in scopes.refusals]

@@ -414,4 +414,5 @@ def replace_scope(scopes: Scopes, name: str, parts: Scopes) -> Scopes:
     listed = [
         s for scope in scopes.scopes for s in (parts.scopes if scope.name == name else (scope,))
     ]
-    return Scopes(parts.graph, tuple(listed), scopes.outside, (*scopes.refusals, *parts.refusals))
+    refusals = (*scopes.refusals, *parts.refusals)
+    return replace(scopes, graph=parts.graph, scopes=tuple(listed), refusals=refusals)

@@ -6,6 +6,8 @@ kernel.  A cap on ops keeps the text of one kernel within what a compiler handle
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from astitch.stitch_scope import Refusal, Scope, Scopes, make_scope
 
 MAX_OPS = 2400
@@ -39,4 +41,4 @@ def stitch_remotely(scopes: Scopes) -> Scopes:
     for number, (stage_number, group) in enumerate((k, g) for k in sorted(bins) for g in bins[k]):
         members = sorted((m for s in group for m in s.members), key=order.__getitem__)
         merged.append(make_scope(graph, f"stitch_{number}", stage_number, members))
-    return Scopes(graph, tuple(merged), scopes.outside, tuple(refusals))
+    return replace(scopes, scopes=tuple(merged), refusals=tuple(refusals))

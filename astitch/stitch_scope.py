@@ -5,7 +5,7 @@ close a cycle through an op that stays outside (a dot, a sort ...).  The cycle t
 of an op, the count of outside ops that must run before it.  Two ops may share a stitch op exactly if they
 have one stage, so the search is linear and remote stitching (remote_stitch.py) can merge freely.
 An op that only reads what is in memory anyway is moved to the stage of its first reader: it then costs no
-store and no load.
+store and no load.  What is cheaper to compute twice than to keep is computed in each stage that reads it (recompute.py).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.ops import OPS, Kind, monoid_of
+from astitch.recompute import Recomputed, recompute
 from astitch.running import find_running, why_not_liftable
 from astitch.simplify import neutral_element
 from astitch.storage import stored_value
@@ -67,15 +68,17 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Scopes:
-    """graph: what was searched.  outside: ops that no stitch op computes, each with its reason, in order."""
+    """graph: what was searched, in which an op may stand once for each stage that computes it.  outside: ops that no
+    stitch op computes, each with its reason, in order.  recomputed: by which stages, and why."""
 
     graph: Graph
     scopes: tuple[Scope, ...]
     outside: tuple[Refusal, ...]
     refusals: tuple[Refusal, ...]
+    recomputed: tuple[Recomputed, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(map(str, (*self.scopes, *self.outside, *self.refusals)))
+        return "\n".join(map(str, (*self.scopes, *self.recomputed, *self.outside, *self.refusals)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +253,7 @@ class _Blockers:
 def _refused_edge(
     blockers: _Blockers,
     outside: dict[str, str],
-    stage: dict[str, int],
+    stage: Mapping[str, int],
     producer: str,
     consumer: str,
 ) -> str:
@@ -284,7 +287,8 @@ def find_scopes(graph: Graph, left: Mapping[str, str] = MappingProxyType({})) ->
             reason = "a result of an op that is not stitched"
         if reason is not None:
             outside[node.name] = reason
-    stage = _choose_stages(graph, outside)
+    staged = recompute(graph, _choose_stages(graph, outside), outside)
+    graph, stage = staged.graph, staged.stage
 
     embedded = {node.name for node in graph if is_embedded(graph, node.name)}
     # A reshape is another view of its operand's buffer, so the operand is what somebody has to write.
@@ -338,7 +342,7 @@ def find_scopes(graph: Graph, left: Mapping[str, str] = MappingProxyType({})) ->
         for number, members in enumerate(found)
     )
     leftover = tuple(Refusal(name, name, reason) for name, reason in outside.items())
-    return Scopes(graph, scopes, leftover, tuple(refusals))
+    return Scopes(graph, scopes, leftover, tuple(refusals), staged.recomputed)
 
 
 def make_scope(graph: Graph, name: str, stage: int, members: list[str]) -> Scope:

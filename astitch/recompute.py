@@ -1,0 +1,271 @@
+"""Graph, stages -> Graph, stages: values that are cheaper to compute again where they are read than to keep in memory.
+
+A training step's backward half reads what its forward half computed.  Where a value is a few operations away from
+others that are in memory anyway (a product's result, a row's maximum), its store and its loads are saved: each later
+stage is given ops of its own.  Which ones is a minimum cut between what memory holds and what the stage reads: a cut
+through a value costs its store and its load, an op that is computed again what it executes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import networkx as nx
+from networkx.algorithms.flow import boykov_kolmogorov
+
+from astitch.dimensions import array_of, is_embedded
+from astitch.ir import ArrayType, Graph, Node
+from astitch.ops import OPS, Kind
+from astitch.simplify import free_name, keep_live_nodes
+from astitch.storage import stored_value
+
+LEAST_BYTES = 64 << 10
+"""Of a value that may be computed again; smaller ones cost what a load costs, not what a byte does."""
+
+LEAST_GAIN = 1 << 20
+"""Bytes that a stage must save: a third of a microsecond on an H100."""
+
+FLOPS_PER_BYTE = 4
+"""Operations that take as long as a byte of traffic.  The arithmetic units of a V100, A100 or H100 do 5 to 10 of them in
+that time, and those that the kernels have already leave about half of it free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What a stage computes again.  names: the ops, as other stages know them.  saved_bytes: of traffic, about."""
+
+    stage: int
+    names: tuple[str, ...]
+    saved_bytes: int
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"%{name}" for name in self.names[:8])
+        more = f" and {len(self.names) - 8} more" if len(self.names) > 8 else ""
+        return (
+            f"stage {self.stage} computes {shown}{more} again, which saves {self.saved_bytes} B of "
+            "traffic"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """graph: with an op for each stage that computes a value.  stage: of each op."""
+
+    graph: Graph
+    stage: Mapping[str, int]
+    recomputed: tuple[Recomputed, ...]
+
+
+def recompute(graph: Graph, stage: Mapping[str, int], outside: Mapping[str, str]) -> Staged:
+    """The same function; later stages compute again what is not worth keeping.
+
+    stage: of each op, see stitch_scope.  outside: the ops that no stitch op computes.
+    An op that no stage but later ones needs any more is theirs: the first of them has its name.
+    """
+    traffic = _Traffic(graph, stage, outside)
+    again: dict[int, frozenset[str]] = {}
+    notes: list[Recomputed] = []
+    for number in sorted(traffic.read_by):
+        names, saved = _choose(traffic, number)
+        if names:
+            again[number] = names
+            ordered = sorted(names, key=traffic.order.__getitem__)
+            notes.append(Recomputed(number, tuple(ordered), saved))
+    if not again:
+        return Staged(graph, stage, ())
+    return _write(graph, stage, outside, again, tuple(notes))
+
+
+# ---- what to compute again ---------------------------------------------------------------------------------------
+
+
+class _Traffic:
+    """What each stage reads of earlier ones, and what a value's store and load cost."""
+
+    def __init__(self, graph: Graph, stage: Mapping[str, int], outside: Mapping[str, str]) -> None:
+        self.graph, self.stage, self.outside = graph, stage, outside
+        self.order = {name: number for number, name in enumerate(graph.nodes)}
+        read = (o for name in outside for o in graph[name].operands)
+        self.kept = {stored_value(graph, name) for name in (*graph.outputs, *read)}
+        self.read_by: dict[int, set[str]] = {}
+        self.readers: dict[str, set[int]] = {}
+        for node in graph:
+            if not self.is_stitched(node.name):
+                continue
+            here = stage[node.name]
+            for operand in node.operands:
+                if is_embedded(graph, operand) or not self.is_earlier(operand, here):
+                    continue
+                self.read_by.setdefault(here, set()).add(operand)
+                self.readers.setdefault(stored_value(graph, operand), set()).add(here)
+
+    def is_stitched(self, name: str) -> bool:
+        kind = OPS[self.graph[name].op].kind
+        return name not in self.outside and kind is not Kind.SOURCE
+
+    def is_earlier(self, name: str, here: int) -> bool:
+        return not self.is_stitched(name) or self.stage[name] < here
+
+    def in_memory(self, name: str) -> bool:
+        """Stored, whatever is decided here?"""
+        base = stored_value(self.graph, name)
+        return base in self.kept or not self.is_stitched(base)
+
+    def bytes_of(self, name: str) -> int:
+        return array_of(self.graph[name]).bytes
+
+    def cost(self, name: str) -> int:
+        """Bytes for a stage that reads a value: its load, and its share of the store."""
+        size = self.bytes_of(name)
+        if self.in_memory(name):
+            return size
+        return size + size // max(len(self.readers.get(stored_value(self.graph, name), ())), 1)
+
+    def effort(self, node: Node) -> int:
+        """The same for computing it."""
+        row = OPS[node.op]
+        flops = row.flops if row.kind is Kind.ELEMENTWISE else 0  # moving data costs none
+        return flops * array_of(node).size // FLOPS_PER_BYTE
+
+    def may_repeat(self, name: str) -> bool:
+        """Is it an op whose result depends on the elements at its own place alone?"""
+        node = self.graph[name]
+        if not self.is_stitched(name) or not isinstance(node.type, ArrayType):
+            return False
+        kind = OPS[node.op].kind
+        return kind in (Kind.ELEMENTWISE, Kind.BROADCAST) or node.op in ("reshape", "slice")
+
+
+def _choose(traffic: _Traffic, stage: int) -> tuple[frozenset[str], int]:
+    """The ops that a stage computes again, and the bytes that it saves."""
+    read = traffic.read_by[stage]
+    wanted = [
+        name
+        for name in sorted(read, key=traffic.order.__getitem__)
+        if traffic.may_repeat(name)
+        and not traffic.in_memory(name)
+        and traffic.bytes_of(name) >= LEAST_BYTES
+    ]
+    if not wanted:
+        return frozenset(), 0
+    network, opened = _build_network(traffic, wanted, read - set(wanted))
+    paid, (_, needed) = nx.minimum_cut(network, _MEMORY, _STAGE, flow_func=boykov_kolmogorov)
+    saved = sum(map(traffic.cost, wanted)) - paid
+    names = frozenset(name for name in opened if (name, False) in needed)
+    return (names, saved) if names and saved >= LEAST_GAIN else (frozenset(), 0)
+
+
+_MEMORY, _STAGE = "memory", "stage"
+
+
+def _build_network(
+    traffic: _Traffic, wanted: list[str], free: set[str]
+) -> tuple[nx.DiGraph, list[str]]:
+    """Two vertices for each value, (name, False) before and (name, True) behind what it costs to read, and the ops that
+    could be computed again.
+
+    wanted: what the stage reads and might compute.  free: what it reads in any case.
+    """
+    graph = traffic.graph
+    network = nx.DiGraph()
+    opened: list[str] = []
+    # Nothing is worth more than it costs to read: what is left of that, where an op is behind others, at the best.
+    left = {name: traffic.cost(name) for name in wanted}
+    queue = [(-traffic.order[name], name) for name in wanted]
+    heapq.heapify(queue)
+    while queue:
+        _, name = heapq.heappop(queue)
+        node = graph[name]
+        is_free = name in free or is_embedded(graph, name)
+        price = 0 if is_free else traffic.cost(name)
+        network.add_edge((name, False), (name, True), capacity=price)
+        effort = traffic.effort(node)
+        is_small = traffic.bytes_of(name) < LEAST_BYTES
+        if is_free or is_small or effort > left[name] or not traffic.may_repeat(name):
+            network.add_edge(_MEMORY, (name, False))
+            continue
+        opened.append(name)
+        network.add_edge(_MEMORY, (name, False), capacity=effort)
+        for operand in dict.fromkeys(node.operands):
+            network.add_edge((operand, True), (name, False))
+            if operand not in left:
+                heapq.heappush(queue, (-traffic.order[operand], operand))
+            worth = min(left[name] - effort, traffic.cost(operand))
+            left[operand] = max(left.get(operand, 0), worth)
+    for name in wanted:
+        network.add_edge((name, True), _STAGE)
+    return network, opened
+
+
+# ---- the new graph -----------------------------------------------------------------------------------------------
+
+
+def _write(
+    graph: Graph,
+    stage: Mapping[str, int],
+    outside: Mapping[str, str],
+    again: Mapping[int, frozenset[str]],
+    notes: tuple[Recomputed, ...],
+) -> Staged:
+    stages_of: dict[str, list[int]] = {}
+    for number, names in again.items():
+        for name in names:
+            stages_of.setdefault(name, []).append(number)
+    stays = _find_staying(graph, stage, outside, again, stages_of)
+    own: dict[
+        tuple[str, int], str
+    ] = {}  # (op, stage) -> the op that this stage computes in its place
+    taken = set(graph.nodes)
+    for name in graph.nodes:
+        for number in stages_of.get(name, ()):
+            known = name
+            if name in stays or number != stages_of[name][0]:
+                known = free_name(f"{name}.again", taken)
+                taken.add(known)
+            own[name, number] = known
+    nodes: dict[str, Node] = {}
+    new_stage: dict[str, int] = {}
+
+    def put(node: Node, name: str, number: int) -> None:
+        operands = tuple(own.get((o, number), o) for o in node.operands)
+        nodes[name] = replace(node, name=name, operands=operands)
+        new_stage[name] = number
+
+    for node in graph:
+        name = node.name
+        if name in outside:
+            nodes[name], new_stage[name] = node, stage[name]
+            continue
+        if name in stays or name not in stages_of:
+            put(node, name, stage[name])
+        for number in stages_of.get(name, ()):
+            put(node, own[name, number], number)
+    live = keep_live_nodes(nodes, graph.outputs)
+    written = Graph(graph.name, live, graph.parameters, graph.outputs, graph.aliases)
+    return Staged(written, {name: new_stage[name] for name in live}, notes)
+
+
+def _find_staying(
+    graph: Graph,
+    stage: Mapping[str, int],
+    outside: Mapping[str, str],
+    again: Mapping[int, frozenset[str]],
+    stages_of: Mapping[str, list[int]],
+) -> set[str]:
+    """The ops that are still needed in their own stage, or stored for one that does not compute them again."""
+    nothing: frozenset[str] = frozenset()
+    stays: set[str] = set(graph.outputs)
+    for node in reversed(list(graph)):
+        name = node.name
+        for user in graph.users[name]:
+            if user in outside:
+                stays.add(name)
+                continue
+            places = [number for number in stages_of.get(user, ())]
+            if user in stays or user not in stages_of:
+                places.append(stage[user])
+            if any(name not in again.get(number, nothing) for number in places):
+                stays.add(name)
+    return stays

@@ -1,0 +1,187 @@
+"""recompute: what later stages compute again, that it saves traffic, and that the function stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import random_arguments, random_graphs
+
+from astitch import stitch_scope
+from astitch.check import check_graph
+from astitch.compile import compile_graph
+from astitch.expand import expand
+from astitch.gpu import preset
+from astitch.hlo_import import import_hlo
+from astitch.host_engine import HostEngine
+from astitch.ir import Graph
+from astitch.recompute import Staged, recompute
+from astitch.reference import run_graph
+from astitch.remote_stitch import stitch_remotely
+from astitch.simplify import simplify
+from astitch.stitch_scope import Scopes, find_scopes
+from astitch.storage import storage_name, storage_type
+from tests.hlo_runner import lower
+
+
+def imported(fn: Callable[..., Any], *arguments: Any) -> Graph:
+    return expand(simplify(import_hlo(lower(fn, *arguments))))
+
+
+def keep_all(graph: Graph, stage: Any, outside: Any) -> Staged:
+    return Staged(graph, stage, ())
+
+
+def count_traffic(scopes: Scopes) -> int:
+    """Bytes that the stitch ops read and write."""
+    graph, total = scopes.graph, 0
+    for scope in scopes.scopes:
+        for names in (scope.inputs, scope.outputs):
+            buffers = {storage_name(graph, name) for name in names}
+            total += sum(storage_type(graph, buffer).bytes for buffer in buffers)
+    return total
+
+
+def compare_traffic(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, Scopes]:
+    """(kept, computed again, the scopes of the latter)."""
+    again = stitch_remotely(find_scopes(graph))
+    with monkeypatch.context() as patched:
+        patched.setattr(stitch_scope, "recompute", keep_all)
+        kept = stitch_remotely(find_scopes(graph))
+    return count_traffic(kept), count_traffic(again), again
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+ROWS, WIDTH = 512, 1024  # 2 MB
+
+
+def dense_gelu(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.square(jax.nn.gelu(x @ w) @ v).sum()
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.square(jax.nn.softmax(q @ k.T) @ v).sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments", "saved"),
+    [
+        # The backward half reads x @ w and not the four arrays that the derivative of gelu is made of.
+        (
+            jax.grad(dense_gelu, (0, 1, 2)),
+            (normal(ROWS, 64), normal(64, WIDTH), normal(WIDTH, 64)),
+            4,
+        ),
+        # The probabilities are the exponentials, which are read in any case, over the rows' sums.
+        (
+            jax.grad(attention, (0, 1, 2)),
+            (normal(ROWS, 64), normal(WIDTH, 64), normal(WIDTH, 64)),
+            1,
+        ),
+    ],
+    ids=["gelu", "attention"],
+)
+def test_backward_halves_compute_again(
+    fn: Callable[..., Any],
+    arguments: tuple[np.ndarray, ...],
+    saved: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = imported(fn, *arguments)
+    before, after, scopes = compare_traffic(graph, monkeypatch)
+    assert before - after >= saved * ROWS * WIDTH * 4
+    assert scopes.recomputed
+    check_graph(scopes.graph)
+    for got, wanted in zip(
+        run_graph(scopes.graph, arguments), run_graph(graph, arguments), strict=True
+    ):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_an_op_that_only_later_stages_need_moves_there() -> None:
+    """The difference is needed by both stages, the sum and their product by the later one alone."""
+
+    def two_stages(x: jax.Array, w: jax.Array) -> jax.Array:
+        a = x @ w
+        low = a - 3
+        return jnp.tanh(low) @ w.T @ w + low * (a + 2)
+
+    graph = imported(two_stages, normal(ROWS, 64), normal(64, WIDTH))
+    scopes = find_scopes(graph)
+    (note,) = scopes.recomputed
+    assert [graph[name].op for name in note.names] == ["subtract", "add", "multiply"]
+    twice = [graph[name].op for name in note.names if f"{name}.again" in scopes.graph.nodes]
+    assert twice == ["subtract"]
+    assert f"stage {note.stage} computes" in str(scopes)
+    first, last = scopes.scopes
+    assert set(first.members) & set(note.names) == {note.names[0]}
+    assert set(last.members) >= set(note.names[1:])
+
+
+def test_what_is_dear_is_kept() -> None:
+    """Random bits take a hundred operations for an element: the mask is stored."""
+
+    def dropout(x: jax.Array, w: jax.Array, key: jax.Array) -> jax.Array:
+        mask = jax.random.bernoulli(key, 0.9, (ROWS, WIDTH))
+        return jnp.square(jnp.where(mask, x @ w, 0) @ w.T).sum()
+
+    graph = imported(jax.grad(dropout), normal(ROWS, 64), normal(64, WIDTH), np.zeros(2, np.uint32))
+    again = {name for note in find_scopes(graph).recomputed for name in note.names}
+    assert not any(graph[name].op in ("xor", "shift-left") for name in again)
+
+
+def test_what_is_small_is_kept() -> None:
+    graph = imported(jax.grad(dense_gelu), normal(32, 64), normal(64, 128), normal(128, 64))
+    assert find_scopes(graph).recomputed == ()
+
+
+def test_kernels_agree() -> None:
+    arguments = normal(300, 16), normal(16, WIDTH), normal(WIDTH, 16)
+    fn = jax.grad(dense_gelu, (0, 1, 2))
+    graph = import_hlo(lower(fn, *arguments))
+    compilation = compile_graph(graph, preset("h100"))
+    assert compilation.scopes.recomputed and "computed again: by" in compilation.explain()
+    got = HostEngine(compilation.program).run(arguments)
+    for a, b in zip(got, jax.jit(fn)(*arguments), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * float(np.abs(b).max()))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(random_graphs(25), st.integers(0, 3), st.data())
+def test_any_choice_keeps_the_function(graph: Graph, seed: int, data: st.DataObject) -> None:
+    """Ops of random stages, everything worth computing again."""
+    simple = simplify(graph)
+    outside = {
+        node.name: "drawn"
+        for node in simple
+        if node.op not in ("parameter", "constant", "iota") and data.draw(st.integers(0, 3)) == 0
+    }
+    stage: dict[str, int] = {}
+    for node in simple:
+        stage[node.name] = max((stage[o] for o in node.operands), default=0) + (
+            node.name in outside
+        )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("astitch.recompute.LEAST_BYTES", 1)
+        patched.setattr("astitch.recompute.LEAST_GAIN", 1)
+        patched.setattr("astitch.recompute.FLOPS_PER_BYTE", 1000)
+        staged = recompute(simple, stage, outside)
+    after = check_graph(staged.graph)
+    assert after.parameters == simple.parameters and after.outputs == simple.outputs
+    assert set(staged.stage) == set(after.nodes)
+    for node in after:
+        before = max((staged.stage[o] for o in node.operands), default=0)
+        assert staged.stage[node.name] >= before + (node.name in outside)
+    arguments = random_arguments(graph, seed)
+    with np.errstate(all="ignore"):
+        for a, b in zip(run_graph(after, arguments), run_graph(simple, arguments), strict=True):
+            np.testing.assert_array_equal(a, b)
