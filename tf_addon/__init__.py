@@ -2,6 +2,7 @@
 
     tf_addon.enable()    every `tf.function(jit_compile=True)`, Keras model and SavedModel signature, from now on
     tf_addon.disable()   XLA's again; `with tf_addon.enabled():` is both
+    tf_addon.function    one function, enabled or not: `@tf_addon.function` where `@tf.function` stood
     tf_addon.report()    what was compiled, run, and left to XLA, and why
 
 Importing it imports neither TensorFlow nor JAX.
@@ -9,7 +10,8 @@ Importing it imports neither TensorFlow nor JAX.
 
 from __future__ import annotations
 
+from tf_addon.functions import function
 from tf_addon.report import Report
 from tf_addon.switch import disable, enable, enabled, report
 
-__all__ = ["Report", "disable", "enable", "enabled", "report"]
+__all__ = ["Report", "disable", "enable", "enabled", "function", "report"]

@@ -96,8 +96,7 @@ class Programs:
         return number
 
     def _make(self, hlo: bytes, place: Place) -> tuple[int, Compilation]:
-        gpu = "host" if place.gpu is None else from_device(place.gpu)
-        compilation = compile_hlo(hlo, gpu=gpu, strict=self.strict, spell=spell_kernel)
+        compilation, _ = compile_module(hlo, place, strict=self.strict)
         program = compilation.program
         self._prepare_launches(place)
         runner = make_runner(program, place)
@@ -128,6 +127,14 @@ class Programs:
         self.records.note_refused(function, device, reason, outcome)
         owner = "TensorFlow, op by op" if outcome == OP_BY_OP else "XLA"
         log.warning("%s on %s is left to %s: %s", function, device, owner, _first_line(reason))
+
+
+def compile_module(hlo: bytes, place: Place, *, strict: bool) -> tuple[Compilation, float]:
+    """A module compiled for where it runs, and the seconds that it took.  Raises AstitchError."""
+    start = time.perf_counter()
+    gpu = "host" if place.gpu is None else from_device(place.gpu)
+    compilation = compile_hlo(hlo, gpu=gpu, strict=strict, spell=spell_kernel)
+    return compilation, time.perf_counter() - start
 
 
 def make_runner(program: Program, place: Place) -> Runner:

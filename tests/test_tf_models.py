@@ -1,0 +1,170 @@
+"""Keras models, SavedModels, distribution and decorated functions through astitch's emulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import tf_addon  # noqa: E402
+from tests.tf_support import assert_equal, both, check_stitched  # noqa: E402
+
+keras = tf.keras
+layers = tf.keras.layers
+
+
+def make_model(kind: str) -> Any:
+    """A small model, the same weights and seeds each time."""
+    keras.utils.set_random_seed(1)
+    given = keras.Input((12, 8))
+    if kind == "dense":
+        x = layers.Dense(16, activation="gelu")(given)
+        x = layers.LayerNormalization()(x)
+        x = layers.Dropout(0.2)(x)
+    else:
+        x = layers.Conv1D(12, 3, padding="same", activation="relu")(given)
+        x = layers.BatchNormalization()(x)
+        x = layers.LSTM(12, return_sequences=True)(x)
+        x = layers.MultiHeadAttention(2, 6)(x, x)
+        x = layers.Dropout(0.1)(x)
+    x = layers.GlobalAveragePooling1D()(x)
+    model = keras.Model(given, layers.Dense(3, activation="softmax")(x))
+    model.compile(
+        "adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=True
+    )
+    return model
+
+
+def make_data(count: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(count, 12, 8)).astype("float32"), rng.integers(0, 3, count)
+
+
+def fit(kind: str, count: int, epochs: int) -> Any:
+    x, y = make_data(count)
+    model = make_model(kind)
+    history = model.fit(x, y, epochs=epochs, batch_size=16, verbose=0)
+    return (
+        history.history["loss"],
+        history.history["accuracy"],
+        model.evaluate(x, y, verbose=0),
+        model.predict(x, verbose=0),
+        [w.numpy() for w in model.weights if "seed" not in w.path],
+    )
+
+
+def test_keras_fit_evaluate_predict() -> None:
+    """Dropout, Adam, metrics, and a last batch that is smaller."""
+    functions = check_stitched(lambda: fit("dense", 40, 2), rtol=1e-4, atol=1e-5)
+    assert sum(f.stitched_runs for f in functions) == 6 + 2 + 2
+
+
+@pytest.mark.slow
+def test_cnn_lstm_attention_trains_as_with_xla() -> None:
+    """20 steps."""
+    ours, theirs, found = both(lambda: fit("mixed", 64, 5))
+    assert found.fallbacks == 0, str(found)
+    assert_equal(ours[:4], theirs[:4], rtol=1e-4, atol=1e-5)
+
+
+def test_a_saved_model_stays_plain_tensorflow(tmp_path: Path) -> None:
+    class Module(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = tf.Variable(tf.fill([4, 3], 0.5))
+
+        @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None, 4], tf.float32)])
+        def serve(self, x: Any) -> Any:
+            return {"scores": tf.nn.softmax(tf.sin(x) @ self.weight)}
+
+    module = Module()
+    x = tf.constant(np.random.default_rng(0).normal(size=(5, 4)), tf.float32)
+    folder = str(tmp_path / "model")
+    with tf_addon.enabled(engine="host"):
+        inside = module.serve(x)
+        tf.saved_model.save(module, folder, signatures=module.serve)
+    loaded = tf.saved_model.load(folder)
+    plain = loaded.signatures["serving_default"](x)
+    assert_equal(inside, plain)
+    proto = (tmp_path / "model" / "saved_model.pb").read_bytes()
+    assert b"astitch" not in proto
+    check_stitched(lambda: loaded.signatures["serving_default"](x))
+    check_stitched(lambda: loaded.serve(x))
+
+
+def test_mirrored_strategy() -> None:
+    """Both replicas run through astitch; sums between them are TensorFlow's."""
+    devices = [d.name.removeprefix("/physical_device:") for d in tf.config.list_logical_devices()]
+    strategy = tf.distribute.MirroredStrategy(devices[:1])
+    with strategy.scope():
+        weight = tf.Variable(tf.ones([4]))
+
+    @tf.function(jit_compile=True)
+    def replica(x: Any) -> Any:
+        return tf.nn.softmax(x * weight)
+
+    x = tf.constant([[1.0, 2.0, 3.0, 4.0]])
+
+    @tf.function
+    def step() -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, (x,)), axis=None)
+
+    check_stitched(step)
+
+
+# ---- one function ------------------------------------------------------------------------------------------------
+
+
+def test_a_decorated_function_is_astitch_s_when_disabled() -> None:
+    tf_addon.disable()
+    tf_addon.report(reset=True)
+    weight = tf.Variable(tf.ones([8]))
+
+    @tf_addon.function
+    def ours(x: Any) -> Any:
+        return tf.nn.softmax(x * weight)
+
+    @tf.function(jit_compile=True)
+    def theirs(x: Any) -> Any:
+        return tf.nn.softmax(x * weight)
+
+    x = tf.random.stateless_normal([3, 8], [1, 2])
+
+    def run(fn: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(fn(x) ** 2)
+        return loss, tape.gradient(loss, weight)
+
+    assert_equal(run(ours), run(theirs))
+    found = tf_addon.report()
+    assert {f.title for f in found.functions} == {"ours (forward)", "ours (backward)"}
+    assert (found.runs, found.fallbacks) == (2, 0)
+
+
+def test_buckets_compile_once_for_many_sizes() -> None:
+    tf_addon.report(reset=True)
+
+    @tf_addon.function(buckets=[4, 8], reduce_retracing=False)
+    def soften(x: Any, scale: Any) -> Any:
+        return {"y": tf.nn.softmax(x * scale), "size": tf.constant(3)}
+
+    for size in (1, 3, 4, 7, 8, 5):
+        x = tf.random.stateless_normal([size, 6], [size, 2])
+        found = soften(x, tf.constant(2.0))
+        assert_equal(found, {"y": tf.nn.softmax(x * 2.0), "size": tf.constant(3)})
+    assert tf_addon.report().compiles == 2
+
+
+def test_a_decorated_method() -> None:
+    class Scale:
+        factor = 3.0
+
+        @tf_addon.function
+        def apply(self, x: Any) -> Any:
+            return x * self.factor
+
+    assert Scale().apply(tf.constant([1.0, 2.0])).numpy().tolist() == [3.0, 6.0]

@@ -1,0 +1,157 @@
+"""`@tf_addon.function`: one function through astitch, whether or not the add-on is enabled.
+
+Takes a Python function or a tf.function, hands on a callable like tf.function's.  By the shim it is a tf.function with a
+mark that TensorFlow carries into its forward and backward functions; without a compiler see `python_tier.py`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from astitch.errors import InvalidOption
+from tf_addon.errors import ShimUnavailable
+from tf_addon.switch import the_switch
+
+TIERS = ("shim", "python")
+
+MARK = {"api_preferred_device": "astitch"}
+"""An attribute that tf.function accepts and keeps, and that means nothing to TensorFlow without another one."""
+
+
+@overload
+def function(
+    fn: None = None,
+    *,
+    buckets: Sequence[int] | None = None,
+    tier: str | None = None,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+
+
+@overload
+def function(
+    fn: Callable[..., Any],
+    *,
+    buckets: Sequence[int] | None = None,
+    tier: str | None = None,
+    **options: Any,
+) -> Callable[..., Any]: ...
+
+
+def function(
+    fn: Callable[..., Any] | None = None,
+    *,
+    buckets: Sequence[int] | None = None,
+    tier: str | None = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    """tf.function(jit_compile=True) whose compiled calls are astitch's.  Decorates with or without arguments.
+
+    buckets: sizes of the first dimension for which it is compiled.  Tensors are padded with zeros to the next of them,
+    and results of that size cut; so their rows must not depend on each other (no sum or norm over the batch).
+    tier: "shim" (see enable), "python" (no compiler needed: one step slower, and functions only), or None, the shim
+    where it can be built.  options: those of tf.function.  The shim is built at the first call.  Raises InvalidOption.
+    """
+    if fn is None:
+        return functools.partial(function, buckets=buckets, tier=tier, **options)
+    if tier not in (None, *TIERS):
+        raise InvalidOption(
+            f"tf_addon.function: tier={tier!r} is not known\n  it is one of {', '.join(TIERS)}"
+        )
+    whole = _Function(fn, tier, options)
+    return whole if buckets is None else Bucketed(whole, buckets)
+
+
+class _Function:
+    """A function whose way into astitch is chosen at its first call."""
+
+    def __init__(self, fn: Callable[..., Any], tier: str | None, options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._tier, self._options = fn, tier, options
+
+    @functools.cached_property
+    def tensorflow_function(self) -> Any:
+        """What runs it."""
+        import tensorflow as tf
+
+        if self._tier != "python":
+            try:
+                the_switch.install()
+            except ShimUnavailable:
+                if self._tier == "shim":
+                    raise
+            else:
+                options = {"jit_compile": True, **self._options}
+                attributes = {**options.pop("experimental_attributes", {}), **MARK}
+                return tf.function(self._fn, experimental_attributes=attributes, **options)
+        from tf_addon.python_tier import PythonTier
+
+        return PythonTier(self._fn, self._options)
+
+    @functools.cached_property
+    def _unconverted(self) -> Any:
+        """The same for autograph, which else rewrites our code, the whole compiler, when a graph calls it."""
+        import tensorflow as tf
+
+        return tf.autograph.experimental.do_not_convert(
+            lambda *args, **kwargs: self.tensorflow_function(*args, **kwargs)
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result."""
+        return self._unconverted(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method of a class."""
+        return self if instance is None else functools.partial(self, instance)
+
+
+class Bucketed:
+    """A function called with first dimensions of a few sizes."""
+
+    def __init__(self, fn: Callable[..., Any], buckets: Sequence[int]) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self._buckets = sorted(set(buckets))
+        if not self._buckets or self._buckets[0] < 1:
+            raise InvalidOption(
+                f"tf_addon.function: buckets={buckets!r}\n  they are sizes of at least 1"
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result for the rows that were given."""
+        import tensorflow as tf
+
+        leaves = tf.nest.flatten((args, kwargs))
+        sizes = {leaf.shape[0] for leaf in leaves if _has_rows(leaf)}
+        if len(sizes) != 1:
+            return self._fn(*args, **kwargs)
+        (size,) = sizes
+        place = bisect.bisect_left(self._buckets, size)
+        if place == len(self._buckets) or self._buckets[place] == size:
+            return self._fn(*args, **kwargs)
+        wanted = self._buckets[place]
+
+        def pad(leaf: Any) -> Any:
+            if not _has_rows(leaf):
+                return leaf
+            return tf.pad(leaf, [[0, wanted - size], *([0, 0] for _ in leaf.shape[1:])])
+
+        def cut(leaf: Any) -> Any:
+            is_padded = _has_rows(leaf) and leaf.shape[0] == wanted
+            return leaf[:size] if is_padded else leaf
+
+        padded, named = tf.nest.map_structure(pad, (args, kwargs))
+        return tf.nest.map_structure(cut, self._fn(*padded, **named))
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method of a class."""
+        return self if instance is None else functools.partial(self, instance)
+
+
+def _has_rows(leaf: Any) -> bool:
+    """Is it an array of at least one dimension?"""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
