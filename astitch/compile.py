@@ -329,8 +329,9 @@ def report(
     """What `--json` prints.
 
     mem_ops: memory-intensive ops; mem_ops_outside: those that no stitched kernel computes.  mem_kernels: stitched
-    kernels.  recomputed: what later stages compute again.  other_steps: what neither they nor a library compute, each with its reason.  xla_islands: how many parts
-    XLA computes them in.  loops: which of the loops among them are one kernel each inside a program of XLA's.
+    kernels.  recomputed: what later stages compute again.  other_steps: what neither they nor a library compute, each
+    with its reason.  xla_islands: how many parts XLA computes them in.  loops: which of the loops among them are one
+    kernel each inside a program of XLA's.
     """
     inside = {member for plan in compilation.plans for member in plan.scope.members}
     ops = memory_ops(compilation.graph)

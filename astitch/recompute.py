@@ -28,8 +28,8 @@ LEAST_GAIN = 1 << 20
 """Bytes that a stage must save: a third of a microsecond on an H100."""
 
 FLOPS_PER_BYTE = 4
-"""Operations that take as long as a byte of traffic.  The arithmetic units of a V100, A100 or H100 do 5 to 10 of them in
-that time, and those that the kernels have already leave about half of it free."""
+"""Operations that take as long as a byte of traffic.  The arithmetic units of a V100, A100 or H100 do 5 to 10 of them
+in that time, and those that the kernels have already leave about half of it free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ def _find_staying(
             if user in outside:
                 stays.add(name)
                 continue
-            places = [number for number in stages_of.get(user, ())]
+            places = list(stages_of.get(user, ()))
             if user in stays or user not in stages_of:
                 places.append(stage[user])
             if any(name not in again.get(number, nothing) for number in places):

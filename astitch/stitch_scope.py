@@ -5,7 +5,8 @@ close a cycle through an op that stays outside (a dot, a sort ...).  The cycle t
 of an op, the count of outside ops that must run before it.  Two ops may share a stitch op exactly if they
 have one stage, so the search is linear and remote stitching (remote_stitch.py) can merge freely.
 An op that only reads what is in memory anyway is moved to the stage of its first reader: it then costs no
-store and no load.  What is cheaper to compute twice than to keep is computed in each stage that reads it (recompute.py).
+store and no load.  What is cheaper to compute twice than to keep is computed in each stage that reads it
+(recompute.py).
 """
 
 from __future__ import annotations
