@@ -299,7 +299,7 @@ def _admit(
             )
     return PtxKernel(
         kernel.name,
-        compiled.ptx.decode().replace(compiled.symbol(kernel.name), kernel.name),
+        strip_lines(compiled.ptx.decode()).replace(compiled.symbol(kernel.name), kernel.name),
         kernel.grid,
         kernel.block,
         kernel.shared_bytes,
@@ -331,12 +331,21 @@ def write_backend_config(kernel: PtxKernel, results: Sequence[int]) -> bytes:
 
 def _quote(text: str) -> str:
     """An MLIR string literal: what is not printable ASCII goes by its byte's number."""
-    return '"' + "".join(map(_escape, text.encode())) + '"'
+    return f'"{text.encode().decode("latin-1").translate(_ESCAPES)}"'
 
 
-@cache
-def _escape(byte: int) -> str:
-    return chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:02X}"
+_ESCAPES = {
+    byte: f"\\{byte:02X}" for byte in range(256) if not 32 <= byte < 127 or chr(byte) in '"\\'
+}
+
+
+_LINES = re.compile(r"^[ \t]*\.(?:loc|file)\b.*\n", re.MULTILINE)
+_DEBUG_SECTION = re.compile(r"^[ \t]*\.section[ \t]+\.debug_\w+\s*\{[^}]*\}\s*?\n", re.MULTILINE)
+
+
+def strip_lines(ptx: str) -> str:
+    """PTX without the lines of the text that it came from: half of it, which XLA would copy from pass to pass."""
+    return _DEBUG_SECTION.sub("", _LINES.sub("", ptx))
 
 
 # ---- memory that is used again ---------------------------------------------------------------------------------

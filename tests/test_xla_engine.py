@@ -29,7 +29,7 @@ from astitch.gpu import Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
 from astitch.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
-from astitch.nvrtc import CompiledKernel, Request, Resources
+from astitch.nvrtc import CompiledKernel, Request, Resources, compile_cuda
 from astitch.program import CudaKernel, KernelStep
 from astitch.reference import eval_node
 from astitch.stitch_regions import stitch_bodies
@@ -39,6 +39,7 @@ from astitch.xla_engine import (
     KernelRefusal,
     PtxKernel,
     Stitched,
+    _quote,
     export_bodies,
     export_program,
     find_carried_in_place,
@@ -48,6 +49,7 @@ from astitch.xla_engine import (
     prepare_kernels,
     spell_for_xla,
     spell_plan,
+    strip_lines,
     write_backend_config,
 )
 from astitch.xla_island import to_stablehlo
@@ -1103,3 +1105,23 @@ def test_both_engines_agree_on_a_gpu(on_xla: Callable[..., Any]) -> None:
     got = on_xla(drop)(key, x)
     assert_agrees(got, astitch.jit(drop, engine="executor")(key, x))
     assert_agrees(got, jax.jit(drop)(key, x))
+
+
+def test_ptx_for_xla_tells_of_no_lines() -> None:
+    source = (
+        "__device__ float twice(float x) { return x > 0.0f ? sinf(x) * 2.0f : x; }\n"
+        'extern "C" __global__ void both(float* x) { x[threadIdx.x] = twice(x[threadIdx.x]); }\n'
+    )
+    ptx = compile_cuda(source, "sm_90").ptx.decode()
+    stripped = strip_lines(ptx)
+    assert ".loc" in ptx and ".file" in ptx and ".section" in ptx
+    told = re.compile(r"\s*(\.loc\b|\.file|\.section|\.b8|\{|\}|\$L__info|$)")
+    kept = [line for line in ptx.splitlines() if not told.match(line)]
+    assert [line for line in stripped.splitlines() if not told.match(line)] == kept
+    assert not re.search(r"\.loc\b|\.file|\.section|debug|info_string", stripped)
+    assert stripped.count("{") == stripped.count("}")
+
+
+def test_a_string_for_mlir_has_printable_ascii_only() -> None:
+    quoted = _quote('a "b"\\\n\t~é\x7f')
+    assert quoted == '"a \\22b\\22\\5C\\0A\\09~\\C3\\A9\\7F"'
