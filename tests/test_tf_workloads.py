@@ -1,0 +1,34 @@
+"""BERT and DIEN in TensorFlow: what the models in JAX give; through astitch what XLA gives, losses of steps too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from benchmarks.tf_workloads import MODELS, make_model  # noqa: E402
+from tests.tf_support import assert_equal, check_stitched  # noqa: E402
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_model_gives_what_it_gives_in_jax(name: str) -> None:
+    _, module = MODELS[name]
+    size = module.SIZES["tiny"]
+    model, batch = make_model(name, "tiny")
+    wanted = module.infer(module.make_parameters(0, size), module.make_batch(1, size))
+    assert_equal(
+        model.infer(batch), tf.nest.map_structure(np.asarray, wanted), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(MODELS))
+def test_20_steps_have_the_losses_that_xla_has(name: str) -> None:
+    def train() -> Any:
+        model, batch = make_model(name, "tiny")
+        return [model.train_step(batch) for _ in range(20)], model.infer(batch)
+
+    check_stitched(train, rtol=1e-3, atol=1e-4)
