@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from astitch.profiling.timing import Runner
 from benchmarks import kernels, peers, prepare
 from benchmarks.patterns import F32, Argument, Built, Case
 from benchmarks.results import (
@@ -38,7 +39,6 @@ from benchmarks.results import (
     save_results,
 )
 from benchmarks.spans import GpuTime, Spans, split_times
-from benchmarks.timing import Runner
 
 TURNS = 3
 CALLS = 15

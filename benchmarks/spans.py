@@ -15,12 +15,12 @@ from functools import cache
 from typing import Any
 
 from astitch.profiling.kernel_trace import (
-    PRODUCT,
     Launch,
     NothingRecorded,
     classify_kernel,
     record_launches,
 )
+from astitch.profiling.report import PRODUCT
 from astitch.profiling.timing import Runner, choose_calls, take_turns
 from benchmarks.timing import PLUG_NAME, QUEUE_US, SPIN_NAME, hold_cupy, time_queued_cupy
 
