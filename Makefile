@@ -6,8 +6,9 @@ VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+WITH_TENSORFLOW := $(VENV)/.with-tensorflow
 
-.PHONY: demo profile test lint format gpu-test clean
+.PHONY: demo profile test test-tf tf-shim lint format gpu-test clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m astitch.demo
@@ -27,6 +28,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The TensorFlow add-on; TensorFlow takes 2 GB on disk.  `make test` leaves these tests out where it is missing.
+test-tf: $(WITH_TENSORFLOW)
+	$(BIN)/python -m pytest -q tests/test_tf_*.py
+
+# The shim for the TensorFlow in the environment, into the package, from where a wheel takes it.
+tf-shim: $(WITH_TENSORFLOW)
+	$(BIN)/python -m tf_addon.shim_build
+
 # On a machine with an NVIDIA GPU whose PYTHON already has CuPy, JAX for CUDA and pytest.
 gpu-test:
 	$(PYTHON) -m pytest -q -m gpu
@@ -35,6 +44,10 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "astitch needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,jax]'
+	touch $@
+
+$(WITH_TENSORFLOW): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,jax,tensorflow-cpu]'
 	touch $@
 
 clean:

@@ -98,7 +98,11 @@ class Lowered:
 
 
 def lower_graph(
-    graph: Any, arguments: Sequence[Any], captured: Sequence[Any], sources: Sequence[Source], name: str
+    graph: Any,
+    arguments: Sequence[Any],
+    captured: Sequence[Any],
+    sources: Sequence[Source],
+    name: str,
 ) -> Lowered:
     """Compiles a concrete function.  arguments, captured: a TensorSpec, tensor or handle for each of its inputs.
 
@@ -166,7 +170,9 @@ def _write_module(program: Program, handle: int) -> bytes:
     results = [spell(view.type) for view in program.outputs]
     names = [f"%a{i}" for i in range(len(operands))]
     count = len(results)
-    head, shown = ("%r", ["%r"]) if count == 1 else (f"%r:{count}", [f"%r#{i}" for i in range(count)])
+    head, shown = (
+        ("%r", ["%r"]) if count == 1 else (f"%r:{count}", [f"%r#{i}" for i in range(count)])
+    )
     parameters = ", ".join(f"{n}: {t}" for n, t in zip(names, operands, strict=True))
     types = ", ".join(results)
     return f"""module @astitch {{
@@ -317,7 +323,9 @@ class PythonTier:
             return self._make_trained(run, specs, structure)
         graph = tf.function(run, autograph=False).get_concrete_function(*specs)
         name = self._name_part("inference")
-        lowered = lower_graph(graph, specs, graph.captured_inputs, _find_sources(graph, specs), name)
+        lowered = lower_graph(
+            graph, specs, graph.captured_inputs, _find_sources(graph, specs), name
+        )
         return Inference(structure[-1], lowered)
 
     def _make_trained(

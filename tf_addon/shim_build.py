@@ -32,7 +32,9 @@ FIRST, LAST = (2, 18), (2, 21)
 
 WITHOUT = "  or decorate with @tf_addon.function(tier='python'), which needs no compiler"
 
-FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-fvisibility=hidden")
+FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-fvisibility=hidden", "-fno-rtti")
+"""Without type information: TensorFlow 2.18 does not export that of all classes which the shim derives from."""
+
 LIBRARIES = ("-l:libtensorflow_framework.so.2", "-l:libtensorflow_cc.so.2")
 INCLUDES = ("external/highwayhash", "external/farmhash_archive/src", "tensorflow/compiler")
 """In the wheel's include folder: what some versions' headers name without these prefixes."""

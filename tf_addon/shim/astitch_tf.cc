@@ -291,11 +291,11 @@ class Run {
 
   // parameters, results: tensors in the order of the program; results are allocated.
   absl::Status execute(const std::vector<const Tensor*>& parameters, const std::vector<Tensor*>& results) {
-    if (state().dry) return absl::OkStatus();
     // TensorFlow's threads flush denormal numbers to zero; the emulation is a GPU, which keeps them.
     tsl::port::ScopedDontFlushDenormal keep_denormals;
     TF_RETURN_IF_ERROR(place(parameters, results));
-    for (size_t number = 0; number < program_.steps.size(); ++number) TF_RETURN_IF_ERROR(run_step(number));
+    const size_t count = state().dry ? 0 : program_.steps.size();
+    for (size_t number = 0; number < count; ++number) TF_RETURN_IF_ERROR(run_step(number));
     return finish(results);
   }
 

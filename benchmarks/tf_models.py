@@ -1,0 +1,239 @@
+"""BERT and DIEN in TensorFlow: kernels of XLA and of astitch, and what a call costs the host with each.
+
+`python -m benchmarks.tf_models [--size tiny|full] [--json FILE]`, with or without a GPU.
+
+Kernels are counted for a preset (h100): astitch's, and those that XLA makes of the same HLO where JAX's plugin for
+NVIDIA GPUs is installed.  The host's cost is measured in one TensorFlow on small arrays: XLA's call computes on the CPU,
+but next to nothing; astitch's makes no launch ("dry"), since here a launch is an emulation.  Three kinds of calls: the
+model at its tiny size, and the model's signature alone, each variable scaled by an argument, all of one element.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+import tf_addon
+from astitch.compile import compile_hlo, memory_ops
+from astitch.gpu import preset
+from astitch.hlo_import import serialize_module
+from astitch.hlo_schema import HloModuleProto
+from astitch.profiling.report import PRODUCT
+from astitch.profiling.xla_ahead import AheadOfTime, find_plugin
+from astitch.profiling.xla_kernels import read_xla_kernels
+from astitch.program import IslandStep
+from benchmarks.tf_workloads import MODELS, make_model
+from tf_addon.launch_table import count_steps
+from tf_addon.switch import the_switch
+
+PARTS = ("infer", "train_step")
+CALLS = 200
+WARM = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Of one call.  kernels: memory-intensive ones, copies and fills.  products: matrix products and convolutions."""
+
+    kernels: int
+    products: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A model's function for a preset.
+
+    xla: all of it through XLA; None where XLA's compiler for GPUs is not here, or failed.  stitched, library: kernels of
+    astitch, and products that it has a library do.  islands: parts that XLA computes for astitch (loops, for one), and
+    what they launch.
+    """
+
+    model: str
+    part: str
+    size: str
+    gpu: str
+    operations: int
+    xla: Launches | None
+    stitched: int
+    library: int
+    islands: int
+    in_islands: Launches | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Microseconds of a call in steady state, medians.  astitch_us: without launches."""
+
+    model: str
+    part: str
+    arrays: int
+    xla_us: float
+    astitch_us: float
+    launches: int
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------------
+
+
+def count_kernels(name: str, part: str, size: str, gpu: str) -> Kernels:
+    """Compiles a model's function for a preset, by both."""
+    model, batch = make_model(name, size)
+    hlo = getattr(model, part).experimental_get_compiler_ir(batch)(stage="hlo_serialized")
+    compilation = compile_hlo(hlo, gpu=gpu)
+    islands = [step.hlo for step in compilation.program.steps if isinstance(step, IslandStep)]
+    whole, *parts = (count_launches(module, gpu) for module in (hlo, *islands))
+    known = [found for found in parts if found is not None]
+    inside = None
+    if len(known) == len(parts):
+        inside = Launches(sum(f.kernels for f in known), sum(f.products for f in known))
+    stitched, library, others = count_steps(compilation.program)
+    operations = len(memory_ops(compilation.graph))
+    return Kernels(name, part, size, gpu, operations, whole, stitched, library, others, inside)
+
+
+def count_launches(hlo: bytes, gpu: str) -> Launches | None:
+    """What XLA makes of a module for a preset; the turns of a loop count each."""
+    if find_plugin() is None:
+        return None
+    found = AheadOfTime(drop_copies(hlo), preset(gpu)).result()
+    if isinstance(found, str):
+        print(found)
+        return None
+    kernels = read_xla_kernels(found.module, preset(gpu)).kernels
+    products = sum(kernel.launches for kernel in kernels if kernel.kind == PRODUCT)
+    return Launches(round(sum(kernel.launches for kernel in kernels) - products), round(products))
+
+
+def drop_copies(hlo: bytes) -> bytes:
+    """The module with reshapes for copies, which TensorFlow's loops have, and JAX's way to that compiler cannot say."""
+    module = HloModuleProto.FromString(serialize_module(hlo))
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode == b"copy":
+                instruction.opcode = b"reshape"
+    return bytes(module.SerializeToString())
+
+
+# ---- the host's cost ---------------------------------------------------------------------------------------------
+
+
+def make_skeleton(name: str) -> tuple[Callable[[Any], Any], Any]:
+    """A function of the signature of a model's training step, whose arrays have one element each."""
+    model, batch = make_model(name, "tiny")
+    variables = [tf.Variable(tf.ones([1], v.dtype)) for v in model.variables]
+    small = tf.nest.map_structure(lambda t: tf.ones([1], t.dtype), batch)
+
+    @tf.function(jit_compile=True)
+    def skeleton(batch: Any) -> Any:
+        factor = tf.add_n([tf.cast(t, tf.float32) for t in tf.nest.flatten(batch)])
+        for variable in variables:
+            variable.assign(variable * tf.cast(factor, variable.dtype))
+        return factor
+
+    return skeleton, small
+
+
+def time_call(call: Callable[[], Any], calls: int = CALLS) -> float:
+    """Median microseconds of a call."""
+    for _ in range(WARM):
+        call()
+    times = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(times)
+
+
+def measure_overhead(name: str, part: str, calls: int = CALLS) -> Overhead:
+    """A model's function, or its "signature", through XLA and through astitch without launches."""
+    if part == "signature":
+        function, batch = make_skeleton(name)
+    else:
+        model, batch = make_model(name, "tiny")
+        function = getattr(model, part)
+    tf_addon.disable()
+    xla_us = time_call(lambda: function(batch), calls)
+    tf_addon.report(reset=True)
+    with tf_addon.enabled(engine="host"):
+        the_switch.set(replace(the_switch.wishes, dry=True))
+        astitch_us = time_call(lambda: function(batch), calls)
+    found = tf_addon.report(reset=True)
+    if found.fallbacks:
+        raise RuntimeError(f"{name} {part}: not astitch's\n{found}")
+    (compiled,) = (one for f in found.functions for one in f.compiled)
+    program = compiled.compilation.program
+    arrays = len(program.parameters) + len(program.outputs)
+    return Overhead(name, part, arrays, xla_us, astitch_us, len(program.steps))
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+def show_kernels(rows: list[Kernels]) -> str:
+    """As a table of Markdown."""
+    lines = [
+        "| model | memory-intensive ops | XLA: kernels, products | astitch: kernels, products | left to XLA: kernels, products |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.model} {row.part}, {row.size} | {row.operations} | {_show(row.xla)} | {row.stitched}, {row.library} "
+            f"| {row.islands} parts: {_show(row.in_islands)} |"
+        )
+    return "\n".join(lines)
+
+
+def _show(found: Launches | None) -> str:
+    return "-" if found is None else f"{found.kernels}, {found.products}"
+
+
+def show_overheads(rows: list[Overhead]) -> str:
+    """As a table of Markdown."""
+    lines = [
+        "| model | arrays | steps | XLA, us a call | astitch without launches, us a call |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.model} {row.part} | {row.arrays} | {row.launches} | {row.xla_us:.0f} | {row.astitch_us:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", default="full", choices=("tiny", "full"), help="for the kernels")
+    parser.add_argument("--gpu", default="h100", help="the preset for the kernels")
+    parser.add_argument("--calls", type=int, default=CALLS)
+    parser.add_argument("--no-kernels", action="store_true", help="the host's cost only")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    kernels = []
+    if not options.no_kernels:
+        for name in MODELS:
+            kernels += [count_kernels(name, part, options.size, options.gpu) for part in PARTS]
+        print(show_kernels(kernels), end="\n\n")
+    overheads = [
+        measure_overhead(name, part, options.calls)
+        for name in MODELS
+        for part in (*PARTS, "signature")
+    ]
+    print(show_overheads(overheads))
+    if options.json:
+        rows = {"kernels": [asdict(k) for k in kernels], "host": [asdict(o) for o in overheads]}
+        rows["tensorflow"] = tf.__version__
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
