@@ -175,7 +175,7 @@ def _middle(times: Sequence[GpuTime]) -> GpuTime:
     )
 
 
-def split_times(times: Mapping[str, GpuTime]) -> dict[str, dict[str, float]]:
+def split_times(times: Mapping[str, GpuTime]) -> dict[str, Any]:
     """The fields of a results.Row that hold them."""
     return {
         "gpu_us": {name: t.span_us for name, t in times.items()},

@@ -27,7 +27,7 @@ from astitch.profiling import command, profiler, xla_ahead
 from astitch.profiling.ablation import cut_like_xla, plan_variants
 from astitch.profiling.command import main
 from astitch.profiling.compare import compare_reports
-from astitch.profiling.report import MEMORY, PRODUCT, SCHEMA, Event, Kernel, Report, Spread
+from astitch.profiling.report import MEMORY, PRODUCT, SCHEMA, Event, Kernel, Report, Side, Spread
 from astitch.profiling.stitched import describe_program, find_separations
 from astitch.profiling.target import parse_shapes, read_target, trace_function
 from astitch.profiling.wording import describe_name, shorten_names
@@ -220,6 +220,16 @@ def test_a_number_is_told_with_the_ops_it_came_from() -> None:
         describe_name(Kernel("loop_exp_fusion", MEMORY, 1.0, source=sources)) == "loop_exp_fusion"
     )
     assert describe_name(Kernel("loop_0", MEMORY, 1.0, source=sources)) == "loop_0"
+
+
+def test_equal_names_of_both_sides_have_the_ops_of_their_own(report: Report) -> None:
+    def side(name: str, op: str) -> Side:
+        kernel = Kernel("fusion_3", MEMORY, 1.0, bound_us=1.0, source=(f"f.py:1 jit(f)/{op}",))
+        return Side(name, kernels=(replace(kernel, counters={"instructions": 1.0}),))
+
+    both = replace(report, xla=side("xla", "exp"), astitch=side("astitch", "tanh"))
+    for text in (both.to_text(), both.to_html()):
+        assert text.count("fusion_3 exp") == text.count("fusion_3 tanh") == 2
 
 
 def slower(report: Report, factor: float) -> Report:

@@ -314,8 +314,10 @@ def render_kernels(report: Report) -> str:
         f'<button type="button" data-column="{number}" data-kind="{kind}">{title}</button></th>'
         for number, (name, title, kind) in enumerate(COLUMNS)
     )
-    labels = label_kernels((kernel for _, kernel in rows), NAME_WIDTH)
-    body = "".join(_kernel_row(side, kernel, labels[kernel.name]) for side, kernel in rows)
+    labels = {side.name: label_kernels(side.kernels, NAME_WIDTH) for side in report.sides}
+    body = "".join(
+        _kernel_row(side, kernel, labels[side.name][kernel.name]) for side, kernel in rows
+    )
     filters = "".join(
         f'<button type="button" class="filter" data-filter="{key}" aria-pressed="true">{title}</button>'
         for key, title in (*SIDE_NAMES.items(), *KIND_NAMES.items())
@@ -380,11 +382,11 @@ def render_counters(report: Report) -> str:
     names = list(dict.fromkeys(name for _, kernel in rows for name in kernel.counters))
     if not rows:
         return ""
-    labels = label_kernels((kernel for _, kernel in rows), NAME_WIDTH)
+    labels = {side.name: label_kernels(side.kernels, NAME_WIDTH) for side in report.sides}
     body = "".join(
         f'<tr title="{escape(kernel.name, quote=True)}">'
         f'<td><span class="side {side.name}">{SIDE_NAMES[side.name]}</span></td>'
-        f"<td>{escape(labels[kernel.name])}</td><td>{format_us(kernel.us)}</td>"
+        f"<td>{escape(labels[side.name][kernel.name])}</td><td>{format_us(kernel.us)}</td>"
         f"{''.join(f'<td>{_number(kernel.counters.get(name))}</td>' for name in names)}"
         f"<td>{format_percent(kernel.occupancy)}</td><td>{format_percent(kernel.sm_efficiency)}</td></tr>"
         for side, kernel in rows

@@ -200,14 +200,14 @@ def tabulate_counters(report: Report) -> Table:
     table = make_table("Hardware counters of one call")
     table.add_column("")
     table.add_column("kernel", no_wrap=True, overflow="ellipsis", max_width=NAME_WIDTH)
-    labels = label_kernels((kernel for _, kernel in rows), NAME_WIDTH)
+    labels = {side.name: label_kernels(side.kernels, NAME_WIDTH) for side in report.sides}
     for heading in (*names, "occ", "SM"):
         table.add_column(heading, justify="right")
     for side, kernel in rows:
         counted = (kernel.counters.get(name) for name in names)
         cells = [UNKNOWN if value is None else f"{value:,.0f}" for value in counted]
         shares = format_percent(kernel.occupancy), format_percent(kernel.sm_efficiency)
-        table.add_row(SIDE_NAMES[side.name], Text(labels[kernel.name]), *cells, *shares)
+        table.add_row(SIDE_NAMES[side.name], Text(labels[side.name][kernel.name]), *cells, *shares)
     return table
 
 

@@ -24,8 +24,8 @@ class Runner:
     """One peer on one case.
 
     call: issues one call and hands on its results.  wait: until those are there.  flatten: the results as JAX
-    arrays.  hold: keeps the GPU that the calls run on busy for at least so many microseconds, if it can, while calls are
-    queued behind that; hands on for how many.  None: its GPU time is not measured.
+    arrays.  hold: keeps the GPU that the calls run on busy for so many microseconds, if it can for so long, while calls
+    are queued behind that; hands on for how many.  None: its GPU time is not measured.
     """
 
     name: str
