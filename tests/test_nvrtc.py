@@ -248,3 +248,29 @@ def test_an_option_that_a_library_does_not_know_is_not_passed() -> None:
     library = choose_nvrtc("sm_90").nvrtc.library
     assert nvrtc._accepts(library, "--std=c++17")
     assert not nvrtc._accepts(library, "--no-such-option")
+
+
+WAITS = {
+    "ASTITCH_GLOBAL_BARRIER(w)": "unsigned* w",
+    "receive_rows<1, 32, 32, 32, 1>(f, 0, t, 7u)": "float* f, unsigned long long* t",
+    "receive_words<32, 32, 1>(f, 0, t, n, 7u)": "float* f, unsigned long long* t, int n",
+}
+
+
+@pytest.mark.parametrize("wait", sorted(WAITS))
+def test_a_wait_for_another_block_ends(wait: str) -> None:
+    """By the clock, which is not asked in every round: one trap, and one reading of the clock on the way to it."""
+    source = (
+        '#include "astitch.cuh"\n#include "loops.cuh"\n'
+        f'extern "C" __global__ void wait({WAITS[wait]}) {{ {wait}; }}\n'
+    )
+    ptx = compile_cuda(source, "sm_90").ptx.decode()
+    assert ptx.count("%globaltimer") == ptx.count("trap;") == 1
+    assert "%clock" not in ptx
+
+
+def test_waits_have_one_policy() -> None:
+    folder = Path(nvrtc.__file__).parent / "cuda"
+    texts = [file.read_text("utf-8") for file in folder.glob("*.cuh")]
+    assert sum(text.count("__trap()") for text in texts) == 1
+    assert sum(text.count("patience.wait()") for text in texts) == 4

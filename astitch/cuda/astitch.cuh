@@ -9,6 +9,7 @@
 //   astitch_load_acquire, astitch_load_relaxed, astitch_store_release, astitch_store_relaxed, astitch_add_release,
 //   astitch_add_relaxed   on unsigned words, device scope
 //   astitch_publish_word(to, value, tag), astitch_take_word(from, tag, value)    a tagged word; taking may fail
+//   astitch_patience, astitch_all_of_warp(what)    for loops that wait (see below)
 //   astitch_publish_three(to, a, b, c, tag), astitch_take_three(from, tag, words)    the same of three words beside one tag
 #pragma once
 
@@ -87,6 +88,25 @@ __device__ __forceinline__ unsigned astitch_add_relaxed(unsigned* word, unsigned
     return old;
 }
 
+// How long a thread waits for another block: each round that finds something missing is counted.  After about 30 s it
+// traps, where it would hang for good: a block that is not resident, a word that nobody sends.  Nothing less than that is
+// sure to be a fault, for what else the device runs (a kernel of another process, a debugger) may hold a block off its SM
+// that long.  A trap is the end of the process's CUDA context.  The clock is asked once in 512 rounds.
+struct astitch_patience {
+    unsigned rounds = 0, since = 0;
+    __device__ __forceinline__ void wait()
+    {
+        if (++rounds % 512 == 0) {
+            unsigned long long ns;
+            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+            const unsigned now = unsigned(ns >> 20);
+            if (rounds == 512) since = now;
+            else if (now - since > 28610) __trap();
+        }
+    }
+};
+__device__ __forceinline__ bool astitch_all_of_warp(bool what) { return __all_sync(0xffffffffu, what); }
+
 // The first block adds 2^31 - (blocks - 1) and every other block 1, so the top bit flips when the last one
 // has come while the rest returns to zero: no reset between launches.  One thread speaks for its block;
 // the block barriers around it make its release and its acquire hold for all of them.
@@ -96,8 +116,8 @@ __device__ __forceinline__ void astitch_global_barrier(unsigned* word)
     if (threadIdx.x == 0) {
         const unsigned arrive = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
         const unsigned before = astitch_add_release(word, arrive);
-        while (!((astitch_load_acquire(word) ^ before) & 0x80000000u)) {
-        }
+        astitch_patience patience;
+        while (!((astitch_load_acquire(word) ^ before) & 0x80000000u)) patience.wait();
     }
     __syncthreads();
 }

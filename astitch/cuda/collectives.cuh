@@ -538,15 +538,17 @@ __device__ __forceinline__ void collect_parts(
 #pragma unroll 1
     for (int turn = 0; turn < TURNS; turn += TOGETHER) {
         unsigned found[TOGETHER][R::payload];
-        bool ready;
-        do {
-            ready = true;
+        astitch_patience patience;
+        while (true) {
+            bool ready = true;
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) {
                 const int part = (turn + i) * MEMBERS + rank;
                 if (part < PARTS) ready &= take_words(parts + part * STRIDE, tag, found[i]);
             }
-        } while (!ready);
+            if (ready) break;
+            patience.wait();
+        }
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i)
             if ((turn + i) * MEMBERS + rank < PARTS) state = R::combine(state, R::state_of(found[i]));
@@ -562,15 +564,17 @@ __device__ __forceinline__ void collect_range(
 #pragma unroll 1
     for (int first = rank; first < high; first += MEMBERS * TOGETHER) {
         unsigned found[TOGETHER][R::payload];
-        bool ready;
-        do {
-            ready = true;
+        astitch_patience patience;
+        while (true) {
+            bool ready = true;
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) {
                 const int part = first + i * MEMBERS;
                 if (part >= low && part < high) ready &= take_words(parts + part * STRIDE, tag, found[i]);
             }
-        } while (!ready);
+            if (ready) break;
+            patience.wait();
+        }
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
             const int part = first + i * MEMBERS;

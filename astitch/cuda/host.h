@@ -227,6 +227,9 @@ ASTITCH_INLINE bool astitch_take_word(const unsigned long long* from, unsigned t
     value = word[0];
     return true;
 }
+// Who waits for a word here has it: there is no second round, and no lane need wait for its warp.
+struct astitch_patience { void wait() {} };
+ASTITCH_INLINE bool astitch_all_of_warp(bool what) { return what; }
 ASTITCH_INLINE void astitch_publish_three(unsigned long long* to, unsigned a, unsigned b, unsigned c, unsigned tag)
 {
     to[1] = (unsigned long long)c << 32 | b;

@@ -90,78 +90,56 @@ __device__ __forceinline__ void share_pairs(float (&sum)[COUNT], int lane)
     }
 }
 
-// Waits for COUNT rows of EXTENT tagged words and puts them into rows STRIDE apart.  A thread asks for all of its words
-// (of up to CHUNK) in each round: asking for one after the other would be a way to the L2 for each.  A wait that does not
-// end is a trap.
-template <int COUNT, int EXTENT, int STRIDE, int THREADS, int CHUNK, class Slot>
-__device__ __forceinline__ void receive_rows(
-    const Slot& to, int start, const unsigned long long* from, unsigned tag)
+// Waits for up to WORDS tagged words in one line, of which `count` come (ALL: all of them), and hands each to
+// put(its number, the word).  A thread asks for all of its words (of up to CHUNK) in each round: asking for one after the
+// other would be a way to the L2 for each.
+template <int WORDS, int THREADS, int CHUNK, bool ALL, class Put>
+__device__ __forceinline__ void receive(const unsigned long long* from, int count, unsigned tag, Put put)
 {
-    constexpr int WORDS = COUNT * EXTENT, EACH = (WORDS + THREADS - 1) / THREADS;
-#pragma unroll
+    constexpr int EACH = (WORDS + THREADS - 1) / THREADS;
+#pragma unroll(ALL ? EACH : 1)
     for (int first = 0; first < EACH; first += CHUNK) {
         unsigned word[CHUNK];
-#ifdef ASTITCH_HOST
-        for (int i = 0; i < CHUNK; ++i)
-            if (const int at = (first + i) * THREADS + int(threadIdx.x); at < WORDS) astitch_take_word(from + at, tag, word[i]);
-#else
-        long long since = 0;
+        const auto comes = [&](int i, int at) {
+            if constexpr (ALL) return first + i < EACH && (WORDS % THREADS == 0 || at < WORDS);
+            else return at < count;
+        };
+        astitch_patience patience;
         while (true) {
             bool fresh = true;
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
                 const int at = (first + i) * THREADS + int(threadIdx.x);
-                if (first + i < EACH && (WORDS % THREADS == 0 || at < WORDS)) fresh &= astitch_take_word(from + at, tag, word[i]);
+                if (comes(i, at)) fresh &= astitch_take_word(from + at, tag, word[i]);
             }
             // The lanes leave together: one that left alone could pass the block's barrier before its warp.
-            if (__all_sync(0xffffffffu, fresh)) break;
-            const long long now = clock64();
-            if (since == 0) since = now;
-            if (now - since > 4000000000ll) __trap();
+            if (astitch_all_of_warp(fresh)) break;
+            patience.wait();
         }
-#endif
 #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
             const int at = (first + i) * THREADS + int(threadIdx.x);
-            if (first + i < EACH && (WORDS % THREADS == 0 || at < WORDS))
-                to[start + at / EXTENT * STRIDE + at % EXTENT] = same_bits<float>(word[i]);
+            if (comes(i, at)) put(at, same_bits<float>(word[i]));
         }
     }
 }
 
-// The same for up to WORDS words in one line, of which `count` come.
+// COUNT rows of EXTENT words, which go into rows STRIDE apart.
+template <int COUNT, int EXTENT, int STRIDE, int THREADS, int CHUNK, class Slot>
+__device__ __forceinline__ void receive_rows(
+    const Slot& to, int start, const unsigned long long* from, unsigned tag)
+{
+    receive<COUNT * EXTENT, THREADS, CHUNK, true>(from, COUNT * EXTENT, tag, [&](int at, float value) {
+        to[start + at / EXTENT * STRIDE + at % EXTENT] = value;
+    });
+}
+
+// Up to WORDS words, of which `count` come, side by side.
 template <int WORDS, int THREADS, int CHUNK, class Slot>
 __device__ __forceinline__ void receive_words(
     const Slot& to, int start, const unsigned long long* from, int count, unsigned tag)
 {
-    constexpr int EACH = (WORDS + THREADS - 1) / THREADS;
-#pragma unroll 1
-    for (int first = 0; first < EACH; first += CHUNK) {
-        unsigned word[CHUNK];
-#ifdef ASTITCH_HOST
-        for (int i = 0; i < CHUNK; ++i)
-            if (const int at = (first + i) * THREADS + int(threadIdx.x); at < count) astitch_take_word(from + at, tag, word[i]);
-#else
-        long long since = 0;
-        while (true) {
-            bool fresh = true;
-#pragma unroll
-            for (int i = 0; i < CHUNK; ++i) {
-                const int at = (first + i) * THREADS + int(threadIdx.x);
-                if (at < count) fresh &= astitch_take_word(from + at, tag, word[i]);
-            }
-            if (__all_sync(0xffffffffu, fresh)) break;
-            const long long now = clock64();
-            if (since == 0) since = now;
-            if (now - since > 4000000000ll) __trap();
-        }
-#endif
-#pragma unroll
-        for (int i = 0; i < CHUNK; ++i) {
-            const int at = (first + i) * THREADS + int(threadIdx.x);
-            if (at < count) to[start + at] = same_bits<float>(word[i]);
-        }
-    }
+    receive<WORDS, THREADS, CHUNK, false>(from, count, tag, [&](int at, float value) { to[start + at] = value; });
 }
 
 // Adds up lines of MEMBERS parts, a warp a line, in a fixed order, and tells everyone the sums.
