@@ -522,7 +522,7 @@ class _Reader:
             f"{where}: of scan only running sums and products are supported\n"
             "  rewrite it with jax.lax.scan, or run it through XLA"
         )
-        if len(found) != 1 or len(operands) != 2 or len(leaves) != 2 or instruction.is_reverse:
+        if len(found) != 1 or len(operands) != 2 or len(leaves) != 2:
             raise refused
         step, init = found[0], self.nodes[operands[1]]
         joined = {step[o].op for o in step.outputs if set(step[o].operands) == set(step.parameters)}
@@ -535,9 +535,8 @@ class _Reader:
         if (
             any(step[o].op != op for o in step.outputs)
             or not isinstance(start.attrs, ConstantAttrs)
-            or start.array.rank
             or neutral is None
-            or start.attrs.value.numpy() != neutral
+            or (start.attrs.value.numpy() != neutral).any()
         ):
             raise refused
         array, dimension = leaves[0], int(instruction.dimensions[0])
@@ -549,25 +548,32 @@ class _Reader:
         join = Node(f"{name}.join", op, scalar, tuple(n.name for n in names))
         nodes = {n.name: n for n in (*names, join)}
         region = Graph(f"{name}.region", nodes, tuple(n.name for n in names), (join.name,))
-        extent = array.shape[dimension]
+        extent, backward = array.shape[dimension], instruction.is_reverse
+        low, high = (0, extent - 1) if backward else (extent - 1, 0)
         window = tuple(
-            WindowDimension(extent, padding_low=extent - 1)
+            WindowDimension(extent, padding_low=low, padding_high=high)
             if d == dimension
             else WindowDimension(1)
             for d in range(array.rank)
         )
         rest = (op_name, source)
+        literal = Literal.of(np.asarray(neutral, array.dtype.numpy))
+        begin = self._add(
+            f"{name}.start", "constant", scalar, (), ConstantAttrs(literal), (), *rest
+        )
         running = self._add(
             name,
             "reduce-window",
             array,
-            (operands[0], start.name),
+            (operands[0], begin),
             WindowAttrs(window),
             (region,),
             *rest,
         )
-        starts = tuple(n - 1 if d == dimension else 0 for d, n in enumerate(array.shape))
-        cut = SliceAttrs(starts, array.shape, (1,) * array.rank)
+        place = 0 if backward else extent - 1
+        starts = tuple(place if d == dimension else 0 for d in range(array.rank))
+        limits = tuple(place + 1 if d == dimension else n for d, n in enumerate(array.shape))
+        cut = SliceAttrs(starts, limits, (1,) * array.rank)
         last_shape = tuple(1 if d == dimension else n for d, n in enumerate(array.shape))
         last_type = ArrayType(array.dtype, last_shape)
         last = self._add(f"{name}.last", "slice", last_type, (running,), cut, (), *rest)

@@ -570,6 +570,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", choices=("tiny", "full"), default="full")
     parser.add_argument("--check", action="store_true", help="compare results, measure nothing")
     parser.add_argument("--steps", type=int, default=20, help="training steps that are compared")
+    parser.add_argument("--precision", help="of products, as jax_default_matmul_precision has it")
     parser.add_argument("--batches", type=int, default=9, help="of calls, for the wall time")
     parser.add_argument("--engine", choices=("gpu", "host"), help="ASTITCH_ENGINE")
     parser.add_argument("--seconds", type=float, help="start no entry after this many")
@@ -598,6 +599,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         entries = [entry for entry in entries if entry.key not in done]
     if options.engine:
         os.environ["ASTITCH_ENGINE"] = options.engine
+    if options.precision:
+        jax.config.update("jax_default_matmul_precision", options.precision)
     if options.check:
         check_entries(entries, options)
     else:

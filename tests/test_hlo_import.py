@@ -672,13 +672,24 @@ def test_a_scan_that_is_a_running_sum_is_a_window_over_all_before():
     np.testing.assert_allclose(result, np.cumsum(x, 1), rtol=1e-5, atol=1e-6)
 
 
-def test_a_scan_backward_is_refused():
+def test_a_scan_backward_is_a_window_over_all_after():
+    """And its start may be one constant array, as it is for a single row."""
     module = hlo_schema.HloModuleProto()
     module.ParseFromString((MODULES.parent / "cumsum_scan.hlo.pb").read_bytes())
-    (scan,) = [i for c in module.computations for i in c.instructions if i.opcode == b"scan"]
+    instructions = [i for c in module.computations for i in c.instructions]
+    (scan,) = [i for i in instructions if i.opcode == b"scan"]
     scan.is_reverse = True
-    with pytest.raises(UnsupportedOp, match="only running sums"):
-        import_hlo(module.SerializeToString())
+    (start,) = [i for i in instructions if i.id == scan.operand_ids[1]]
+    assert start.opcode == b"broadcast" and list(start.shape.dimensions) == [4]
+    del start.operand_ids[:], start.dimensions[:]
+    start.opcode = b"constant"
+    start.literal.shape.CopyFrom(start.shape)
+    start.literal.f32s[:] = [0] * 4
+    graph = check_graph(import_hlo(module.SerializeToString()))
+    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    (result,) = run_graph(graph, [x])
+    wanted = np.flip(np.cumsum(np.flip(x, 1), 1), 1)
+    np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("opcode", "start"), [(b"subtract", 0), (b"maximum", 0), (b"add", 1)])
