@@ -1,9 +1,12 @@
 """How long the compiler itself takes: seconds of each stage, and how they grow with the graph.  Needs no GPU.
 
-`python -m benchmarks.compile_time [FILE ...] [--synthetic] [--workloads] [--json OUT]`: HLO dumps, training steps of
+`python -m benchmarks.compile_time [FILE ...] [--synthetic] [--workloads] [--json OUT]`: HLO dumps, the ten entries of
 benchmarks/workloads at full size, and synthetic graphs of 1,000, 3,000 and 10,000 ops.  CPU seconds from the import to
 the emitted text; the CUDA compiler is not asked unless `--observe` says so.  `--cold`: all that the engine xla does
 until XLA gets the kernels, with an empty cache and every parameter donated.
+
+`--first-calls [NAME ...]`, which needs a GPU: where the first call of an entry spends its seconds, XLA and astitch each
+in a process of its own with empty caches.
 """
 
 from __future__ import annotations
@@ -13,15 +16,19 @@ import gc
 import json
 import math
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 
 from astitch import compile as compiler
@@ -142,11 +149,11 @@ def lower_for_gpu(function: Function, *arguments: Any, keep_unused: bool = True)
 
 
 def lower_workloads() -> Iterator[tuple[str, bytes]]:
-    """(name, HLO) of the training steps of the workloads at full size."""
+    """(name, HLO) of inference and training of the workloads at full size."""
     from benchmarks import models
 
     for entry in models.list_entries("full"):
-        if entry.mode == "train":
+        if entry.size == "full":
             task = models.make_task(entry)
             yield entry.key, lower_for_gpu(task.fn, task.first, task.batch, keep_unused=False)
 
@@ -198,6 +205,73 @@ def time_compilation(
     return best
 
 
+# ---- first calls -------------------------------------------------------------------------------------------------
+
+SIDES = ("xla", "astitch")
+STEPS = {
+    "trace_s": "/jax/core/compile/jaxpr_trace_duration",
+    "lower_s": "/jax/core/compile/jaxpr_to_mlir_module_duration",
+    "xla_s": "/jax/core/compile/backend_compile_duration",
+}
+"""What JAX calls its own steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCall:
+    """Where the first call spends its seconds.  trace_s: tracing.  lower_s: lowering, in which astitch plans and has
+    its kernels compiled.  xla_s: XLA's compiler, with what it measures.  rest_s: loading the kernels and running once."""
+
+    entry: str
+    side: str
+    total_s: float
+    trace_s: float
+    lower_s: float
+    xla_s: float
+    rest_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.entry:24} {self.side:8} {self.total_s:6.1f} s   trace {self.trace_s:5.1f}  "
+            f"lower {self.lower_s:5.1f}  xla {self.xla_s:5.1f}  rest {self.rest_s:5.1f}"
+        )
+
+
+def time_first_call(name: str, side: str) -> FirstCall:
+    """In this process, with caches of its own.  name: key of an entry.
+
+    Of each step the longest event counts: what is traced or compiled on the way stands inside of it, or is small.
+    """
+    from benchmarks import models
+
+    (entry,) = models.choose_entries([name], name.rpartition("/")[2])
+    task = models.make_task(entry)
+    longest = dict.fromkeys(STEPS, 0.0)
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        for step, known in STEPS.items():
+            if event == known:
+                longest[step] = max(longest[step], seconds)
+
+    with ExitStack() as stack:
+        stack.enter_context(models.use_empty_caches())
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        stack.callback(jax.monitoring.unregister_event_duration_listener, listen)
+        total_s = models.prepare_side(side, task, check=False).compile_s
+    rest_s = total_s - sum(longest.values())
+    return FirstCall(entry.key, side, total_s, **longest, rest_s=rest_s)
+
+
+def time_first_calls(names: Sequence[str]) -> Iterator[FirstCall]:
+    """Of the entries at full size whose keys contain one of the names, each in a process that did nothing before."""
+    from benchmarks import models
+
+    for entry in models.choose_entries(names, "full"):
+        for side in SIDES:
+            command = [sys.executable, "-m", "benchmarks.compile_time", "--first-call", entry.key, side]
+            told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            yield FirstCall(**json.loads(told.splitlines()[-1]))
+
+
 def exponent(first: tuple[int, float], last: tuple[int, float]) -> float:
     """e of seconds ~ ops^e through two points; 0 where one of them took no time."""
     (ops, seconds), (more, longer) = first, last
@@ -247,8 +321,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--cold", action="store_true", help="with the kernels, into an empty cache; modules only"
     )
+    parser.add_argument("--first-calls", nargs="*", metavar="NAME", help="of these entries, or all")
+    parser.add_argument("--first-call", nargs=2, metavar=("KEY", "SIDE"), help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write all figures here")
     options = parser.parse_args(arguments)
+    if options.first_call:
+        print(json.dumps(asdict(time_first_call(*options.first_call))))
+        return
+    calls = []
+    for call in () if options.first_calls is None else time_first_calls(options.first_calls):
+        calls.append(call)
+        print(call, flush=True)
     if not (options.observe or options.cold):
         compiler.observe_plan = lambda *_: None
     modules = [(Path(file).name, read_module(file)) for file in options.files]
@@ -267,6 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         result = {
             "observed": options.observe,
+            "first_calls": [asdict(call) for call in calls],
             "modules": [asdict(timing) for timing in timings],
             "growth": [asdict(growth) for growth in growths],
         }

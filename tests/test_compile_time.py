@@ -42,3 +42,14 @@ def test_a_cold_compilation_makes_every_kernel_in_a_folder_of_its_own(
     assert found.kernels == len(compiled[0].program.kernels) == 1
     assert found.stage_s["kernels"] > 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("side", compile_time.SIDES)
+def test_a_first_call_is_told_by_its_steps(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    found = compile_time.time_first_call("dien/infer/tiny", side)
+    assert found.entry == "dien/infer/tiny" and found.side == side
+    assert found.trace_s > 0 and found.lower_s > 0
+    steps = found.trace_s + found.lower_s + found.xla_s + found.rest_s
+    assert steps == pytest.approx(found.total_s)
+    assert f"{found.total_s:.1f} s" in str(found)
