@@ -219,7 +219,7 @@ STEPS = {
 @dataclass(frozen=True, slots=True)
 class FirstCall:
     """Where the first call spends its seconds.  trace_s: tracing.  lower_s: lowering, in which astitch plans and has
-    its kernels compiled.  xla_s: XLA's compiler, with what it measures.  rest_s: loading the kernels and running once."""
+    its kernels compiled.  xla_s: XLA's compiler, with what it measures.  rest_s: loading kernels and running once."""
 
     entry: str
     side: str
