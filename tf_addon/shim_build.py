@@ -32,10 +32,12 @@ FIRST, LAST = (2, 18), (2, 21)
 
 WITHOUT = "  or decorate with @tf_addon.function(tier='python'), which needs no compiler"
 
-FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-fvisibility=hidden", "-fno-rtti")
-"""Without type information: TensorFlow 2.18 does not export that of all classes which the shim derives from."""
-
-LIBRARIES = ("-l:libtensorflow_framework.so.2", "-l:libtensorflow_cc.so.2")
+FLAGS = ("-O1", "-fPIC", "-shared", "-w", "-fvisibility=hidden")
+LIBRARIES = (
+    "-Wl,--no-as-needed",
+    "-l:libtensorflow_framework.so.2",
+    "-l:libtensorflow_cc.so.2",
+)
 INCLUDES = ("external/highwayhash", "external/farmhash_archive/src", "tensorflow/compiler")
 """In the wheel's include folder: what some versions' headers name without these prefixes."""
 
@@ -74,7 +76,7 @@ def name_library(target: Target) -> str:
     digest = hashlib.sha256()
     for path in (SOURCE, *sorted(STANDINS.rglob("*.h"))):
         digest.update(path.read_bytes())
-    digest.update(repr((target.version, target.flags, FLAGS, INCLUDES)).encode())
+    digest.update(repr((target.version, target.flags, FLAGS, INCLUDES, LIBRARIES)).encode())
     return f"astitch_tf-{target.version}-{digest.hexdigest()[:16]}.so"
 
 
@@ -109,7 +111,9 @@ def build_library(target: Target, folder: Path, say: Callable[[str], None]) -> P
             return library
         built = Path(name) / "shim.so"
         try:
-            _run([compiler, *compile_flags(target), str(SOURCE), "-o", str(built)], target)
+            files = [str(SOURCE), "-o", str(built)]
+            links = [f"-L{target.folder}", *LIBRARIES]
+            _run([compiler, *compile_flags(target), *files, *links], target)
             publish(built, library)
         except OSError as error:
             raise ShimUnavailable(
@@ -121,11 +125,10 @@ def build_library(target: Target, folder: Path, say: Callable[[str], None]) -> P
 
 
 def compile_flags(target: Target) -> list[str]:
-    """Arguments of g++ but for the files.  Standins come last: they are for what a wheel lacks."""
+    """How g++ compiles it.  Standins come last: they are for what a wheel lacks."""
     include = target.folder / "include"
     includes = [f"-I{include}", *(f"-I{include / part}" for part in INCLUDES)]
-    links = [f"-L{target.folder}", *LIBRARIES]
-    return [*target.flags, *FLAGS, *includes, "-idirafter", str(STANDINS), *links]
+    return [*target.flags, *FLAGS, *includes, "-idirafter", str(STANDINS)]
 
 
 def get_library(say: Callable[[str], None] | None = None) -> Path:

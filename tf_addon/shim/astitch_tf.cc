@@ -198,69 +198,55 @@ absl::Status cuda_status(int code, const char* what) {
 
 // Managed memory: kernels find it on the GPU, and TensorFlow's own ops, which know nothing of that, read and write it
 // like memory of the host.  Freed blocks are kept by size: allocating them waits for the GPU.
-class ResidentPool {
+class ResidentAllocator : public Allocator {
  public:
-  absl::Status allocate(size_t bytes, void** address) {
+  std::string Name() override { return "astitch_resident"; }
+
+  void* AllocateRaw(size_t, size_t bytes) override {
     bytes = std::max<size_t>(bytes, 1);
-    {
-      mutex_lock lock(mu_);
-      auto& free = free_[bytes];
-      if (!free.empty()) {
-        *address = free.back();
-        free.pop_back();
-        live_[*address] = bytes;
-        return absl::OkStatus();
-      }
-    }
+    mutex_lock lock(mu_);
+    auto& free = free_[bytes];
     uint64_t found = 0;
-    const unsigned attach_global = 1;
-    TF_RETURN_IF_ERROR(
-        cuda_status(state().cuda.allocate_managed(&found, bytes, attach_global), "room for a variable on the GPU"));
-    mutex_lock lock(mu_);
-    *address = reinterpret_cast<void*>(found);
-    live_[*address] = bytes;
-    return absl::OkStatus();
+    if (!free.empty()) {
+      found = free.back();
+      free.pop_back();
+    } else {
+      const unsigned attach_global = 1;
+      if (state().cuda.allocate_managed(&found, bytes, attach_global) != 0) return nullptr;
+    }
+    live_[found] = bytes;
+    return reinterpret_cast<void*>(found);
   }
-  void release(void* address) {
+
+  void DeallocateRaw(void* address) override {
     mutex_lock lock(mu_);
-    auto found = live_.find(address);
-    free_[found->second].push_back(address);
+    auto found = live_.find(reinterpret_cast<uint64_t>(address));
+    free_[found->second].push_back(found->first);
     live_.erase(found);
   }
+
   bool owns(const void* address) {
     mutex_lock lock(mu_);
-    return live_.count(const_cast<void*>(address)) != 0;
+    return live_.count(reinterpret_cast<uint64_t>(address)) != 0;
   }
 
  private:
   mutex mu_;
-  std::unordered_map<size_t, std::vector<void*>> free_;
-  std::unordered_map<void*, size_t> live_;
+  std::unordered_map<size_t, std::vector<uint64_t>> free_;
+  std::unordered_map<uint64_t, size_t> live_;
 };
 
-ResidentPool& resident_pool() {
-  static ResidentPool* pool = new ResidentPool();
-  return *pool;
+// Never destroyed: variables of TensorFlow's outlive static destructors.
+ResidentAllocator& resident() {
+  static ResidentAllocator* allocator = new ResidentAllocator();
+  return *allocator;
 }
 
-class ResidentBuffer : public TensorBuffer {
- public:
-  ResidentBuffer(void* address, size_t bytes) : TensorBuffer(address), bytes_(bytes) {}
-  ~ResidentBuffer() override { resident_pool().release(data()); }
-  size_t size() const override { return bytes_; }
-  TensorBuffer* root_buffer() override { return this; }
-  void FillAllocationDescription(AllocationDescription*) const override {}
-
- private:
-  size_t bytes_;
-};
-
 absl::Status make_resident(DataType type, const TensorShape& shape, Tensor* tensor) {
-  const size_t bytes = shape.num_elements() * DataTypeSize(type);
-  void* address = nullptr;
-  TF_RETURN_IF_ERROR(resident_pool().allocate(bytes, &address));
-  *tensor = Tensor(type, shape, core::RefCountPtr<TensorBuffer>(new ResidentBuffer(address, bytes)));
-  return absl::OkStatus();
+  *tensor = Tensor(&resident(), type, shape);
+  if (tensor->IsInitialized()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("astitch: no room on the GPU for a variable of shape ", shape.DebugString()));
 }
 
 // ---- one run of a launch table -----------------------------------------------------------------------------------
@@ -310,7 +296,7 @@ class Run {
     made_.resize(results.size());
     for (size_t i = 0; i < results.size(); ++i) {
       made_[i] = results[i]->data();
-      if (staged_ && !resident_pool().owns(made_[i])) {
+      if (staged_ && !resident().owns(made_[i])) {
         char* room = nullptr;
         TF_RETURN_IF_ERROR(allocate(program_.results[i].bytes, &room));
         made_[i] = room;
@@ -333,7 +319,7 @@ class Run {
   absl::Status place_parameter(const Tensor& tensor, void** address) {
     void* data = tensor.data();
     const size_t bytes = tensor.TotalBytes();
-    const bool there = !staged_ || resident_pool().owns(data);
+    const bool there = !staged_ || resident().owns(data);
     if (there && reinterpret_cast<uintptr_t>(data) % kAlignment == 0) {
       *address = data;
       return absl::OkStatus();
@@ -751,7 +737,7 @@ class AstitchKernel : public AsyncOpKernel {
     for (VariableInfo& variable : variables) {
       if (!variable.var() || !variable.var()->is_initialized) continue;
       Tensor* tensor = variable.var()->tensor();
-      if (!DataTypeCanUseMemcpy(tensor->dtype()) || resident_pool().owns(tensor->data())) continue;
+      if (!DataTypeCanUseMemcpy(tensor->dtype()) || resident().owns(tensor->data())) continue;
       Tensor resident;
       TF_RETURN_IF_ERROR(make_resident(tensor->dtype(), tensor->shape(), &resident));
       std::memcpy(resident.data(), tensor->data(), tensor->TotalBytes());
