@@ -5,6 +5,7 @@ Filled while the task loops are lowered; every name is unique in the kernel.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 
@@ -20,6 +21,14 @@ MAX_NAME = 48
 """Characters of an HLO name that go into a variable's name."""
 
 _NUMBERED = re.compile(r"_[0-9]+$")
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _spell_identifier(hint: str) -> str:
+    """A C identifier close to a name: the same for many values of many candidates."""
+    base = "".join(c if c.isascii() and c.isalnum() else "_" for c in hint).strip("_")
+    base = base if base[:1].isalpha() else f"v_{base}".rstrip("_")
+    return base if _NUMBERED.search(base) else f"{base}_0"
 
 
 class Declarations:
@@ -57,12 +66,7 @@ class Declarations:
 
         It ends in _ and a digit, which no keyword, macro or function of the device library does.
         """
-        base = "".join(c if c.isascii() and c.isalnum() else "_" for c in hint[:MAX_NAME]).strip(
-            "_"
-        )
-        base = base if base[:1].isalpha() else f"v_{base}".rstrip("_")
-        base = base if _NUMBERED.search(base) else f"{base}_0"
-        name = base
+        name = base = _spell_identifier(hint[:MAX_NAME])
         while name in self.taken:
             self.numbers[base] = self.numbers.get(base, 0) + 1
             name = f"{base}__{self.numbers[base]}"

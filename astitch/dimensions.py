@@ -125,6 +125,13 @@ class _Union:
 
     def unify(self, left: Sequence[int], right: Sequence[int]) -> None:
         """Identify two rows of atoms from the minor end, splitting where one extent divides the other."""
+        if len(left) == len(right) == 1:  # mostly two leaves
+            x, y = self.root(left[0]), self.root(right[0])
+            if x == y:
+                return
+            if self.parts[x] is self.parts[y] is None and self.extent[x] == self.extent[y]:
+                self.merge(x, y)
+                return
         while True:
             a, b = self.leaves(left), self.leaves(right)
             shared = 0

@@ -302,10 +302,14 @@ class _Splitter:
         if rounds:
             projection = self.judge(plan)
             found = why_split(plan, self.gpu, projection)
-            if found and self.split(scope, found, projection.time_us, rounds):
+            if found and self.split(scope, found, projection.time_us, rounds, plan):
                 return
         self.plans.append(plan)
-        structure = structure_of(self.scopes.graph, scope)
+        self.begin_to_settle(plan)
+
+    def begin_to_settle(self, plan: Plan) -> None:
+        """Has the kernel of a plan compiled meanwhile, once for its structure."""
+        structure = structure_of(plan.arrangement.graph, plan.scope)
         if self.settle and structure not in self.settled:
             self.settled.add(structure)
             self.ahead.start(plan.kernel.name, partial(self.settle, plan))
@@ -324,8 +328,15 @@ class _Splitter:
         self.take(scope, Reason(Symptom.CODE_SIZE, detail), math.inf, parts, rounds)
         return True
 
-    def split(self, scope: Scope, reason: Reason, whole_us: float, rounds: int) -> bool:
-        """Replaces a scope by its parts, if they are faster."""
+    def split(
+        self,
+        scope: Scope,
+        reason: Reason,
+        whole_us: float,
+        rounds: int,
+        whole: Plan | None = None,
+    ) -> bool:
+        """Replaces a scope by its parts, if they are faster.  whole: the plan that it keeps otherwise."""
         graph, gpu = self.scopes.graph, self.gpu
         by_length = reason.symptom in _BY_LENGTH
         limit = MAX_STATEMENTS
@@ -341,6 +352,8 @@ class _Splitter:
 
         parts = explore_scope(graph, scope, gpu, penalty=penalty, latency=rate)
         parts_us, most_us = min(drafted), _bound_us(reason.symptom, whole_us)
+        if whole and most_us <= parts_us:
+            self.begin_to_settle(whole)  # it will hardly be split
         spills = reason.symptom is Symptom.SPILL
         if not spills or not most_us <= parts_us * DRAFT_SHARE < math.inf:
             parts_us = self.rate_parts(parts)

@@ -140,9 +140,9 @@ class Values:
         # The choice of a vector stands before the loop over its lanes.
         first = self.conditionals[:1]
         hidden = (Zone.LANE, Zone.AFTER) if first and first[0].vector else ()
-        for zone in Zone:
-            if zone not in hidden and key in self.frames[zone].cache:
-                return self.frames[zone].cache[key]
+        for zone, frame in self.frames.items():  # from the outermost
+            if zone not in hidden and key in frame.cache:
+                return frame.cache[key]
         return None
 
     def fresh(self, hint: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -20,6 +20,7 @@ from test_fuzz import wide_graphs
 from astitch import compile as stages
 from astitch import kernel_ir as k
 from astitch import split_scopes as module
+from astitch.ahead import Ahead
 from astitch.check_plan import check_plan
 from astitch.compile import Compilation, compile_graph, show_stage
 from astitch.dimensions import is_embedded
@@ -450,6 +451,43 @@ def test_a_split_whose_draft_is_hopeless_is_not_planned(part_us: float, looked_a
     if not looked_at:
         (decision,) = found.splits
         assert decision.parts == () and 12.0 < decision.parts_us < math.inf
+
+
+@pytest.mark.parametrize(("part_us", "early"), [(60.0, True), (20.0, False)])
+def test_a_kernel_that_will_hardly_be_split_is_compiled_meanwhile(
+    part_us: float, early: bool
+) -> None:
+    """Of 100 us: what its parts take is looked at all the same."""
+    events: list[tuple[str, str]] = []
+
+    class Noting(Ahead):
+        def start(self, key: Hashable, work: Callable[[], object]) -> None:
+            if isinstance(key, str):
+                events.append(("compiled", key))
+
+    def plan(graph: Graph, scope: Scope) -> Plan | None:
+        events.append(("planned", scope.name))
+        return plan_on_h100(graph, scope)
+
+    def project(plan: Plan, resources: Resources | None) -> Projection:
+        whole = plan.scope.name == "stitch_0"
+        return replace(healthy()[1], time_us=100.0 if whole else part_us)
+
+    with Noting(0) as ahead:
+        found = split_scopes(
+            scopes_of(statistics(6)),
+            H100,
+            plan=plan,
+            draft=plan_on_h100,
+            project=project,
+            settle=lambda _: None,
+            ahead=ahead,
+        )
+    assert events[0] == ("planned", "stitch_0") and len(events) > 3
+    assert (events[1] == ("compiled", "stitch_0")) is early
+    assert (found.splits[0].parts == ()) is early
+    compiled = [name for event, name in events if event == "compiled"]
+    assert len(compiled) == len(set(compiled)) == len(found.plans)
 
 
 # ---- what is printed
