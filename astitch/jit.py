@@ -147,7 +147,7 @@ class JitFunction:
         import jax
         from jax._src.core import trace_state_clean
 
-        from astitch.xla_island import EXACT
+        from astitch.xla_island import AROUND_KERNELS
 
         self._tune, self._strict, self._asked = tune, strict, engine
 
@@ -157,7 +157,7 @@ class JitFunction:
         self._stitched_jit: Any = jax.jit(
             _stitch(fn, jax_options, tune, strict),
             keep_unused=keep_unused,
-            compiler_options=dict(EXACT),
+            compiler_options=dict(AROUND_KERNELS),
             **jax_options,
         )
         self._is_untraced = trace_state_clean

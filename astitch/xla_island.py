@@ -23,6 +23,10 @@ MOST_COMPILED = 256
 EXACT = MappingProxyType({"xla_allow_excess_precision": False})
 """How XLA compiles what stands beside our kernels: 16-bit values are rounded where HLO rounds them, as everywhere."""
 
+AROUND_KERNELS = MappingProxyType({**EXACT, "xla_gpu_dot_merger_threshold_mb": 0})
+"""For a program with kernels: its products are merged already where that pays (products.py), and what XLA cuts out of
+those that it merges itself is a copy in front of a kernel."""
+
 REPEATABLE = MappingProxyType({**EXACT, "xla_gpu_exclude_nondeterministic_ops": True})
 """Besides, equal calls give equal bits, as in emitted kernels."""
 

@@ -489,7 +489,7 @@ def test_xla_for_a_gpu_that_is_not_here_says_its_kernels(report: Report) -> None
 
 def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla_ahead.sys, "executable", "false")
-    found = xla_ahead.AheadOfTime(b"", profiler.preset("h100")).result()
+    found = xla_ahead.AheadOfTime(b"", profiler.preset("h100"), {}).result()
     assert found == "XLA's compiler failed: it said nothing"
 
 

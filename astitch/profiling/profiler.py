@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from astitch import xla_island
@@ -149,7 +150,7 @@ def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progr
         resources = compilation.resources()
         compile_s = time.perf_counter() - start
         stitched = describe_program(compilation, resources)
-        with xla_ahead(module, gpu) as ahead_inside:
+        with xla_ahead(module, gpu, xla_island.AROUND_KERNELS) as ahead_inside:
             rows = []
             if options.ablation:
                 progress("ablation")
@@ -245,14 +246,16 @@ def describe_decisions(compilation: Compilation, steps: Sequence[Step]) -> dict[
 
 
 @contextmanager
-def xla_ahead(module: bytes | str, gpu: Gpu) -> Iterator[AheadOfTime | str]:
+def xla_ahead(
+    module: bytes | str, gpu: Gpu, options: Mapping[str, bool | int] = MappingProxyType({})
+) -> Iterator[AheadOfTime | str]:
     """XLA's compilation of a module under way, or why there is none.  module: a sentence where there is none."""
     if find_plugin() is None:
         yield f"XLA's compiler for NVIDIA GPUs is not installed: {INSTALL}"
     elif isinstance(module, str):
         yield module
     else:
-        ahead = AheadOfTime(module, gpu)
+        ahead = AheadOfTime(module, gpu, options)
         try:
             yield ahead
         finally:

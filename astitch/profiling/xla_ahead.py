@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,9 @@ device_description_str: "astitch preset {gpu.name}"
 
 
 class AheadOfTime:
-    """A compilation that runs while the caller does something else."""
+    """A compilation that runs while the caller does something else.  options: see XLA's DebugOptions."""
 
-    def __init__(self, hlo: bytes, gpu: Gpu) -> None:
+    def __init__(self, hlo: bytes, gpu: Gpu, options: Mapping[str, bool | int]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="astitch_xla_")
         self._out = Path(self._folder.name) / "optimized.pb"
         module = Path(self._folder.name) / "module.pb"
@@ -103,7 +103,15 @@ class AheadOfTime:
         # What is on the path here (a checkout, say) is there too.
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", ENTRY, str(module), str(config), str(self._out)],
+            [
+                sys.executable,
+                "-c",
+                ENTRY,
+                str(module),
+                str(config),
+                str(self._out),
+                json.dumps(dict(options)),
+            ],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -133,7 +141,7 @@ class AheadOfTime:
         self._folder.cleanup()
 
 
-def compile_here(hlo: bytes, config: str) -> Compiled:
+def compile_here(hlo: bytes, config: str, overrides: Mapping[str, bool | int]) -> Compiled:
     """In this process, which must have been started with JAX_PLATFORMS=cpu."""
     import numpy as np
     from jax._src.interpreters import mlir
@@ -144,6 +152,7 @@ def compile_here(hlo: bytes, config: str) -> Compiled:
     topology = topologies.get_topology_desc(platform="cuda", target_config=config, topology="1x1x1")
     device: Any = topology.devices[0]
     options = xla_client.CompileOptions()
+    options.env_option_overrides = list(overrides.items())
     options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
     with mlir.make_ir_context():
         module = ir.Module.parse(to_stablehlo(hlo))
@@ -158,10 +167,11 @@ def compile_here(hlo: bytes, config: str) -> Compiled:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """In the process of its own.  arguments: files of the module, the device, and what to write."""
-    hlo, config, out = map(Path, arguments)
+    """In the process of its own.  arguments: files of the module, the device and what to write; options as JSON."""
+    hlo, config, out = map(Path, arguments[:3])
     try:
-        compiled = compile_here(hlo.read_bytes(), config.read_text("utf-8"))
+        overrides = json.loads(arguments[3])
+        compiled = compile_here(hlo.read_bytes(), config.read_text("utf-8"), overrides)
     except Exception as error:  # told to the process that waits
         print(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", file=sys.stderr)
         return 1
