@@ -3,9 +3,9 @@
 `python -m benchmarks.tf_models [--size tiny|full] [--json FILE]`, with or without a GPU.
 
 Kernels are counted for a preset (h100): astitch's, and those that XLA makes of the same HLO where JAX's plugin for
-NVIDIA GPUs is installed.  The host's cost is measured in one TensorFlow on small arrays: XLA's call computes on the CPU,
-but next to nothing; astitch's makes no launch ("dry"), since here a launch is an emulation.  Three kinds of calls: the
-model at its tiny size, and the model's signature alone, each variable scaled by an argument, all of one element.
+NVIDIA GPUs is installed.  The host's cost is measured in one TensorFlow on the CPU.  XLA's call computes; astitch's
+makes no launch ("dry"), since a launch there is an emulation.  So beside the models at their tiny size stands the
+signature of a training step alone: every variable is scaled by an argument, and all have one element.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Launches:
 class Kernels:
     """A model's function for a preset.
 
-    xla: all of it through XLA; None where XLA's compiler for GPUs is not here, or failed.  stitched, library: kernels of
-    astitch, and products that it has a library do.  islands: parts that XLA computes for astitch (loops, for one), and
-    what they launch.
+    xla: all of it through XLA; None where XLA's compiler for GPUs is not here, or failed.  stitched, library: kernels
+    of astitch, and products that it has a library do.  islands: parts that XLA computes for astitch (loops, for one),
+    and what they launch.
     """
 
     model: str
@@ -181,13 +181,14 @@ def measure_overhead(name: str, part: str, calls: int = CALLS) -> Overhead:
 def show_kernels(rows: list[Kernels]) -> str:
     """As a table of Markdown."""
     lines = [
-        "| model | memory-intensive ops | XLA: kernels, products | astitch: kernels, products | left to XLA: kernels, products |",
+        "| model | memory-intensive ops | XLA: kernels, products | astitch: kernels, products "
+        "| left to XLA: kernels, products |",
         "|---|---|---|---|---|",
     ]
     for row in rows:
         lines.append(
-            f"| {row.model} {row.part}, {row.size} | {row.operations} | {_show(row.xla)} | {row.stitched}, {row.library} "
-            f"| {row.islands} parts: {_show(row.in_islands)} |"
+            f"| {row.model} {row.part}, {row.size} | {row.operations} | {_show(row.xla)} "
+            f"| {row.stitched}, {row.library} | {row.islands} parts: {_show(row.in_islands)} |"
         )
     return "\n".join(lines)
 

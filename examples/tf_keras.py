@@ -22,9 +22,7 @@ def make_model() -> keras.Model:
     x = layers.Dropout(0.1)(layers.LayerNormalization()(x))
     x = layers.GlobalAveragePooling1D()(x)
     model = keras.Model(given, layers.Dense(3, activation="softmax")(x))
-    model.compile(
-        "adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=True
-    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=True)
     return model
 
 

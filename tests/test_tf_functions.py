@@ -310,6 +310,33 @@ def test_signatures_beyond_the_cap_are_xla_s() -> None:
     assert refused.signatures == 1
 
 
+def test_a_function_refused_when_strict_is_compiled_later() -> None:
+    @tf.function(jit_compile=True)
+    def ordered(x: Any) -> Any:
+        return tf.sort(x) * 2.0
+
+    x = normal(9)
+    with (
+        tf_addon.enabled(engine="host", strict=True),
+        pytest.raises(tf.errors.UnimplementedError, match="sort"),
+    ):
+        ordered(x)
+    check_stitched(lambda: ordered(x))
+
+
+def test_a_report_begun_anew_still_knows_who_runs() -> None:
+    @tf.function(jit_compile=True)
+    def soften(x: Any) -> Any:
+        return tf.nn.softmax(x)
+
+    with tf_addon.enabled(engine="host"):
+        soften(normal(3))
+        assert tf_addon.report(reset=True).compiles == 1
+        soften(normal(3))
+    (function,) = tf_addon.report().functions
+    assert (function.title, function.stitched_runs, function.compiled) == ("soften", 1, ())
+
+
 # ---- on and off --------------------------------------------------------------------------------------------------
 
 

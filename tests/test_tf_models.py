@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,7 @@ def make_model(kind: str) -> Any:
         x = layers.Dropout(0.1)(x)
     x = layers.GlobalAveragePooling1D()(x)
     model = keras.Model(given, layers.Dense(3, activation="softmax")(x))
-    model.compile(
-        "adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=True
-    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=True)
     return model
 
 
@@ -168,3 +168,54 @@ def test_a_decorated_method() -> None:
             return x * self.factor
 
     assert Scale().apply(tf.constant([1.0, 2.0])).numpy().tolist() == [3.0, 6.0]
+
+
+MIRRORED = """
+import tensorflow as tf
+import tf_addon
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    weight = tf.Variable(tf.ones([4]))
+
+@tf.function(jit_compile=True)
+def gradient_of(x, weight):
+    with tf.GradientTape() as tape:
+        tape.watch(weight)
+        loss = tf.reduce_sum(tf.nn.softmax(x * weight) ** 2)
+    return loss, tape.gradient(loss, weight)
+
+def replica(x):
+    loss, gradient = gradient_of(x, weight.read_value())
+    total = tf.distribute.get_replica_context().all_reduce("SUM", gradient)
+    weight.assign_sub(0.5 * total)
+    return loss
+
+@tf.function
+def step(x):
+    return strategy.reduce("SUM", strategy.run(replica, (x,)), axis=None)
+
+def train():
+    weight.assign(tf.ones([4]))
+    data = tf.data.Dataset.from_tensor_slices(tf.reshape(tf.range(32.0), [8, 4])).batch(4)
+    return [float(step(x)) for _ in range(3) for x in strategy.experimental_distribute_dataset(data)]
+
+with tf_addon.enabled(engine="host"):
+    ours = train()
+found = tf_addon.report()
+theirs = train()
+assert max(abs(a - b) for a, b in zip(ours, theirs)) < 1e-5, (ours, theirs)
+assert {f.device[-5:] for f in found.functions} == {"CPU:0", "CPU:1"}, str(found)
+assert (found.runs, found.fallbacks) == (12, 0), str(found)
+"""
+
+
+@pytest.mark.slow
+def test_mirrored_strategy_on_two_devices() -> None:
+    """Replicas run through astitch; sums over them are TensorFlow's own.  In a process that has two devices."""
+    told = subprocess.run(
+        [sys.executable, "-c", MIRRORED], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr[-3000:]

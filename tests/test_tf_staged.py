@@ -97,9 +97,7 @@ def cuda(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
     place = programs.Place(gpu=99, staged=True)
     monkeypatch.setattr(programs, "choose_place", lambda *_: place)
     monkeypatch.setattr(programs, "make_runner", lambda program, _: FakeCudaRunner(program, driver))
-    monkeypatch.setattr(
-        programs, "find_cuda", lambda _: launch_table.find_driver(driver.library, 1, 0)
-    )
+    monkeypatch.setattr(programs, "find_cuda", lambda: launch_table.find_driver(driver.library))
     monkeypatch.setattr(programs, "from_device", lambda _: "host")
     driver.library.fake_cuda_reset()
     tf_addon.report(reset=True)

@@ -1,7 +1,7 @@
 """`@tf_addon.function`: one function through astitch, whether or not the add-on is enabled.
 
-Takes a Python function or a tf.function, hands on a callable like tf.function's.  By the shim it is a tf.function with a
-mark that TensorFlow carries into its forward and backward functions; without a compiler see `python_tier.py`.
+Takes a Python function or a tf.function, hands on a callable like tf.function's.  By the shim it is a tf.function with
+a mark that TensorFlow carries into its forward and backward functions; without a compiler see `python_tier.py`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class _Function:
 
     def __init__(self, fn: Callable[..., Any], tier: str | None, options: dict[str, Any]) -> None:
         functools.update_wrapper(self, fn)
-        self._fn, self._tier, self._options = fn, tier, options
+        self._fn = getattr(fn, "python_function", fn)
+        self._tier, self._options = tier, options
 
     @functools.cached_property
     def tensorflow_function(self) -> Any:

@@ -7,6 +7,7 @@ Kernels are rows; products, and what XLA computes, are steps that the shim asks 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from astitch.emulate import compile_many, load_runtime
-from astitch.executor import GpuExecutor
+from astitch.executor import GpuExecutor, import_cupy
 from astitch.host_engine import allocate_aligned
 from astitch.program import (
     Buffer,
@@ -38,10 +39,13 @@ class Runner(Protocol):
     """What runs a program's steps.
 
     kind: HOST_KERNEL or CUDA_KERNEL.  staged: tensors of the host are copied to a GPU and back.
+    context, stream: CUDA's, for the launches; the stream is that of staged programs.
     """
 
     kind: int
     staged: bool
+    context: int
+    stream: int
 
     def constant_address(self, index: int) -> int:
         """Where constant `index` of the program lies."""
@@ -65,6 +69,7 @@ class HostRunner:
 
     kind = rows.HOST_KERNEL
     staged = False
+    context = stream = 0
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -135,6 +140,8 @@ class CudaRunner:
         self._executor = GpuExecutor(replace(program, arena_bytes=0), device)
         self._names = list(program.buffers)
         self.staged = staged
+        self.context, self._owned = open_stream(device)
+        self.stream = int(self._owned.ptr)
 
     def constant_address(self, index: int) -> int:
         return self._executor.constant_address(index)
@@ -163,9 +170,18 @@ _DRIVER = {
 }
 
 
-def find_driver(library: ctypes.CDLL, context: int, stream: int) -> rows.CudaDriver:
-    """libcuda's entries that the shim calls.  context: the primary one of the GPU.  stream: of staged programs."""
-    driver = rows.CudaDriver(context=context, stream=stream)
+@functools.cache
+def open_stream(device: int) -> tuple[int, Any]:
+    """The primary context of a GPU, and a stream of our own on it, the same for all programs."""
+    cupy = import_cupy()
+    with cupy.cuda.Device(device):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        return int(cupy.cuda.driver.ctxGetCurrent()), stream
+
+
+def find_driver(library: ctypes.CDLL) -> rows.CudaDriver:
+    """libcuda's entries that the shim calls."""
+    driver = rows.CudaDriver()
     for field, symbol in _DRIVER.items():
         setattr(driver, field, ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
     return driver
@@ -236,6 +252,8 @@ def make_table(program: Program, runner: Runner, key: int) -> LaunchTable:
         len(results),
         len(zeros),
         scratch_bytes,
+        runner.context,
+        runner.stream,
         *(ctypes.addressof(part) for part in parts),
     )
     return LaunchTable(row, parts)

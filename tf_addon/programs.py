@@ -6,6 +6,7 @@ TensorFlow's GPU, on a GPU that TensorFlow does not know (tensors are staged), o
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import logging
@@ -17,7 +18,7 @@ from typing import Any
 
 from astitch import hlo_schema
 from astitch.compile import Compilation, compile_hlo, spell_kernel
-from astitch.executor import current_gpu, import_cupy
+from astitch.executor import current_gpu
 from astitch.gpu import from_device
 from astitch.jit import choose_engine
 from astitch.program import Program
@@ -30,7 +31,7 @@ from tf_addon.launch_table import (
     make_table,
 )
 from tf_addon.report import Records
-from tf_addon.shim_library import OP_BY_OP, Handlers, Shim
+from tf_addon.shim_library import OP_BY_OP, CudaDriver, Handlers, Shim
 
 log = logging.getLogger("tf_addon")
 
@@ -66,7 +67,7 @@ class Programs:
         self._made: dict[bytes, tuple[int, Compilation]] = {}
         self._runners: dict[int, Runner] = {}
         self._keys = itertools.count()
-        self._driven: set[int | None] = set()
+        self._prepared: set[bool] = set()
 
     @property
     def handlers(self) -> Handlers:
@@ -107,16 +108,17 @@ class Programs:
         return self._shim.add_program(table.row), compilation
 
     def _prepare_launches(self, place: Place) -> None:
-        """Tells the shim, once, how this place launches."""
+        """Tells the shim, once, how kernels are launched there."""
+        on_gpu = place.gpu is not None
         with self._lock:
-            if place.gpu in self._driven:
+            if on_gpu in self._prepared:
                 return
             assert self._shim is not None
-            if place.gpu is None:
+            if not on_gpu:
                 self._shim.set_host(emulation_address())
             else:
-                self._shim.set_cuda(find_cuda(place.gpu))
-            self._driven.add(place.gpu)
+                self._shim.set_cuda(find_cuda())
+            self._prepared.add(on_gpu)
 
     def run_step(self, key: int, number: int, stream: int, addresses: Any) -> None:
         """A step of a program that is no kernel."""
@@ -144,21 +146,9 @@ def make_runner(program: Program, place: Place) -> Runner:
     return CudaRunner(program, place.gpu, staged=place.staged)
 
 
-def find_cuda(device: int) -> Any:
-    """libcuda's entries for one GPU, with a stream of our own."""
-    import ctypes
-
-    cupy = import_cupy()
-    with cupy.cuda.Device(device):
-        stream = cupy.cuda.Stream(non_blocking=True)
-        _streams.append(stream)
-        return find_driver(
-            ctypes.CDLL("libcuda.so.1"), int(cupy.cuda.driver.ctxGetCurrent()), int(stream.ptr)
-        )
-
-
-_streams: list[Any] = []
-"""Streams of staged programs, one a GPU: they live as long as the process."""
+def find_cuda() -> CudaDriver:
+    """libcuda's entries on this machine."""
+    return find_driver(ctypes.CDLL("libcuda.so.1"))
 
 
 def _read_module(hlo: bytes) -> tuple[bytes, bytes]:

@@ -27,8 +27,12 @@ _MLIR = {
     "bool": "i1",
     **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)},
     **{f"uint{n}": f"ui{n}" for n in (8, 16, 32, 64)},
-    **{"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"},
-    **{"complex64": "complex<f32>", "complex128": "complex<f64>"},
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "complex64": "complex<f32>",
+    "complex128": "complex<f64>",
 }
 _MODULE_VERSION = 9  # of XlaCallModule's contract: platforms are named
 
@@ -175,12 +179,14 @@ def _write_module(program: Program, handle: int) -> bytes:
     )
     parameters = ", ".join(f"{n}: {t}" for n, t in zip(names, operands, strict=True))
     types = ", ".join(results)
-    return f"""module @astitch {{
-  func.func public @main({parameters}) -> ({types}) {{
-    {head} = stablehlo.custom_call @{TARGET}({", ".join(names)}) {{api_version = 4 : i32, backend_config = {{handle = {handle} : i64}}}} : ({", ".join(operands)}) -> ({types})
-    return {", ".join(shown)} : {types}
-  }}
-}}""".encode()
+    attributes = f"{{api_version = 4 : i32, backend_config = {{handle = {handle} : i64}}}}"
+    lines = [
+        f"module @astitch {{ func.func public @main({parameters}) -> ({types}) {{",
+        f"{head} = stablehlo.custom_call @{TARGET}({', '.join(names)}) {attributes}",
+        f": ({', '.join(operands)}) -> ({types})",
+        f"return {', '.join(shown)} : {types} }} }}",
+    ]
+    return "\n".join(lines).encode()
 
 
 # ---- one signature -----------------------------------------------------------------------------------------------

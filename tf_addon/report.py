@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from astitch.compile import Compilation
@@ -156,10 +156,12 @@ class Records:
             self._compiled.clear()
             self._refused.clear()
 
-    def make_report(self, count_runs: Callable[[str, str, int], int]) -> Report:
-        """count_runs: of a function, on a device, with an outcome."""
+    def make_report(
+        self, called: Iterable[tuple[str, str]], count_runs: Callable[[str, str, int], int]
+    ) -> Report:
+        """called: functions that ran, and their devices.  count_runs: of a function, on a device, with an outcome."""
         with self._lock:
-            keys = list(dict.fromkeys([*self._compiled, *self._refused]))
+            keys = list(dict.fromkeys([*self._compiled, *self._refused, *called]))
             compiled = {key: tuple(self._compiled.get(key, ())) for key in keys}
             refused = {
                 key: tuple(

@@ -58,9 +58,15 @@ class Target:
 
 
 def find_target() -> Target:
-    """The TensorFlow that `import tensorflow` gives.  Raises ShimUnavailable for a version that is not known."""
-    import tensorflow as tf
-
+    """The TensorFlow that `import tensorflow` gives.  Raises ShimUnavailable for a version that is not known, and
+    ImportError where there is none."""
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        error.msg = (
+            f"tf_addon: {error.msg}\n  install astitch[tensorflow], or astitch[tensorflow-cpu]"
+        )
+        raise
     flags = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]
     target = Target(tf.__version__, Path(tf.__file__).parent, tuple(flags))
     if not FIRST <= target.minor <= LAST:

@@ -68,6 +68,8 @@ class ProgramRow(ctypes.Structure):
         ("result_count", _i32),
         ("zero_count", _i32),
         ("scratch_bytes", _i64),
+        ("context", _pointer),
+        ("stream", _pointer),
         ("buffers", _pointer),
         ("steps", _pointer),
         ("operands", _pointer),
@@ -80,12 +82,13 @@ class Settings(ctypes.Structure):
     """What the shim takes over, and what it does where it cannot."""
 
     _fields_ = tuple(
-        (name, _i32) for name in ("taken", "strict", "uncompiled", "dry", "max_signatures")
+        (name, _i32)
+        for name in ("taken", "strict", "uncompiled", "dry", "max_signatures", "engine")
     )
 
 
 class CudaDriver(ctypes.Structure):
-    """Entries of libcuda, the context and the stream of staged programs."""
+    """Entries of libcuda."""
 
     _fields_ = tuple(
         (name, _pointer)
@@ -93,7 +96,6 @@ class CudaDriver(ctypes.Structure):
             *("push", "pop", "launch", "launch_cooperative"),
             *("copy_to_device", "copy_to_host", "copy", "fill"),
             *("allocate", "release", "allocate_managed", "synchronize"),
-            *("context", "stream"),
         )
     )
 
@@ -102,6 +104,7 @@ _Compile = ctypes.CFUNCTYPE(
     _i64, ctypes.c_char_p, ctypes.c_char_p, _pointer, _i64, _i32, _pointer, _i32
 )
 _Step = ctypes.CFUNCTYPE(_i32, _i64, _i32, _pointer, ctypes.POINTER(_pointer), _pointer, _i32)
+_Name = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
 _Refuse = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, _i32)
 
 
@@ -160,6 +163,16 @@ class Shim:
     def count_runs(self, function: str, device: str, outcome: int) -> int:
         """How many calls of a function ended so (STITCHED, XLA, OP_BY_OP)."""
         return int(self._library.astitch_tf_count_runs(function.encode(), device.encode(), outcome))
+
+    def list_functions(self) -> list[tuple[str, str]]:
+        """Name and device of each function that was called since the last reset."""
+        found: list[tuple[str, str]] = []
+
+        def tell(function: bytes, device: bytes) -> None:
+            found.append((function.decode(), device.decode()))
+
+        self._library.astitch_tf_list_functions(_Name(tell))
+        return found
 
     def reset_runs(self) -> None:
         """Count from zero again."""

@@ -22,6 +22,9 @@ MAX_SIGNATURES = 32
 """Signatures of one function that are compiled unless enable() says otherwise."""
 
 
+ENGINES = (None, "host", "gpu")
+
+
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What is asked of the add-on.  taken: every function that must be compiled; else only decorated ones."""
@@ -68,13 +71,16 @@ class Switch:
                         wishes.uncompiled,
                         wishes.dry,
                         wishes.max_signatures,
+                        ENGINES.index(wishes.engine),
                     )
                 )
 
     def make_report(self) -> Report:
         """What was noted since the last reset."""
         shim = self._shim
-        return self.records.make_report(shim.count_runs if shim else lambda *_: 0)
+        if shim is None:
+            return self.records.make_report((), lambda *_: 0)
+        return self.records.make_report(shim.list_functions(), shim.count_runs)
 
     def reset(self) -> None:
         """Begin the report anew."""
@@ -110,7 +116,7 @@ def enable(
     """
     if max_signatures < 1:
         raise InvalidOption(f"tf_addon.enable: max_signatures={max_signatures}\n  it is at least 1")
-    if engine not in (None, "gpu", "host"):
+    if engine not in ENGINES:
         raise InvalidOption(f"tf_addon.enable: engine={engine!r} is not known\n  it is gpu or host")
     options.engine()  # a wrong ASTITCH_ENGINE is told now, not as a reason for each function
     the_switch.install()

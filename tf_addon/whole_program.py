@@ -1,6 +1,7 @@
 """Programs as functions of addresses, for the custom call of `ffi.py`.
 
-Takes a Program and where it runs, hands on a function that reads its operands and writes its results where XLA has them.
+Takes a Program and where it runs, hands on a function that reads its operands and writes its results where XLA has
+them.
 """
 
 from __future__ import annotations

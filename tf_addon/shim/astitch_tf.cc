@@ -88,6 +88,8 @@ struct ProgramRow {
   int32_t staged;
   int32_t parameter_count, buffer_count, step_count, operand_count, result_count, zero_count;
   int64_t scratch_bytes;
+  void* context;  // of its GPU, or null
+  void* stream;   // of its GPU, for staged programs; a GPU's own tensors are used on TensorFlow's
   const BufferRow* buffers;
   const StepRow* steps;
   const int32_t* operands;
@@ -101,6 +103,7 @@ struct Settings {
   int32_t uncompiled;      // what XLA refuses as well runs op by op
   int32_t dry;             // everything but the launches: what a call costs the host
   int32_t max_signatures;  // of one function
+  int32_t engine;          // which was asked for: signatures are compiled for each
 };
 
 enum Outcome : int32_t { kStitched = 0, kXla = 1, kOpByOp = 2, kOutcomes = 3 };
@@ -111,6 +114,7 @@ typedef int64_t (*CompileFn)(const char* function, const char* device, const voi
 // One step of a program; addresses: one for each of its buffers.  0, or 1 with a message.
 typedef int32_t (*StepFn)(int64_t key, int32_t step, void* stream, void** addresses, char* message,
                           int32_t message_bytes);
+typedef void (*NameFn)(const char* function, const char* device);
 typedef void (*RefuseFn)(const char* function, const char* device, const char* reason, int32_t outcome);
 
 typedef int (*HostLaunchFn)(const void* kernel, void** pointers, uint32_t grid, uint32_t block, uint32_t shared_bytes,
@@ -133,8 +137,6 @@ struct CudaDriver {
   int (*release)(uint64_t address, void* stream);
   int (*allocate_managed)(uint64_t* address, size_t bytes, unsigned flags);
   int (*synchronize)(void* stream);
-  void* context;
-  void* stream;  // of staged programs; a GPU's own tensors are used on TensorFlow's
 };
 
 struct Callbacks {
@@ -167,7 +169,7 @@ struct Counts {
 };
 
 struct State {
-  std::atomic<int32_t> taken{0}, strict{0}, uncompiled{1}, dry{0}, max_signatures{0};
+  std::atomic<int32_t> taken{0}, strict{0}, uncompiled{1}, dry{0}, max_signatures{0}, engine{0};
   Callbacks callbacks{};
   HostLaunchFn host_launch = nullptr;
   CudaDriver cuda{};
@@ -263,8 +265,8 @@ class Run {
     uses_cuda_ = on_gpu || program.row.staged;
     staged_ = !on_gpu && program.row.staged;
     if (on_gpu) stream_ = ctx->op_device_context()->stream()->platform_specific_handle().stream;
-    if (staged_) stream_ = cuda_.stream;
-    if (uses_cuda_) entered_ = cuda_.push(cuda_.context) == 0;
+    if (staged_) stream_ = program.row.stream;
+    if (uses_cuda_) entered_ = cuda_.push(program.row.context) == 0;
   }
 
   ~Run() {
@@ -279,6 +281,7 @@ class Run {
   absl::Status execute(const std::vector<const Tensor*>& parameters, const std::vector<Tensor*>& results) {
     // TensorFlow's threads flush denormal numbers to zero; the emulation is a GPU, which keeps them.
     tsl::port::ScopedDontFlushDenormal keep_denormals;
+    if (uses_cuda_ && !entered_) return absl::InternalError("astitch: the GPU's context cannot be entered");
     TF_RETURN_IF_ERROR(place(parameters, results));
     const size_t count = state().dry ? 0 : program_.steps.size();
     for (size_t number = 0; number < count; ++number) TF_RETURN_IF_ERROR(run_step(number));
@@ -564,6 +567,8 @@ class AstitchKernel : public AsyncOpKernel {
     std::string key;
     key.reserve(24 * values.size());
     auto add = [&key](const void* data, size_t bytes) { key.append(static_cast<const char*>(data), bytes); };
+    const int32_t wishes[2] = {state().strict, state().engine};
+    add(wishes, sizeof wishes);
     for (const Tensor* value : values) {
       const int32_t head[2] = {value->dtype(), value->dims()};
       add(head, sizeof head);
@@ -828,6 +833,7 @@ EXPORT void astitch_tf_set(const Settings* settings) {
   state().uncompiled = settings->uncompiled;
   state().dry = settings->dry;
   state().max_signatures = settings->max_signatures;
+  state().engine = settings->engine;
   state().taken = settings->taken;
 }
 
@@ -854,6 +860,18 @@ EXPORT int64_t astitch_tf_count_runs(const char* function, const char* device, i
   mutex_lock lock(state().mu);
   auto found = state().counts.find({function, device});
   return found == state().counts.end() ? 0 : found->second->runs[outcome].load();
+}
+
+// Tells the functions that ran since the last reset.
+EXPORT void astitch_tf_list_functions(NameFn tell) {
+  std::vector<std::pair<std::string, std::string>> found;
+  {
+    mutex_lock lock(state().mu);
+    for (auto& [names, counts] : state().counts)
+      for (auto& runs : counts->runs)
+        if (runs.load() && (found.empty() || found.back() != names)) found.push_back(names);
+  }
+  for (auto& [function, device] : found) tell(function.c_str(), device.c_str());
 }
 
 EXPORT void astitch_tf_reset_runs() {
