@@ -54,13 +54,16 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Graph], None]]:
     """Hands on what begins to tune the library calls of a graph; the end of the block waits for it.
 
     So nothing else is measured on the GPU at that time.  An error in the block does not wait, and one of XLA's is not
-    told: it comes again with the program.  device: JAX's; with None nothing is tuned.
+    told: it comes again with the program.  device: JAX's; with None nothing is tuned.  Nor is it where JAX runs in
+    several processes: XLA has them share the measurements, and not all of them need compile.
     """
+    import jax
+
     begun: list[Future[Any]] = []
     pool = ThreadPoolExecutor(1, "astitch-tune")
 
     def begin(graph: Graph) -> None:
-        if device is None or count_threads() < LEAST_CORES:
+        if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:
             return
         if module := export_library_calls(graph):
             begun.append(pool.submit(compile_module, module, device, EXACT))

@@ -120,13 +120,15 @@ def test_an_error_in_the_block_waits_for_nothing(
 
 
 @pytest.mark.parametrize(
-    ("device", "cores"), [(None, 64), ("device", library_ahead.LEAST_CORES - 1)]
+    ("device", "cores", "processes"),
+    [(None, 64, 1), ("device", library_ahead.LEAST_CORES - 1, 1), ("device", 64, 2)],
 )
-def test_nothing_is_tuned_without_a_gpu_or_with_few_cores(
-    graph: Graph, device: Any, cores: int, monkeypatch: pytest.MonkeyPatch
+def test_nothing_is_tuned_without_a_gpu_with_few_cores_or_among_processes(
+    graph: Graph, device: Any, cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = Compiler(monkeypatch)
     monkeypatch.setattr(library_ahead, "count_threads", lambda: cores)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
     with tune_ahead(device) as begin:
         begin(graph)
     assert not compiler.given
