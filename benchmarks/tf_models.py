@@ -103,7 +103,7 @@ def count_launches(hlo: bytes, gpu: str) -> Launches | None:
     """What XLA makes of a module for a preset; the turns of a loop count each."""
     if find_plugin() is None:
         return None
-    found = AheadOfTime(drop_copies(hlo), preset(gpu)).result()
+    found = AheadOfTime(drop_copies(hlo), preset(gpu), {}).result()
     if isinstance(found, str):
         print(found)
         return None
