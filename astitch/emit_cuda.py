@@ -47,6 +47,10 @@ EXACT = frozenset(
 """Ops whose result, computed in float from values of a narrower float type, is such a value already."""
 
 
+MANY_SECTIONS = 4
+"""Sections of different blocks that are not worth a search."""
+
+
 def compute_type(dtype: DType) -> str:
     """The C++ type of a value in a register: floats of 8 and 16 bits are held as float."""
     return "float" if dtype.is_narrow_float else STORAGE[dtype]
@@ -467,6 +471,53 @@ class _Printer:
         for total in meeting.totals:
             yield f"{pad}Reduce{total.reducer}::State {total.state}[1] = {{{total.slot}[to]}};"
 
+    def own_blocks(self, statement: k.Statement) -> range | None:
+        """The blocks that have a task of a section, each one; None where others have something to do there too."""
+        if not isinstance(statement, k.Section) or not statement.body:
+            return None
+        loop = statement.body[-1]
+        if not isinstance(loop, k.TaskLoop) or not loop.once:
+            return None
+        end = statement.offset + loop.tasks
+        return range(statement.offset, end) if end <= self.kernel.grid else None
+
+    def sections(self, body: Sequence[k.Statement], depth: int) -> Iterator[str]:
+        """Many sections of blocks of their own, one after the other, are found by halves: a block that passed by all
+        those of others would be late.  No block has shared memory of two of them to part by a barrier."""
+        run: list[k.Statement] = []
+        barriers: list[k.Statement] = []  # behind the run
+        stop = 0
+        for statement in body:
+            blocks = self.own_blocks(statement)
+            if run and isinstance(statement, k.Barrier) and statement.level == "block":
+                barriers.append(statement)
+                continue
+            if blocks is None or blocks.start < stop:
+                yield from self.halves(run, depth)
+                yield from self.block(barriers, depth)
+                run, stop = [], 0
+            barriers = []
+            if blocks is None:
+                yield from self.statement(statement, depth)
+            else:
+                run.append(statement)
+                stop = blocks.stop
+        yield from self.halves(run, depth)
+        yield from self.block(barriers, depth)
+
+    def halves(self, run: Sequence[k.Statement], depth: int) -> Iterator[str]:
+        if len(run) < MANY_SECTIONS:
+            yield from self.block(run, depth)
+            return
+        pad, middle = "  " * depth, len(run) // 2
+        later = run[middle]
+        assert isinstance(later, k.Section)
+        yield f"{pad}if (blockIdx.x < {later.offset}) {{"
+        yield from self.halves(run[:middle], depth + 1)
+        yield f"{pad}}} else {{"
+        yield from self.halves(run[middle:], depth + 1)
+        yield f"{pad}}}"
+
     def section(self, section: k.Section, depth: int) -> Iterator[str]:
         pad = "  " * depth
         rows, cols = section.row_threads, section.col_threads
@@ -670,7 +721,7 @@ class _Printer:
         if kernel.teams:
             yield "  const unsigned tag = astitch_launch_tag(barrier);"
             yield "  unsigned long long* const exchange = astitch_tagged_words(barrier);"
-        yield from self.block(kernel.body, 1)
+        yield from self.sections(kernel.body, 1)
         if kernel.teams:
             yield "  astitch_end_launch(barrier);"
         yield "}"

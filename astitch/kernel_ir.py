@@ -479,8 +479,9 @@ class FetchRound:
 
 def count_lines(block: int, stride: int) -> int:
     """States that a block exchanges for each state of its threads, when it combines over threads `stride` apart: the
-    lanes of a warp that hold several of a set have combined theirs."""
-    return block // max(stride, 32) * stride
+    lanes of a warp that hold several of a set have combined theirs.  One place of each line is free, so that those of
+    one column lie in different banks."""
+    return block // max(stride, 32) * (stride + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ LONG_ROW = 2048
 TALL_STEPS = 16
 """Rows of a thread of a small block, beyond which a block is tall."""
 
-SEARCH_FROM_US = 25.0
+SEARCH_FROM_US = 8.0
 """Kernels that are projected to take less are left to the rules: launches and barriers are most of their time."""
 
 SEARCH_MARGIN = 0.05
@@ -151,9 +151,8 @@ def _lower_to_fit(
     keep_registers = (launch.registers if bounded else ASSUMED_REGISTERS) - REGISTERS_FOR_CODE
     if schedule.keep is not Keep.REGISTERS:
         keep_registers = 0
-    budgets = (limit - 8192, limit * 3 // 4, limit // 2, 0)
-    if schedule.keep is Keep.NOTHING:
-        budgets = (0,)
+    nothing = schedule.keep is Keep.NOTHING
+    budgets = (0,) if nothing else (limit - 8192, limit * 3 // 4, limit // 2, 0)
     kernel: k.Kernel | None = None
     notes: tuple[str, ...] = ()
     for keep_shared in budgets:

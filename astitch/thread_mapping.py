@@ -473,10 +473,14 @@ def _map_columns(
             break
         packed //= 2
     inside = packed > 1
-    if inside:
+    # A group whose runs are long has no neighbours beside it; a run that is too long does not stay on chip.
+    fits = col_tile * space.element_bytes <= 2 * TEAM_THREAD_BYTES * block
+    alone = mixed and outer_threads == 1 and fits and space.awaited
+    if inside or alone:
         if 1 < parts <= wave and (schedule.split is None or parts <= 2 * schedule.split):
+            beside_it = f" x {outer_threads} neighbours" if inside else ""
             reason = (
-                f"mixed reduce: {row_threads} rows x {outer_threads} neighbours x {col_threads} threads a block, "
+                f"mixed reduce: {row_threads} rows{beside_it} x {col_threads} threads a block, "
                 f"rows split over {parts} blocks that keep their parts and meet"
             )
             return Mapping(
@@ -490,7 +494,7 @@ def _map_columns(
                 held,
                 col_tile,
                 reason,
-                packed_inside=True,
+                packed_inside=inside,
                 team=True,
             )
     split = schedule.split

@@ -81,7 +81,7 @@ GOLDENS = """
 LARGE_GRIDS = """
     softmax_long_rows softmax_one_row layer_norm_backward layer_norm_4x20000 rms_norm_backward_3x12000
     cross_entropy_gather row_and_column_sum full_sum mean_square_and_largest
-    adam_with_clip astitch_golden softmax_long_rows_bf16 group_norm_many_pixels
+    adam_with_clip softmax_long_rows_bf16 group_norm_many_pixels
 """.split()
 """Programs whose plan for 132 SMs is another than for the host's few."""
 

@@ -17,6 +17,7 @@ from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.compile import compile_graph
 from astitch.emit_cuda import (
+    MANY_SECTIONS,
     STORAGE,
     comment,
     compute_type,
@@ -27,6 +28,7 @@ from astitch.emit_cuda import (
     spell_number,
     spell_value,
 )
+from astitch.emulate import compile_host
 from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.index import Linear, Symbol, of_symbol
@@ -710,3 +712,54 @@ def test_a_state_travels_as_words(
     assert first < second
     assert f"const {index_kind} f1 = field_of_words<{index_kind}>(words);" in text
     assert list(compile_cuda(text, "sm_90").kernels) == ["kernel"]
+
+
+# ---- sections of blocks of their own
+
+GRID = 23
+
+
+def section_of(number: int, offset: int, tasks: int, *, once: bool = True) -> k.Section:
+    """Puts its number where its blocks are."""
+    first = of_symbol(Symbol("first", GRID))
+    task = k.Store(
+        "q", ix.add(first, Linear(offset)), F32, k.Number(Literal.of(np.float32(number)))
+    )
+    loop = k.TaskLoop(
+        tasks, once, (k.If((Within(of_symbol(Symbol("thread", 32)), 0, 1),), (task,)),)
+    )
+    return k.Section(number, f"section {number}", offset, 1, 1, 32, (loop,))
+
+
+@pytest.mark.parametrize("tasks", [(1,) * 23, (5, 1, 1, 9, 2, 3), (4, 4, 4), (10, 1, 1, 1, 1, 1)])
+@pytest.mark.parametrize("barriers", [False, True])
+def test_sections_are_found_by_halves(tasks: tuple[int, ...], barriers: bool) -> None:
+    offsets = [sum(tasks[:n]) for n in range(len(tasks))]
+    body: list[k.Statement] = []
+    for number, (offset, count) in enumerate(zip(offsets, tasks, strict=True)):
+        if barriers and number:
+            body.append(k.Barrier("block", "shared memory is taken over"))
+        body.append(section_of(number, offset, count))
+    kernel = replace(small_kernel(*body), grid=GRID, block=32)
+    text = emit_cuda(kernel)
+    assert (text.count("} else {") > 0) == (len(tasks) >= MANY_SECTIONS)
+    assert "__syncthreads" not in text.partition("__global__")[2], "no block has two of them"
+    found = np.full(GRID, -1, np.float32)
+    built = compile_host(text, check=True)
+    built.launch("kernel", GRID, 32, [np.zeros(4, np.float32), found], shared_bytes=0)
+    wanted = np.repeat(np.arange(len(tasks)), tasks)
+    np.testing.assert_array_equal(found[: len(wanted)], wanted)
+    assert (found[len(wanted) :] == -1).all()
+
+
+def test_sections_that_share_blocks_are_not_parted() -> None:
+    """Because blocks come round again, take several tasks, or have more to do behind the loop."""
+    apart = [section_of(n, n, 1) for n in range(8)]
+    around = replace(apart[3], offset=GRID - 1, body=(replace(apart[3].body[-1], tasks=2),))
+    several = section_of(3, 3, 2 * GRID, once=False)
+    behind = replace(apart[3], body=(*apart[3].body, k.Barrier("block", "for the sum")))
+    for other in (around, several, behind):
+        text = emit_cuda(replace(small_kernel(*apart[:3], other, *apart[4:]), grid=GRID, block=32))
+        own = text.index(f"loop {other.number}:")
+        assert text[:own].count("{") - text[:own].count("}") == 2, "the kernel's and the section's"
+        assert "if (blockIdx.x < 6) {" in text[own:], "those behind it are"

@@ -87,6 +87,18 @@ def batch_norm(x: jax.Array) -> jax.Array:
     return ((y - mean) * jax.lax.rsqrt(variance + 1e-5)).astype(x.dtype)
 
 
+def batch_norm_of_rows(x: jax.Array) -> jax.Array:
+    """Channels are not last: each is a run of every image."""
+    y = x.astype(jnp.float32)
+    mean = y.mean((0, 2, 3), keepdims=True)
+    variance = jnp.square(y - mean).mean((0, 2, 3), keepdims=True)
+    return ((y - mean) * jax.lax.rsqrt(variance + 1e-5)).astype(x.dtype)
+
+
+def group_norm_of_four(x: jax.Array) -> tuple[jax.Array, ...]:
+    return group_norm(x, 4)
+
+
 def softmax_of_columns(x: jax.Array) -> jax.Array:
     return jax.nn.softmax(x, 0)
 
@@ -119,6 +131,10 @@ CASES: dict[str, Case] = {
     "instance norm of odd channels": (instance_norm, (normal(5, 19, 23, 21, mean=3),), 4, DEFAULT),
     "instance norm of bf16": (instance_norm, (normal(4, 20, 25, 96, dtype=BF16),), 4, DEFAULT),
     "batch norm": (batch_norm, (normal(1500, 64, mean=2),), 4, DEFAULT),
+    "batch norm of rows": (batch_norm_of_rows, (normal(40, 6, 28, 28, mean=3),), 8, DEFAULT),
+    "batch norm of odd rows": (batch_norm_of_rows, (normal(37, 3, 31, 29, mean=3),), 8, DEFAULT),
+    "batch norm of rows of bf16": (batch_norm_of_rows, (normal(40, 5, 28, 28, dtype=BF16),), 8, DEFAULT),
+    "group norm of wide groups": (group_norm_of_four, (normal(3, 40, 40, 256),), 8, DEFAULT),
     "softmax of columns": (softmax_of_columns, (normal(500, 100),), 4, FOURTHS),
 }  # fmt: skip
 

@@ -365,6 +365,18 @@ def test_few_columns_are_summed_by_narrow_blocks(columns: int, wanted: int) -> N
     assert tall.row_tiles > 1 and tall.col_tile * 4 >= min(columns * 4, 128)
 
 
+def test_groups_without_neighbours_are_a_team_s_if_they_are_awaited() -> None:
+    gpu = preset("h100")
+    channels = map_space(space((64, 256, 3136), (0, 2), held=1), gpu, 512, 264)
+    assert channels.team and channels.outer_threads == 1 and not channels.packed_inside
+    assert channels.parts == channels.row_tiles == 32 and channels.col_tiles == 1
+    assert "neighbours" not in channels.reason
+    alone = replace(space((64, 256, 3136), (0, 2), held=1), awaited=False)
+    assert not map_space(alone, gpu, 512, 264).team
+    long = map_space(space((64, 16, 1 << 18), (0, 2), held=1), gpu, 512, 264)
+    assert not long.team, "a run of a megabyte does not stay on chip"
+
+
 def test_neighbours_of_groups_are_few_where_all_blocks_run_at_once() -> None:
     gpu = preset("h100")
     groups = map_space(space((8, 1024, 32, 8), (1, 3), held=1), gpu, 512, 264)

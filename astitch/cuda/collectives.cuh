@@ -223,28 +223,28 @@ __device__ __forceinline__ void combine_warps_together(Slot slot, States&... sta
 
 // Sets of THREADS threads that are STRIDE apart and span warps: threads that own the same columns.  Where a warp holds
 // several of a set, its lanes combine theirs first.
-// slot: CHUNK states for each column of each line of the block, a line being a warp (STRIDE < 32) or STRIDE threads; more
-// states than that take turns.
+// slot: CHUNK states for each column of each line of the block, a line being a warp (STRIDE < 32) or STRIDE threads, and
+// one place more for each line; more states than that take turns.
 // LANES: the lanes of a warp combine the lines' states together, where combining two takes long.
 // ALONE: only the first warp needs the totals.
 template <class R, int THREADS, int STRIDE, int BLOCK, int CHUNK, bool LANES, bool ALONE, int COUNT, class Slot>
 __device__ __forceinline__ void reduce_strided(typename R::State (&states)[COUNT], Slot slot)
 {
     constexpr int LINE = STRIDE < 32 ? 32 : STRIDE, LINES = BLOCK / LINE, MEMBERS = THREADS * STRIDE / LINE;
-    constexpr int ALL = LINES * STRIDE, SETS = ALL / MEMBERS;
+    constexpr int PITCH = STRIDE + 1, ALL = LINES * PITCH, SETS = LINES * STRIDE / MEMBERS;
     if constexpr (STRIDE < 32) reduce_lanes<R, 32 / STRIDE, STRIDE>(states);
     const int column = threadIdx.x % STRIDE, line = threadIdx.x / LINE, group = line / MEMBERS;
     const bool writes = threadIdx.x % LINE < STRIDE;
     if constexpr (LANES) {
         const int set = threadIdx.x / MEMBERS % SETS, member = threadIdx.x % MEMBERS;
-        const int from = (set / STRIDE * MEMBERS + member) * STRIDE + set % STRIDE;
+        const int from = (set / STRIDE * MEMBERS + member) * PITCH + set % STRIDE;
 #pragma unroll
         for (int base = 0; base < COUNT; base += CHUNK) {
             if (base) __syncthreads();
             typename R::State taken[CHUNK < COUNT ? CHUNK : COUNT];
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i)
-                if (base + i < COUNT && writes) slot[i * ALL + line * STRIDE + column] = states[base + i];
+                if (base + i < COUNT && writes) slot[i * ALL + line * PITCH + column] = states[base + i];
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i)
@@ -261,20 +261,20 @@ __device__ __forceinline__ void reduce_strided(typename R::State (&states)[COUNT
         }
         return;
     }
-    const int first = group * MEMBERS * STRIDE + column;
+    const int first = group * MEMBERS * PITCH + column;
 #pragma unroll
     for (int base = 0; base < COUNT; base += CHUNK) {
         if (base) __syncthreads();
 #pragma unroll
         for (int i = 0; i < CHUNK; ++i)
-            if (base + i < COUNT && writes) slot[i * ALL + line * STRIDE + column] = states[base + i];
+            if (base + i < COUNT && writes) slot[i * ALL + line * PITCH + column] = states[base + i];
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
             if (base + i < COUNT && (!ALONE || threadIdx.x < 32)) {
                 typename R::State total = slot[i * ALL + first];
 #pragma unroll 8
-                for (int j = 1; j < MEMBERS; ++j) total = R::combine(total, slot[i * ALL + first + j * STRIDE]);
+                for (int j = 1; j < MEMBERS; ++j) total = R::combine(total, slot[i * ALL + first + j * PITCH]);
                 states[base + i] = total;
             }
         }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 6 x 512 threads, 1536 B shared
+// stitch_0: grid 6 x 512 threads, 1728 B shared
 //   jit(train)/reduce_sum
 //   jit(train)/div
 //   jit(train)/sub
@@ -33,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(512) stitch_0(
     float* __restrict__ p_max_3,
     float* __restrict__ p_add_14,
     float* __restrict__ p_add_15) {
-  ASTITCH_SHARED_ARENA(1536);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 128);
+  ASTITCH_SHARED_ARENA(1728);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 144);
   {  // loop 0: outer 1 / 1 threads, row 8x10x10 / 64 threads x 13, col 48 / 8 threads x 1 x 1; 6 tasks; column-reduce: 64 rows x 8 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 8;

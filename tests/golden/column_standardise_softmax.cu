@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 12 x 512 threads, 6144 B shared
+// stitch_0: grid 12 x 512 threads, 6912 B shared
 //   jit(column_standardise_softmax)/reduce_sum
 //   jit(column_standardise_softmax)/div
 //   jit(column_standardise_softmax)/sub
@@ -63,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_max_7_partial0_0,
     float* p_reduce_max_7,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(6144);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 512);
+  ASTITCH_SHARED_ARENA(6912);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 576);
   ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 16);
   {  // loop 0: outer 1 / 1 threads, row 96 / 64 threads x 2, col 256 / 8 threads x 1 x 4; 8 tasks; column-reduce: 64 rows x 8 threads a block
     const int thread = threadIdx.x;

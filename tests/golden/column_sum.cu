@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 24 x 256 threads, 256 B shared
+// stitch_0: grid 24 x 256 threads, 384 B shared
 //   jit(column_sum)/reduce_sum
 struct Reduce0 {
   static constexpr bool commutative = true;
@@ -20,8 +20,8 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_7) {
-  ASTITCH_SHARED_ARENA(256);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 64);
+  ASTITCH_SHARED_ARENA(384);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 96);
   {  // loop 0: outer 1 / 1 threads, row 512 / 128 threads x 4, col 192 / 2 threads x 1 x 4; 24 tasks; column-reduce: 128 rows x 2 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 2;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 1 x 512 threads, 512 B shared
+// stitch_0: grid 1 x 512 threads, 576 B shared
 //   jit(column_sum_narrow)/reduce_sum
 struct Reduce0 {
   static constexpr bool commutative = true;
@@ -20,8 +20,8 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(512) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_7) {
-  ASTITCH_SHARED_ARENA(512);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 128);
+  ASTITCH_SHARED_ARENA(576);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 144);
   {  // loop 0: outer 1 / 1 threads, row 3000 / 64 threads x 47, col 5 / 8 threads x 1 x 1; 1 tasks; column-reduce: 64 rows x 8 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 8;

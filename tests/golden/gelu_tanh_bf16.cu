@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 20 x 256 threads, 1024 B shared
+// stitch_0: grid 20 x 256 threads, 1152 B shared
 //   jit(forward_backward)/jvp()/add
 //   jit(forward_backward)/jvp()/mul
 //   jit(forward_backward)/jvp()/tanh
@@ -30,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     bf16* __restrict__ p_mul_22,
     bf16* __restrict__ p_add_any_9,
     bf16* __restrict__ p_reduce_sum_14) {
-  ASTITCH_SHARED_ARENA(1024);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 256);
+  ASTITCH_SHARED_ARENA(1152);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 288);
   {  // loop 0: outer 1 / 1 threads, row 48 / 32 threads x 2, col 640 / 8 threads x 1 x 4; 20 tasks; column-reduce: 32 rows x 8 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 8;

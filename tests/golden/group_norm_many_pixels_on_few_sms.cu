@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 15 x 512 threads, 99936 B shared
+// stitch_0: grid 15 x 512 threads, 100128 B shared
 //   jit(group_norm_many_pixels)/convert_element_type
 //   jit(group_norm_many_pixels)/reshape
 //   jit(group_norm_many_pixels)/reduce_sum
@@ -41,10 +41,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const bf16* __restrict__ p_x_1,
     bf16* __restrict__ p_convert_element_type_3,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(99936);
+  ASTITCH_SHARED_ARENA(100128);
   ASTITCH_SHARED(bf16, x_1_now_0, 0, 49152);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 98304, 128);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 99840, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 98304, 144);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 100032, 8);
   const unsigned tag = astitch_launch_tag(barrier);
   unsigned long long* const exchange = astitch_tagged_words(barrier);
   {  // loop 0: outer 6x8 / 8 threads, row 32x40 / 64 threads x 4, col 8 / 1 threads x 1 x 8; 30 tasks; mixed reduce: 64 rows x 8 neighbours x 1 threads a block, rows split ...

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 12 x 512 threads, 8512 B shared
+// stitch_0: grid 12 x 512 threads, 8640 B shared
 //   jit(integer_reductions)/reduce_sum
 //   jit(integer_reductions)/reduce_prod
 //   jit(integer_reductions)/reduce_max
@@ -207,19 +207,19 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned char* p_reduce_sum_22_partial0_0,
     bool* p_reduce_or_15_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(8512);
-  ASTITCH_SHARED(Reduce4::State, exchange_4_0, 8320, 16);
-  ASTITCH_SHARED(Reduce5::State, exchange_5_0, 8384, 16);
-  ASTITCH_SHARED(Reduce6::State, exchange_6_0, 8448, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 1024);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 4096, 1024);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 8192, 16);
-  ASTITCH_SHARED(Reduce3::State, exchange_3_1, 8256, 16);
-  ASTITCH_SHARED(Reduce8::State, exchange_8_0, 1024, 16);
-  ASTITCH_SHARED(Reduce7::State, exchange_7_1, 0, 1024);
-  ASTITCH_SHARED(Reduce10::State, exchange_10_0, 1088, 16);
-  ASTITCH_SHARED(Reduce4::State, exchange_4_0__1, 1024, 16);
-  ASTITCH_SHARED(Reduce9::State, exchange_9_1, 0, 1024);
+  ASTITCH_SHARED_ARENA(8640);
+  ASTITCH_SHARED(Reduce4::State, exchange_4_0, 8448, 16);
+  ASTITCH_SHARED(Reduce5::State, exchange_5_0, 8512, 16);
+  ASTITCH_SHARED(Reduce6::State, exchange_6_0, 8576, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 1040);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_0, 4160, 1040);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 8320, 16);
+  ASTITCH_SHARED(Reduce3::State, exchange_3_1, 8384, 16);
+  ASTITCH_SHARED(Reduce8::State, exchange_8_0, 1040, 16);
+  ASTITCH_SHARED(Reduce7::State, exchange_7_1, 0, 1040);
+  ASTITCH_SHARED(Reduce10::State, exchange_10_0, 1104, 16);
+  ASTITCH_SHARED(Reduce4::State, exchange_4_0__1, 1040, 16);
+  ASTITCH_SHARED(Reduce9::State, exchange_9_1, 0, 1040);
   {  // loop 0: outer 30 / 8 threads, row 1 / 1 threads x 1, col 70 / 64 threads x 1 x 2; 4 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -479,205 +479,208 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_xor.7, %reduce_sum.22, %reduce_or.15 before level 1
-  {  // loop 3: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
-    const int first = blockIdx.x;
-    if (first < 1) {
-      const int task = first;
-      Reduce0::State reduce_prod_7_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_prod_7_state_0__1[i] = Reduce0::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 4; ++turn) {
-        const int k = turn;
-        const int row = k + ty;
-        {
-          const int l = 0;
-          const int col_raw = l * 128 + tx;
-          const int col = clamped(col_raw, 69);
-          const int at_0__3 = row * 70 + col;
-          if (to < 1) {
-            reduce_prod_7_state_0__1[l] = Reduce0::combine(reduce_prod_7_state_0__1[l], Reduce0::State{load_as<int>(p_reduce_prod_7_partial0_0[at_0__3])});
+  if (blockIdx.x < 3) {
+    {  // loop 3: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
+      const int thread = threadIdx.x;
+      const int tx = thread % 128;
+      const int ty = thread / 128 % 1;
+      const int to = thread / 128;
+      const int first = blockIdx.x;
+      if (first < 1) {
+        const int task = first;
+        Reduce0::State reduce_prod_7_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_prod_7_state_0__1[i] = Reduce0::identity();
+        #pragma unroll
+        for (int turn = 0; turn < 4; ++turn) {
+          const int k = turn;
+          const int row = k + ty;
+          {
+            const int l = 0;
+            const int col_raw = l * 128 + tx;
+            const int col = clamped(col_raw, 69);
+            const int at_0__3 = row * 70 + col;
+            if (to < 1) {
+              reduce_prod_7_state_0__1[l] = Reduce0::combine(reduce_prod_7_state_0__1[l], Reduce0::State{load_as<int>(p_reduce_prod_7_partial0_0[at_0__3])});
+            }
           }
         }
-      }
-      {
-        const int l = 0;
-        const int col = l * 128 + tx;
-        if (col < 70) {
-          const int reduce_prod_7 = reduce_prod_7_state_0__1[l].f0;
-          if (to < 1) {
-            p_reduce_prod_7[col] = store_as<int>(reduce_prod_7);
+        {
+          const int l = 0;
+          const int col = l * 128 + tx;
+          if (col < 70) {
+            const int reduce_prod_7 = reduce_prod_7_state_0__1[l].f0;
+            if (to < 1) {
+              p_reduce_prod_7[col] = store_as<int>(reduce_prod_7);
+            }
           }
         }
       }
     }
-  }
-  {  // loop 4: outer 1 / 128 threads, row 1 / 1 threads x 1, col 4 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
-    const int thread = threadIdx.x;
-    const int tx = thread % 4;
-    const int ty = thread / 4 % 1;
-    const int to = thread / 4;
-    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
-    if (first < 1) {
-      const int task = first;
-      Reduce1::State reduce_max_14_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_14_state_0__1[i] = Reduce1::identity();
-      {
-        const int k = 0;
+    {  // loop 4: outer 1 / 128 threads, row 1 / 1 threads x 1, col 4 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
+      const int thread = threadIdx.x;
+      const int tx = thread % 4;
+      const int ty = thread / 4 % 1;
+      const int to = thread / 4;
+      const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
+      if (first < 1) {
+        const int task = first;
+        Reduce1::State reduce_max_14_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_max_14_state_0__1[i] = Reduce1::identity();
         {
-          const int l = 0;
-          const int col = l * 4 + tx;
-          if (to < 1) {
-            reduce_max_14_state_0__1[0] = Reduce1::combine(reduce_max_14_state_0__1[0], Reduce1::State{load_as<int>(p_reduce_max_14_partial0_0[col])});
+          const int k = 0;
+          {
+            const int l = 0;
+            const int col = l * 4 + tx;
+            if (to < 1) {
+              reduce_max_14_state_0__1[0] = Reduce1::combine(reduce_max_14_state_0__1[0], Reduce1::State{load_as<int>(p_reduce_max_14_partial0_0[col])});
+            }
           }
         }
-      }
-      reduce_lanes<Reduce1, 4, 1>(reduce_max_14_state_0__1);
-      const int reduce_max_14 = reduce_max_14_state_0__1[0].f0;
-      if (to < 1 && tx < 1) {
-        p_reduce_max_14[0] = store_as<int>(reduce_max_14);
-      }
-    }
-  }
-  {  // loop 5: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-    if (first < 1) {
-      const int task = first;
-      Reduce2::State reduce_and_14_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_and_14_state_0__1[i] = Reduce2::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 4; ++turn) {
-        const int k = turn;
-        const int row = k + ty;
-        {
-          const int l = 0;
-          const int col_raw = l * 128 + tx;
-          const int col = clamped(col_raw, 69);
-          const int at_0__4 = row * 70 + col;
-          if (to < 1) {
-            reduce_and_14_state_0__1[l] = Reduce2::combine(reduce_and_14_state_0__1[l], Reduce2::State{load_as<int>(p_reduce_and_14_partial0_0[at_0__4])});
-          }
-        }
-      }
-      {
-        const int l = 0;
-        const int col = l * 128 + tx;
-        if (col < 70) {
-          const int reduce_and_14 = reduce_and_14_state_0__1[l].f0;
-          if (to < 1) {
-            p_reduce_and_14[col] = store_as<int>(reduce_and_14);
-          }
+        reduce_lanes<Reduce1, 4, 1>(reduce_max_14_state_0__1);
+        const int reduce_max_14 = reduce_max_14_state_0__1[0].f0;
+        if (to < 1 && tx < 1) {
+          p_reduce_max_14[0] = store_as<int>(reduce_max_14);
         }
       }
     }
-  }
-  {  // loop 6: outer 1 / 128 threads, row 1 / 1 threads x 1, col 4 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
-    const int thread = threadIdx.x;
-    const int tx = thread % 4;
-    const int ty = thread / 4 % 1;
-    const int to = thread / 4;
-    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
-    if (first < 1) {
-      const int task = first;
-      Reduce3::State reduce_xor_7_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_xor_7_state_0__1[i] = Reduce3::identity();
-      {
-        const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 4 + tx;
-          if (to < 1) {
-            reduce_xor_7_state_0__1[0] = Reduce3::combine(reduce_xor_7_state_0__1[0], Reduce3::State{load_as<int>(p_reduce_xor_7_partial0_0[col])});
+    {  // loop 5: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
+      const int thread = threadIdx.x;
+      const int tx = thread % 128;
+      const int ty = thread / 128 % 1;
+      const int to = thread / 128;
+      const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
+      if (first < 1) {
+        const int task = first;
+        Reduce2::State reduce_and_14_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_and_14_state_0__1[i] = Reduce2::identity();
+        #pragma unroll
+        for (int turn = 0; turn < 4; ++turn) {
+          const int k = turn;
+          const int row = k + ty;
+          {
+            const int l = 0;
+            const int col_raw = l * 128 + tx;
+            const int col = clamped(col_raw, 69);
+            const int at_0__4 = row * 70 + col;
+            if (to < 1) {
+              reduce_and_14_state_0__1[l] = Reduce2::combine(reduce_and_14_state_0__1[l], Reduce2::State{load_as<int>(p_reduce_and_14_partial0_0[at_0__4])});
+            }
           }
         }
-      }
-      reduce_lanes<Reduce3, 4, 1>(reduce_xor_7_state_0__1);
-      const int reduce_xor_7 = reduce_xor_7_state_0__1[0].f0;
-      if (to < 1 && tx < 1) {
-        p_reduce_xor_7[0] = store_as<int>(reduce_xor_7);
-      }
-    }
-  }
-  {  // loop 7: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
-    if (first < 1) {
-      const int task = first;
-      Reduce7::State reduce_sum_22_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_sum_22_state_0__1[i] = Reduce7::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 4; ++turn) {
-        const int k = turn;
-        const int row = k + ty;
         {
           const int l = 0;
-          const int col_raw = l * 128 + tx;
-          const int col = clamped(col_raw, 69);
-          const int at_0__5 = row * 70 + col;
-          if (to < 1) {
-            reduce_sum_22_state_0__1[l] = Reduce7::combine(reduce_sum_22_state_0__1[l], Reduce7::State{load_as<unsigned char>(p_reduce_sum_22_partial0_0[at_0__5])});
-          }
-        }
-      }
-      {
-        const int l = 0;
-        const int col = l * 128 + tx;
-        if (col < 70) {
-          const unsigned char reduce_sum_22 = reduce_sum_22_state_0__1[l].f0;
-          if (to < 1) {
-            p_reduce_sum_22[col] = store_as<unsigned char>(reduce_sum_22);
+          const int col = l * 128 + tx;
+          if (col < 70) {
+            const int reduce_and_14 = reduce_and_14_state_0__1[l].f0;
+            if (to < 1) {
+              p_reduce_and_14[col] = store_as<int>(reduce_and_14);
+            }
           }
         }
       }
     }
-  }
-  {  // loop 8: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
-    if (first < 1) {
-      const int task = first;
-      Reduce9::State reduce_or_15_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_or_15_state_0__1[i] = Reduce9::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 4; ++turn) {
-        const int k = turn;
-        const int row = k + ty;
+  } else {
+    {  // loop 6: outer 1 / 128 threads, row 1 / 1 threads x 1, col 4 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
+      const int thread = threadIdx.x;
+      const int tx = thread % 4;
+      const int ty = thread / 4 % 1;
+      const int to = thread / 4;
+      const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
+      if (first < 1) {
+        const int task = first;
+        Reduce3::State reduce_xor_7_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_xor_7_state_0__1[i] = Reduce3::identity();
+        {
+          const int k = 0;
+          {
+            const int l = 0;
+            const int col = l * 4 + tx;
+            if (to < 1) {
+              reduce_xor_7_state_0__1[0] = Reduce3::combine(reduce_xor_7_state_0__1[0], Reduce3::State{load_as<int>(p_reduce_xor_7_partial0_0[col])});
+            }
+          }
+        }
+        reduce_lanes<Reduce3, 4, 1>(reduce_xor_7_state_0__1);
+        const int reduce_xor_7 = reduce_xor_7_state_0__1[0].f0;
+        if (to < 1 && tx < 1) {
+          p_reduce_xor_7[0] = store_as<int>(reduce_xor_7);
+        }
+      }
+    }
+    {  // loop 7: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
+      const int thread = threadIdx.x;
+      const int tx = thread % 128;
+      const int ty = thread / 128 % 1;
+      const int to = thread / 128;
+      const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
+      if (first < 1) {
+        const int task = first;
+        Reduce7::State reduce_sum_22_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_sum_22_state_0__1[i] = Reduce7::identity();
+        #pragma unroll
+        for (int turn = 0; turn < 4; ++turn) {
+          const int k = turn;
+          const int row = k + ty;
+          {
+            const int l = 0;
+            const int col_raw = l * 128 + tx;
+            const int col = clamped(col_raw, 69);
+            const int at_0__5 = row * 70 + col;
+            if (to < 1) {
+              reduce_sum_22_state_0__1[l] = Reduce7::combine(reduce_sum_22_state_0__1[l], Reduce7::State{load_as<unsigned char>(p_reduce_sum_22_partial0_0[at_0__5])});
+            }
+          }
+        }
         {
           const int l = 0;
-          const int col_raw = l * 128 + tx;
-          const int col = clamped(col_raw, 69);
-          const int at_0__6 = row * 70 + col;
-          if (to < 1) {
-            reduce_or_15_state_0__1[l] = Reduce9::combine(reduce_or_15_state_0__1[l], Reduce9::State{load_as<bool>(p_reduce_or_15_partial0_0[at_0__6])});
+          const int col = l * 128 + tx;
+          if (col < 70) {
+            const unsigned char reduce_sum_22 = reduce_sum_22_state_0__1[l].f0;
+            if (to < 1) {
+              p_reduce_sum_22[col] = store_as<unsigned char>(reduce_sum_22);
+            }
           }
         }
       }
-      {
-        const int l = 0;
-        const int col = l * 128 + tx;
-        if (col < 70) {
-          const bool reduce_or_15 = reduce_or_15_state_0__1[l].f0;
-          if (to < 1) {
-            p_reduce_or_15[col] = store_as<bool>(reduce_or_15);
+    }
+    {  // loop 8: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
+      const int thread = threadIdx.x;
+      const int tx = thread % 128;
+      const int ty = thread / 128 % 1;
+      const int to = thread / 128;
+      const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
+      if (first < 1) {
+        const int task = first;
+        Reduce9::State reduce_or_15_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_or_15_state_0__1[i] = Reduce9::identity();
+        #pragma unroll
+        for (int turn = 0; turn < 4; ++turn) {
+          const int k = turn;
+          const int row = k + ty;
+          {
+            const int l = 0;
+            const int col_raw = l * 128 + tx;
+            const int col = clamped(col_raw, 69);
+            const int at_0__6 = row * 70 + col;
+            if (to < 1) {
+              reduce_or_15_state_0__1[l] = Reduce9::combine(reduce_or_15_state_0__1[l], Reduce9::State{load_as<bool>(p_reduce_or_15_partial0_0[at_0__6])});
+            }
+          }
+        }
+        {
+          const int l = 0;
+          const int col = l * 128 + tx;
+          if (col < 70) {
+            const bool reduce_or_15 = reduce_or_15_state_0__1[l].f0;
+            if (to < 1) {
+              p_reduce_or_15[col] = store_as<bool>(reduce_or_15);
+            }
           }
         }
       }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 512 threads, 16384 B shared
+// stitch_0: grid 32 x 512 threads, 16448 B shared
 //   jit(layer_norm_backward)/transpose(jvp())/mul
 //   jit(layer_norm_backward)/jvp()/reduce_sum
 //   jit(layer_norm_backward)/jvp()/div
@@ -35,11 +35,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_81_partial0_0,
     float* p_reduce_sum_79_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(16384);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 512);
+  ASTITCH_SHARED_ARENA(16448);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2056);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8224, 2056);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 516);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 516);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;
@@ -251,7 +251,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
     }
   }
-  __syncthreads();  // the next task loop takes over the shared memory
   {  // loop 2: outer 1 / 1 threads, row 32 / 4 threads x 8, col 768 / 128 threads x 1 x 1; 6 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 128;

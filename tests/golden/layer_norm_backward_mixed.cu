@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 16 x 512 threads, 16384 B shared
+// stitch_0: grid 16 x 512 threads, 16512 B shared
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/convert_element_type
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/mul
 //   jit(layer_norm_backward_mixed)/jvp()/convert_element_type
@@ -35,11 +35,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_81_partial0_0,
     float* p_reduce_sum_79_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(16384);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 512);
+  ASTITCH_SHARED_ARENA(16512);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2064);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8256, 2064);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 514);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 514);
   {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 128 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 128;
@@ -258,7 +258,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
     }
   }
-  __syncthreads();  // the next task loop takes over the shared memory
   {  // loop 2: outer 1 / 1 threads, row 16 / 2 threads x 8, col 768 / 256 threads x 1 x 1; 3 tasks; column-reduce: 2 rows x 256 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 256;

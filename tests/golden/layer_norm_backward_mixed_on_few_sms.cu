@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 4 x 512 threads, 32768 B shared
+// stitch_0: grid 4 x 512 threads, 32896 B shared
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/convert_element_type
 //   jit(layer_norm_backward_mixed)/transpose(jvp())/mul
 //   jit(layer_norm_backward_mixed)/jvp()/convert_element_type
@@ -35,10 +35,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_81_partial0_0,
     float* p_reduce_sum_79_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(32768);
+  ASTITCH_SHARED_ARENA(32896);
   ASTITCH_SHARED(float, gamma_1_now_0, 0, 4096);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 16384, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 24576, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 16384, 2064);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 24640, 2064);
   {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 128 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 128;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 4 x 512 threads, 16384 B shared
+// stitch_0: grid 16 x 128 threads, 16464 B shared
 //   jit(layer_norm_backward)/transpose(jvp())/mul
 //   jit(layer_norm_backward)/jvp()/reduce_sum
 //   jit(layer_norm_backward)/jvp()/div
@@ -25,7 +25,7 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_dy_1,
@@ -35,74 +35,77 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_81_partial0_0,
     float* p_reduce_sum_79_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(16384);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 2048);
-  {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
+  ASTITCH_SHARED_ARENA(16464);
+  ASTITCH_SHARED(float, x_1_now_0, 8192, 2048);
+  ASTITCH_SHARED(float, dy_1_now_0, 0, 2048);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 16432, 8);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 16384, 12);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 130);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 130);
+  {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 2 x 4; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = thread % 128;
+    const int ty = thread / 128 % 1;
+    const int to = thread / 128;
     const int first = blockIdx.x;
-    Reduce0::State reduce_sum_81_state_0[4];
+    Reduce0::State reduce_sum_81_state_0[8];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_81_state_0[i] = Reduce0::identity();
-    Reduce0::State reduce_sum_79_state_0[4];
+    for (int i = 0; i < 8; ++i) reduce_sum_81_state_0[i] = Reduce0::identity();
+    Reduce0::State reduce_sum_79_state_0[8];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) reduce_sum_79_state_0[i] = Reduce0::identity();
-    words_of<Vec<float, 4>>::type gamma_1_now_0[1];
-    words_of<Vec<float, 4>>::type x_1_now_0[1];
-    words_of<Vec<float, 4>>::type x_1_ahead_0[1];
-    words_of<Vec<float, 4>>::type dy_1_now_0[1];
-    words_of<Vec<float, 4>>::type dy_1_ahead_0[1];
+    for (int i = 0; i < 8; ++i) reduce_sum_79_state_0[i] = Reduce0::identity();
+    words_of<Vec<float, 4>>::type gamma_1_now_0[2];
     {
       const int k = 0;
-      {
-        const int l = 0;
-        const int col = l * 1024 + tx * 4;
+      #pragma unroll
+      for (int l = 0; l < 2; ++l) {
+        const int col = l * 512 + tx * 4;
         if (col < 768) {
-          gamma_1_now_0[k + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_gamma_1 + (col));
+          gamma_1_now_0[k * 2 + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_gamma_1 + (col));
         }
       }
     }
-    if (const int next = first; next < 32) {
+    if (const int next = first; next < 64) {
       const int task = next;
-      const int outer = task * 2 + to;
+      const int next_turn = 0;
+      const int outer = task;
       {
         const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 1024 + tx * 4;
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 512 + tx * 4;
           if (col < 768) {
             const int at_0 = outer * 768 + col;
-            x_1_ahead_0[k + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_x_1 + (at_0));
-            dy_1_ahead_0[k + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_dy_1 + (at_0));
+            copy_async(&shared_vec<float, 4>(x_1_now_0, (next_turn * 256 + k * 256 + l * 128 + thread) * 4), p_x_1 + (at_0));
+            copy_async(&shared_vec<float, 4>(dy_1_now_0, (next_turn * 256 + k * 256 + l * 128 + thread) * 4), p_dy_1 + (at_0));
           }
         }
       }
     }
-    for (int task = first; task < 32; task += gridDim.x) {
-      const int outer = task * 2 + to;
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) x_1_now_0[i] = x_1_ahead_0[i];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) dy_1_now_0[i] = dy_1_ahead_0[i];
-      if (const int next = task + gridDim.x; next < 32) {
+    copy_commit();
+    int turn = 1;
+    for (int task = first; task < 64; task += gridDim.x) {
+      turn = turn == 1 ? 0 : turn + 1;
+      const int outer = task;
+      if (const int next = task + gridDim.x; next < 64) {
         const int task = next;
-        const int outer = task * 2 + to;
+        const int next_turn = turn < 1 ? turn + 1 : turn - 1;
+        const int outer = task;
         {
           const int k = 0;
-          {
-            const int l = 0;
-            const int col = l * 1024 + tx * 4;
+          #pragma unroll
+          for (int l = 0; l < 2; ++l) {
+            const int col = l * 512 + tx * 4;
             if (col < 768) {
               const int at_0 = outer * 768 + col;
-              x_1_ahead_0[k + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_x_1 + (at_0));
-              dy_1_ahead_0[k + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_dy_1 + (at_0));
+              copy_async(&shared_vec<float, 4>(x_1_now_0, (next_turn * 256 + k * 256 + l * 128 + thread) * 4), p_x_1 + (at_0));
+              copy_async(&shared_vec<float, 4>(dy_1_now_0, (next_turn * 256 + k * 256 + l * 128 + thread) * 4), p_dy_1 + (at_0));
             }
           }
         }
       }
+      copy_commit();
+      copy_wait<1>();
       Reduce0::State reduce_sum_77_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_77_state_0[i] = Reduce0::identity();
@@ -111,14 +114,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       for (int i = 0; i < 1; ++i) reduce_sum_84_plain_state_0[i] = Reduce0::identity();
       {
         const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 1024 + tx * 4;
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 512 + tx * 4;
           if (col < 768) {
             const int at_0__1 = outer * 768 + col;
-            const Vec<float, 4> x_1_v_0 = from_words<Vec<float, 4>>(x_1_now_0[k + l]);
-            const Vec<float, 4> dy_1_v_0 = from_words<Vec<float, 4>>(dy_1_now_0[k + l]);
-            const Vec<float, 4> gamma_1_v_0 = from_words<Vec<float, 4>>(gamma_1_now_0[k + l]);
+            const Vec<float, 4> x_1_v_0 = shared_vec<float, 4>(x_1_now_0, (turn * 256 + k * 256 + l * 128 + thread) * 4);
+            const Vec<float, 4> dy_1_v_0 = shared_vec<float, 4>(dy_1_now_0, (turn * 256 + k * 256 + l * 128 + thread) * 4);
+            const Vec<float, 4> gamma_1_v_0 = from_words<Vec<float, 4>>(gamma_1_now_0[k * 2 + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
@@ -134,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps_together<Reduce0>(exchange_0_0, reduce_sum_77_state_0, reduce_sum_84_plain_state_0);
       __syncthreads();
-      combine_warps_together<Reduce0, 256>(exchange_0_0, reduce_sum_77_state_0, reduce_sum_84_plain_state_0);
+      combine_warps_together<Reduce0, 128>(exchange_0_0, reduce_sum_77_state_0, reduce_sum_84_plain_state_0);
       Reduce0::State reduce_sum_78_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_78_state_0[i] = Reduce0::identity();
@@ -148,14 +151,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const float div_5_divide_0 = hlo_divide_shared(reduce_sum_77, 768.0f);
       {
         const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 1024 + tx * 4;
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 512 + tx * 4;
           if (col < 768) {
             const int at_0__2 = outer * 768 + col;
-            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_now_0[k + l]);
-            const Vec<float, 4> dy_1_v_0__1 = from_words<Vec<float, 4>>(dy_1_now_0[k + l]);
-            const Vec<float, 4> gamma_1_v_0__1 = from_words<Vec<float, 4>>(gamma_1_now_0[k + l]);
+            const Vec<float, 4> x_1_v_0__1 = shared_vec<float, 4>(x_1_now_0, (turn * 256 + k * 256 + l * 128 + thread) * 4);
+            const Vec<float, 4> dy_1_v_0__1 = shared_vec<float, 4>(dy_1_now_0, (turn * 256 + k * 256 + l * 128 + thread) * 4);
+            const Vec<float, 4> gamma_1_v_0__1 = from_words<Vec<float, 4>>(gamma_1_now_0[k * 2 + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
@@ -175,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps_together<Reduce0>(exchange_0_1, reduce_sum_78_state_0, reduce_sum_83_state_0, reduce_sum_86_plain_state_0);
       __syncthreads();
-      combine_warps_together<Reduce0, 256>(exchange_0_1, reduce_sum_78_state_0, reduce_sum_83_state_0, reduce_sum_86_plain_state_0);
+      combine_warps_together<Reduce0, 128>(exchange_0_1, reduce_sum_78_state_0, reduce_sum_83_state_0, reduce_sum_86_plain_state_0);
       const float reduce_sum_78 = reduce_sum_78_state_0[0].f0;
       const float div_6_divide_0 = hlo_divide_shared(reduce_sum_78, 768.0f);
       const float add_3_add_0 = hlo_add(div_6_divide_0, 1e-06f);
@@ -197,14 +200,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const float reduce_sum_87 = hlo_add(0.0f, div_9_divide_0);
       {
         const int k = 0;
-        {
-          const int l = 0;
-          const int col = l * 1024 + tx * 4;
+        #pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          const int col = l * 512 + tx * 4;
           if (col < 768) {
             const int at_0__3 = outer * 768 + col;
-            const Vec<float, 4> dy_1_v_0__2 = from_words<Vec<float, 4>>(dy_1_now_0[k + l]);
-            const Vec<float, 4> gamma_1_v_0__2 = from_words<Vec<float, 4>>(gamma_1_now_0[k + l]);
-            const Vec<float, 4> x_1_v_0__2 = from_words<Vec<float, 4>>(x_1_now_0[k + l]);
+            const Vec<float, 4> dy_1_v_0__2 = shared_vec<float, 4>(dy_1_now_0, (turn * 256 + k * 256 + l * 128 + thread) * 4);
+            const Vec<float, 4> gamma_1_v_0__2 = from_words<Vec<float, 4>>(gamma_1_now_0[k * 2 + l]);
+            const Vec<float, 4> x_1_v_0__2 = shared_vec<float, 4>(x_1_now_0, (turn * 256 + k * 256 + l * 128 + thread) * 4);
             Vec<float, 4> add_any_5_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
@@ -228,101 +231,96 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
       }
     }
-    reduce_strided<Reduce0, 2, 256, 512, 4, false, false>(reduce_sum_81_state_0, exchange_0_0);
-    reduce_strided<Reduce0, 2, 256, 512, 4, false, false>(reduce_sum_79_state_0, exchange_0_1);
-    if (first < 4) {
-      {
-        const int l = 0;
-        const int col = l * 1024 + tx * 4;
+    if (first < 16) {
+      #pragma unroll
+      for (int l = 0; l < 2; ++l) {
+        const int col = l * 512 + tx * 4;
         if (col < 768) {
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            if (to < 1) {
-              p_reduce_sum_81_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_81_state_0[l * 4 + lane].f0);
-            }
+            p_reduce_sum_81_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_81_state_0[l * 4 + lane].f0);
           }
         }
       }
     }
-    if (first < 4) {
-      {
-        const int l = 0;
-        const int col = l * 1024 + tx * 4;
+    if (first < 16) {
+      #pragma unroll
+      for (int l = 0; l < 2; ++l) {
+        const int col = l * 512 + tx * 4;
         if (col < 768) {
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            if (to < 1) {
-              p_reduce_sum_79_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_79_state_0[l * 4 + lane].f0);
-            }
+            p_reduce_sum_79_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_79_state_0[l * 4 + lane].f0);
           }
         }
       }
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.81, %reduce_sum.79 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 4 / 1 threads x 4, col 768 / 512 threads x 1 x 1; 2 tasks; column-reduce: 1 rows x 512 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 16 / 2 threads x 8, col 768 / 64 threads x 1 x 1; 12 tasks; column-reduce: 2 rows x 64 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 2;
+    const int to = thread / 128;
     const int first = blockIdx.x;
-    if (first < 2) {
+    if (first < 12) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_81_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_81_state_0__1[i] = Reduce0::identity();
       #pragma unroll
-      for (int turn = 0; turn < 4; ++turn) {
+      for (int turn = 0; turn < 8; ++turn) {
         const int k = turn;
-        const int row = k + ty;
+        const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col_raw = l * 512 + tx + col_tile * 512;
-          const int col = clamped(col_raw, 767);
+          const int col = l * 64 + tx + col_tile * 64;
           const int at_0__4 = row * 768 + col;
           reduce_sum_81_state_0__1[l] = Reduce0::combine(reduce_sum_81_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_81_partial0_0[at_0__4])});
         }
       }
+      reduce_strided<Reduce0, 2, 64, 128, 4, false, false>(reduce_sum_81_state_0__1, exchange_0_0__1);
       {
         const int l = 0;
-        const int col = l * 512 + tx + col_tile * 512;
-        if (col < 768) {
-          const float reduce_sum_81 = reduce_sum_81_state_0__1[l].f0;
+        const int col = l * 64 + tx + col_tile * 64;
+        const float reduce_sum_81 = reduce_sum_81_state_0__1[l].f0;
+        if (ty < 1) {
           p_reduce_sum_81[col] = store_as<float>(reduce_sum_81);
         }
       }
     }
   }
-  {  // loop 2: outer 1 / 1 threads, row 4 / 1 threads x 4, col 768 / 512 threads x 1 x 1; 2 tasks; column-reduce: 1 rows x 512 threads a block
+  __syncthreads();  // the next task loop takes over the shared memory
+  {  // loop 2: outer 1 / 1 threads, row 16 / 2 threads x 8, col 768 / 64 threads x 1 x 1; 12 tasks; column-reduce: 2 rows x 64 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-    if (first < 2) {
+    const int tx = thread % 64;
+    const int ty = thread / 64 % 2;
+    const int to = thread / 128;
+    const int first = blockIdx.x - 12 + (blockIdx.x < 12 ? gridDim.x : 0);
+    if (first < 12) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_79_state_0__1[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_79_state_0__1[i] = Reduce0::identity();
       #pragma unroll
-      for (int turn = 0; turn < 4; ++turn) {
+      for (int turn = 0; turn < 8; ++turn) {
         const int k = turn;
-        const int row = k + ty;
+        const int row = k * 2 + ty;
         {
           const int l = 0;
-          const int col_raw = l * 512 + tx + col_tile * 512;
-          const int col = clamped(col_raw, 767);
+          const int col = l * 64 + tx + col_tile * 64;
           const int at_0__5 = row * 768 + col;
           reduce_sum_79_state_0__1[l] = Reduce0::combine(reduce_sum_79_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_79_partial0_0[at_0__5])});
         }
       }
+      reduce_strided<Reduce0, 2, 64, 128, 4, false, false>(reduce_sum_79_state_0__1, exchange_0_0__2);
       {
         const int l = 0;
-        const int col = l * 512 + tx + col_tile * 512;
-        if (col < 768) {
-          const float reduce_sum_79 = reduce_sum_79_state_0__1[l].f0;
+        const int col = l * 64 + tx + col_tile * 64;
+        const float reduce_sum_79 = reduce_sum_79_state_0__1[l].f0;
+        if (ty < 1) {
           p_reduce_sum_79[col] = store_as<float>(reduce_sum_79);
         }
       }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 15 x 512 threads, 2112 B shared
+// stitch_0: grid 15 x 512 threads, 2368 B shared
 //   jit(reduces_of_reduces)/exp
 //   jit(reduces_of_reduces)/reduce_sum
 //   jit(reduces_of_reduces)/reduce_max
@@ -43,9 +43,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_23,
     float* __restrict__ p_reduce_sum_22,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(2112);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 512);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 2048, 16);
+  ASTITCH_SHARED_ARENA(2368);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 576);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 2304, 16);
   {  // loop 0: outer 24x20 / 32 threads, row 1 / 1 threads x 1, col 36 / 16 threads x 1 x 4; 15 tasks; row-reduce: 32 rows a block, 16 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 16;

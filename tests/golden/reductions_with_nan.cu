@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 4 x 512 threads, 13584 B shared
+// stitch_0: grid 4 x 512 threads, 13792 B shared
 //   jit(reductions_with_nan)/reduce_sum
 //   jit(reductions_with_nan)/reduce_max
 //   jit(reductions_with_nan)/reduce_min
@@ -186,16 +186,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     bool* p_reduce_and_7_partial0_0,
     f16* p_reduce_max_15_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(13584);
-  ASTITCH_SHARED(Reduce3::State, exchange_3_0, 13440, 16);
-  ASTITCH_SHARED(Reduce4::State, exchange_4_0, 13504, 16);
-  ASTITCH_SHARED(Reduce5::State, exchange_5_0, 13312, 16);
-  ASTITCH_SHARED(Reduce6::State, exchange_6_0, 13568, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8192, 1024);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 1024);
-  ASTITCH_SHARED(Reduce2::State, exchange_2_1, 12288, 1024);
-  ASTITCH_SHARED(Reduce8::State, exchange_8_0, 4096, 16);
-  ASTITCH_SHARED(Reduce7::State, exchange_7_1, 0, 1024);
+  ASTITCH_SHARED_ARENA(13792);
+  ASTITCH_SHARED(Reduce3::State, exchange_3_0, 13648, 16);
+  ASTITCH_SHARED(Reduce4::State, exchange_4_0, 13712, 16);
+  ASTITCH_SHARED(Reduce5::State, exchange_5_0, 13520, 16);
+  ASTITCH_SHARED(Reduce6::State, exchange_6_0, 13776, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8320, 1040);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 1040);
+  ASTITCH_SHARED(Reduce2::State, exchange_2_1, 12480, 1040);
+  ASTITCH_SHARED(Reduce8::State, exchange_8_0, 4160, 16);
+  ASTITCH_SHARED(Reduce7::State, exchange_7_1, 0, 1040);
   {  // loop 0: outer 16 / 8 threads, row 1 / 1 threads x 1, col 90 / 64 threads x 1 x 2; 2 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 64;
@@ -383,149 +383,152 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce.25, %reduce_and.7, %reduce_max.15 before level 1
-  {  // loop 2: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
-    const int first = blockIdx.x;
-    if (first < 1) {
-      const int task = first;
-      Reduce0::State reduce_min_14_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_min_14_state_0__1[i] = Reduce0::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 2; ++turn) {
-        const int k = turn;
-        const int row = k + ty;
-        {
-          const int l = 0;
-          const int col_raw = l * 128 + tx;
-          const int col = clamped(col_raw, 89);
-          const int at_0__2 = row * 90 + col;
-          if (to < 1) {
-            reduce_min_14_state_0__1[l] = Reduce0::combine(reduce_min_14_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_min_14_partial0_0[at_0__2])});
+  if (blockIdx.x < 2) {
+    {  // loop 2: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
+      const int thread = threadIdx.x;
+      const int tx = thread % 128;
+      const int ty = thread / 128 % 1;
+      const int to = thread / 128;
+      const int first = blockIdx.x;
+      if (first < 1) {
+        const int task = first;
+        Reduce0::State reduce_min_14_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_min_14_state_0__1[i] = Reduce0::identity();
+        #pragma unroll
+        for (int turn = 0; turn < 2; ++turn) {
+          const int k = turn;
+          const int row = k + ty;
+          {
+            const int l = 0;
+            const int col_raw = l * 128 + tx;
+            const int col = clamped(col_raw, 89);
+            const int at_0__2 = row * 90 + col;
+            if (to < 1) {
+              reduce_min_14_state_0__1[l] = Reduce0::combine(reduce_min_14_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_min_14_partial0_0[at_0__2])});
+            }
           }
         }
-      }
-      {
-        const int l = 0;
-        const int col = l * 128 + tx;
-        if (col < 90) {
-          const float reduce_min_14 = reduce_min_14_state_0__1[l].f0;
-          if (to < 1) {
-            p_reduce_min_14[col] = store_as<float>(reduce_min_14);
+        {
+          const int l = 0;
+          const int col = l * 128 + tx;
+          if (col < 90) {
+            const float reduce_min_14 = reduce_min_14_state_0__1[l].f0;
+            if (to < 1) {
+              p_reduce_min_14[col] = store_as<float>(reduce_min_14);
+            }
           }
         }
       }
     }
-  }
-  {  // loop 3: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
-    if (first < 1) {
-      const int task = first;
-      Reduce1::State reduce_25_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_25_state_0__1[i] = Reduce1::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 2; ++turn) {
-        const int k = turn;
-        const int row = k + ty;
-        {
-          const int l = 0;
-          const int col_raw = l * 128 + tx;
-          const int col = clamped(col_raw, 89);
-          const int at_0__3 = row * 90 + col;
-          if (to < 1) {
-            reduce_25_state_0__1[l] = Reduce1::combine(reduce_25_state_0__1[l], Reduce1::State{load_as<float>(p_reduce_25_partial0_0[at_0__3]), load_as<int>(p_reduce_25_partial1_0[at_0__3])});
+    {  // loop 3: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
+      const int thread = threadIdx.x;
+      const int tx = thread % 128;
+      const int ty = thread / 128 % 1;
+      const int to = thread / 128;
+      const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
+      if (first < 1) {
+        const int task = first;
+        Reduce1::State reduce_25_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_25_state_0__1[i] = Reduce1::identity();
+        #pragma unroll
+        for (int turn = 0; turn < 2; ++turn) {
+          const int k = turn;
+          const int row = k + ty;
+          {
+            const int l = 0;
+            const int col_raw = l * 128 + tx;
+            const int col = clamped(col_raw, 89);
+            const int at_0__3 = row * 90 + col;
+            if (to < 1) {
+              reduce_25_state_0__1[l] = Reduce1::combine(reduce_25_state_0__1[l], Reduce1::State{load_as<float>(p_reduce_25_partial0_0[at_0__3]), load_as<int>(p_reduce_25_partial1_0[at_0__3])});
+            }
           }
         }
-      }
-      {
-        const int l = 0;
-        const int col = l * 128 + tx;
-        if (col < 90) {
-          const int reduce_25 = reduce_25_state_0__1[l].f1;
-          if (to < 1) {
-            p_reduce_25_1[col] = store_as<int>(reduce_25);
+        {
+          const int l = 0;
+          const int col = l * 128 + tx;
+          if (col < 90) {
+            const int reduce_25 = reduce_25_state_0__1[l].f1;
+            if (to < 1) {
+              p_reduce_25_1[col] = store_as<int>(reduce_25);
+            }
           }
         }
       }
     }
-  }
-  {  // loop 4: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-    if (first < 1) {
-      const int task = first;
-      Reduce7::State reduce_max_15_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_max_15_state_0__1[i] = Reduce7::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 2; ++turn) {
-        const int k = turn;
-        const int row = k + ty;
-        {
-          const int l = 0;
-          const int col_raw = l * 128 + tx;
-          const int col = clamped(col_raw, 89);
-          const int at_0__4 = row * 90 + col;
-          if (to < 1) {
-            reduce_max_15_state_0__1[l] = Reduce7::combine(reduce_max_15_state_0__1[l], Reduce7::State{load_as<float>(p_reduce_max_15_partial0_0[at_0__4])});
+  } else {
+    {  // loop 4: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
+      const int thread = threadIdx.x;
+      const int tx = thread % 128;
+      const int ty = thread / 128 % 1;
+      const int to = thread / 128;
+      const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
+      if (first < 1) {
+        const int task = first;
+        Reduce7::State reduce_max_15_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_max_15_state_0__1[i] = Reduce7::identity();
+        #pragma unroll
+        for (int turn = 0; turn < 2; ++turn) {
+          const int k = turn;
+          const int row = k + ty;
+          {
+            const int l = 0;
+            const int col_raw = l * 128 + tx;
+            const int col = clamped(col_raw, 89);
+            const int at_0__4 = row * 90 + col;
+            if (to < 1) {
+              reduce_max_15_state_0__1[l] = Reduce7::combine(reduce_max_15_state_0__1[l], Reduce7::State{load_as<float>(p_reduce_max_15_partial0_0[at_0__4])});
+            }
           }
         }
-      }
-      {
-        const int l = 0;
-        const int col = l * 128 + tx;
-        if (col < 90) {
-          const float reduce_max_15 = round_to<f16>(reduce_max_15_state_0__1[l].f0);
-          if (to < 1) {
-            p_reduce_max_15[col] = store_as<f16>(reduce_max_15);
+        {
+          const int l = 0;
+          const int col = l * 128 + tx;
+          if (col < 90) {
+            const float reduce_max_15 = round_to<f16>(reduce_max_15_state_0__1[l].f0);
+            if (to < 1) {
+              p_reduce_max_15[col] = store_as<f16>(reduce_max_15);
+            }
           }
         }
       }
     }
-  }
-  {  // loop 5: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
-    const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
-    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
-    if (first < 1) {
-      const int task = first;
-      Reduce2::State reduce_and_7_state_0__1[1];
-      #pragma unroll
-      for (int i = 0; i < 1; ++i) reduce_and_7_state_0__1[i] = Reduce2::identity();
-      #pragma unroll
-      for (int turn = 0; turn < 2; ++turn) {
-        const int k = turn;
-        const int row = k + ty;
-        {
-          const int l = 0;
-          const int col_raw = l * 128 + tx;
-          const int col = clamped(col_raw, 89);
-          const int at_0__5 = row * 90 + col;
-          if (to < 1) {
-            reduce_and_7_state_0__1[l] = Reduce2::combine(reduce_and_7_state_0__1[l], Reduce2::State{load_as<bool>(p_reduce_and_7_partial0_0[at_0__5])});
+    {  // loop 5: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
+      const int thread = threadIdx.x;
+      const int tx = thread % 128;
+      const int ty = thread / 128 % 1;
+      const int to = thread / 128;
+      const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
+      if (first < 1) {
+        const int task = first;
+        Reduce2::State reduce_and_7_state_0__1[1];
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) reduce_and_7_state_0__1[i] = Reduce2::identity();
+        #pragma unroll
+        for (int turn = 0; turn < 2; ++turn) {
+          const int k = turn;
+          const int row = k + ty;
+          {
+            const int l = 0;
+            const int col_raw = l * 128 + tx;
+            const int col = clamped(col_raw, 89);
+            const int at_0__5 = row * 90 + col;
+            if (to < 1) {
+              reduce_and_7_state_0__1[l] = Reduce2::combine(reduce_and_7_state_0__1[l], Reduce2::State{load_as<bool>(p_reduce_and_7_partial0_0[at_0__5])});
+            }
           }
         }
-      }
-      {
-        const int l = 0;
-        const int col = l * 128 + tx;
-        if (col < 90) {
-          const bool reduce_and_7 = reduce_and_7_state_0__1[l].f0;
-          if (to < 1) {
-            p_reduce_and_7[col] = store_as<bool>(reduce_and_7);
+        {
+          const int l = 0;
+          const int col = l * 128 + tx;
+          if (col < 90) {
+            const bool reduce_and_7 = reduce_and_7_state_0__1[l].f0;
+            if (to < 1) {
+              p_reduce_and_7[col] = store_as<bool>(reduce_and_7);
+            }
           }
         }
       }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 512 threads, 8320 B shared
+// stitch_0: grid 32 x 512 threads, 8352 B shared
 //   jit(rms_norm_backward)/transpose(jvp())/mul
 //   jit(rms_norm_backward)/jvp()/square
 //   jit(rms_norm_backward)/jvp()/reduce_sum
@@ -33,10 +33,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_36,
     float* p_reduce_sum_36_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(8320);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8192, 32);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
+  ASTITCH_SHARED_ARENA(8352);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8224, 32);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 2056);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 516);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 256;

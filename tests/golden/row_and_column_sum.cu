@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 24 x 512 threads, 8256 B shared
+// stitch_0: grid 24 x 512 threads, 8320 B shared
 //   jit(row_and_column_sum)/exp
 //   jit(row_and_column_sum)/reduce_sum
 struct Reduce0 {
@@ -24,10 +24,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_15,
     float* p_reduce_sum_15_partial0_0,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(8256);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8192, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 512);
+  ASTITCH_SHARED_ARENA(8320);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8256, 16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 2064);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 516);
   {  // loop 0: outer 96 / 4 threads, row 1 / 1 threads x 1, col 400 / 128 threads x 1 x 4; 24 tasks; row-reduce: 4 rows a block, 128 threads a row
     const int thread = threadIdx.x;
     const int tx = thread % 128;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 18 x 256 threads, 8192 B shared
+// stitch_0: grid 18 x 256 threads, 8448 B shared
 //   jit(softmax)/reduce_sum
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
@@ -23,8 +23,8 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
-  ASTITCH_SHARED_ARENA(8192);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1024);
+  ASTITCH_SHARED_ARENA(8448);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1056);
   {  // loop 0: outer 1 / 1 threads, row 16 / 8 threads x 2, col 24x96 / 32 threads x 1 x 4; 18 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 32;

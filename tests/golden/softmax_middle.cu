@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 24 x 256 threads, 2048 B shared
+// stitch_0: grid 24 x 256 threads, 2304 B shared
 //   jit(softmax)/reduce_sum
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
@@ -23,8 +23,8 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
-  ASTITCH_SHARED_ARENA(2048);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 256);
+  ASTITCH_SHARED_ARENA(2304);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 288);
   {  // loop 0: outer 8 / 1 threads, row 48 / 32 threads x 2, col 96 / 8 threads x 1 x 4; 24 tasks; column-reduce: 32 rows x 8 threads a block
     const int thread = threadIdx.x;
     const int tx = thread % 8;

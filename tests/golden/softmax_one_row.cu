@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 196 x 512 threads, 144 B shared
+// stitch_0: grid 98 x 1024 threads, 272 B shared
 //   jit(softmax)/reduce_sum
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
@@ -32,23 +32,23 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+extern "C" __global__ void __launch_bounds__(1024, 1) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7,
     unsigned int* barrier) {
-  ASTITCH_SHARED_ARENA(144);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 128, 1);
+  ASTITCH_SHARED_ARENA(272);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 32);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 256, 1);
   const unsigned tag = astitch_launch_tag(barrier);
   unsigned long long* const exchange = astitch_tagged_words(barrier);
-  {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 512 threads x 2 x 1; 196 tasks; row-reduce, 1 rows < 196 blocks a wave: each row split over 196 bloc...
+  {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 1024 threads x 2 x 1; 98 tasks; row-reduce, 1 rows < 98 blocks a wave: each row split over 98 blocks...
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = thread % 1024;
+    const int ty = thread / 1024 % 1;
+    const int to = thread / 1024;
     const int first = blockIdx.x;
     float x_1_kept_0[2];
-    if (first < 196) {
+    if (first < 98) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_max_7_exponentials_state_0[1];
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         #pragma unroll
         for (int l = 0; l < 2; ++l) {
-          const int col = l * 512 + tx + col_tile * 1024;
+          const int col = l * 1024 + tx + col_tile * 2048;
           if (col < 200001) {
             const float x_1 = load_as<float>(p_x_1[col]);
             x_1_kept_0[k * 2 + l] = store_as<float>(x_1);
@@ -68,18 +68,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps<Reduce0>(reduce_max_7_exponentials_state_0, exchange_0_0);
       __syncthreads();
-      if (thread < 32) { combine_warps<Reduce0, 512, true>(reduce_max_7_exponentials_state_0, exchange_0_0); }
+      if (thread < 32) { combine_warps<Reduce0, 1024, true>(reduce_max_7_exponentials_state_0, exchange_0_0); }
       if (tx < 1) {
         Reduce0::publish(reduce_max_7_exponentials_state_0[0], exchange + (col_tile * 2), tag);
       }
-      // parts of 196 blocks
+      // parts of 98 blocks
       if (const int warp = thread / 32; warp < 1) {
         const int to = warp;
         const int col_tile = task;
         Reduce0::State reduce_max_7_exponentials_state_0__1[1];
         #pragma unroll
         for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_state_0__1[i] = Reduce0::identity();
-        collect_parts<Reduce0, 32, 196, 2>(reduce_max_7_exponentials_state_0__1[0], exchange + (0), ((thread) % 32), tag);
+        collect_parts<Reduce0, 32, 98, 2>(reduce_max_7_exponentials_state_0__1[0], exchange + (0), ((thread) % 32), tag);
         reduce_lanes<Reduce0, 32, 1>(reduce_max_7_exponentials_state_0__1);
         if (thread % 32 == 0) exchange_0_1[to] = reduce_max_7_exponentials_state_0__1[0];
       }
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int k = 0;
         #pragma unroll
         for (int l = 0; l < 2; ++l) {
-          const int col = l * 512 + tx + col_tile * 1024;
+          const int col = l * 1024 + tx + col_tile * 2048;
           if (col < 200001) {
             const float x_1__1 = load_as<float>(x_1_kept_0[k * 2 + l]);
             const float sub_7 = hlo_subtract(x_1__1, reduce_max_7_get_tuple_element_0);
