@@ -17,7 +17,7 @@ from astitch.hlo_export import ModuleBuilder
 from astitch.ir import Graph
 from astitch.nvrtc import count_threads
 from astitch.ops import OPS, Kind
-from astitch.xla_island import EXACT, compile_module
+from astitch.xla_island import AROUND_KERNELS, compile_module
 
 LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
@@ -27,7 +27,7 @@ def export_library_calls(graph: Graph) -> bytes | None:
     """The library calls of a graph as a module of their own, each kind once; None where there is none.
 
     Each has parameters of its own, as it mostly has in the program, where kernels that XLA cannot look into make its
-    operands.  Where XLA does fuse something into it there, or merges two, it measures again.
+    operands.  Where XLA does fuse something into it there, it measures again.
     """
     builder = ModuleBuilder("library_calls")
     known = set[object]()
@@ -66,7 +66,7 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Graph], None]]:
         if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:
             return
         if module := export_library_calls(graph):
-            begun.append(pool.submit(compile_module, module, device, EXACT))
+            begun.append(pool.submit(compile_module, module, device, AROUND_KERNELS))
 
     try:
         yield begin
