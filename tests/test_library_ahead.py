@@ -82,10 +82,10 @@ class Compiler:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on, self.done = threading.Event(), False
-        self.given: list[tuple[bytes, Any, Mapping[str, bool]]] = []
+        self.given: list[tuple[bytes, Any, Mapping[str, bool | int]]] = []
         monkeypatch.setattr(library_ahead, "compile_module", self)
 
-    def __call__(self, module: bytes, device: Any, settings: Mapping[str, bool]) -> None:
+    def __call__(self, module: bytes, device: Any, settings: Mapping[str, bool | int]) -> None:
         self.given.append((module, device, settings))
         assert self.go_on.wait(60)
         self.done = True
