@@ -1,27 +1,38 @@
 """Scopes -> Scopes: stitch ops without data dependence become one kernel (paper section 4.1, remote stitching).
 
 Two stitch ops of one stage never depend on each other through an outside op, so all of a stage can share a
-kernel.  A cap on ops keeps the text of one kernel within what a compiler handles well.
+kernel.  A cap on ops keeps the text of one kernel within what a compiler handles well.  What only lays out parameters
+for products stays alone: a library that reads them where they are needs no kernel at all.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from astitch.ir import Graph
+from astitch.ops import OPS, Kind
 from astitch.stitch_scope import Refusal, Scope, Scopes, make_scope
+from astitch.storage import stored_value
+
+LAYOUT_OPS = frozenset({"transpose", "reshape", "concatenate"})
+"""Ops that give elements other places, as far as simplified graphs have them."""
 
 MAX_OPS = 2400
 """More ops than this in one kernel: the CUDA compiler's time grows faster than the launches saved are worth."""
 
 
 def stitch_remotely(scopes: Scopes) -> Scopes:
-    """Merge the scopes of each stage, in order, up to MAX_OPS ops a kernel."""
+    """Merge the scopes of each stage, in order, up to MAX_OPS ops a kernel; those that lay out parameters stay alone."""
     graph = scopes.graph
     order = {name: number for number, name in enumerate(graph.nodes)}
     bins: dict[int, list[list[Scope]]] = {}
     filled: dict[int, int] = {}  # ops of the last bin of each stage
     refusals = list(scopes.refusals)
+    alone: dict[int, list[list[Scope]]] = {}
     for scope in sorted(scopes.scopes, key=lambda s: (s.stage, order[s.members[0]])):
+        if lays_out(graph, scope):
+            alone.setdefault(scope.stage, []).append([scope])
+            continue
         stage = bins.setdefault(scope.stage, [])
         if stage and filled[scope.stage] + len(scope.members) <= MAX_OPS:
             stage[-1].append(scope)
@@ -38,7 +49,24 @@ def stitch_remotely(scopes: Scopes) -> Scopes:
         stage.append([scope])
         filled[scope.stage] = len(scope.members)
     merged = []
-    for number, (stage_number, group) in enumerate((k, g) for k in sorted(bins) for g in bins[k]):
+    stages = sorted({*bins, *alone})
+    kernels = ((k, g) for k in stages for g in (*alone.get(k, ()), *bins.get(k, ())))
+    for number, (stage_number, group) in enumerate(kernels):
         members = sorted((m for s in group for m in s.members), key=order.__getitem__)
         merged.append(make_scope(graph, f"stitch_{number}", stage_number, members))
     return replace(scopes, scopes=tuple(merged), refusals=tuple(refusals))
+
+
+def lays_out(graph: Graph, scope: Scope) -> bool:
+    """Does a stitch op nothing but lay out parameters for products?"""
+    moves = all(graph[name].op in LAYOUT_OPS for name in scope.members)
+    read = {stored_value(graph, name) for name in scope.inputs}
+    return (moves and all(graph[name].op == "parameter" for name in read)) and not any(
+        name in graph.outputs
+        or any(
+            OPS[graph[user].op].kind is not Kind.COMPUTE
+            for user in graph.users[name]
+            if user not in scope.members
+        )
+        for name in scope.members
+    )

@@ -57,8 +57,9 @@ from astitch.program import (
     Step,
     View,
 )
+from astitch.remote_stitch import LAYOUT_OPS
 from astitch.stitch_loops import find_loops
-from astitch.stitch_regions import MOVES, find_unworthy, stitch_bodies, stitched_regions
+from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope
 from astitch.storage import storage_name, storage_type
 from astitch.trace import trace_compilation
@@ -265,7 +266,7 @@ def find_moves(compilation: Compilation) -> dict[str, str]:
         if not isinstance(step, KernelStep):
             continue
         name = step.kernel.name
-        moves = all(graph[member].op in MOVES for member in members[name])
+        moves = all(graph[member].op in LAYOUT_OPS for member in members[name])
         written = {step.arguments[i].buffer for i in step.written}
         read = {view.buffer for view in _read_by(step)}
         between = read <= products or (written <= products and not written & others)

@@ -18,6 +18,7 @@ from astitch.ir import DotAttrs, Graph
 from astitch.products import MERGED_BYTES, arrange_products
 from astitch.reference import run_graph
 from astitch.simplify import simplify
+from astitch.xla_engine import find_moves
 
 Function = Callable[..., Any]
 
@@ -165,3 +166,26 @@ def test_others_stay(fn: Function, arguments: tuple[Any, ...]) -> None:
     graph = graph_of(fn, *arguments)
     assert not heard(graph)
     assert arrange_products(graph) is graph
+
+
+def test_weights_beside_each_other_are_left_to_the_product() -> None:
+    """XLA reads them where they are; no kernel of the stage around them has them, whatever else it does."""
+    x, q, k, v, b = HEADS
+
+    def with_others(x: jax.Array, q: Any, k: Any, v: Any, b: jax.Array) -> tuple[Any, Any]:
+        return attend(x, q, k, v, b), jnp.tanh(x) * 2  # the same stage as the weights
+
+    compilation = compile_hlo(read(with_others, x, q, k, v, b), gpu="h100")
+    graph = compilation.scopes.graph
+    kernels = {p.kernel.name: [graph[m].op for m in p.scope.members] for p in compilation.plans}
+    (alone,) = (name for name, ops in kernels.items() if "concatenate" in ops)
+    assert set(kernels[alone]) <= {"reshape", "concatenate"}
+    assert list(find_moves(compilation)) == [alone]
+
+
+def test_what_kernels_compute_is_laid_out_by_kernels() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ jnp.concatenate([jnp.tanh(w), w], 1))
+
+    compilation = compile_hlo(read(fn, normal(7, 6), normal(6, 4)), gpu="h100")
+    assert len(compilation.plans) == 2 and find_moves(compilation) == {}
