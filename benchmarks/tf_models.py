@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 import tf_addon
-from astitch.compile import compile_hlo, memory_ops
+from astitch.compile import memory_ops
 from astitch.gpu import preset
 from astitch.hlo_import import serialize_module
 from astitch.hlo_schema import HloModuleProto
@@ -32,6 +32,7 @@ from astitch.profiling.xla_kernels import read_xla_kernels
 from astitch.program import IslandStep
 from benchmarks.tf_workloads import MODELS, make_model
 from tf_addon.launch_table import count_steps
+from tf_addon.programs import compile_for
 from tf_addon.switch import the_switch
 
 PARTS = ("infer", "train_step")
@@ -87,7 +88,7 @@ def count_kernels(name: str, part: str, size: str, gpu: str) -> Kernels:
     """Compiles a model's function for a preset, by both."""
     model, batch = make_model(name, size)
     hlo = getattr(model, part).experimental_get_compiler_ir(batch)(stage="hlo_serialized")
-    compilation = compile_hlo(hlo, gpu=gpu)
+    compilation = compile_for(hlo, preset(gpu))
     islands = [step.hlo for step in compilation.program.steps if isinstance(step, IslandStep)]
     whole, *parts = (count_launches(module, gpu) for module in (hlo, *islands))
     known = [found for found in parts if found is not None]

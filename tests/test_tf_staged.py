@@ -14,6 +14,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 import tf_addon  # noqa: E402
+from astitch.errors import EngineUnavailable  # noqa: E402
+from astitch.gpu import preset  # noqa: E402
 from astitch.program import CudaKernel, KernelStep, Program  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
 from tf_addon import launch_table, programs  # noqa: E402
@@ -98,7 +100,7 @@ def cuda(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
     monkeypatch.setattr(programs, "choose_place", lambda *_: place)
     monkeypatch.setattr(programs, "make_runner", lambda program, _: FakeCudaRunner(program, driver))
     monkeypatch.setattr(programs, "find_cuda", lambda: launch_table.find_driver(driver.library))
-    monkeypatch.setattr(programs, "from_device", lambda _: "host")
+    monkeypatch.setattr(programs, "from_device", lambda _: preset("host"))
     driver.library.fake_cuda_reset()
     tf_addon.report(reset=True)
     with tf_addon.enabled():
@@ -106,6 +108,17 @@ def cuda(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
     found = tf_addon.report()
     assert found.fallbacks == 0, f"{found}\n{driver.library.fake_cuda_fault()!r}"
     assert driver.count(2) > 0
+
+
+def test_where_programs_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "choose_engine", lambda engine: engine or "executor")
+    monkeypatch.setattr(programs, "current_gpu", lambda: 3)
+    monkeypatch.delenv("ASTITCH_ENGINE", raising=False)
+    assert programs.choose_place(-1, None) == programs.Place(3, staged=True)
+    assert programs.choose_place(-1, "host") == programs.Place(None, staged=False)
+    assert programs.choose_place(1, None) == programs.Place(1, staged=False)
+    with pytest.raises(EngineUnavailable, match="on GPU 1"):
+        programs.choose_place(1, "host")
 
 
 def test_tensors_are_staged_and_come_back(cuda: FakeCuda) -> None:

@@ -16,11 +16,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from astitch import hlo_schema
-from astitch.compile import Compilation, compile_hlo, spell_kernel
+from astitch import hlo_schema, options
+from astitch.compile import Compilation, compile_graph, spell_kernel
+from astitch.errors import EngineUnavailable
 from astitch.executor import current_gpu
-from astitch.gpu import from_device
+from astitch.gpu import Gpu, from_device, preset
+from astitch.hlo_import import import_hlo
 from astitch.jit import choose_engine
+from astitch.loop_plan import LoopPlanner
+from astitch.loop_steps import take_loops
 from astitch.program import Program
 from tf_addon.launch_table import (
     CudaRunner,
@@ -48,6 +52,11 @@ def choose_place(tensorflow_gpu: int, engine: str | None) -> Place:
     """tensorflow_gpu: where TensorFlow runs the function, -1 for the host.  engine: "host", "gpu" or None, a GPU where
     there is one.  Raises EngineUnavailable."""
     if tensorflow_gpu >= 0:
+        if (engine or options.engine()) == "host":
+            raise EngineUnavailable(
+                f"the emulation was asked for, and TensorFlow runs the function on GPU {tensorflow_gpu}\n"
+                "  leave engine='host' and ASTITCH_ENGINE out, or call it under tf.device('CPU')"
+            )
         return Place(tensorflow_gpu, staged=False)
     if choose_engine(engine) == "host":
         return Place(None, staged=False)
@@ -134,9 +143,16 @@ class Programs:
 def compile_module(hlo: bytes, place: Place, *, strict: bool) -> tuple[Compilation, float]:
     """A module compiled for where it runs, and the seconds that it took.  Raises AstitchError."""
     start = time.perf_counter()
-    gpu = "host" if place.gpu is None else from_device(place.gpu)
-    compilation = compile_hlo(hlo, gpu=gpu, strict=strict, spell=spell_kernel)
-    return compilation, time.perf_counter() - start
+    gpu = preset("host") if place.gpu is None else from_device(place.gpu)
+    return compile_for(hlo, gpu, strict=strict), time.perf_counter() - start
+
+
+def compile_for(hlo: bytes, gpu: Gpu, *, strict: bool = False) -> Compilation:
+    """A module compiled for a device, loops that can be one kernel as steps of the program.  Raises AstitchError."""
+    planner = None if options.loops() is options.Loops.NONE else LoopPlanner(gpu)
+    graph = import_hlo(hlo)
+    compilation = compile_graph(graph, gpu, strict=strict, loops=planner, spell=spell_kernel)
+    return compilation if planner is None else take_loops(compilation, planner)
 
 
 def make_runner(program: Program, place: Place) -> Runner:

@@ -464,14 +464,15 @@ class AstitchKernel : public AsyncOpKernel {
         marked_(marked),
         library_(construction->function_library()),
         device_(library_->device()->name()),
-        counts_(counts_of(function_.name(), device_)) {
-    if (!xla_) refuse(refusal_.message(), kOpByOp);
-  }
+        counts_(counts_of(function_.name(), device_)) {}
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     const bool wanted = state().taken || marked_;
     if (!wanted) return run_xla(ctx, std::move(done), /*counted=*/false);
-    if (!xla_) return run_op_by_op(ctx, std::move(done), refusal_);
+    if (!xla_) {
+      if (!told_.exchange(true)) refuse(refusal_.message(), kOpByOp);
+      return run_op_by_op(ctx, std::move(done), refusal_);
+    }
     const Entry* refused = nullptr;
     const absl::Status status = run_stitched(ctx, &refused);
     if (refused) {
@@ -769,6 +770,7 @@ class AstitchKernel : public AsyncOpKernel {
   FunctionLibraryRuntime* const library_;
   const std::string device_;
   Counts* const counts_;
+  std::atomic<bool> told_{false};
   mutex mu_;
   bool instantiated_ = false;
   FunctionLibraryRuntime::Handle handle_ = 0;

@@ -1,0 +1,233 @@
+"""Loops as steps of a program: for engines that launch kernels themselves.
+
+Takes a Compilation whose loops XLA was to run inside of islands, hands on it with a kernel in the program for each loop
+that can be one.  An island is cut before and after its loops; what the parts hand to each other gets room in the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from astitch.compile import Compilation
+from astitch.emit_loop import LoopKernel
+from astitch.hlo_export import export_nodes
+from astitch.hlo_import import import_hlo
+from astitch.ir import (
+    ArrayType,
+    ConstantAttrs,
+    DType,
+    GetTupleElementAttrs,
+    Graph,
+    Literal,
+    Node,
+    ParameterAttrs,
+)
+from astitch.loop_analysis import Counter, LoopKey, loop_key
+from astitch.loop_plan import LoopPlanner
+from astitch.program import (
+    ALIGNMENT_BYTES,
+    Buffer,
+    IslandStep,
+    KernelStep,
+    Program,
+    Space,
+    Step,
+    View,
+)
+from astitch.stitch_loops import find_loops
+
+
+def take_loops(compilation: Compilation, planner: LoopPlanner) -> Compilation:
+    """The compilation with its loops as kernels of its program, and notes on all of them.
+
+    planner: the one that the compilation was made with.
+    """
+    loops, notes = find_loops(compilation, planner)
+    if not loops:
+        return replace(compilation, loops=notes)
+    taker = _Taker(compilation.program, loops)
+    return replace(compilation, program=taker.rewrite(), loops=notes)
+
+
+@dataclass(slots=True)
+class _Taker:
+    """A program being rewritten: its buffers, and how much of the arena is taken."""
+
+    program: Program
+    loops: Mapping[LoopKey, LoopKernel]
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    arena_bytes: int = 0
+
+    def rewrite(self) -> Program:
+        self.buffers.update(self.program.buffers)
+        self.arena_bytes = self.program.arena_bytes
+        steps: list[Step] = []
+        for step in self.program.steps:
+            steps += self.cut(step) if isinstance(step, IslandStep) else [step]
+        return replace(
+            self.program, steps=tuple(steps), buffers=self.buffers, arena_bytes=self.arena_bytes
+        )
+
+    def cut(self, step: IslandStep) -> list[Step]:
+        """The steps in place of an island: itself where it has no loop of ours."""
+        graph = import_hlo(step.hlo)
+        taken = {
+            node.name: self.loops[key]
+            for node in graph
+            if node.op == "while" and (key := loop_key(graph, node)) in self.loops
+        }
+        is_plain = len(set(graph.outputs)) == len(graph.outputs) and not any(
+            isinstance(graph[output].attrs, ParameterAttrs) for output in graph.outputs
+        )
+        if not taken or not is_plain:
+            return [step]
+        return _Cut(self, step, end_counters(graph, taken), taken).make_steps()
+
+    def add_buffer(self, name: str, type_: ArrayType, space: Space = Space.ARENA) -> View:
+        """Room of its own at the end of the arena."""
+        offset = -(-self.arena_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.buffers[name] = Buffer(name, type_, space, offset=offset)
+        self.arena_bytes = offset + type_.bytes
+        return View(name, type_)
+
+
+def end_counters(graph: Graph, taken: Mapping[str, LoopKernel]) -> Graph:
+    """The graph with constants where somebody reads a counter after its loop."""
+    nodes = dict(graph.nodes)
+    for node in graph:
+        if not isinstance(node.attrs, GetTupleElementAttrs) or node.operands[0] not in taken:
+            continue
+        plan = taken[node.operands[0]].plan
+        role = plan.loop.roles[node.attrs.index]
+        if isinstance(role, Counter):
+            end = np.asarray(role.value.at(plan.loop.trips), node.array.dtype.numpy)
+            literal = Literal.of(end.reshape(node.shape))
+            nodes[node.name] = Node(node.name, "constant", node.type, attrs=ConstantAttrs(literal))
+    return replace(graph, nodes=nodes)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """One island being cut.  taken: its loops that are kernels."""
+
+    taker: _Taker
+    step: IslandStep
+    graph: Graph
+    taken: Mapping[str, LoopKernel]
+
+    def make_steps(self) -> list[Step]:
+        """Alternately what XLA computes and the loops that it feeds."""
+        turns = self.find_turns()
+        needed = self.find_needed()
+        places = self.place_values(turns, needed)
+        steps: list[Step] = []
+        for turn in range(max(turns.values()) + 1):
+            here = [n for n in self.graph if n.name in needed and turns[n.name] == turn]
+            steps += self.make_island(turn, here, turns, places)
+            for node in here:
+                if node.name in self.taken:
+                    steps.append(self.make_kernel(node, places))
+        return steps
+
+    def find_turns(self) -> dict[str, int]:
+        """How many loops a node must wait for, one after the other."""
+        turns: dict[str, int] = {}
+        for node in self.graph:
+            before = (turns[o] + (o in self.taken) for o in node.operands)
+            turns[node.name] = max(before, default=0)
+        return turns
+
+    def find_needed(self) -> set[str]:
+        """What the results are made from: a loop's kernel reads not all of its start."""
+        needed: set[str] = set()
+        waiting = list(self.graph.outputs)
+        while waiting:
+            name = waiting.pop()
+            if name in needed:
+                continue
+            needed.add(name)
+            node = self.graph[name]
+            loop = self.taken.get(name)
+            waiting += node.operands if loop is None else [node.operands[i] for i in loop.operands]
+        return needed
+
+    def place_values(self, turns: Mapping[str, int], needed: set[str]) -> dict[str, View]:
+        """Where the island's parameters, its results and the values lie that one part hands to another."""
+        places = dict(zip(self.graph.outputs, self.step.results, strict=True))
+        for node in self.graph:
+            if isinstance(node.attrs, ParameterAttrs):
+                places[node.name] = self.step.operands[node.attrs.index]
+        for node in self.graph:
+            if node.name not in needed or node.name in self.taken:
+                continue
+            loop = self.taken.get(node.name)
+            read = node.operands if loop is None else [node.operands[i] for i in loop.operands]
+            for operand in read:
+                if operand in self.taken:
+                    self.add_place(places, node.name)  # a part of the loop's final state
+                elif turns[operand] < turns[node.name]:
+                    self.add_place(places, operand)
+        for name, loop in self.taken.items():
+            if name in needed:
+                for number in loop.operands:
+                    self.add_place(places, self.graph[name].operands[number])
+        return places
+
+    def add_place(self, places: dict[str, View], name: str) -> None:
+        if name not in places:
+            places[name] = self.taker.add_buffer(f"{self.step.name}/{name}", self.graph[name].array)
+
+    def make_island(
+        self,
+        turn: int,
+        here: list[Node],
+        turns: Mapping[str, int],
+        places: Mapping[str, View],
+    ) -> list[Step]:
+        """What XLA computes in a turn; nothing where only loops are left."""
+        names = [
+            node.name
+            for node in here
+            if node.name not in self.taken
+            and not isinstance(node.attrs, ParameterAttrs)
+            and not any(operand in self.taken for operand in node.operands)
+        ]
+        results = [name for name in names if name in places]
+        if not results:
+            return []
+        exported = export_nodes(self.graph, names, results)
+        chosen = set(names)
+        return [
+            IslandStep(
+                f"{self.step.name}.{turn}",
+                exported.hlo,
+                tuple(places[name] for name in exported.operands),
+                tuple(places[name] for name in exported.results),
+                tuple(op for op in self.step.ops if op.name in chosen),
+            )
+        ]
+
+    def make_kernel(self, node: Node, places: Mapping[str, View]) -> KernelStep:
+        """The launch of a loop."""
+        loop = self.taken[node.name]
+        types = loop.plan.loop.types
+        parts = {
+            attrs.index: user
+            for user in self.graph.users[node.name]
+            if isinstance(attrs := self.graph[user].attrs, GetTupleElementAttrs)
+        }
+        views = [places[node.operands[number]] for number in loop.operands]
+        first = len(views)
+        for number in loop.results:
+            part = parts.get(number)
+            known = places.get(part) if part is not None else None
+            name = f"{self.step.name}/{node.name}#{number}"  # a counter, or what nobody needs
+            views.append(known or self.taker.add_buffer(name, types[number]))
+        if loop.kernel.cooperative:
+            words = ArrayType(DType.U32, (loop.kernel.barrier_words,))
+            name = f"{self.step.name}/{node.name}/barrier"
+            views.append(self.taker.add_buffer(name, words, Space.BARRIER))
+        return KernelStep(loop.kernel, tuple(views), frozenset(range(first, len(views))))

@@ -1,0 +1,93 @@
+"""Loops as steps of a program, for engines that launch kernels themselves: values, what is left in islands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from astitch.compile import Compilation, compile_graph
+from astitch.gpu import preset
+from astitch.hlo_import import import_hlo
+from astitch.host_engine import HostEngine
+from astitch.loop_plan import LoopPlanner
+from astitch.loop_steps import take_loops
+from astitch.program import IslandStep, KernelStep
+from tests.hlo_runner import lower
+
+H100 = preset("h100")
+TIME, BATCH, WIDTH = 6, 4, 16
+
+
+def draw(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32) / 2
+
+
+def compile_loops(fn: Callable[..., Any], *args: Any) -> Compilation:
+    planner = LoopPlanner(H100)
+    return take_loops(compile_graph(import_hlo(lower(fn, *args)), H100, loops=planner), planner)
+
+
+def run_cell(start: Any, x: Any, w: Any) -> tuple[Any, Any]:
+    def step(state: tuple[Any, Any], now: Any) -> tuple[tuple[Any, Any], Any]:
+        h, count = state
+        h = jnp.tanh(h @ w + now)
+        return (h, count + 1), h * 2
+
+    (last, count), all_ = lax.scan(step, (start, 0), x)
+    return last + count, all_
+
+
+def once(x: Any, w: Any) -> Any:
+    return run_cell(jnp.zeros((BATCH, WIDTH)), x, w)
+
+
+def with_islands_around(x: Any, w: Any) -> Any:
+    """Sorted before and after; a counter is read."""
+    last, all_ = run_cell(jnp.sort(x[0]), x, w)
+    return jnp.sort(last), jnp.sort(all_, axis=0)[0], jnp.sort(x[1])
+
+
+def one_after_the_other(x: Any, w: Any) -> Any:
+    last, all_ = run_cell(jnp.zeros((BATCH, WIDTH)), x, w)
+    return run_cell(jnp.sort(last), jnp.sort(all_), w)
+
+
+def gradients(x: Any, w: Any) -> Any:
+    return jax.grad(lambda x, w: (once(x, w)[1] ** 2).sum(), (0, 1))(x, w)
+
+
+@pytest.mark.parametrize(
+    "fn, loops",
+    [(once, 1), (with_islands_around, 1), (one_after_the_other, 2), (gradients, 2)],
+)
+def test_loops_become_kernels(fn: Callable[..., Any], loops: int) -> None:
+    args = draw(TIME, BATCH, WIDTH), draw(WIDTH, WIDTH)
+    compilation = compile_loops(fn, *args)
+    program = compilation.program
+    kernels = [s.kernel.name for s in program.steps if isinstance(s, KernelStep)]
+    assert sum(name.startswith("loop_") for name in kernels) == loops, compilation.loops
+    for step in program.steps:
+        if isinstance(step, IslandStep):
+            assert all(node.op != "while" for node in import_hlo(step.hlo))
+    found = HostEngine(program, check=True).run(args)
+    wanted = jax.tree.leaves(fn(*args))
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loop_that_is_no_kernel_stays_where_it_is() -> None:
+    def halve(x: Any) -> Any:
+        return lax.while_loop(lambda y: jnp.sum(y) > 1.0, lambda y: jnp.sort(y) / 2, x)
+
+    x = np.abs(draw(8))
+    compilation = compile_loops(halve, x)
+    (step,) = (s for s in compilation.program.steps if isinstance(s, IslandStep))
+    assert any(node.op == "while" for node in import_hlo(step.hlo))
+    (found,) = HostEngine(compilation.program).run([x])
+    np.testing.assert_allclose(found, halve(x), rtol=1e-6)
