@@ -22,7 +22,7 @@ MAX_OPS = 2400
 
 
 def stitch_remotely(scopes: Scopes) -> Scopes:
-    """Merge the scopes of each stage, in order, up to MAX_OPS ops a kernel; those that lay out parameters stay alone."""
+    """Merge the scopes of each stage, in order, up to MAX_OPS ops a kernel; what lays out parameters stays alone."""
     graph = scopes.graph
     order = {name: number for number, name in enumerate(graph.nodes)}
     bins: dict[int, list[list[Scope]]] = {}

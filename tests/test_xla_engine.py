@@ -124,7 +124,11 @@ def pass_through(x, y):
 
 
 ROWS = normal(64, 48), normal(48), normal(48)
-COLUMNS = normal(512, 64), normal(64), normal(64)
+COLUMNS = (
+    normal(2048, 256),
+    normal(256),
+    normal(256),
+)  # statistics of columns that several blocks share
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "layer_norm": (layer_norm, ROWS),
     "layer_norm_gradients": (layer_norm_gradients, ROWS),
