@@ -6,8 +6,10 @@ scan's state play few roles (counter, invariant, stack, carried value), which th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from astitch.ir import (
     ArrayType,
@@ -159,14 +161,7 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
             return LoopRefusal(
                 node.name, f"%{inner.name} is a {inner.op}, which may do more than give a value"
             )
-    known = {i: v for i, o in enumerate(node.operands) if (v := integer_of(graph, o)) is not None}
-    starts: dict[int, Affine] = {}
-    for index, name in enumerate(body.parameters):
-        step = _find_step(body, name, body.outputs[index])
-        if step is not None and index in known:
-            starts[index] = Affine(step, known[index])
-        elif body.outputs[index] == name and index in known:
-            starts[index] = Affine(0, known[index])
+    starts = _find_counters(graph, node)
     trips = _count_trips(condition, starts)
     if trips is None:
         return LoopRefusal(node.name, "how often it turns is not known")
@@ -201,6 +196,54 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
     return Loop(node, trips, tuple(roles), slices, integers, find_starts(graph, node))
 
 
+def find_numbered_stack(loop: Loop, used: Collection[int]) -> str | None:
+    """A stack that somebody reads of numbers that the turn decides: no kernel of a loop writes one."""
+    for index in used:
+        role = loop.roles[index]
+        if isinstance(role, Stack) and role.value in loop.integers:
+            return role.value
+    return None
+
+
+def _find_counters(graph: Graph, node: Node) -> dict[int, Affine]:
+    """The integers of a while's state that start at a known one and change by the same number in each turn."""
+    body = node.regions[1]
+    known = {i: v for i, o in enumerate(node.operands) if (v := integer_of(graph, o)) is not None}
+    found: dict[int, Affine] = {}
+    for index, name in enumerate(body.parameters):
+        step = _find_step(body, name, body.outputs[index])
+        if step is not None and index in known:
+            found[index] = Affine(step, known[index])
+        elif body.outputs[index] == name and index in known:
+            found[index] = Affine(0, known[index])
+    return found
+
+
+def find_ends(graph: Graph, node: Node) -> dict[int, np.ndarray]:
+    """The parts of a while's state that are known after it, by their numbers: its counters, and stacks of which each
+    slice is a number that the turn decides.  None where its turns are not known."""
+    counters = _find_counters(graph, node)
+    trips = _count_trips(node.regions[0], counters)
+    if trips is None:
+        return {}
+    types = state_types(node)
+    ends = {
+        index: np.full(types[index].shape, counter.at(trips), types[index].dtype.numpy)
+        for index, counter in counters.items()
+        if _fits(types[index], counter.at(trips))
+    }
+    loop = analyse_loop(graph, node)
+    if isinstance(loop, Loop):
+        for index, role in enumerate(loop.roles):
+            if isinstance(role, Stack) and role.value in loop.integers:
+                places = [role.place.index.at(turn) for turn in range(trips)]
+                if sorted(places) == list(range(types[index].size)):
+                    end = np.empty(types[index].size, types[index].dtype.numpy)
+                    end[places] = [loop.integers[role.value].at(turn) for turn in range(trips)]
+                    ends[index] = end.reshape(types[index].shape)
+    return ends
+
+
 def _number(body: Graph, parameter: str) -> int:
     return body.parameters.index(parameter)
 
@@ -228,11 +271,23 @@ def _find_step(body: Graph, parameter: str, output: str) -> int | None:
 
 
 def _count_trips(condition: Graph, starts: Mapping[int, Affine]) -> int | None:
-    """How often a condition holds: it compares a counter with a number."""
-    test = condition[condition.outputs[0]]
+    """How often a condition holds: it compares counters with numbers."""
+    given = {condition.parameters[i]: value for i, value in starts.items()}
+    return _count_turns(condition, condition.outputs[0], given)
+
+
+def _count_turns(condition: Graph, name: str, given: Mapping[str, Affine]) -> int | None:
+    """For how many turns, from the first on, a truth holds; of several (TensorFlow's loops have a limit besides) the
+    one that ends first."""
+    test = condition[name]
+    while test.op in VIEWS:
+        test = condition[test.operands[0]]
+    if test.op == "and":
+        counts = [_count_turns(condition, operand, given) for operand in test.operands]
+        known = [count for count in counts if count is not None]
+        return min(known) if len(known) == len(counts) else None
     if test.op != "compare" or not isinstance(test.attrs, CompareAttrs):
         return None
-    given = {condition.parameters[i]: value for i, value in starts.items()}
     sides: list[Affine] = []
     for operand in test.operands:
         number = integer_of(condition, operand)

@@ -31,6 +31,7 @@ from astitch.loop_analysis import (
     Place,
     Stack,
     analyse_loop,
+    find_numbered_stack,
     find_starts,
     loop_key,
 )
@@ -331,6 +332,8 @@ class LoopPlanner:
         try:
             if loop.trips < LEAST_TRIPS:
                 raise _Refused(f"it turns {loop.trips} times only")
+            if (stack := find_numbered_stack(loop, results)) is not None:
+                raise _Refused(f"%{stack} makes a stack of numbers that the turn decides")
             parts = split_loop(loop, results)
             plan = self._plan_parts(loop, parts, results)
             if isinstance(plan, LoopPlan) and len(parts) > 1:

@@ -25,7 +25,7 @@ from astitch.ir import (
     Node,
     ParameterAttrs,
 )
-from astitch.loop_analysis import Counter, LoopKey, loop_key
+from astitch.loop_analysis import Counter, LoopKey, find_ends, loop_key
 from astitch.loop_plan import LoopPlanner
 from astitch.program import (
     ALIGNMENT_BYTES,
@@ -94,6 +94,27 @@ class _Taker:
         return View(name, type_)
 
 
+def fold_ends(graph: Graph) -> Graph:
+    """The graph with constants for what is known of a loop's state after it: a loop that turns as often as one before,
+    as the gradient's does in TensorFlow, has turns that are known then."""
+    nodes: dict[str, Node] = {}
+    ends: dict[str, dict[int, np.ndarray]] = {}
+    for node in graph:
+        nodes[node.name] = node
+        if node.op == "while":
+            ends[node.name] = find_ends(replace(graph, nodes={**graph.nodes, **nodes}), node)
+        elif isinstance(node.attrs, GetTupleElementAttrs):
+            end = ends.get(node.operands[0], {}).get(node.attrs.index)
+            if end is not None:
+                nodes[node.name] = _make_constant(node, end)
+    return replace(graph, nodes=nodes)
+
+
+def _make_constant(node: Node, value: np.ndarray) -> Node:
+    """Known values in place of a node."""
+    return Node(node.name, "constant", node.type, attrs=ConstantAttrs(Literal.of(value)))
+
+
 def end_counters(graph: Graph, taken: Mapping[str, LoopKernel]) -> Graph:
     """The graph with constants where somebody reads a counter after its loop."""
     nodes = dict(graph.nodes)
@@ -103,9 +124,8 @@ def end_counters(graph: Graph, taken: Mapping[str, LoopKernel]) -> Graph:
         plan = taken[node.operands[0]].plan
         role = plan.loop.roles[node.attrs.index]
         if isinstance(role, Counter):
-            end = np.asarray(role.value.at(plan.loop.trips), node.array.dtype.numpy)
-            literal = Literal.of(end.reshape(node.shape))
-            nodes[node.name] = Node(node.name, "constant", node.type, attrs=ConstantAttrs(literal))
+            end = np.full(node.shape, role.value.at(plan.loop.trips), node.array.dtype.numpy)
+            nodes[node.name] = _make_constant(node, end)
     return replace(graph, nodes=nodes)
 
 

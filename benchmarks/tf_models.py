@@ -36,7 +36,7 @@ from tf_addon.programs import compile_for
 from tf_addon.switch import the_switch
 
 PARTS = ("infer", "train_step")
-CALLS = 200
+CALLS, ROUNDS = 100, 5
 WARM = 5
 
 
@@ -71,7 +71,8 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Microseconds of a call in steady state, medians.  astitch_us: without launches."""
+    """Microseconds of a call in steady state: the least of ROUNDS medians, both in turns, since other programs may take
+    the cores for a while.  astitch_us: without launches."""
 
     model: str
     part: str
@@ -142,7 +143,7 @@ def make_skeleton(name: str) -> tuple[Callable[[Any], Any], Any]:
     return skeleton, small
 
 
-def time_call(call: Callable[[], Any], calls: int = CALLS) -> float:
+def time_call(call: Callable[[], Any], calls: int) -> float:
     """Median microseconds of a call."""
     for _ in range(WARM):
         call()
@@ -154,7 +155,7 @@ def time_call(call: Callable[[], Any], calls: int = CALLS) -> float:
     return 1e6 * statistics.median(times)
 
 
-def measure_overhead(name: str, part: str, calls: int = CALLS) -> Overhead:
+def measure_overhead(name: str, part: str, calls: int) -> Overhead:
     """A model's function, or its "signature", through XLA and through astitch without launches."""
     if part == "signature":
         function, batch = make_skeleton(name)
@@ -162,18 +163,20 @@ def measure_overhead(name: str, part: str, calls: int = CALLS) -> Overhead:
         model, batch = make_model(name, "tiny")
         function = getattr(model, part)
     tf_addon.disable()
-    xla_us = time_call(lambda: function(batch), calls)
     tf_addon.report(reset=True)
-    with tf_addon.enabled(engine="host"):
-        the_switch.set(replace(the_switch.wishes, dry=True))
-        astitch_us = time_call(lambda: function(batch), calls)
+    xla_us, astitch_us = [], []
+    for _ in range(ROUNDS):
+        xla_us.append(time_call(lambda: function(batch), calls))
+        with tf_addon.enabled(engine="host"):
+            the_switch.set(replace(the_switch.wishes, dry=True))
+            astitch_us.append(time_call(lambda: function(batch), calls))
     found = tf_addon.report(reset=True)
     if found.fallbacks:
         raise RuntimeError(f"{name} {part}: not astitch's\n{found}")
     (compiled,) = (one for f in found.functions for one in f.compiled)
     program = compiled.compilation.program
     arrays = len(program.parameters) + len(program.outputs)
-    return Overhead(name, part, arrays, xla_us, astitch_us, len(program.steps))
+    return Overhead(name, part, arrays, min(xla_us), min(astitch_us), len(program.steps))
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------

@@ -236,6 +236,8 @@ def run_gru(weights: Any, x: Any, within: Any, attention: Any) -> Any:
 
     within: f32[time, batch].  attention: f32[time, batch], how far a step may change the state (AUGRU), or None.
     """
+    # Read once: what a loop reads in each turn its gradient would keep for each.
+    weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
     time, batch, _ = x.shape
     width = weights["candidate"]["bias"].shape[0]
     states = tf.TensorArray(tf.float32, size=time, element_shape=[batch, width])

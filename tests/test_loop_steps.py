@@ -16,8 +16,9 @@ from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.loop_plan import LoopPlanner
-from astitch.loop_steps import take_loops
+from astitch.loop_steps import fold_ends, take_loops
 from astitch.program import IslandStep, KernelStep
+from astitch.simplify import simplify
 from tests.hlo_runner import lower
 
 H100 = preset("h100")
@@ -79,6 +80,39 @@ def test_loops_become_kernels(fn: Callable[..., Any], loops: int) -> None:
     wanted = jax.tree.leaves(fn(*args))
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def limited(x: Any, w: Any) -> Any:
+    """As TensorFlow writes loops: a limit besides, a stack of numbers, a second loop of as many turns."""
+    x = jnp.asarray(x)
+
+    def turn(state: Any) -> Any:
+        limit, i, h, turns = state
+        h = jnp.tanh(h @ w + x[i])
+        return limit + 1, i + 1, h, lax.dynamic_update_slice(turns, (3 * i)[None], (i,))
+
+    start = (0, 0, jnp.zeros((BATCH, WIDTH)), jnp.zeros(TIME, jnp.int32))
+    _, count, h, turns = lax.while_loop(lambda s: (s[0] < TIME + 3) & (s[1] < TIME), turn, start)
+    again = lax.while_loop(
+        lambda s: s[0] < count, lambda s: (s[0] + 1, jnp.sin(s[1] @ w)), (0, jnp.sort(h))
+    )
+    return again[1], turns, count
+
+
+def test_what_is_known_after_a_loop_is_folded() -> None:
+    args = draw(TIME, BATCH, WIDTH), draw(WIDTH, WIDTH)
+    graph = simplify(import_hlo(lower(limited, *args)))
+    planner = LoopPlanner(H100)
+    plain = take_loops(compile_graph(graph, H100, loops=planner), planner)
+    assert any("numbers that the turn decides" in note for note in plain.loops), plain.loops
+    assert any("how often it turns" in note for note in plain.loops), plain.loops
+    compilation = take_loops(compile_graph(fold_ends(graph), H100, loops=planner), planner)
+    names = [kernel.name for kernel in compilation.program.kernels]
+    assert sum(name.startswith("loop_") for name in names) == 2, compilation.loops
+    for program in (plain.program, compilation.program):
+        found = HostEngine(program, check=True).run(args)
+        for ours, theirs in zip(found, limited(*args), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_loop_that_is_no_kernel_stays_where_it_is() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from benchmarks import tf_models  # noqa: E402
 from benchmarks.tf_workloads import MODELS, make_model  # noqa: E402
 from tests.tf_support import assert_equal, check_stitched  # noqa: E402
 
@@ -22,6 +23,13 @@ def test_a_model_gives_what_it_gives_in_jax(name: str) -> None:
     assert_equal(
         model.infer(batch), tf.nest.map_structure(np.asarray, wanted), rtol=1e-4, atol=1e-5
     )
+
+
+def test_the_benchmark_measures_both() -> None:
+    row = tf_models.measure_overhead("bert", "signature", calls=3)
+    assert row.xla_us > 0 and row.astitch_us > 0
+    assert row.arrays > 180 and row.launches == 1
+    assert f"| bert signature | {row.arrays} | 1 |" in tf_models.show_overheads([row])
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ import tf_addon
 from tf_addon.report import FunctionReport, Report
 
 
-def both(call: Callable[[], Any]) -> tuple[Any, Any, Report]:
-    """What `call` gives through astitch's emulation and through XLA, and the report of the first."""
+def both(call: Callable[[], Any], engine: str = "host") -> tuple[Any, Any, Report]:
+    """What `call` gives through astitch, in the emulation, and through XLA, and the report of the first."""
     tf_addon.report(reset=True)
-    with tf_addon.enabled(engine="host"):
+    with tf_addon.enabled(engine=engine):
         ours = call()
     found = tf_addon.report(reset=True)
     return ours, call(), found
@@ -41,10 +41,10 @@ def assert_equal(ours: Any, theirs: Any, rtol: float = 1e-5, atol: float = 1e-6)
 
 
 def check_stitched(
-    call: Callable[[], Any], rtol: float = 1e-5, atol: float = 1e-6
+    call: Callable[[], Any], rtol: float = 1e-5, atol: float = 1e-6, engine: str = "host"
 ) -> Sequence[FunctionReport]:
     """`call` gives what XLA gives and runs through astitch alone; the functions that did."""
-    ours, theirs, found = both(call)
+    ours, theirs, found = both(call, engine)
     assert_equal(ours, theirs, rtol, atol)
     assert found.runs > 0 and found.fallbacks == 0, str(found)
     return found.functions
