@@ -45,8 +45,9 @@ LONG_ROW = 2048
 TALL_STEPS = 16
 """Rows of a thread of a small block, beyond which a block is tall."""
 
-SEARCH_FROM_US = 8.0
-"""Kernels that are projected to take less are left to the rules: launches and barriers are most of their time."""
+SEARCH_FROM_US, SEARCH_WHOLLY_FROM_US = 8.0, 25.0
+"""Kernels that are projected to take less are left to the rules: launches and barriers are most of their time.  Those
+between get half of the candidates."""
 
 SEARCH_MARGIN = 0.05
 """A schedule is chosen over the rules' only if it is projected to take less by this share: projections err."""
@@ -315,6 +316,8 @@ def plan_scope(
     time_us = project(default.kernel, gpu, work=default.work).time_us
     if time_us < SEARCH_FROM_US and not _spills(default, gpu, observe):
         return default
+    if SEARCH_FROM_US <= time_us < SEARCH_WHOLLY_FROM_US:
+        budget = -(-budget // 2)
     ranked = rank_plans(graph, scope, gpu, budget=budget, groups=groups, default=default)
     wanted = _in_order(ranked, default)
     if len(wanted) == 1:  # nothing to choose: whether it spills is asked by whoever may split it

@@ -348,6 +348,8 @@ def test_few_columns_are_kept_by_narrow_blocks() -> None:
     assert not few.team and few.tasks == 8, "64 KB of a block need not stay in registers"
     tall = map_space(space((4096, 256), (0,), held=1), gpu, 512, 264)
     assert tall.team and tall.col_tile * 4 == SECTOR_BYTES and tall.tasks <= 264
+    short = map_space(space((300, 2048), (0,), held=1), gpu, 512, 264)
+    assert not short.team and short.row_steps == 5, "no more steps than rows"
     flat = map_space(space((100, 2048), (0,), held=1), gpu, 512, 264)
     assert flat.vector == 4, "a thread has less than two rows of so narrow a block"
 
