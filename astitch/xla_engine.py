@@ -429,11 +429,12 @@ def _find_pairs(
     names = {kernel.parameters[i].name for pair in candidates for i in (pair.read, pair.written)}
     uses = _find_uses(kernel.body, names) if candidates else {}
     pairs: list[InPlace] = []
-    taken: set[int] = set()
+    taken: set[int] = set()  # memory has one heir, and a result one place
     for pair in candidates:
-        if pair.written not in taken and writes_where_it_read(kernel, pair, uses):
+        both = {pair.read, pair.written}
+        if not both & taken and writes_where_it_read(kernel, pair, uses):
             pairs.append(pair)
-            taken.add(pair.written)
+            taken |= both
     return pairs
 
 
@@ -613,12 +614,13 @@ def _in_equal_nests(load: tuple[_Place, ...], store: tuple[_Place, ...]) -> bool
         return False
     if not any(isinstance(place.statement, k.TaskLoop) for place in store[:depth]):
         return False
-    return _spell_nest(load[depth:]) == _spell_nest(store[depth:])
+    read, written = _spell_nest(load[depth:]), _spell_nest(store[depth:])
+    return read is not None and read == written
 
 
-def _spell_nest(path: tuple[_Place, ...]) -> tuple[Any, ...]:
-    """Loops, guards and the position, in which each index that the nest defines is written out; names where it is no
-    such nest, so that no two are equal."""
+def _spell_nest(path: tuple[_Place, ...]) -> tuple[Any, ...] | None:
+    """Loops, guards and the position, in which each index that the nest defines is written out; None where something
+    else stands in it."""
     known: dict[str, Any] = {}
     spelled: list[Any] = []
     for depth, place in enumerate(path[:-1]):
@@ -629,7 +631,7 @@ def _spell_nest(path: tuple[_Place, ...]) -> tuple[Any, ...]:
             case k.If(guards=guards):
                 spelled.append(("if", _spell(guards, known)))
             case _:
-                return (id(path),)
+                return None
         inner = path[depth + 1]
         for before in inner.body[: inner.number]:
             if isinstance(before, k.Index):
@@ -639,7 +641,7 @@ def _spell_nest(path: tuple[_Place, ...]) -> tuple[Any, ...]:
             return (*spelled, 1, _spell(position, known))
         case k.LoadVector(position=position, width=w) | k.StoreVector(position=position, width=w):
             return (*spelled, w, _spell(position, known))
-    return (id(path),)
+    return None
 
 
 def _spell(value: Any, known: Mapping[str, Any]) -> Any:

@@ -22,12 +22,14 @@ import numpy as np
 import pytest
 
 import astitch
+from astitch import kernel_ir as k
 from astitch.compile import Compilation, compile_graph
 from astitch.emulate import compile_host
 from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
 from astitch.gpu import Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
+from astitch.index import Linear, Symbol
 from astitch.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
 from astitch.nvrtc import CompiledKernel, Request, Resources, compile_cuda
 from astitch.program import CudaKernel, KernelStep
@@ -39,6 +41,8 @@ from astitch.xla_engine import (
     KernelRefusal,
     PtxKernel,
     Stitched,
+    _find_uses,
+    _in_equal_nests,
     _quote,
     export_bodies,
     export_program,
@@ -599,12 +603,19 @@ def softmax_of_product(x, w):
     return jax.nn.softmax(x @ w, -1)
 
 
+def softmax_and_sums_of_product(x, w):
+    product = x @ w
+    return jax.nn.softmax(product, -1), jnp.tanh(product) * product.mean(-1, keepdims=True)
+
+
 @pytest.mark.parametrize(
     ("fn", "width", "pairs"),
     [
         (softmax_of_product, 96, 1),
         (softmax_of_product, 4000, 1),
         (lambda x, w: jnp.tanh(x @ w) + 1, 96, 1),
+        (lambda x, w: (jnp.tanh(x @ w), jnp.sin(x @ w)), 96, 1),  # one of two results
+        (softmax_and_sums_of_product, 4000, 1),
         (lambda x, w: (x @ w, jnp.tanh(x @ w) + 1), 96, 0),  # a result itself
         (lambda x, w: (jnp.tanh(x @ w) + 1) @ (x @ w).T, 96, 0),  # read by a product
         (lambda x, w: jnp.tanh(x @ w).astype(jnp.bfloat16), 96, 0),  # of another size
@@ -631,6 +642,23 @@ def test_temporary_arrays_are_written_over(
     got = run_module(export_program(compilation, kernels), arguments)
     for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("outer", "equal"), [(k.Loop, True), (k.Rounds, False)])
+def test_turns_of_the_whole_block_are_no_nest_of_a_thread(outer: type, equal: bool) -> None:
+    """In a round a thread may read what another stores in a later one, whatever the positions say."""
+
+    def around(statement: k.Statement) -> k.Statement:
+        if outer is k.Loop:
+            return k.Loop("i", 4, False, (statement,))
+        return k.Rounds("i", 4, False, (statement,))
+
+    position = Linear(0, ((Symbol("i", 4), 1),))
+    load = around(k.Load("v", DType.F32, "x", position))
+    store = around(k.Store("y", position, DType.F32, k.Name("v")))
+    loop = k.TaskLoop("task", 8, (load, store))
+    uses = _find_uses((loop,), {"x", "y"})
+    assert _in_equal_nests(uses["x"][0], uses["y"][0]) == equal
 
 
 @pytest.mark.parametrize(
