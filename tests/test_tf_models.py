@@ -119,7 +119,8 @@ def test_mirrored_strategy() -> None:
 # ---- one function ------------------------------------------------------------------------------------------------
 
 
-def test_a_decorated_function_is_astitch_s_when_disabled() -> None:
+def test_a_decorated_function_is_astitch_s_when_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
     tf_addon.disable()
     tf_addon.report(reset=True)
     weight = tf.Variable(tf.ones([8]))
@@ -145,7 +146,8 @@ def test_a_decorated_function_is_astitch_s_when_disabled() -> None:
     assert (found.runs, found.fallbacks) == (2, 0)
 
 
-def test_buckets_compile_once_for_many_sizes() -> None:
+def test_buckets_compile_once_for_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
     tf_addon.report(reset=True)
 
     @tf_addon.function(buckets=[4, 8], reduce_retracing=False)
@@ -157,9 +159,14 @@ def test_buckets_compile_once_for_many_sizes() -> None:
         found = soften(x, tf.constant(2.0))
         assert_equal(found, {"y": tf.nn.softmax(x * 2.0), "size": tf.constant(3)})
     assert tf_addon.report().compiles == 2
+    # Of an unknown size it is the function itself.
+    whole = tf.function(soften, input_signature=[tf.TensorSpec([None, 6]), tf.TensorSpec([])])
+    assert whole(tf.ones([3, 6]), tf.constant(2.0))["y"].shape == (3, 6)
 
 
-def test_a_decorated_method() -> None:
+def test_a_decorated_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+
     class Scale:
         factor = 3.0
 

@@ -51,7 +51,8 @@ def function(
     """tf.function(jit_compile=True) whose compiled calls are astitch's.  Decorates with or without arguments.
 
     buckets: sizes of the first dimension for which it is compiled.  Tensors are padded with zeros to the next of them,
-    and results of that size cut; so their rows must not depend on each other (no sum or norm over the batch).
+    and results of that size cut, so their rows must not depend on each other (no sum or norm over the batch).  Where
+    the size is not known, inside of a graph, nothing is padded.
     tier: "shim" (see enable), "python" (no compiler needed: one step slower, and functions only), or None, the shim
     where it can be built.  options: those of tf.function.  The shim is built at the first call.  Raises InvalidOption.
     """
@@ -128,7 +129,7 @@ class Bucketed:
 
         leaves = tf.nest.flatten((args, kwargs))
         sizes = {leaf.shape[0] for leaf in leaves if _has_rows(leaf)}
-        if len(sizes) != 1:
+        if len(sizes) != 1 or None in sizes:
             return self._fn(*args, **kwargs)
         (size,) = sizes
         place = bisect.bisect_left(self._buckets, size)
@@ -154,5 +155,8 @@ class Bucketed:
 
 
 def _has_rows(leaf: Any) -> bool:
-    """Is it an array of at least one dimension?"""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
+    """Is it a tensor or array of at least one dimension?"""
+    import numpy as np
+    import tensorflow as tf
+
+    return isinstance(leaf, tf.Tensor | np.ndarray) and bool(tf.TensorShape(leaf.shape).rank)

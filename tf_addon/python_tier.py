@@ -17,7 +17,7 @@ from astitch.program import Program
 from tf_addon.errors import UnsupportedSignature
 from tf_addon.ffi import TARGET, the_handlers
 from tf_addon.programs import choose_place, compile_module
-from tf_addon.shim_library import XLA
+from tf_addon.shim_library import STITCHED, XLA
 from tf_addon.switch import the_switch
 from tf_addon.whole_program import make_launch
 
@@ -138,7 +138,13 @@ def lower_graph(
         source = sources[parameter]
         assert isinstance(source, Read)
         updates.append((result, source.variable))
-    call = _make_call(program, the_handlers.add(make_launch(program, place)), bool(gpus))
+    launch = make_launch(program, place)
+
+    def counted(stream: int, operands: Sequence[int], results: Sequence[int]) -> None:
+        launch(stream, operands, results)
+        the_switch.records.note_run(name, HOST, STITCHED)
+
+    call = _make_call(program, the_handlers.add(counted), bool(gpus))
     return Lowered(call, tuple(sources), len(graph.outputs), tuple(updates))
 
 
@@ -265,6 +271,7 @@ class PythonTier:
         self._plain = tf.function(fn, **{**options, "jit_compile": True})
         self._inner = tf.function(fn, **{**options, "jit_compile": None})
         self._made: dict[Hashable, Made | None] = {}
+        self._kept: list[Any] = []  # static arguments: those known by their address must stay
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -275,7 +282,11 @@ class PythonTier:
         places = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)]
         tensors = [tf.convert_to_tensor(leaves[i]) for i in places]
         made = self._find((args, kwargs), leaves, places, tensors)
-        return self._plain(*args, **kwargs) if made is None else made.run(tensors)
+        if made is not None:
+            return made.run(tensors)
+        if tf.executing_eagerly():
+            the_switch.records.note_run(self._name_part("inference"), HOST, XLA)
+        return self._plain(*args, **kwargs)
 
     def _find(
         self, given: Any, leaves: Sequence[Any], places: Sequence[int], tensors: Sequence[Any]
@@ -290,6 +301,7 @@ class PythonTier:
         key = (structure, tuple(places), specs, statics, listens)
         with self._lock:
             if key not in self._made:
+                self._kept += [leaf for i, leaf in enumerate(leaves) if i not in places]
                 try:
                     self._made[key] = self._make(given, leaves, places, tensors, listens)
                 except (AstitchError, tf.errors.OpError, ValueError, TypeError) as error:

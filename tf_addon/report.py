@@ -133,6 +133,7 @@ class Records:
         self._lock = threading.Lock()
         self._compiled: dict[tuple[str, str], list[Compiled]] = {}
         self._refused: dict[tuple[str, str], dict[tuple[str, int], int]] = {}
+        self._runs: dict[tuple[str, str, int], int] = {}
 
     def note_compiled(
         self, function: str, device: str, compilation: Compilation, seconds: float
@@ -150,18 +151,28 @@ class Records:
             reasons = self._refused.setdefault((function, device), {})
             reasons[reason, outcome] = reasons.get((reason, outcome), 0) + 1
 
+    def note_run(self, function: str, device: str, outcome: int) -> None:
+        """One more call that the shim does not count."""
+        key = function, device, outcome
+        with self._lock:
+            self._runs[key] = self._runs.get(key, 0) + 1
+
     def clear(self) -> None:
         """Forget what was noted."""
         with self._lock:
             self._compiled.clear()
             self._refused.clear()
+            self._runs.clear()
 
     def make_report(
         self, called: Iterable[tuple[str, str]], count_runs: Callable[[str, str, int], int]
     ) -> Report:
-        """called: functions that ran, and their devices.  count_runs: of a function, on a device, with an outcome."""
+        """called: functions that the shim ran, and their devices.  count_runs: of a function, on a device, with an
+        outcome."""
         with self._lock:
-            keys = list(dict.fromkeys([*self._compiled, *self._refused, *called]))
+            runs = dict(self._runs)
+            own = [(function, device) for function, device, _ in runs]
+            keys = list(dict.fromkeys([*self._compiled, *self._refused, *called, *own]))
             compiled = {key: tuple(self._compiled.get(key, ())) for key in keys}
             refused = {
                 key: tuple(
@@ -176,7 +187,10 @@ class Records:
                     *key,
                     compiled[key],
                     refused[key],
-                    *(count_runs(*key, outcome) for outcome in (STITCHED, XLA, OP_BY_OP)),
+                    *(
+                        count_runs(*key, outcome) + runs.get((*key, outcome), 0)
+                        for outcome in (STITCHED, XLA, OP_BY_OP)
+                    ),
                 )
                 for key in keys
             )

@@ -6,12 +6,16 @@ Takes the path of the library, hands on a Shim.  Names and order of the fields a
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from astitch.errors import AstitchError
 from tf_addon.errors import ShimUnavailable
+
+log = logging.getLogger("tf_addon")
 
 PARAMETER, CONSTANT, RESULT, SCRATCH = range(4)
 HOST_KERNEL, CUDA_KERNEL, PYTHON_STEP = range(3)
@@ -187,6 +191,8 @@ def _make_callbacks(handlers: Handlers) -> _Callbacks:
             data = ctypes.string_at(hlo, size)
             return handlers.compile(function.decode(), device.decode(), data, gpu)
         except Exception as error:  # nothing may pass through C++
+            if not isinstance(error, AstitchError):
+                log.exception("a bug in astitch: %s is left to XLA", function.decode())
             _write_message(error, message, room)
             return -1
 
