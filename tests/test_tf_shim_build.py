@@ -11,7 +11,7 @@ import pytest
 from astitch.emulate import is_sealed
 from tf_addon import shim_build
 from tf_addon.errors import ShimUnavailable
-from tf_addon.report import title_of
+from tf_addon.report import clean_reason, title_of
 from tf_addon.shim_build import Target, build_library, find_library, get_library, name_library
 
 COMPILER = """#!/bin/sh
@@ -138,3 +138,18 @@ except ImportError as error:
 )
 def test_titles(name: str, title: str) -> None:
     assert title_of(name) == title
+
+
+def test_reasons_are_cleaned() -> None:
+    told = (
+        "Detected unsupported operations when trying to compile graph __inference_s_11"
+        "[_XlaMustCompile=true,config_proto=1356,executor_type=1116] on XLA_CPU_JIT: AsString\n"
+        'The op is created at: \nFile "x.py", line 3, in s\n'
+        "\ttf2xla conversion failed while converting __inference_s_11. Run with TF_DUMP_GRAPH_PREFIX ..."
+    )
+    assert clean_reason(told).splitlines() == [
+        "Detected unsupported operations when trying to compile graph __inference_s_11 on XLA_CPU_JIT: AsString",
+        "The op is created at:",
+        'File "x.py", line 3, in s',
+    ]
+    assert clean_reason(" ") == ""

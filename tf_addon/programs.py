@@ -35,7 +35,7 @@ from tf_addon.launch_table import (
     find_driver,
     make_table,
 )
-from tf_addon.report import Records
+from tf_addon.report import Records, clean_reason
 from tf_addon.shim_library import OP_BY_OP, CudaDriver, Handlers, Shim
 
 log = logging.getLogger("tf_addon")
@@ -138,7 +138,8 @@ class Programs:
         """A signature that is not astitch's."""
         self.records.note_refused(function, device, reason, outcome)
         owner = "TensorFlow, op by op" if outcome == OP_BY_OP else "XLA"
-        log.warning("%s on %s is left to %s: %s", function, device, owner, _first_line(reason))
+        first, *_ = clean_reason(reason).splitlines() or [""]
+        log.warning("%s on %s is left to %s: %s", function, device, owner, first)
 
 
 def compile_module(hlo: bytes, place: Place, *, strict: bool) -> tuple[Compilation, float]:
@@ -187,7 +188,3 @@ def _read_module(hlo: bytes) -> tuple[bytes, bytes]:
             instruction.ClearField("name")
             instruction.ClearField("metadata")
     return named, bytes(module.SerializeToString(deterministic=True))
-
-
-def _first_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[0]

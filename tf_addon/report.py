@@ -103,7 +103,7 @@ class Report:
             lines.append(f"{f.title[:36]:36} {_short_device(f.device):7}{cells}")
         for f in self.functions:
             for refused in f.refused:
-                reason = "\n    ".join(refused.reason.strip().splitlines())
+                reason = refused.reason.replace("\n", "\n    ")
                 lines.append(f"{f.title}: left to {refused.owner}: {reason}")
         return "\n".join(lines)
 
@@ -119,6 +119,15 @@ def title_of(name: str) -> str:
     part = match[1] or match[3]
     title = (match[2] or match[4]).strip("_")
     return title if part == "inference" else f"{title} ({part})"
+
+
+def clean_reason(reason: str) -> str:
+    """TensorFlow's words without the attributes behind a function's name and without what only its developers want."""
+    lines = re.sub(r"\[_XlaMustCompile[^\]]*\]", "", reason).strip().splitlines()
+    kept = (
+        line.strip() for line in lines if not line.strip().startswith("tf2xla conversion failed")
+    )
+    return "\n".join(line for line in kept if line)
 
 
 def _short_device(device: str) -> str:
@@ -147,6 +156,7 @@ class Records:
 
     def note_refused(self, function: str, device: str, reason: str, outcome: int) -> None:
         """One more signature is somebody else's."""
+        reason = clean_reason(reason)
         with self._lock:
             reasons = self._refused.setdefault((function, device), {})
             reasons[reason, outcome] = reasons.get((reason, outcome), 0) + 1
