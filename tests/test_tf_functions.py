@@ -142,6 +142,25 @@ def test_gradient_outside_runs_the_forward_once() -> None:
     assert not ops & {"tanh", "exp", "exponential"}
 
 
+def test_second_derivatives() -> None:
+    @tf.function(jit_compile=True)
+    def wave(x: Any) -> Any:
+        return tf.sin(x) * x**2
+
+    x = normal(5)
+
+    def run() -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = wave(x)
+            slope = inner.gradient(y, x)
+        return slope, outer.gradient(slope, x)
+
+    check_stitched(run)
+
+
 def test_a_variable_set_by_others_is_seen() -> None:
     variable = tf.Variable([1.0, 2.0])
 

@@ -12,6 +12,7 @@ tf = pytest.importorskip("tensorflow")
 
 import tf_addon  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
+from tf_addon.errors import UnsupportedSignature  # noqa: E402
 from tf_addon.switch import Wishes, the_switch  # noqa: E402
 
 function = tf_addon.function(tier="python")
@@ -70,6 +71,21 @@ def test_gradients_take_what_the_forward_kept() -> None:
     assert set(parts) == {"layer (forward)", "layer (backward)"}
     (backward,) = parts["layer (backward)"].compiled
     assert not {node.op for node in backward.compilation.graph} & {"tanh", "exponential", "exp"}
+
+
+def test_second_derivatives_are_refused() -> None:
+    @function
+    def cube(x: Any) -> Any:
+        return x**3
+
+    x = tf.constant([1.0, 2.0])
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = cube(x)
+        with pytest.raises(UnsupportedSignature, match="second derivatives"):
+            inner.gradient(y, x)
 
 
 def test_variables_are_updated() -> None:

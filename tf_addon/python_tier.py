@@ -245,9 +245,14 @@ class Trained:
             kept = found[self.count : self.forward.count]
 
             def derive(*gradients: Any) -> list[Any]:
+                if record.could_possibly_record():
+                    raise UnsupportedSignature(
+                        "a tape listens to a gradient, which without the shim has no gradient itself\n"
+                        "  use the shim (tier='shim') or tf.function for second derivatives, or ask the inner tape "
+                        "outside of the outer one"
+                    )
                 given = [gradients[i] for i in self.floats]
-                with record.stop_recording():
-                    return self.backward.run([*given, *kept], values)
+                return self.backward.run([*given, *kept], values)
 
             return found, derive
 
