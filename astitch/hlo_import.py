@@ -525,15 +525,15 @@ class _Reader:
         if len(found) != 1 or len(operands) != 2 or len(leaves) != 2:
             raise refused
         step, init = found[0], self.nodes[operands[1]]
-        joined = {step[o].op for o in step.outputs if set(step[o].operands) == set(step.parameters)}
-        if len(step.parameters) != 2 or len(step.outputs) != 2 or len(joined) != 1:
+        joins = {(step[o].op, frozenset(step[o].operands)) for o in step.outputs}
+        if len(step.parameters) != 2 or len(step.outputs) != 2 or len(joins) != 1:
             raise refused
-        op = joined.pop()
+        op, joined = joins.pop()
         start = self.nodes[init.operands[0]] if isinstance(init.attrs, BroadcastAttrs) else init
         # The window is padded with the init value, which must therefore change nothing.
         neutral = {"add": 0, "multiply": 1}.get(op)
         if (
-            any(step[o].op != op for o in step.outputs)
+            joined != set(step.parameters)
             or not isinstance(start.attrs, ConstantAttrs)
             or neutral is None
             or (start.attrs.value.numpy() != neutral).any()

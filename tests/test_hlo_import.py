@@ -703,3 +703,21 @@ def test_a_scan_that_is_no_plain_running_sum_is_refused(opcode, start):
             instruction.literal.f32s[:] = [start]
     with pytest.raises(UnsupportedOp, match="only running sums"):
         import_hlo(module.SerializeToString())
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_scan_of_which_one_result_is_another_sum_is_refused(place):
+    module = hlo_schema.HloModuleProto()
+    module.ParseFromString((MODULES.parent / "cumsum_scan.hlo.pb").read_bytes())
+    (step,) = [c for c in module.computations if any(i.opcode == b"add" for i in c.instructions)]
+    (joined,) = [i for i in step.instructions if i.opcode == b"add"]
+    (pair,) = [i for i in step.instructions if i.opcode == b"tuple"]
+    twice = step.instructions.add()
+    twice.CopyFrom(joined)
+    twice.name, twice.id = b"twice", 1 + max(i.id for i in step.instructions)
+    twice.operand_ids[:] = [joined.operand_ids[0]] * 2
+    pair.operand_ids[place] = twice.id
+    step.instructions.add().CopyFrom(pair)  # behind what it reads
+    step.instructions.remove(pair)
+    with pytest.raises(UnsupportedOp, match="only running sums"):
+        import_hlo(module.SerializeToString())
