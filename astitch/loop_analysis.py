@@ -221,16 +221,16 @@ def _find_counters(graph: Graph, node: Node) -> dict[int, Affine]:
 
 def find_ends(graph: Graph, node: Node) -> dict[int, np.ndarray]:
     """The parts of a while's state that are known after it, by their numbers: its counters, and stacks of which each
-    slice is a number that the turn decides.  None where its turns are not known."""
+    slice is a number that the turn decides.  Nothing where its turns are not known, or a counter leaves its type (it
+    starts again then, and may be what the turns are counted by)."""
     counters = _find_counters(graph, node)
     trips = _count_trips(node.regions[0], counters)
-    if trips is None:
-        return {}
     types = state_types(node)
+    if trips is None or not all(_fits(types[i], c.at(trips)) for i, c in counters.items()):
+        return {}
     ends = {
         index: np.full(types[index].shape, counter.at(trips), types[index].dtype.numpy)
         for index, counter in counters.items()
-        if _fits(types[index], counter.at(trips))
     }
     loop = analyse_loop(graph, node)
     if isinstance(loop, Loop):

@@ -18,6 +18,7 @@ from astitch.host_engine import HostEngine
 from astitch.loop_plan import LoopPlanner
 from astitch.loop_steps import fold_ends, take_loops
 from astitch.program import IslandStep, KernelStep
+from astitch.reference import run_graph
 from astitch.simplify import simplify
 from tests.hlo_runner import lower
 
@@ -113,6 +114,23 @@ def test_what_is_known_after_a_loop_is_folded() -> None:
         found = HostEngine(program, check=True).run(args)
         for ours, theirs in zip(found, limited(*args), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_counter_that_wraps_around_leaves_is_not_folded() -> None:
+    """After 100 comes -56, so two turns do not end this loop, as they would if its counter had no bounds."""
+
+    def wrapping(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        start = jnp.int8(0), jnp.int32(0)
+        _, turns = lax.while_loop(
+            lambda s: s[0] < 120, lambda s: (s[0] + jnp.int8(100), s[1] + 1), start
+        )
+        return turns, x + turns
+
+    x = draw(8)
+    graph = simplify(import_hlo(lower(wrapping, x)))
+    folded = fold_ends(graph)
+    for ours, theirs in zip(run_graph(folded, [x]), run_graph(graph, [x]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_loop_that_is_no_kernel_stays_where_it_is() -> None:
