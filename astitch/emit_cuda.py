@@ -483,27 +483,37 @@ class _Printer:
 
     def sections(self, body: Sequence[k.Statement], depth: int) -> Iterator[str]:
         """Many sections of blocks of their own, one after the other, are found by halves: a block that passed by all
-        those of others would be late.  No block has shared memory of two of them to part by a barrier."""
+        those of others would be late.
+
+        No block has shared memory of two of them to part by a barrier; but of one of them, and of what came before
+        them all, so that a barrier between them goes in front.
+        """
         run: list[k.Statement] = []
-        barriers: list[k.Statement] = []  # behind the run
-        stop = 0
+        within: list[k.Statement] = []  # barriers between sections of the run
+        behind: list[k.Statement] = []  # and after the last
+        stop, parted = 0, True  # does a barrier, or nothing at all, come before the run?
         for statement in body:
             blocks = self.own_blocks(statement)
             if run and isinstance(statement, k.Barrier) and statement.level == "block":
-                barriers.append(statement)
+                behind.append(statement)
                 continue
-            if blocks is None or blocks.start < stop:
+            if run and (blocks is None or blocks.start < stop):
+                yield from self.block(within[:1] if not parted else (), depth)
                 yield from self.halves(run, depth)
-                yield from self.block(barriers, depth)
-                run, stop = [], 0
-            barriers = []
+                yield from self.block(behind, depth)
+                run, within, parted = [], [], bool(behind)
+            else:
+                within += behind
+            behind = []
             if blocks is None:
                 yield from self.statement(statement, depth)
+                parted = isinstance(statement, k.Barrier)
             else:
                 run.append(statement)
                 stop = blocks.stop
+        yield from self.block(within[:1] if not parted else (), depth)
         yield from self.halves(run, depth)
-        yield from self.block(barriers, depth)
+        yield from self.block(behind, depth)
 
     def halves(self, run: Sequence[k.Statement], depth: int) -> Iterator[str]:
         if len(run) < MANY_SECTIONS:

@@ -763,3 +763,20 @@ def test_sections_that_share_blocks_are_not_parted() -> None:
         own = text.index(f"loop {other.number}:")
         assert text[:own].count("{") - text[:own].count("}") == 2, "the kernel's and the section's"
         assert "if (blockIdx.x < 6) {" in text[own:], "those behind it are"
+
+
+def test_a_barrier_between_sections_parts_them_from_those_before() -> None:
+    """Blocks come round: what section 5 left in shared memory, section 21 of the same block takes over."""
+    barrier = k.Barrier("block", "shared memory is taken over")
+    body: list[k.Statement] = []
+    for number in range(24):
+        if number in (5, 21):
+            body.append(barrier)
+        body.append(section_of(number, number % 8, 1))
+    kernel = replace(small_kernel(*body), grid=8, block=32)
+    text = emit_cuda(kernel).partition("__global__")[2]
+    assert text.count("__syncthreads") == 1
+    meeting = text.index("__syncthreads")
+    assert text.index("loop 15:") < meeting < text.index("loop 16:"), "before all of its round"
+    depth = text[:meeting].count("{") - text[:meeting].count("}")
+    assert depth == 1, "in the kernel's own body, where all threads come"
