@@ -163,8 +163,8 @@ _MEMORY, _STAGE = "memory", "stage"
 def _build_network(
     traffic: _Traffic, wanted: list[str], free: set[str]
 ) -> tuple[nx.DiGraph, list[str]]:
-    """Two vertices for each value, (name, False) before and (name, True) behind what it costs to read, and the ops that
-    could be computed again.
+    """For each value (name, True), behind what it costs to read, for those that could be computed again (name, False)
+    before it, and the latter's names.
 
     wanted: what the stage reads and might compute.  free: what it reads in any case.
     """
@@ -178,17 +178,17 @@ def _build_network(
     while queue:
         _, name = heapq.heappop(queue)
         node = graph[name]
-        is_free = name in free or is_embedded(graph, name)
-        price = 0 if is_free else traffic.cost(name)
-        network.add_edge((name, False), (name, True), capacity=price)
-        effort = traffic.effort(node)
+        price, effort = traffic.cost(name), traffic.effort(node)
         is_small = traffic.bytes_of(name) < LEAST_BYTES
-        if is_free or is_small or effort > left[name] or not traffic.may_repeat(name):
-            network.add_edge(_MEMORY, (name, False))
+        if is_small or effort > left[name] or not traffic.may_repeat(name):
+            network.add_edge(_MEMORY, (name, True), capacity=price)
             continue
         opened.append(name)
+        network.add_edge((name, False), (name, True), capacity=price)
         network.add_edge(_MEMORY, (name, False), capacity=effort)
         for operand in dict.fromkeys(node.operands):
+            if operand in free or is_embedded(graph, operand):
+                continue  # costs nothing more
             network.add_edge((operand, True), (name, False))
             if operand not in left:
                 heapq.heappush(queue, (-traffic.order[operand], operand))
