@@ -21,7 +21,7 @@ from astitch.host_engine import HostEngine
 from astitch.profiling import command, counters, measured, profiler, terminal
 from astitch.profiling.kernel_trace import Launch
 from astitch.profiling.profiler import Options
-from astitch.profiling.report import MEMORY, PRODUCT, Kernel, Report, Side
+from astitch.profiling.report import MEASURED, MEMORY, PRODUCT, Kernel, Report, Side
 from astitch.profiling.target import trace_function
 
 DETAILS = "regs:32 static_shared:16 dynamic_shared:1024 grid:12,2,1 block:256,1,1 occ_pct:50"
@@ -292,3 +292,22 @@ def test_what_nvidia_smi_does_not_say_is_left_out(
         fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert measured.ask_nvidia_smi("0000:4b:00.0") == found
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_report_on_a_gpu() -> None:
+    x, w = jnp.ones((1024, 512)), jnp.ones((512, 512))
+    report = profiler.profile(soft, x, w, runs=2, ablation=True)
+    for side in (report.xla, report.astitch):
+        assert side.missing == "" and side.basis == MEASURED
+        assert side.count(PRODUCT) == pytest.approx(1, abs=0.1)
+        assert 0 < side.kernel_us(MEMORY) < 1000 and 0 < side.kernel_us(PRODUCT) < 1000
+        assert side.wall is not None and side.wall.median > 0
+        (product,) = (k for k in side.kernels if k.kind == PRODUCT)
+        assert product.us and product.bound_us, "XLA says which instruction launched it"
+    assert report.machine is not None and report.machine.driver and report.machine.clocks
+    assert report.ablation
+    assert "<html" in report.to_html() and report.to_text()
