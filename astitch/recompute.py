@@ -32,6 +32,11 @@ FLOPS_PER_BYTE = 4
 in that time, and those that the kernels have already leave about half of it free."""
 
 
+FREE_VERTICES, VERTICES_PER_OP = 10_000, 3
+"""How large the networks of all stages may be together, for a search that is linear in the graph: stages beyond that
+keep what they read.  A Transformer's training step of 5,500 ops takes a fifth of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recomputed:
     """What a stage computes again.  names: the ops, as other stages know them.  saved_bytes: of traffic, about."""
@@ -67,8 +72,12 @@ def recompute(graph: Graph, stage: Mapping[str, int], outside: Mapping[str, str]
     traffic = _Traffic(graph, stage, outside)
     again: dict[int, frozenset[str]] = {}
     notes: list[Recomputed] = []
+    left = FREE_VERTICES + VERTICES_PER_OP * len(graph.nodes)
     for number in sorted(traffic.read_by):
-        names, saved = _choose(traffic, number)
+        names, saved, vertices = _choose(traffic, number)
+        left -= vertices
+        if left < 0:
+            break
         if names:
             again[number] = names
             ordered = sorted(names, key=traffic.order.__getitem__)
@@ -138,8 +147,8 @@ class _Traffic:
         return kind in (Kind.ELEMENTWISE, Kind.BROADCAST) or node.op in ("reshape", "slice")
 
 
-def _choose(traffic: _Traffic, stage: int) -> tuple[frozenset[str], int]:
-    """The ops that a stage computes again, and the bytes that it saves."""
+def _choose(traffic: _Traffic, stage: int) -> tuple[frozenset[str], int, int]:
+    """The ops that a stage computes again, the bytes that it saves, and the vertices that were looked at."""
     read = traffic.read_by[stage]
     wanted = [
         name
@@ -149,12 +158,14 @@ def _choose(traffic: _Traffic, stage: int) -> tuple[frozenset[str], int]:
         and traffic.bytes_of(name) >= LEAST_BYTES
     ]
     if not wanted:
-        return frozenset(), 0
+        return frozenset(), 0, 0
     network, opened = _build_network(traffic, wanted, read - set(wanted))
     paid, (_, needed) = nx.minimum_cut(network, _MEMORY, _STAGE, flow_func=boykov_kolmogorov)
     saved = sum(map(traffic.cost, wanted)) - paid
     names = frozenset(name for name in opened if (name, False) in needed)
-    return (names, saved) if names and saved >= LEAST_GAIN else (frozenset(), 0)
+    if saved < LEAST_GAIN:
+        names, saved = frozenset(), 0
+    return names, saved, len(network)
 
 
 _MEMORY, _STAGE = "memory", "stage"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import random_arguments, random_graphs
 
+import astitch.recompute as recompute_module
 from astitch import stitch_scope
 from astitch.check import check_graph
 from astitch.compile import compile_graph
@@ -21,7 +22,7 @@ from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import Graph
-from astitch.recompute import Staged, recompute
+from astitch.recompute import FREE_VERTICES, VERTICES_PER_OP, Staged, recompute
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
 from astitch.simplify import simplify
@@ -142,6 +143,32 @@ def test_what_is_dear_is_kept() -> None:
 def test_what_is_small_is_kept() -> None:
     graph = imported(jax.grad(dense_gelu), normal(32, 64), normal(64, 128), normal(128, 64))
     assert find_scopes(graph).recomputed == ()
+
+
+def test_the_search_is_linear_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """150 stages that could each compute the same 300 ops again: those beyond the limit keep what they read."""
+
+    def shared(x: jax.Array, w: jax.Array) -> jax.Array:
+        values = [x]
+        for n in range(300):
+            values.append(jnp.maximum(values[-1], values[n // 2] * (n + 2.0)))
+        y = x
+        for n in range(150):
+            y = (y + values[n + 150] * values[n + 151]) @ w
+        return y
+
+    graph = imported(shared, normal(256, 256), normal(256, 256))
+    looked_at: list[int] = []
+    choose = recompute_module._choose
+    monkeypatch.setattr(
+        recompute_module,
+        "_choose",
+        lambda *given: (found := choose(*given), looked_at.append(found[2]))[0],
+    )
+    scopes = find_scopes(graph)
+    limit = FREE_VERTICES + VERTICES_PER_OP * len(graph)
+    assert sum(looked_at[:-1]) <= limit < sum(looked_at) and len(looked_at) < 150
+    check_graph(scopes.graph)
 
 
 def test_kernels_agree() -> None:
