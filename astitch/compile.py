@@ -221,6 +221,7 @@ def compile_graph(
     loops: LoopPlanner | None = None,
     announce: Callable[[Graph], object] | None = None,
     spell: Spell | None = None,
+    layouts_apart: bool = False,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
@@ -228,6 +229,7 @@ def compile_graph(
     conditional.  loops: those that can be one kernel, as it plans them, do only what must wait for the turn before.
     announce: is given the graph that kernels are planned for.
     spell: the texts that will be compiled: the cache gets them while other kernels are planned.
+    layouts_apart: parameters are laid out for products by stitch ops of their own, see stitch_remotely.
     """
     seconds = {} if seconds is None else seconds
 
@@ -250,7 +252,7 @@ def compile_graph(
     if announce:
         announce(left.graph)
     found = timed("find_scopes", lambda: find_scopes(check_graph(left.graph), left.reasons))
-    scopes = timed("stitch_remotely", lambda: stitch_remotely(found))
+    scopes = timed("stitch_remotely", lambda: stitch_remotely(found, layouts_apart=layouts_apart))
     if region:
         scopes = region.rename(scopes)
     planned = timed("plan", lambda: plan_scopes(scopes, gpu, tune=tune, spell=spell))

@@ -2,7 +2,7 @@
 
 Two stitch ops of one stage never depend on each other through an outside op, so all of a stage can share a
 kernel.  A cap on ops keeps the text of one kernel within what a compiler handles well.  What only lays out parameters
-for products stays alone: a library that reads them where they are needs no kernel at all.
+for products can stay alone: XLA's products read them where they are.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ MAX_OPS = 2400
 """More ops than this in one kernel: the CUDA compiler's time grows faster than the launches saved are worth."""
 
 
-def stitch_remotely(scopes: Scopes) -> Scopes:
-    """Merge the scopes of each stage, in order, up to MAX_OPS ops a kernel; what lays out parameters stays alone."""
+def stitch_remotely(scopes: Scopes, *, layouts_apart: bool = False) -> Scopes:
+    """Merge the scopes of each stage, in order, up to MAX_OPS ops a kernel.
+
+    layouts_apart: but not those that lay out parameters for products.
+    """
     graph = scopes.graph
     order = {name: number for number, name in enumerate(graph.nodes)}
     bins: dict[int, list[list[Scope]]] = {}
@@ -30,7 +33,7 @@ def stitch_remotely(scopes: Scopes) -> Scopes:
     refusals = list(scopes.refusals)
     alone: dict[int, list[list[Scope]]] = {}
     for scope in sorted(scopes.scopes, key=lambda s: (s.stage, order[s.members[0]])):
-        if lays_out(graph, scope):
+        if layouts_apart and lays_out(graph, scope):
             alone.setdefault(scope.stage, []).append([scope])
             continue
         stage = bins.setdefault(scope.stage, [])

@@ -984,6 +984,7 @@ def compile_for_xla(
             loops=planner,
             announce=begin,
             spell=lambda plan: spell_plan(plan, donated),
+            layouts_apart=True,
         )
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -21,13 +21,13 @@ from tests.test_hlo_import import read_module
 # model: (stitch ops for an H100, library calls, ops that are interpreted for want of an emitted form)
 STEPS: dict[str, tuple[int, int, dict[str, int]]] = {
     "bert_layer_fwd": (7, 6, {}),
-    "bert_infer": (17, 14, {}),
+    "bert_infer": (15, 14, {}),
     "bert_infer_bf16_erfgelu": (15, 18, {}),
     "dien_infer": (10, 7, {"while": 2}),
-    "crnn_infer": (15, 11, {"while": 4}),
+    "crnn_infer": (13, 11, {"while": 4}),
     "tf_keras_infer": (7, 8, {"while": 2}),
-    "bert_train": (33, 56, {"scatter": 3}),
-    "crnn_train": (37, 40, {"while": 10, "select-and-scatter": 4}),
+    "bert_train": (31, 56, {"scatter": 3}),
+    "crnn_train": (35, 40, {"while": 10, "select-and-scatter": 4}),
     "dien_train": (22, 39, {"while": 4, "scatter": 7}),
 }
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.compile import compile_hlo
+from astitch.compile import compile_graph, compile_hlo
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
@@ -172,15 +172,18 @@ def test_weights_beside_each_other_are_left_to_the_product() -> None:
     """XLA reads them where they are; no kernel of the stage around them has them, whatever else it does."""
     x, q, k, v, b = HEADS
 
-    def with_others(x: jax.Array, q: Any, k: Any, v: Any, b: jax.Array) -> tuple[Any, Any]:
-        return attend(x, q, k, v, b), jnp.tanh(x) * 2  # the same stage as the weights
+    def with_others(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        return attend(jnp.tanh(x), *weights)  # tanh is of the same stage as the weights
 
-    compilation = compile_hlo(read(with_others, x, q, k, v, b), gpu="h100")
+    module = import_hlo(read(with_others, x, q, k, v, b))
+    compilation = compile_graph(module, preset("h100"), layouts_apart=True)
     graph = compilation.scopes.graph
     kernels = {p.kernel.name: [graph[m].op for m in p.scope.members] for p in compilation.plans}
     (alone,) = (name for name, ops in kernels.items() if "concatenate" in ops)
     assert set(kernels[alone]) <= {"reshape", "concatenate"}
     assert list(find_moves(compilation)) == [alone]
+    together = compile_graph(module, preset("h100"))
+    assert len(together.plans) < len(compilation.plans) and find_moves(together) == {}
 
 
 def test_what_kernels_compute_is_laid_out_by_kernels() -> None:
