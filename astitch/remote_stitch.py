@@ -62,9 +62,11 @@ def stitch_remotely(scopes: Scopes, *, layouts_apart: bool = False) -> Scopes:
 
 def lays_out(graph: Graph, scope: Scope) -> bool:
     """Does a stitch op nothing but lay out parameters for products?"""
-    moves = all(graph[name].op in LAYOUT_OPS for name in scope.members)
+    moves = scope.outputs and all(graph[name].op in LAYOUT_OPS for name in scope.members)
     read = {stored_value(graph, name) for name in scope.inputs}
-    return (moves and all(graph[name].op == "parameter" for name in read)) and not any(
+    if not moves or any(graph[name].op != "parameter" for name in read):
+        return False
+    return not any(
         name in graph.outputs
         or any(
             OPS[graph[user].op].kind is not Kind.COMPUTE
