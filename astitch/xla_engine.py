@@ -415,7 +415,7 @@ def _find_pairs(
     kernel?"""
     scratch = {array.source for array in kernel.scratch}
     numbers = {p.source: i for i, p in enumerate(kernel.parameters) if p.source not in scratch}
-    written = {i for i, p in enumerate(kernel.parameters) if p.written}
+    written = [i for i in numbers.values() if kernel.parameters[i].written]
     candidates: list[InPlace] = []
     for source, number in numbers.items():
         read = numbers.get(into.get(source, "")) if number in written else None

@@ -661,6 +661,17 @@ def test_turns_of_the_whole_block_are_no_nest_of_a_thread(outer: type, equal: bo
     assert _in_equal_nests(uses["x"][0], uses["y"][0]) == equal
 
 
+def test_scratch_takes_over_no_temporary_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partials of a row over several blocks are written, too."""
+    monkeypatch.setattr("astitch.xla_engine.LEAST_BYTES_AGAIN", 0)
+    compilation, in_place = compile_donated(softmax_of_product, 0, normal(4, 8), normal(8, 200_000))
+    (plan,) = compilation.plans
+    scratch = {array.source for array in plan.kernel.scratch}
+    assert scratch
+    for pair in in_place.get(plan.kernel.name, []):
+        assert plan.kernel.parameters[pair.written].source not in scratch
+
+
 @pytest.mark.parametrize(
     ("fn", "arguments"),
     [
