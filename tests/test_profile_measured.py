@@ -177,23 +177,31 @@ def test_calls_that_differ_are_only_averaged() -> None:
 
 # ---- hardware counters -----------------------------------------------------------------------------------------
 
-RAW = """\
+HEAD = """\
 ==PROF== Connected to process 1
 "ID","Kernel Name","dram__sectors_read.sum","dram__sectors_write.sum","smsp__inst_executed.sum",\
 "sm__warps_active.avg.pct_of_peak_sustained_active","smsp__cycles_active.avg.pct_of_peak_sustained_elapsed"
 "","","sector","sector","inst","%","%"
-"0","loop_fusion","7","8","90","40","80"
-"1","astitch_profile_mark","0","0","1","1","1"
-"2","stitch_0","1,024","512","9000","40","80"
-"3","stitch_0(float*)","1,000","500","9000","60","90"
-"4","nvjet_tst(Params)","10","n/a","20","50","50"
 """
+
+RAW = {
+    "xla": HEAD + '"0","loop_fusion","7","8","90","40","80"\n',
+    "astitch": HEAD
+    + """\
+"0","stitch_0","1,024","512","9000","40","80"
+"1","stitch_0(float*)","1,000","500","9000","60","90"
+"2","nvjet_tst(Params)","10","n/a","20","50","50"
+""",
+}
 
 NCU = """#!{python}
 import sys
+side = sys.argv[sys.argv.index("-c") + 2]
 log = next(a for a in sys.argv if a.startswith("--log-file=")).partition("=")[2]
-open(log, "w").write({text!r})
-assert "--kernel-name=regex:^(astitch_profile_mark|loop_fusion|stitch_0)$" in sys.argv, sys.argv
+open(log, "w").write({texts!r}[side])
+name = dict(xla="loop_fusion", astitch="stitch_0")[side]
+assert f"--kernel-name=regex:^({{name}})$" in sys.argv, sys.argv
+assert "--filter-mode=per-launch-config" in sys.argv
 """
 
 BOTH = (
@@ -202,9 +210,10 @@ BOTH = (
 )
 
 
-def count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Any:
+def count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: dict[str, str]) -> Any:
+    """texts: by side what Nsight Compute writes."""
     fake = tmp_path / "ncu"
-    fake.write_text(NCU.format(python=sys.executable, text=text))
+    fake.write_text(NCU.format(python=sys.executable, texts=texts))
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     target = trace_function("soft", soft, (jnp.ones((8, 128)), jnp.ones((128, 16))))
@@ -243,7 +252,8 @@ def test_counters_that_cannot_be_had_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(AstitchError, match="ncu counted nothing: ==ERROR== ERR_NVGPUCTRPERM"):
-        count(tmp_path, monkeypatch, "==ERROR== ERR_NVGPUCTRPERM: no permission\n")
+        text = "==ERROR== ERR_NVGPUCTRPERM: no permission\n"
+        count(tmp_path, monkeypatch, {"xla": text, "astitch": text})
     target = trace_function("soft", soft, (jnp.ones((8, 128)), jnp.ones((128, 16))))
     with pytest.raises(AstitchError, match="a target that can be read again"):
         counters.count_kernels(target, BOTH, None, 10, {})

@@ -1,7 +1,7 @@
 """Hardware counters of each kernel, by Nsight Compute where it is installed.
 
 Takes a target with both sides as measured, hands on counters of their slowest kernels.  Nsight Compute watches a
-process of its own that calls each side once, a mark between them; it replays each kernel, so nothing else is measured.
+process of its own for each side, which calls it once; it replays each kernel, so nothing else is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from astitch.errors import AstitchError
-from astitch.profiling.report import COPY, SIDES, Side
+from astitch.profiling.report import COPY, Side
 from astitch.profiling.target import Target
 from astitch.profiling.wording import rank_kernels
 
@@ -37,13 +37,11 @@ METRICS = {
 SHARES = ("achieved occupancy", "SM efficiency")
 """In per cent; the others are counts."""
 
-MOST_LAUNCHES = 2000
-"""Launches that are counted: each is replayed several times, some 20 ms."""
+MOST_LAUNCHES = 3
+"""Of a kernel in one launch shape: each is replayed several times, and a loop launches the same one in every turn."""
 
-MOST_SECONDS = 480
-
-MARK = "astitch_profile_mark"
-"""A kernel between the call of XLA and the call of astitch."""
+MOST_SECONDS = 240
+"""For one side."""
 
 ENTRY = "import sys; from astitch.profiling.counted import main; main(sys.argv[1:])"
 
@@ -102,8 +100,30 @@ def count_kernels(
     if not target.typed:
         raise AstitchError("counters need a target that can be read again\n  use astitch-profile")
     ncu = find_ncu()
-    names = {k.name for side in sides for k in rank_kernels(side, most) if k.kind != COPY}
-    pattern = "|".join(re.escape(name) for name in sorted({*names, MARK}))
+    found = {}
+    said: list[str] = []
+    for side in sides:
+        names = {k.name for k in rank_kernels(side, most) if k.kind != COPY}
+        text, errors = _watch(ncu, names, [side.name, *_entry(target, engine)], shared)
+        found[side.name] = average_rows(read_rows(text))
+        said += [line for line in (*text.splitlines(), *errors.splitlines()) if line.strip()]
+    if not any(found.values()):
+        complaints = [line for line in said if "==ERROR==" in line or "Error" in line]
+        last = (complaints or said or ["it said nothing"])[-1]
+        raise AstitchError(f"ncu counted nothing: {last}\n  leave --ncu out")
+    return found
+
+
+def _entry(target: Target, engine: str | None) -> list[str]:
+    """What the watched process has to know, beside the side."""
+    return [engine or "", str(int(target.carries)), *target.typed]
+
+
+def _watch(
+    ncu: str, names: Iterable[str], arguments: Sequence[str], shared: Mapping[str, str]
+) -> tuple[str, str]:
+    """What Nsight Compute writes of the kernels of these names, and what it says to stderr.  Raises AstitchError."""
+    pattern = "|".join(re.escape(name) for name in sorted(names))
     with tempfile.TemporaryDirectory(prefix="astitch_ncu_") as folder:
         log = Path(folder) / "counters.csv"
         command = [
@@ -117,14 +137,13 @@ def count_kernels(
             "--cache-control=none",
             "--kernel-name-base=function",
             f"--kernel-name=regex:^({pattern})$",
+            "--filter-mode=per-launch-config",
             f"--launch-count={MOST_LAUNCHES}",
             f"--metrics={','.join(METRICS.values())}",
             sys.executable,
             "-c",
             ENTRY,
-            engine or "",
-            str(int(target.carries)),
-            *target.typed,
+            *arguments,
         ]
         environment = {
             **os.environ,
@@ -147,27 +166,7 @@ def count_kernels(
                 f"ncu took longer than {MOST_SECONDS} s\n  give smaller shapes or fewer --kernels"
             ) from None
         text = log.read_text("utf-8", errors="replace") if log.exists() else ""
-    found = split_sides(read_rows(text))
-    if not any(found.values()):
-        said = [line for line in (*text.splitlines(), *ran.stderr.splitlines()) if line.strip()]
-        errors = [line for line in said if "==ERROR==" in line or "Error" in line]
-        last = (errors or said or ["it said nothing"])[-1]
-        raise AstitchError(f"ncu counted nothing: {last}\n  leave --ncu out")
-    return found
-
-
-def split_sides(
-    rows: Iterable[tuple[str, dict[str, float]]],
-) -> dict[str, dict[str, dict[str, float]]]:
-    """What stands before the mark is XLA's, what stands after it astitch's."""
-    found: dict[str, list[tuple[str, dict[str, float]]]] = {name: [] for name in SIDES}
-    side = SIDES[0]
-    for name, counters in rows:
-        if name == MARK:
-            side = SIDES[1]
-        else:
-            found[side].append((name, counters))
-    return {side: average_rows(launches) for side, launches in found.items()}
+    return text, ran.stderr
 
 
 def read_rows(text: str) -> Iterator[tuple[str, dict[str, float]]]:
