@@ -53,9 +53,10 @@ def export_library_calls(graph: Graph) -> bytes | None:
 def tune_ahead(device: Any) -> Iterator[Callable[[Graph], None]]:
     """Hands on what begins to tune the library calls of a graph; the end of the block waits for it.
 
-    So nothing else is measured on the GPU at that time.  An error in the block does not wait, and one of XLA's is not
-    told: it comes again with the program.  device: JAX's; with None nothing is tuned.  Nor is it where JAX runs in
-    several processes: XLA has them share the measurements, and not all of them need compile.
+    So nothing else is measured on the GPU at that time.  An error in the block does not wait, and one of the tuning is
+    not told: the program compiles without it, and what XLA refuses it refuses again.  device: JAX's; with None nothing
+    is tuned.  Nor is it where JAX runs in several processes: XLA has them share the measurements, and not all of them
+    need compile.
     """
     import jax
 
@@ -65,8 +66,7 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Graph], None]]:
     def begin(graph: Graph) -> None:
         if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:
             return
-        if module := export_library_calls(graph):
-            begun.append(pool.submit(compile_module, module, device, AROUND_KERNELS))
+        begun.append(pool.submit(_tune, graph, device))
 
     try:
         yield begin
@@ -74,3 +74,8 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Graph], None]]:
             job.exception()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _tune(graph: Graph, device: Any) -> None:
+    if module := export_library_calls(graph):
+        compile_module(module, device, AROUND_KERNELS)

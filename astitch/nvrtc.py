@@ -172,14 +172,19 @@ def find_nvrtcs() -> tuple[Nvrtc, ...]:
 
 
 @functools.cache
-def driver_version() -> tuple[int, int] | None:
-    """The CUDA version of the driver, None on a machine without one."""
+def open_driver() -> ctypes.CDLL | None:
+    """CUDA's driver, None on a machine without one."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        return ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    version = ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(version)) or version.value == 0:
+
+
+@functools.cache
+def driver_version() -> tuple[int, int] | None:
+    """The CUDA version of the driver, None on a machine without one."""
+    driver, version = open_driver(), ctypes.c_int()
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) or version.value == 0:
         return None
     return version.value // 1000, version.value % 1000 // 10
 

@@ -22,6 +22,7 @@ from astitch import kernel_ir as k
 from astitch import options
 from astitch.build_program import make_cuda_kernel
 from astitch.compile import Compilation, compile_graph
+from astitch.driver_ahead import Unit, assemble_ahead
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.gpu import Gpu
@@ -959,11 +960,12 @@ def compile_for_xla(
     tune: bool = False,
     strict: bool = False,
     announce: Callable[[Graph], object] = lambda graph: None,
+    hand_out: Callable[[Sequence[PtxKernel]], object] = lambda kernels: None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  announce: see
-    compile_graph.  Raises AstitchError.
+    compile_graph.  hand_out: is given the kernels that XLA will load.  Raises AstitchError.
     """
     donated = tuple(donated) or (False,) * len(graph.parameters)
     wanted = options.loops()
@@ -1007,6 +1009,8 @@ def compile_for_xla(
                 + "\n  ".join(refused)
             )
         compilation = _note_loops(compilation, loops, (*notes, *refused))
+    calls = [kernel for kernel in kernels.values() if isinstance(kernel, PtxKernel)]
+    hand_out([*calls, *(call.kernel for call in loops.values())])
     return compilation, export_program(compilation, kernels, regions, loops)
 
 
@@ -1076,8 +1080,9 @@ class Stitched:
         with self._lock:
             if self._made is None:
                 tune = options.tune() if self._tune is None else self._tune
+                device, kernels = find_device("gpu"), list[PtxKernel]()
                 # While plans are measured nothing else may run on the GPU.
-                with tune_ahead(None if tune else find_device("gpu")) as announce:
+                with tune_ahead(None if tune else device) as announce:
                     compilation, module = compile_for_xla(
                         self.graph,
                         self.gpu,
@@ -1085,7 +1090,10 @@ class Stitched:
                         tune=tune,
                         strict=self._strict,
                         announce=announce,
+                        hand_out=kernels.extend,
                     )
+                if device is not None:
+                    assemble_ahead([Unit(kernel.name, kernel.ptx) for kernel in kernels], device)
                 trace_compilation(self.hlo, compilation)
                 self._made = compilation, to_stablehlo(module)
         return self._made

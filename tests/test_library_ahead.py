@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from jax import lax
 
 import astitch
 from astitch import library_ahead, xla_engine
+from astitch.errors import IllegalProduct
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
@@ -119,6 +122,24 @@ def test_an_error_in_the_block_waits_for_nothing(
         compiler.go_on.set()
 
 
+@pytest.mark.usefixtures("_many_cores")
+def test_calls_that_cannot_be_written_down_are_not_tuned(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compilation goes on without."""
+    asked: list[Graph] = []
+
+    def refuse(graph: Graph) -> bytes:
+        asked.append(graph)
+        raise IllegalProduct("no such attribute in HLO")
+
+    compiler = Compiler(monkeypatch)
+    monkeypatch.setattr(library_ahead, "export_library_calls", refuse)
+    with tune_ahead("device") as begin:
+        begin(graph)
+    assert asked == [graph] and not compiler.given
+
+
 @pytest.mark.parametrize(
     ("device", "cores", "processes"),
     [(None, 64, 1), ("device", library_ahead.LEAST_CORES - 1, 1), ("device", 64, 2)],
@@ -136,10 +157,11 @@ def test_nothing_is_tuned_without_a_gpu_with_few_cores_or_among_processes(
 
 @pytest.mark.usefixtures("_many_cores")
 @pytest.mark.parametrize("tune", [False, True])
-def test_a_jitted_function_has_its_products_tuned(
-    tune: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
+    tune: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Not where plans are measured, which wants the GPU for itself."""
+    """Not the products where plans are measured, which wants the GPU for itself."""
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
     compiler = Compiler(monkeypatch)
     compiler.go_on.set()
     jit_module = importlib.import_module("astitch.jit")
@@ -152,7 +174,15 @@ def test_a_jitted_function_has_its_products_tuned(
         "compile_for_xla",
         lambda *args, tune, **kwargs: compile_for_xla(*args, tune=False, **kwargs),
     )
+    loaded: list[str] = []
+    monkeypatch.setattr(
+        xla_engine,
+        "assemble_ahead",
+        lambda units, device: loaded.extend(f"{unit.name} for {device}" for unit in units),
+    )
     arguments = normal(8, 16), normal(16, 16), normal(16, 4)
     traced: Any = astitch.jit(layers, tune=tune)
-    traced._stitched_jit.trace(*arguments).lower(lowering_platforms=("cuda",))
+    lowered = traced._stitched_jit.trace(*arguments).lower(lowering_platforms=("cuda",))
     assert [device for _, device, _ in compiler.given] == ([] if tune else ["the gpu"])
+    called = re.findall(r'backend_config = .*?name = "(\w+)"', lowered.as_text())
+    assert sorted(loaded) == sorted(f"{name} for the gpu" for name in called) and called
