@@ -509,6 +509,14 @@ class _KernelCheck:
             case k.Index(name, form):
                 self.check_form(form)
                 self.define(name, integer)
+            case k.ChooseIndex(name, cases):
+                self.require(
+                    bool(cases) and not cases[-1][0], f"{name} may be left without a value"
+                )
+                for guards, form in cases:
+                    self.check_guards(guards)
+                    self.check_form(form)
+                self.define(name, integer)
             case k.Start(name, expr, _, limit):
                 self.require(limit >= 0, f"{name} is clamped to {limit}")
                 trace = self.check_expr(expr)

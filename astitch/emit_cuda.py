@@ -40,12 +40,6 @@ STORAGE = {
 F8 = frozenset({DType.F8E4M3FN, DType.F8E5M2})
 """Types whose vectors wait as floats (Lanes) until they are stored: conversion takes two elements at once."""
 
-EXACT = frozenset(
-    {"maximum", "minimum", "select", "negate", "abs", "clamp", "copy", "optimization-barrier", "sign", "convert",
-     "bitcast-convert", "floor", "ceil", "round-nearest-even", "round-nearest-afz"}
-)  # fmt: skip
-"""Ops whose result, computed in float from values of a narrower float type, is such a value already."""
-
 
 MANY_SECTIONS = 4
 """Sections of different blocks that are not worth a search."""
@@ -70,9 +64,18 @@ def spell_term(term: Term) -> str:
         case Symbol(name, _):
             return name
         case Quotient(dividend, divisor):
+            if is_cut(dividend, divisor):
+                return f"({spell_form(dividend)}) >> {divisor.bit_length() - 1}"
             return f"({spell_form(dividend)}) / {divisor}"
         case Remainder(dividend, divisor):
+            if is_cut(dividend, divisor):
+                return f"({spell_form(dividend)}) & {divisor - 1}"
             return f"({spell_form(dividend)}) % {divisor}"
+
+
+def is_cut(dividend: Linear, divisor: int) -> bool:
+    """Do quotient and remainder consist of the dividend's bits?  The compiler would ask a signed one for its sign."""
+    return divisor & (divisor - 1) == 0 and ix.bounds(dividend)[0] >= 0
 
 
 def spell_form(form: Linear) -> str:
@@ -158,6 +161,8 @@ def spell(expr: k.Expr) -> str:
             return spell_call(expr, [spell(o) for o in expr.operands])
         case k.Position(form, dtype):
             return f"hlo_convert<{STORAGE[dtype]}>({spell_form(form)})"
+        case k.Lane(vector, DType.BF16):
+            return f"bf16_lane({vector}, lane)"
         case k.Lane(vector, dtype):
             return f"load_as<{compute_type(dtype)}>({vector}.v[lane])"
         case k.Element(array, position, dtype, raw):
@@ -170,7 +175,7 @@ def spell(expr: k.Expr) -> str:
 def spell_value(dtype: DType, expr: k.Expr) -> str:
     """The expression, rounded once to its HLO dtype."""
     narrow = dtype.is_narrow_float
-    exact = (isinstance(expr, k.Call) and expr.op in EXACT) or isinstance(
+    exact = (isinstance(expr, k.Call) and expr.op in k.EXACT) or isinstance(
         expr, k.Lane | k.Element | k.Name | k.Number
     )
     text = spell(expr)
@@ -209,6 +214,7 @@ class _Printer:
         self.kernel = kernel
         self.slot_names = frozenset(slot.name for slot in kernel.slots)
         self.integer = "long long" if kernel.wide_index else "int"
+        self.blocks: range | None = None  # of the section that is printed, see own_blocks
 
     def block(self, body: Sequence[k.Statement], depth: int) -> Iterator[str]:
         for statement in body:
@@ -219,6 +225,10 @@ class _Printer:
         match statement:
             case k.Index(name, form):
                 yield f"{pad}const {self.integer} {name} = {spell_form(form)};"
+            case k.ChooseIndex(name, cases):
+                *tests, (_, last) = cases
+                chosen = [f"{spell_guards(g)} ? {spell_form(form)} : " for g, form in tests]
+                yield f"{pad}const {self.integer} {name} = {''.join(chosen)}{spell_form(last)};"
             case k.Start(name, expr, dtype, limit):
                 value = spell(expr)
                 # Unsigned starts are never negative, but may exceed what an int holds.
@@ -238,13 +248,15 @@ class _Printer:
                     yield f"{pad}if ({spell_guards(guards)}) {name} = *reinterpret_cast<const {vector}*>({at});"
                 else:
                     yield f"{pad}const {vector} {name} = *reinterpret_cast<const {vector}*>({at});"
-            case k.VectorVariable(name, dtype, width):
-                kind = "Lanes" if dtype in F8 else "Vec"
+            case k.VectorVariable(name, dtype, width, unrounded):
+                kind = "Lanes" if unrounded or dtype in F8 else "Vec"
                 yield f"{pad}{kind}<{STORAGE[dtype]}, {width}> {name};"
-            case k.StoreLane(vector, dtype, expr):
-                value = spell(expr) if dtype in F8 else spell_store(dtype, expr)
+            case k.StoreLane(vector, dtype, expr, unrounded):
+                value = spell(expr) if unrounded or dtype in F8 else spell_store(dtype, expr)
                 yield f"{pad}{vector}.v[lane] = {value};"
-            case k.StoreVector(array, position, vector, dtype) if dtype in F8:
+            case k.StoreVector(array, position, vector, dtype, _, unrounded) if (
+                unrounded or dtype in F8
+            ):
                 yield f"{pad}store_lanes({array} + ({spell_form(position)}), {vector});"
             case k.StoreVector(array, position, vector, dtype, width):
                 kind = f"Vec<{STORAGE[dtype]}, {width}>"
@@ -390,7 +402,7 @@ class _Printer:
                 yield from self.section(statement, depth)
             case k.TaskLoop(tasks, once, body, ring, lag):
                 if once:
-                    yield f"{pad}if (first < {tasks}) {{"
+                    yield f"{pad}{self.taking_part(tasks)}{{"
                     yield f"{pad}  const {self.integer} task = first;"
                 else:
                     if ring:
@@ -481,6 +493,14 @@ class _Printer:
         end = statement.offset + loop.tasks
         return range(statement.offset, end) if end <= self.kernel.grid else None
 
+    def taking_part(self, tasks: int) -> str:
+        """What a block with a task of the section satisfies."""
+        if self.blocks is None:
+            return f"if (first < {tasks}) "
+        tests = ["first >= 0"] if self.blocks.start else []
+        tests += [f"first < {tasks}"] if self.blocks.stop < self.kernel.grid else []
+        return f"if ({' && '.join(tests)}) " if tests else ""
+
     def sections(self, body: Sequence[k.Statement], depth: int) -> Iterator[str]:
         """Many sections of blocks of their own, one after the other, are found by halves: a block that passed by all
         those of others would be late.
@@ -534,20 +554,30 @@ class _Printer:
         yield f"{pad}{{  // loop {section.number}: {comment(section.title)}"
         inner = pad + "  "
         yield f"{inner}const int thread = threadIdx.x;"
-        yield f"{inner}const int tx = thread % {cols};"
+        outer = section.outer_threads
+        places = {"tx": (cols, 1), "ty": (rows, cols), "to": (outer, rows * cols)}
         if section.packed_inside:
-            yield f"{inner}const int to = thread / {cols} % {section.outer_threads};"
-            yield f"{inner}const int ty = thread / {section.outer_threads * cols};"
+            places = {"tx": (cols, 1), "to": (outer, cols), "ty": (rows, outer * cols)}
+        for name, (threads, stride) in places.items():
+            yield f"{inner}const int {name} = {self.place(threads, stride)};"
+        if not section.offset:
+            yield f"{inner}const int first = blockIdx.x;"
+        elif self.own_blocks(section):
+            yield f"{inner}const int first = int(blockIdx.x) - {section.offset};"
         else:
-            yield f"{inner}const int ty = thread / {cols} % {rows};"
-            yield f"{inner}const int to = thread / {rows * cols};"
-        if section.offset:
             later = f"blockIdx.x < {section.offset} ? gridDim.x : 0"
             yield f"{inner}const int first = blockIdx.x - {section.offset} + ({later});"
-        else:
-            yield f"{inner}const int first = blockIdx.x;"
+        self.blocks = self.own_blocks(section)
         yield from self.block(section.body, depth + 1)
         yield f"{pad}}}"
+
+    def place(self, threads: int, stride: int) -> str:
+        """Where a thread stands among `threads`, a power of two, that are `stride` apart: of an unsigned number."""
+        if threads == 1:
+            return "0"
+        major = stride * threads == self.kernel.block
+        text = "threadIdx.x" if stride == 1 else f"threadIdx.x / {stride}"
+        return text if major else f"{text} % {threads}"
 
     def reduction(self, step: k.ReduceAcross) -> Iterator[str]:
         across = step.stride == 1 and step.threads > 32

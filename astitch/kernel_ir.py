@@ -2,7 +2,8 @@
 
     Kernel    = (name, parameters, reducers, slots, body, launch numbers)
     Statement = Section | TaskLoop | Current | Previous | Loop | If | Choose | Barrier
-              | Index | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector | Store
+              | Index | ChooseIndex | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector
+              | Store
               | Ahead | KeepVector | Advance | Prefetch | Fetch | CopyWait | TakeVector | Keep | KeepSet | States
               | Accumulate | AccumulateProduct | AccumulateElement | Batch | BatchSet | AccumulateBatch
               | AccumulateState | ReduceAcross | ScanAcross | Rounds | FetchRound | Finish
@@ -29,6 +30,12 @@ FIRST_TAGGED_WORD = 2 * BARRIER_STRIDE
 
 PARTLY = 8
 """Turns of a loop that is unrolled in part: independent loads that a thread has in flight."""
+
+EXACT = frozenset(
+    {"maximum", "minimum", "select", "negate", "abs", "clamp", "copy", "optimization-barrier", "sign", "convert",
+     "bitcast-convert", "floor", "ceil", "round-nearest-even", "round-nearest-afz"}
+)  # fmt: skip
+"""Ops whose result, computed in float from values of a narrower float type, is such a value already."""
 
 STRIDED_CHUNK = 4
 """States of a thread that are exchanged at once when a reduction runs across strided threads."""
@@ -116,6 +123,14 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
+class ChooseIndex:
+    """const int name = the form of the first case whose guards hold; the last has none."""
+
+    name: str
+    cases: tuple[tuple[tuple[Guard, ...], Linear], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """const int name = expr clamped to [0, limit]: a start index known at run time."""
 
@@ -159,27 +174,37 @@ class LoadVector:
 
 @dataclass(frozen=True, slots=True)
 class VectorVariable:
-    """Vec<T, width> name; filled lane by lane, stored at once."""
+    """Vec<T, width> name; filled lane by lane, stored at once.
+
+    unrounded: the lanes of this vector wait as floats, which the store rounds, several in one instruction.
+    """
 
     name: str
     dtype: DType
     width: int
+    unrounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLane:
+    """unrounded: see VectorVariable."""
+
     vector: str
     dtype: DType
     expr: Expr
+    unrounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StoreVector:
+    """unrounded: see VectorVariable."""
+
     array: str
     position: Linear
     vector: str
     dtype: DType
     width: int
+    unrounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -669,6 +694,7 @@ class Barrier:
 
 Statement = (
     Index
+    | ChooseIndex
     | Start
     | Value
     | Load

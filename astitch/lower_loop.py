@@ -139,21 +139,11 @@ class LoopLowering(Values):
         if self.mapping.carried:
             waits = self.mapping.abreast > 1 and self.schedule.prefetch is not False
         elif self.once:
+            self.stage_later_phases(phases)
             return
         if not waits or self.mapping.rounds == 1 < self.mapping.abreast:
             return
-        trial = LoopLowering(
-            self.declarations.copy(),
-            self.loop,
-            grid=self.grid,
-            offset=self.offset,
-            keep_registers=self.keep_registers,
-            keep_shared_bytes=self.keep_shared_bytes,
-            schedule=self.schedule,
-            backward=self.backward,
-        )
-        trial.lower_body(phases)
-        known = [v for v in trial.vector_loads.values() if self.is_known_from_task(v)]
+        known = self.find_known_loads(phases)
         moving = [v for v in known if self.moves_with_task(v) and self.is_large(v)]
         # Single elements lie in a ring or nowhere.
         still = [v for v in known if not self.moves_with_task(v) and self.mapping.vector > 1]
@@ -200,6 +190,44 @@ class LoopLowering(Values):
             why = f"{self.ring} tasks of {ring_bytes} B a block lie in a ring, {self.ahead} on their way"
             why += f", blocks wait for a team {self.lag} tasks later" if self.lag else ""
             self.stage(moving, Stage.RING, why, phases)
+
+    def find_known_loads(self, phases: int) -> list[VectorLoad]:
+        """What a task loads from positions that do not depend on data."""
+        trial = LoopLowering(
+            self.declarations.copy(),
+            self.loop,
+            grid=self.grid,
+            offset=self.offset,
+            keep_registers=self.keep_registers,
+            keep_shared_bytes=self.keep_shared_bytes,
+            schedule=self.schedule,
+            backward=self.backward,
+        )
+        trial.lower_body(phases)
+        return [v for v in trial.vector_loads.values() if self.is_known_from_task(v)]
+
+    def stage_later_phases(self, phases: int) -> None:
+        """Where every block has one task and all of them run at once, nothing hides what a later phase waits for its
+        loads: the first phase issues them beside its own."""
+        m, arrangement = self.mapping, self.declarations.arrangement
+        alone = arrangement.levels == 1 and self.grid <= arrangement.wave
+        if phases == 1 or not alone or not self.unrolled or m.row_size > 1 or m.vector == 1:
+            return
+        if self.schedule.prefetch is False or all(map(self.is_own_column, self.phase_roots(0))):
+            return
+        steps, left = m.col_steps, self.keep_registers * 4 // 2
+        wanted = []
+        for load in self.find_known_loads(phases):
+            held = load.dtype.bytes * m.vector * steps
+            if load.phase > 0 and held <= left:
+                wanted.append(load)
+                left -= held
+        if wanted:
+            held = sum(v.dtype.bytes for v in wanted) * m.vector * steps
+            self.keep_registers -= held // 4
+            self.stage(
+                wanted, Stage.FIRST, f"{held} B a thread are loaded in the first phase", phases
+            )
 
     def choose_ring(self, fitting: int, *, lags: bool) -> None:
         """Places of the ring, of which `fitting` >= 2 fit.
@@ -267,14 +295,14 @@ class LoopLowering(Values):
         end: list[k.Statement] = []
         for staged in self.staged.values():
             ahead[staged.name] = staged.name
-            if staged.stage in (Stage.STILL, Stage.AHEAD):
+            if staged.stage in (Stage.STILL, Stage.AHEAD, Stage.FIRST):
                 before.append(k.Ahead(staged.name, staged.load.dtype, width, steps))
             if staged.stage is Stage.AHEAD:
                 ahead[staged.name] = self.fresh(f"{staged.load.key[0]}_ahead")
                 before.append(k.Ahead(ahead[staged.name], staged.load.dtype, width, steps))
                 start.append(k.Advance(staged.name, ahead[staged.name], steps))
         moving = [s for s in self.staged.values() if s.stage in (Stage.AHEAD, Stage.RING)]
-        still = [s for s in self.staged.values() if s not in moving]
+        still = [s for s in self.staged.values() if s.stage in (Stage.STILL, Stage.STILL_SHARED)]
         if still:
             before += self.fetch(still, ahead)
         if any(s.stage is Stage.STILL_SHARED for s in still):
@@ -295,6 +323,18 @@ class LoopLowering(Values):
         if any(s.stage is Stage.RING for s in moving) and not m.carried:
             start.append(k.CopyWait(self.ahead - 1 if self.lag else self.ahead))
         return before, start, end
+
+    def fetch_for_later(self) -> None:
+        """In the nest of the first phase, behind its own loads."""
+        for staged in self.staged.values():
+            if staged.stage is Stage.FIRST:
+                load = staged.load
+                array = self.declarations.array(load.source, load.dtype, read=True)
+                base = at_first_lane(self.position(load.form)[0])
+                fetch = k.Fetch(
+                    staged.name, self.own_step(), load.dtype, array, base, self.mapping.vector
+                )
+                self.emit(Zone.COLUMN, fetch)
 
     def fetch(self, wanted: Sequence[Staged], target: Mapping[str, str]) -> list[k.Statement]:
         """The nest that loads the vectors of a task to where they are staged.  target: by the name of a Staged."""
@@ -690,12 +730,15 @@ class LoopLowering(Values):
         self.frames[Zone.TASK].statements = []
         self.clamps = all(map(self.is_own_column, roots)) and not self.staged
         self.runs_ahead = self.clamps and self.sums_rows(roots)
+        self.phase = phase
         with self.inner_frames():
             for place in roots:
                 if place.root.kind is RootKind.POINTWISE:
                     self.lower_pointwise(place)
                 else:
                     self.lower_accumulation(place)
+            if phase == 0:
+                self.fetch_for_later()
             nest = self.nest()
             self.clamps = self.runs_ahead = False
             self.filled |= {key for key in self.kept if self.was_computed(key)}

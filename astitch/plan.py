@@ -205,7 +205,16 @@ def _arrange(known: RootReads, gpu: Gpu, schedule: Schedule) -> tuple[LaunchConf
         # A block that reads less than whole lines of a row has that many more sums to exchange.
         wide = all(m.col_threads >= gpu.warp_size for m in mappings)
         return arrange(TALL_BLOCK if wide else LARGE_BLOCK)
+    while launch.block > gpu.warp_size and _leaves_idle(arrangement, gpu):
+        launch, arrangement = arrange(launch.block // 2)
     return launch, arrangement
+
+
+def _leaves_idle(arrangement: Arrangement, gpu: Gpu) -> bool:
+    """Do blocks take several rows each while half of the SMs have no block?"""
+    mappings = [loop.mapping for loop in arrangement.loops]
+    packed = all(m.outer_threads > 1 and not m.row for m in mappings)
+    return packed and sum(m.tasks for m in mappings) * 2 <= gpu.sms
 
 
 def enumerate_schedules(graph: Graph, scope: Scope, gpu: Gpu) -> tuple[Schedule, ...]:

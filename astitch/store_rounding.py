@@ -1,20 +1,27 @@
-"""Kernel statements -> the same, f8 values that are only stored left unrounded: the store rounds them.
+"""Kernel statements -> the same, narrow values that are only stored left unrounded: the store rounds them.
 
 A value of a narrow type is rounded where it is computed, and a store encodes it.  For f8 each costs a conversion, and
-rounding twice changes nothing, so a value that nothing but stores reads stays the float that it is computed as.
+rounding twice changes nothing, so a value that nothing but stores reads stays the float that it is computed as.  Of
+f16 and bf16 a vector is rounded at once, two elements in an instruction that also packs them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
 from astitch import kernel_ir as k
 from astitch.ir import DType
 
 F8 = frozenset({DType.F8E4M3FN, DType.F8E5M2})
+F16 = frozenset({DType.F16, DType.BF16})
+
+MOST_PACKED = 4
+"""Vectors filled side by side, at most, whose lanes wait as floats: as f16 or bf16 they take half the registers."""
 
 _STORES = k.StoreLane | k.Store | k.KeepSet
+_OF_VECTOR = k.VectorVariable | k.StoreLane | k.StoreVector
 _BODIES = (
     k.Section
     | k.TaskLoop
@@ -29,11 +36,55 @@ _BODIES = (
 
 
 def round_at_stores(body: tuple[k.Statement, ...]) -> tuple[k.Statement, ...]:
-    """Value(x, f8, e); StoreLane(v, f8, x) -> Value(x, f32, e); StoreLane(v, f8, x)."""
-    values = {s.name for s in _statements(body) if isinstance(s, k.Value) and s.dtype in F8}
+    """Value(x, f8, e); StoreLane(v, f8, x) -> Value(x, f32, e); StoreLane(v, f8, x), and the same of f16 and bf16 where
+    only vectors are stored, then marked unrounded."""
+    statements = tuple(_statements(body))
+    values = {s.name for s in statements if isinstance(s, k.Value) and s.dtype in F8}
+    vectors = _find_packed(body, statements)
+    values |= {s.expr.name for s in vectors.values() if isinstance(s.expr, k.Name)}
     if not values:
         return body
-    return _leave_unrounded(body, values - frozenset(_reads(body)))
+    values -= frozenset(_reads(body, frozenset(vectors)))
+    packed = frozenset(
+        v for v, s in vectors.items() if isinstance(s.expr, k.Name) and s.expr.name in values
+    )
+    return _leave_unrounded(body, values, packed)
+
+
+def _find_packed(
+    body: Sequence[k.Statement], statements: Sequence[k.Statement]
+) -> dict[str, k.StoreLane]:
+    """The store of a lane of each vector of f16 or bf16 that may be rounded at once: pairs of values that are rounded
+    where they are computed.  A value that is exact already goes to memory with all of its bits, NaNs' too."""
+    values = {s.name: s for s in statements if isinstance(s, k.Value) and s.dtype in F16}
+    if not values:
+        return {}
+    groups = [vectors for vectors in _filled_together(body) if len(vectors) <= MOST_PACKED]
+    pairs = {vector.name for vectors in groups for vector in vectors}
+    lanes = [s for s in statements if isinstance(s, k.StoreLane) and s.dtype in F16]
+    stores = Counter(s.vector for s in lanes)
+    return {
+        s.vector: s
+        for s in lanes
+        if stores[s.vector] == 1 and s.vector in pairs and isinstance(s.expr, k.Name)
+        if s.expr.name in values and _is_rounded(values[s.expr.name], s.dtype)
+    }
+
+
+def _filled_together(body: Sequence[k.Statement]) -> Iterator[list[k.VectorVariable]]:
+    """The vectors of pairs that are filled side by side."""
+    for inside in (tuple(body), *(s.body for s in _statements(body) if isinstance(s, _BODIES))):
+        yield [s for s in inside if isinstance(s, k.VectorVariable) and s.width % 2 == 0]
+
+
+def _is_rounded(value: k.Value, dtype: DType) -> bool:
+    """Is a value computed as f32 and then rounded to the type that is stored?"""
+    match value.expr:
+        case k.Call("convert", _, _, (DType.F32,)):
+            return value.dtype is dtype
+        case k.Call(op):
+            return value.dtype is dtype and op not in k.EXACT
+    return False
 
 
 def _statements(body: Sequence[k.Statement]) -> Iterator[k.Statement]:
@@ -46,38 +97,51 @@ def _statements(body: Sequence[k.Statement]) -> Iterator[k.Statement]:
                 yield from _statements(branch.body)
 
 
-def _reads(part: object) -> Iterator[str]:
-    """Names that a statement reads, but for those that it only stores in their own type's memory."""
+def _reads(part: object, packed: Set[str] = frozenset()) -> Iterator[str]:
+    """Names that a statement reads, but for those that it only stores in their own type's memory.
+
+    packed: vectors whose lanes are rounded when they are stored.
+    """
     if isinstance(part, k.Name):
         yield part.name
     elif isinstance(part, tuple):
         for element in part:
-            yield from _reads(element)
+            yield from _reads(element, packed)
+    elif isinstance(part, k.StoreLane) and part.vector in packed:
+        pass
     elif isinstance(part, _STORES) and isinstance(part.expr, k.Name) and part.dtype in F8:
         if isinstance(part, k.KeepSet) and not part.raw:
             yield part.expr.name
     elif type(part).__module__ == k.__name__ and dataclasses.is_dataclass(part):
         for field in dataclasses.fields(part):
-            yield from _reads(getattr(part, field.name))
+            yield from _reads(getattr(part, field.name), packed)
 
 
-def _leave_unrounded(body: Sequence[k.Statement], names: Set[str]) -> tuple[k.Statement, ...]:
+def _leave_unrounded(
+    body: Sequence[k.Statement], names: Set[str], packed: Set[str]
+) -> tuple[k.Statement, ...]:
     rewritten: list[k.Statement] = []
     for statement in body:
         if isinstance(statement, k.Value) and statement.name in names:
             rewritten.append(_unrounded(statement))
+        elif isinstance(statement, _OF_VECTOR) and _vector_of(statement) in packed:
+            rewritten.append(dataclasses.replace(statement, unrounded=True))
         elif isinstance(statement, _BODIES):
-            inner = _leave_unrounded(statement.body, names)
+            inner = _leave_unrounded(statement.body, names, packed)
             rewritten.append(dataclasses.replace(statement, body=inner))
         elif isinstance(statement, k.Choose):
             branches = tuple(
-                dataclasses.replace(b, body=_leave_unrounded(b.body, names))
+                dataclasses.replace(b, body=_leave_unrounded(b.body, names, packed))
                 for b in statement.branches
             )
             rewritten.append(dataclasses.replace(statement, branches=branches))
         else:
             rewritten.append(statement)
     return tuple(rewritten)
+
+
+def _vector_of(statement: k.VectorVariable | k.StoreLane | k.StoreVector) -> str:
+    return statement.name if isinstance(statement, k.VectorVariable) else statement.vector
 
 
 def _unrounded(value: k.Value) -> k.Value:

@@ -47,17 +47,20 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class VectorLoad:
-    """A vector that each step of a thread loads.  form: its position in the array `source`, over atoms."""
+    """A vector that each step of a thread loads, in `phase` for the first time.  form: its position in the array
+    `source`, over atoms."""
 
     key: Key
     source: str
     form: Linear
     dtype: DType
+    phase: int
 
 
 class Stage(enum.Enum):
-    """Where a vector lies when a task's turn comes."""
+    """Where a vector lies when a task's turn comes, or when one of its later phases does."""
 
+    FIRST = "registers, loaded in the first phase"
     STILL = "registers, loaded once: it is the same in every task"
     STILL_SHARED = "shared memory, copied once"
     AHEAD = "registers, loaded while the task before is worked on"
@@ -89,11 +92,20 @@ class Frame:
 @dataclass
 class Conditional:
     """What only one branch of a choice computes.  vector: the choice is one for all lanes of a vector; what differs
-    between them stands in `lanes`, else everything in `outside`."""
+    between them stands in `lanes`, else everything in `outside`.  shared: loads of the first branch, in whose variables
+    this one may have its own from the same arrays."""
 
     outside: Frame
     lanes: Frame
     vector: bool
+    shared: list[k.LoadVector] = field(default_factory=list)
+
+    def take_variable(self, array: str) -> str | None:
+        found = next((load for load in self.shared if load.array == array), None)
+        if found is None:
+            return None
+        self.shared.remove(found)
+        return found.name
 
     def frame(self, zone: Zone) -> Frame:
         return self.lanes if zone is Zone.LANE else self.outside
@@ -117,6 +129,7 @@ class Values:
         self.vector_loads: dict[tuple[str, Linear], VectorLoad] = {}
         self.staged: dict[tuple[str, Linear], Staged] = {}
         self.evaluating: str = ""
+        self.phase = 0
         self.states: dict[str, str] = {}
         self.slots_of: dict[str, str] = {}
 
@@ -395,9 +408,9 @@ class Values:
         """The same where all lanes of a vector take the same branch: its loads are vectors too."""
         dtype, width = self.graph[key[0]].dtype, self.mapping.vector
         chosen = self.fresh(f"{key[0]}_lanes")
-        cases = []
+        cases: list[k.If] = []
         for choice, guards in zip(choices, guards_of, strict=True):
-            branch = Conditional(Frame(), Frame(), True)
+            branch = Conditional(Frame(), Frame(), True, self.loads_to_share(cases))
             self.conditionals.append(branch)
             read = choice.reads[0]
             expr, _ = self.value(read.operand, read.index)
@@ -407,8 +420,39 @@ class Values:
             known = tuple(g for g in guards if g is not None)
             cases.append(k.If(known, (*branch.outside.statements, lanes)))
         self.emit(Zone.COLUMN, k.Keep(chosen, dtype, width, False))
-        self.emit(Zone.COLUMN, k.Switch(tuple(cases)))
+        self.emit(Zone.COLUMN, k.Switch(tuple(self.load_before(cases))))
         return k.Element(chosen, ix.of_symbol(LANE), dtype, False), Zone.LANE
+
+    def loads_to_share(self, cases: Sequence[k.If]) -> list[k.LoadVector]:
+        """What a further case of a choice may load into the variables of the first."""
+        if self.conditionals or not cases:
+            return []
+        return [s for s in cases[0].body if isinstance(s, k.LoadVector)]
+
+    def load_before(self, cases: Sequence[k.If]) -> list[k.If]:
+        """The cases of a choice.  Where each loads as many vectors from the same arrays, the loads stand before the
+        choice and only their positions are chosen: threads of a warp that part would wait for each case's loads in
+        turn."""
+        loads = [[s for s in c.body if isinstance(s, k.LoadVector)] for c in cases]
+        first, *others = ({load.name: load for load in of} for of in loads)
+        plain = (k.LoadVector, k.Index)
+        inner = [s for c in cases for s in c.body[:-1] if not isinstance(s, plain)]
+        alike = all(other.keys() == first.keys() for other in others)
+        if self.conditionals or cases[-1].guards or inner or not first or not alike:
+            return list(cases)
+        for case in cases:
+            for statement in case.body:
+                if isinstance(statement, k.Index):
+                    self.emit(Zone.COLUMN, statement)
+        for name, load in first.items():
+            positions = [load.position, *(other[name].position for other in others)]
+            if any(position != load.position for position in positions):
+                at = Symbol(self.fresh("at"), 1 << 62)
+                starts = zip((case.guards for case in cases), positions, strict=True)
+                self.emit(Zone.COLUMN, k.ChooseIndex(at.name, tuple(starts)))
+                load = replace(load, position=ix.of_symbol(at))
+            self.emit(Zone.COLUMN, load)
+        return [k.If(case.guards, case.body[-1:]) for case in cases]
 
     def is_whole(self, key: Key) -> bool:
         """May the lanes of a vector choose together?  They must be different elements, and stand in no branch of a
@@ -454,11 +498,12 @@ class Values:
             vector = self.recall(("vector", source, form))
             if not isinstance(vector, str):
                 position, _ = self.position(form)
-                vector = self.fresh(f"{name}_v")
+                taken = self.conditionals[-1].take_variable(array) if self.conditionals else None
+                vector = taken or self.fresh(f"{name}_v")
                 base = at_first_lane(position)
                 width = self.mapping.vector
                 if not self.conditionals:  # else it may lie outside of the array
-                    self.vector_loads[source, form] = VectorLoad(key, source, form, dtype)
+                    self.note_load(key, source, form, dtype)
                 staged = self.staged.get((source, form))
                 if staged is None:
                     needed = () if self.conditionals else self.needed_lanes(key)
@@ -475,7 +520,7 @@ class Values:
                 self.remember(Zone.COLUMN, ("vector", source, form), vector)
             return self.define(key, dtype, k.Lane(vector, dtype), Zone.LANE)
         if self.is_own_element(form):
-            self.vector_loads[source, form] = VectorLoad(key, source, form, dtype)
+            self.note_load(key, source, form, dtype)
             staged = self.staged.get((source, form))
             if staged is not None:
                 at = self.staged_position(staged, self.turn)
@@ -484,6 +529,11 @@ class Values:
         variable = self.fresh(name)
         self.emit(zone, k.Load(variable, dtype, array, position))
         return k.Name(variable), zone
+
+    def note_load(self, key: Key, source: str, form: Linear, dtype: DType) -> None:
+        known = self.vector_loads.get((source, form))
+        phase = known.phase if known is not None else self.phase
+        self.vector_loads[source, form] = VectorLoad(key, source, form, dtype, phase)
 
     def is_vector(self, form: Linear) -> bool:
         """The `vector` lanes lie side by side in memory and start at a multiple of `vector`."""

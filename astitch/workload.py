@@ -581,6 +581,14 @@ class _Counter:
                 if self.falls(form):
                     self.falling.add(name)
                 self.add({_I: price_form(form, self.kernel.wide_index)}, frame.trips, frame.copies)
+            case k.ChooseIndex(name, cases):
+                forms = [form for _, form in cases]
+                self.values[name] = self.evaluate(forms[0])  # the others' are much alike
+                for known in (self.spans, self.still):
+                    lows, highs = zip(*(self.bounds(form, known) for form in forms), strict=True)
+                    known[name] = (min(lows), max(highs))
+                price = sum(price_form(form, self.kernel.wide_index) + 1 for form in forms)
+                self.add({_I: price}, frame.trips, frame.copies)
             case k.Start(_, expr, _, _):
                 self.add({**self.expression(expr), _I: 4}, frame.trips, frame.copies)
             case k.Value(_, dtype, expr) | k.KeepSet(_, _, dtype, expr, _):

@@ -231,6 +231,8 @@ I, J = Symbol("i", 10), Symbol("j", 4)
         (ix.ZERO, "0"),
         (ix.add(ix.scale(of_symbol(I), 4), of_symbol(J), ix.constant(-3)), "i * 4 + j - 3"),
         (ix.divide(ix.offset(of_symbol(I), 1), 3), "((i + 1) / 3)"),
+        (ix.divide(ix.offset(of_symbol(I), 1), 4), "((i + 1) >> 2)"),
+        (ix.modulo(ix.offset(of_symbol(I), 1), 4), "((i + 1) & 3)"),
         (ix.scale(ix.modulo(of_symbol(I), 3), 2), "((i) % 3) * 2"),
         (ix.scale(of_symbol(I), -1), "i * -1"),
     ],
@@ -274,7 +276,8 @@ F32, BF16 = DType.F32, DType.BF16
         (call("bitcast-convert", DType.U32, F32), "hlo_bitcast<unsigned int, float>(a)"),
         (call("reduce-precision", F32, F32, attrs=ReducePrecisionAttrs(5, 10)), "hlo_reduce_precision<5, 10>(a)"),
         (k.Position(of_symbol(I), DType.U8), "hlo_convert<unsigned char>(i)"),
-        (k.Lane("v", BF16), "load_as<float>(v.v[lane])"),
+        (k.Lane("v", DType.F16), "load_as<float>(v.v[lane])"),
+        (k.Lane("v", BF16), "bf16_lane(v, lane)"),
         (k.Element("kept", of_symbol(I), BF16, True), "load_as<float>(kept[i])"),
         (k.Element("kept", of_symbol(I), F32, False), "kept[i]"),
         (k.Field("state", of_symbol(I), 1), "state[i].f1"),
@@ -322,6 +325,10 @@ AREA = k.Area(6, 10, 6, 2)
 STATEMENTS: list[tuple[k.Statement, str]] = [
     (k.Index("at", ix.offset(AT, 2)), "const int at = i + 2;"),
     (
+        k.ChooseIndex("at", (((Within(AT, 0, 5),), ix.constant(3)), ((), AT))),
+        "const int at = i < 5 ? 3 : i;",
+    ),
+    (
         k.Start("start", VALUE, DType.S32, 9),
         "const int start = (int)hlo_clamp((long long)0, (long long)value, (long long)9);",
     ),
@@ -340,8 +347,11 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "const Vec<bf16, 8> v = *reinterpret_cast<const Vec<bf16, 8>*>(p + (i));",
     ),
     (k.VectorVariable("v", F32, 4), "Vec<float, 4> v;"),
+    (k.VectorVariable("v", BF16, 4, True), "Lanes<bf16, 4> v;"),
     (k.StoreLane("v", BF16, VALUE), "v.v[lane] = store_exact<bf16>(value);"),
+    (k.StoreLane("v", BF16, VALUE, True), "v.v[lane] = value;"),
     (k.StoreVector("p", AT, "v", F32, 4), "*reinterpret_cast<Vec<float, 4>*>(p + (i)) = v;"),
+    (k.StoreVector("p", AT, "v", BF16, 4, True), "store_lanes(p + (i), v);"),
     (k.Store("p", AT, DType.PRED, VALUE), "p[i] = store_as<bool>(value);"),
     (k.Keep("kept", BF16, 8, True), "bf16 kept[8];"),
     (k.Keep("kept", BF16, 8, False), "float kept[8];"),
@@ -591,8 +601,8 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     (k.Barrier("block", "why"), "__syncthreads();  // why"),
     (
         k.Section(3, "title", 0, 2, 4, 32, BODY),
-        "{  // loop 3: title\n  const int thread = threadIdx.x;\n  const int tx = thread % 32;\n"
-        "  const int ty = thread / 32 % 4;\n  const int to = thread / 128;\n  const int first = blockIdx.x;\n"
+        "{  // loop 3: title\n  const int thread = threadIdx.x;\n  const int tx = threadIdx.x % 32;\n"
+        "  const int ty = threadIdx.x / 32 % 4;\n  const int to = threadIdx.x / 128;\n  const int first = blockIdx.x;\n"
         "  const int x = i;\n}",
     ),
 ]
@@ -729,6 +739,18 @@ def section_of(number: int, offset: int, tasks: int, *, once: bool = True) -> k.
         tasks, once, (k.If((Within(of_symbol(Symbol("thread", 32)), 0, 1),), (task,)),)
     )
     return k.Section(number, f"section {number}", offset, 1, 1, 32, (loop,))
+
+
+def test_only_blocks_without_a_task_are_asked() -> None:
+    def text(*body: k.Statement) -> str:
+        return emit_cuda(replace(small_kernel(*body), grid=GRID, block=32))
+
+    assert "if (first" not in text(section_of(0, 0, GRID))
+    assert "if (first < 22) {" in text(section_of(0, 0, 22))
+    two = text(section_of(0, 0, 9), section_of(1, 9, 14))
+    assert "if (first < 9) {" in two and "if (first >= 0) {" in two
+    assert "if (first >= 0 && first < 5) {" in text(section_of(1, 9, 5))
+    assert "if (first < 20) {" in text(section_of(1, 9, 20)), "its blocks come round again"
 
 
 @pytest.mark.parametrize("tasks", [(1,) * 23, (5, 1, 1, 9, 2, 3), (4, 4, 4), (10, 1, 1, 1, 1, 1)])

@@ -122,6 +122,23 @@ def test_blocks_are_large_for_long_rows_and_global_barriers() -> None:
     assert split.kernel.cooperative
 
 
+@pytest.mark.parametrize(
+    ("rows", "cols", "block", "grid"),
+    [
+        (64, 512, 128, 64),
+        (128, 512, 128, 128),
+        (264, 512, 256, 132),
+        (60, 100, 32, 60),
+        (20, 1000, 256, 20),
+    ],
+)
+def test_rows_are_packed_into_blocks_only_where_all_sms_have_some(
+    rows: int, cols: int, block: int, grid: int
+) -> None:
+    kernel = plan(row_sums(rows, cols)).kernel
+    assert (kernel.block, kernel.grid) == (block, grid)
+
+
 def test_without_a_barrier_the_grid_is_free_and_with_one_it_is_a_wave() -> None:
     free = plan(row_sums(100_000, 512)).kernel
     assert free.global_barriers == 0

@@ -300,6 +300,35 @@ def test_long_rows_end_early_in_each_part(shape: tuple[int, int]) -> None:
         assert_close(found.run(x, check=True), wanted, 5e-4)
 
 
+# ---- what a later phase reads
+
+
+def find_fetches(found: Planned) -> list[k.Fetch]:
+    return find_statements(found.plan.kernel.body, k.Fetch)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(100, 768), (7, 500), (130, 64)])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_where_all_blocks_run_at_once_the_first_phase_loads_for_all(
+    rows: int, cols: int, dtype: np.dtype
+) -> None:
+    arguments = normal(rows, cols, dtype=dtype), normal(cols, seed=1), normal(cols, seed=2)
+    found = plan_for(few_sms(132), layer_norm, *arguments)
+    assert "are loaded in the first phase" in found.notes
+    assert {f.array for f in find_fetches(found)} == {"p_gamma_1", "p_beta_1"}
+    before, *_ = re.split(r"reduce_(?:lanes|warps)<", found.text)
+    assert before.count("_now_0[k + l] =") == 2, (
+        "gamma and beta are on their way before any thread waits"
+    )
+    assert_close(found.run(*arguments, check=True), by_jax(layer_norm, *arguments), TOLERANCE)
+
+
+def test_where_blocks_follow_each_other_their_phases_load_for_themselves() -> None:
+    arguments = normal(100, 768), normal(768, seed=1), normal(768, seed=2)
+    found = plan_for(few_sms(2), layer_norm, *arguments)
+    assert not find_fetches(found)
+
+
 # ---- reductions side by side
 
 

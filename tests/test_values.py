@@ -100,12 +100,14 @@ def joint_twice(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """vectors: all choices are made for a vector at once; else all are made by each lane."""
+    """vectors: all choices are made for a vector at once; else all are made by each lane.  shared: the branches read
+    the same arrays, so that they only choose where."""
 
     fn: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
     vectors: bool = True
     integers: tuple[int, ...] = ()
+    shared: bool = False
 
     def arguments(self, dtype: np.dtype) -> tuple[np.ndarray, ...]:
         made = tuple(normal(*s, dtype=dtype, seed=i) for i, s in enumerate(self.shapes))
@@ -113,9 +115,9 @@ class Case:
 
 
 CASES = {
-    "rotary halves": Case(rope, ((6, 10, 64), (10, 64), (10, 64))),
-    "rotary halves of heads": Case(rope, ((2, 10, 3, 128), (10, 1, 128), (10, 1, 128))),
-    "rotary pairs": Case(rope_of_pairs, ((40, 64), (40, 32))),
+    "rotary halves": Case(rope, ((6, 10, 64), (10, 64), (10, 64)), shared=True),
+    "rotary halves of heads": Case(rope, ((2, 10, 3, 128), (10, 1, 128), (10, 1, 128)), shared=True),
+    "rotary pairs": Case(rope_of_pairs, ((40, 64), (40, 32)), shared=True),
     "halves of 20": Case(rope, ((30, 20), (30, 20), (30, 20)), vectors=False),
     "three of different widths": Case(join, ((50, 16), (50, 64), (50, 48))),
     "unaligned": Case(join, ((50, 15), (50, 49)), vectors=False),
@@ -165,8 +167,14 @@ def test_aligned_choices_load_vectors(name: str, dtype: np.dtype) -> None:
         assert choices and not switches
         return
     assert switches and not choices
-    loads = find_statements(switches, k.LoadVector)
     vector = found.plan.arrangement.loops[0].mapping.vector
+    if CASES[name].shared:  # each choice loads from the same arrays: before it, from where it says
+        assert find_statements(body, k.ChooseIndex)
+        assert not find_statements(switches, k.LoadVector)
+        loads = find_statements(body, k.LoadVector)
+    else:
+        assert not find_statements(body, k.ChooseIndex)
+        loads = find_statements(switches, k.LoadVector)
     assert vector > 1 and {s.width for s in loads} == {vector}
     assert not find_statements(switches, k.Load)
     arrays = {s.array for s in find_statements(body, k.LoadVector)}

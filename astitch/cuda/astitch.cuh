@@ -227,20 +227,39 @@ template <int PENDING> __device__ __forceinline__ void copy_wait()
 
 #include "types.cuh"
 
-// A vector of f8 that is being filled: its lanes wait as floats, since one instruction converts two of them, and go to
-// memory as whole words, which the compiler would take apart if they became a Vec.
+// An element of a vector of bf16 as a float.  Of a pair each half is one instruction away from its float; taken out of the
+// word first it would be two or three.
+template <int N> __device__ __forceinline__ float bf16_lane(const Vec<bf16, N>& vector, int lane)
+{
+    if constexpr (N % 2 == 0) {
+        const unsigned word = to_words(vector).v[lane / 2];
+        return same_bits<float>(lane % 2 ? word & 0xffff0000u : word << 16);
+    } else {
+        return to_float(vector.v[lane]);
+    }
+}
+
+// A vector of a narrow type that is being filled: its lanes wait as floats, since one instruction converts two of them,
+// and go to memory as whole words, which the compiler would take apart if they became a Vec.
 template <class T, int N> struct Lanes { float v[N]; };
 template <class T, int N> __device__ __forceinline__ void store_lanes(T* to, const Lanes<T, N>& lanes)
 {
-    constexpr int bytes = N % 4 == 0 ? 4 : N % 2 == 0 ? 2 : 1;
-    Vec<typename unsigned_type<bytes>::type, N / bytes> words;
+    if constexpr (sizeof(T) == 2) {
+        Vec<unsigned, N / 2> words;
 #pragma unroll
-    for (int i = 0; i < N; i += bytes) {
-        float part[bytes];
-        for (int j = 0; j < bytes; ++j) part[j] = lanes.v[i + j];
-        words.v[i / bytes] = encode_f8<T>(part);
+        for (int i = 0; i < N; i += 2) words.v[i / 2] = encode_pair<T>(lanes.v[i], lanes.v[i + 1]);
+        *reinterpret_cast<decltype(words)*>(to) = words;
+    } else {
+        constexpr int bytes = N % 4 == 0 ? 4 : N % 2 == 0 ? 2 : 1;
+        Vec<typename unsigned_type<bytes>::type, N / bytes> words;
+#pragma unroll
+        for (int i = 0; i < N; i += bytes) {
+            float part[bytes];
+            for (int j = 0; j < bytes; ++j) part[j] = lanes.v[i + j];
+            words.v[i / bytes] = encode_f8<T>(part);
+        }
+        *reinterpret_cast<decltype(words)*>(to) = words;
     }
-    *reinterpret_cast<decltype(words)*>(to) = words;
 }
 
 #include "hlo_math.cuh"

@@ -167,10 +167,16 @@ __device__ __forceinline__ void combine_warps(typename R::State (&states)[COUNT]
     } else {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            states[i] = slot[first + i];
+            typename R::State totals[warps];
 #pragma unroll
-            for (int warp = 1; warp < warps; ++warp)
-                states[i] = R::combine(states[i], slot[first + warp * COUNT + i]);
+            for (int warp = 0; warp < warps; ++warp) totals[warp] = slot[first + warp * COUNT + i];
+            // In pairs: as many combinations, of which few wait for each other.
+#pragma unroll
+            for (int reach = 1; reach < warps; reach *= 2)
+#pragma unroll
+                for (int warp = 0; warp < warps; warp += 2 * reach)
+                    totals[warp] = R::combine(totals[warp], totals[warp + reach]);
+            states[i] = totals[0];
         }
     }
 }
@@ -348,7 +354,7 @@ __device__ __forceinline__ void scan_vectors(
             total = j ? join_in_order<R, BACKWARD>(total, own) : own;
         }
     } else {
-        // The totals of all (step, warp), in their order; the lanes of each warp scan 32 of them at a time.
+        // The totals of all (step, warp), in their order.
         constexpr int WARPS = THREADS / 32, ALL = STEPS * WARPS, TURNS = (ALL + 31) / 32;
         const int first = threadIdx.x / THREADS * ALL, warp = threadIdx.x % THREADS / 32, lane = threadIdx.x % 32;
         if (lane == last) {
@@ -356,24 +362,37 @@ __device__ __forceinline__ void scan_vectors(
             for (int s = 0; s < STEPS; ++s) slot[first + s * WARPS + warp] = totals[s];
         }
         __syncthreads();
-        State found[TURNS], ahead[TURNS];
+        if constexpr (ALL <= 8) {  // few: each thread goes through all of them
+            State up_to[STEPS];
 #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            const int number = turn * 32 + lane;
-            found[turn] = number < ALL ? slot[first + number] : R::identity();
-        }
-        scan_lanes<R, 32, 1, BACKWARD>(ahead, found);
+            for (int j = 0; j < ALL; ++j) {
+                const int number = BACKWARD ? ALL - 1 - j : j, s = number / WARPS;
+                if (j % WARPS == 0 || number % WARPS == warp) up_to[s] = j ? total : R::identity();
+                const State own = slot[first + number];
+                total = j ? join_in_order<R, BACKWARD>(total, own) : own;
+            }
 #pragma unroll
-        for (int j = 0; j < TURNS; ++j) {
-            const int turn = BACKWARD ? TURNS - 1 - j : j;
-            if (j) ahead[turn] = join_in_order<R, BACKWARD>(total, ahead[turn]);
-            const State own = R::take(found[turn], BACKWARD ? 0 : 31);
-            total = j ? join_in_order<R, BACKWARD>(total, own) : own;
-        }
+            for (int s = 0; s < STEPS; ++s) before[s] = join_in_order<R, BACKWARD>(up_to[s], before[s]);
+        } else {  // the lanes of each warp scan 32 of them at a time
+            State found[TURNS], ahead[TURNS];
 #pragma unroll
-        for (int s = 0; s < STEPS; ++s) {
-            const State up_to = R::take(ahead[s * WARPS / 32], s * WARPS % 32 + warp);
-            before[s] = join_in_order<R, BACKWARD>(up_to, before[s]);
+            for (int turn = 0; turn < TURNS; ++turn) {
+                const int number = turn * 32 + lane;
+                found[turn] = number < ALL ? slot[first + number] : R::identity();
+            }
+            scan_lanes<R, 32, 1, BACKWARD>(ahead, found);
+#pragma unroll
+            for (int j = 0; j < TURNS; ++j) {
+                const int turn = BACKWARD ? TURNS - 1 - j : j;
+                if (j) ahead[turn] = join_in_order<R, BACKWARD>(total, ahead[turn]);
+                const State own = R::take(found[turn], BACKWARD ? 0 : 31);
+                total = j ? join_in_order<R, BACKWARD>(total, own) : own;
+            }
+#pragma unroll
+            for (int s = 0; s < STEPS; ++s) {
+                const State up_to = R::take(ahead[s * WARPS / 32], s * WARPS % 32 + warp);
+                before[s] = join_in_order<R, BACKWARD>(up_to, before[s]);
+            }
         }
     }
 }

@@ -234,6 +234,20 @@ template <class T> __device__ __forceinline__ T from_float(float x)
     }
 }
 
+// The codes of two floats as f16 or bf16, the first in the lower half.
+template <class T> __device__ __forceinline__ unsigned int encode_pair(float first, float second)
+{
+    static_assert(is_same<T, f16> || is_same<T, bf16>, "encode_pair: not two to a word");
+#if !defined(ASTITCH_HOST) && __CUDA_ARCH__ >= 800
+    unsigned int codes;
+    if constexpr (is_same<T, f16>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(second), "f"(first));
+    else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(second), "f"(first));
+    return codes;
+#else
+    return from_float<T>(first).bits | (unsigned int)from_float<T>(second).bits << 16;
+#endif
+}
+
 // The float nearest to x on the side that keeps "x is not representable" visible in the last bit, so that
 // rounding it once more to a narrower format gives what rounding x directly would give.
 __device__ __forceinline__ float round_to_odd(double x)

@@ -212,9 +212,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (blockIdx.x < 2) {
         {  // loop 0: outer 1 / 128 threads, row 1 / 1 threads x 1, col 3 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 4;
-          const int ty = thread / 4 % 1;
-          const int to = thread / 4;
+          const int tx = threadIdx.x % 4;
+          const int ty = 0;
+          const int to = threadIdx.x / 4;
           const int first = blockIdx.x;
           if (first < 1) {
             const int task = first;
@@ -244,11 +244,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 1: outer 1 / 4 threads, row 1 / 1 threads x 1, col 7x13 / 128 threads x 1 x 1; 1 tasks; row-reduce: 4 rows a block, 128 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 128;
-          const int ty = thread / 128 % 1;
-          const int to = thread / 128;
-          const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 128;
+          const int ty = 0;
+          const int to = threadIdx.x / 128;
+          const int first = int(blockIdx.x) - 1;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_135_state_0[1];
             #pragma unroll
@@ -279,11 +279,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       } else {
         {  // loop 2: outer 1 / 32 threads, row 1 / 1 threads x 1, col 64 / 16 threads x 1 x 4; 1 tasks; row-reduce: 32 rows a block, 16 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 16;
-          const int ty = thread / 16 % 1;
-          const int to = thread / 16;
-          const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 16;
+          const int ty = 0;
+          const int to = threadIdx.x / 16;
+          const int first = int(blockIdx.x) - 2;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_136_state_0[1];
             #pragma unroll
@@ -313,11 +313,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 3: outer 1 / 1 threads, row 1 / 1 threads x 1, col 64x48 / 512 threads x 2 x 4; 1 tasks; row-reduce: a block a row
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 3;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_137_state_0[1];
             #pragma unroll
@@ -352,11 +352,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (blockIdx.x < 6) {
         {  // loop 4: outer 1 / 32 threads, row 1 / 1 threads x 1, col 48 / 16 threads x 1 x 4; 1 tasks; row-reduce: 32 rows a block, 16 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 16;
-          const int ty = thread / 16 % 1;
-          const int to = thread / 16;
-          const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 16;
+          const int ty = 0;
+          const int to = threadIdx.x / 16;
+          const int first = int(blockIdx.x) - 4;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_138_state_0[1];
             #pragma unroll
@@ -388,11 +388,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 5: outer 1 / 2 threads, row 1 / 1 threads x 1, col 3x3x4x16 / 256 threads x 1 x 4; 1 tasks; row-reduce: 2 rows a block, 256 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 256;
-          const int ty = thread / 256 % 1;
-          const int to = thread / 256;
-          const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 256;
+          const int ty = 0;
+          const int to = threadIdx.x / 256;
+          const int first = int(blockIdx.x) - 5;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_139_state_0[1];
             #pragma unroll
@@ -427,11 +427,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       } else {
         {  // loop 6: outer 1 / 128 threads, row 1 / 1 threads x 1, col 16 / 4 threads x 1 x 4; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 4;
-          const int ty = thread / 4 % 1;
-          const int to = thread / 4;
-          const int first = blockIdx.x - 6 + (blockIdx.x < 6 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 4;
+          const int ty = 0;
+          const int to = threadIdx.x / 4;
+          const int first = int(blockIdx.x) - 6;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_140_state_0[1];
             #pragma unroll
@@ -461,11 +461,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 7: outer 1 / 1 threads, row 1 / 1 threads x 1, col 96x33 / 512 threads x 7 x 1; 1 tasks; row-reduce: a block a row
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 7 + (blockIdx.x < 7 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 7;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_142_state_0[1];
             #pragma unroll
@@ -498,11 +498,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (blockIdx.x < 10) {
         {  // loop 8: outer 1 / 8 threads, row 1 / 1 threads x 1, col 33 / 64 threads x 1 x 1; 1 tasks; row-reduce: 8 rows a block, 64 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 64;
-          const int ty = thread / 64 % 1;
-          const int to = thread / 64;
-          const int first = blockIdx.x - 8 + (blockIdx.x < 8 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 64;
+          const int ty = 0;
+          const int to = threadIdx.x / 64;
+          const int first = int(blockIdx.x) - 8;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_143_state_0[1];
             #pragma unroll
@@ -532,11 +532,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 9: outer 1 / 8 threads, row 1 / 1 threads x 1, col 5x5x8 / 64 threads x 1 x 4; 1 tasks; row-reduce: 8 rows a block, 64 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 64;
-          const int ty = thread / 64 % 1;
-          const int to = thread / 64;
-          const int first = blockIdx.x - 9 + (blockIdx.x < 9 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 64;
+          const int ty = 0;
+          const int to = threadIdx.x / 64;
+          const int first = int(blockIdx.x) - 9;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_144_state_0[1];
             #pragma unroll
@@ -571,11 +571,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       } else {
         {  // loop 10: outer 1 / 256 threads, row 1 / 1 threads x 1, col 8 / 2 threads x 1 x 4; 1 tasks; row-reduce: 256 rows a block, 2 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 2;
-          const int ty = thread / 2 % 1;
-          const int to = thread / 2;
-          const int first = blockIdx.x - 10 + (blockIdx.x < 10 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 2;
+          const int ty = 0;
+          const int to = threadIdx.x / 2;
+          const int first = int(blockIdx.x) - 10;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_145_state_0[1];
             #pragma unroll
@@ -605,11 +605,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 11: outer 1 / 1 threads, row 1 / 1 threads x 1, col 100x20 / 512 threads x 1 x 4; 1 tasks; row-reduce: a block a row
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 11 + (blockIdx.x < 11 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 11;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_146_state_0[1];
             #pragma unroll
@@ -644,11 +644,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (blockIdx.x < 14) {
         {  // loop 12: outer 1 / 64 threads, row 1 / 1 threads x 1, col 20 / 8 threads x 1 x 4; 1 tasks; row-reduce: 64 rows a block, 8 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 8;
-          const int ty = thread / 8 % 1;
-          const int to = thread / 8;
-          const int first = blockIdx.x - 12 + (blockIdx.x < 12 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 8;
+          const int ty = 0;
+          const int to = threadIdx.x / 8;
+          const int first = int(blockIdx.x) - 12;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_147_state_0[1];
             #pragma unroll
@@ -680,11 +680,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 13: outer 1 / 32 threads, row 1 / 1 threads x 1, col 2x2x2x2x2 / 16 threads x 1 x 2; 1 tasks; row-reduce: 32 rows a block, 16 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 16;
-          const int ty = thread / 16 % 1;
-          const int to = thread / 16;
-          const int first = blockIdx.x - 13 + (blockIdx.x < 13 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 16;
+          const int ty = 0;
+          const int to = threadIdx.x / 16;
+          const int first = int(blockIdx.x) - 13;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_148_state_0[1];
             #pragma unroll
@@ -715,11 +715,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       } else {
         {  // loop 14: outer 1 / 16 threads, row 1 / 1 threads x 1, col 128 / 32 threads x 1 x 4; 1 tasks; row-reduce: 16 rows a block, 32 threads a row
           const int thread = threadIdx.x;
-          const int tx = thread % 32;
-          const int ty = thread / 32 % 1;
-          const int to = thread / 32;
-          const int first = blockIdx.x - 14 + (blockIdx.x < 14 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x % 32;
+          const int ty = 0;
+          const int to = threadIdx.x / 32;
+          const int first = int(blockIdx.x) - 14;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_149_state_0[1];
             #pragma unroll
@@ -749,11 +749,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 15: outer 1 / 1 threads, row 1 / 1 threads x 1, col 31x31 / 512 threads x 2 x 1; 1 tasks; row-reduce: a block a row
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 15 + (blockIdx.x < 15 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 15;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_150_state_0[1];
             #pragma unroll
@@ -781,11 +781,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 16: outer 1 / 1 threads, row 1 / 1 threads x 1, col 257 / 512 threads x 1 x 1; 1 tasks; row-reduce: a block a row
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 16 + (blockIdx.x < 16 ? gridDim.x : 0);
-          if (first < 1) {
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 16;
+          if (first >= 0 && first < 1) {
             const int task = first;
             Reduce0::State reduce_sum_151_state_0[1];
             #pragma unroll
@@ -820,9 +820,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (blockIdx.x < 2) {
         {  // loop 17: outer 1 / 1 threads, row 1 / 1 threads x 1, col 96x33 / 512 threads x 7 x 1; 1 tasks; row-reduce: a block a row
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
           const int first = blockIdx.x;
           const float flat_40__1 = load_as<float>(p_flat_40__1[0]);
           const float mul_278 = hlo_multiply(flat_40__1, 0.9f);
@@ -1009,10 +1009,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 18: outer 1 / 1 threads, row 1 / 1 threads x 1, col 3 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 1;
           const float flat_20__1__1 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__1 = hlo_multiply(flat_20__1__1, flat_20__1__1);
           const float reduce_sum_133_reshape_2__1 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1070,7 +1070,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__1 = hlo_subtract(1.0f, pow_40__1);
           const float pow_41__1 = hlo_power(0.999f, add_127__1);
           const float sub_61__1 = hlo_subtract(1.0f, pow_41__1);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -1108,10 +1108,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       } else {
         {  // loop 19: outer 1 / 1 threads, row 1 / 1 threads x 1, col 7x13 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 2;
           const float flat_20__1__2 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__2 = hlo_multiply(flat_20__1__2, flat_20__1__2);
           const float reduce_sum_133_reshape_2__2 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1169,7 +1169,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__2 = hlo_subtract(1.0f, pow_40__2);
           const float pow_41__2 = hlo_power(0.999f, add_127__2);
           const float sub_61__2 = hlo_subtract(1.0f, pow_41__2);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -1206,10 +1206,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 20: outer 1 / 1 threads, row 1 / 1 threads x 1, col 64 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 3;
           const float flat_20__1__3 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__3 = hlo_multiply(flat_20__1__3, flat_20__1__3);
           const float reduce_sum_133_reshape_2__3 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1267,7 +1267,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__3 = hlo_subtract(1.0f, pow_40__3);
           const float pow_41__3 = hlo_power(0.999f, add_127__3);
           const float sub_61__3 = hlo_subtract(1.0f, pow_41__3);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -1320,10 +1320,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (blockIdx.x < 7) {
         {  // loop 21: outer 1 / 1 threads, row 1 / 1 threads x 1, col 64x48 / 512 threads x 1 x 4; 2 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 4;
           const float flat_20__1__4 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__4 = hlo_multiply(flat_20__1__4, flat_20__1__4);
           const float reduce_sum_133_reshape_2__4 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1381,7 +1381,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__4 = hlo_subtract(1.0f, pow_40__4);
           const float pow_41__4 = hlo_power(0.999f, add_127__4);
           const float sub_61__4 = hlo_subtract(1.0f, pow_41__4);
-          if (first < 2) {
+          if (first >= 0 && first < 2) {
             const int task = first;
             const int col_tile = task;
             {
@@ -1432,10 +1432,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 22: outer 1 / 1 threads, row 1 / 1 threads x 1, col 48 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 6 + (blockIdx.x < 6 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 6;
           const float flat_20__1__5 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__5 = hlo_multiply(flat_20__1__5, flat_20__1__5);
           const float reduce_sum_133_reshape_2__5 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1493,7 +1493,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__5 = hlo_subtract(1.0f, pow_40__5);
           const float pow_41__5 = hlo_power(0.999f, add_127__5);
           const float sub_61__5 = hlo_subtract(1.0f, pow_41__5);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -1544,10 +1544,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       } else {
         {  // loop 23: outer 1 / 1 threads, row 1 / 1 threads x 1, col 3x3x4x16 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 7 + (blockIdx.x < 7 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 7;
           const float flat_20__1__6 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__6 = hlo_multiply(flat_20__1__6, flat_20__1__6);
           const float reduce_sum_133_reshape_2__6 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1605,7 +1605,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__6 = hlo_subtract(1.0f, pow_40__6);
           const float pow_41__6 = hlo_power(0.999f, add_127__6);
           const float sub_61__6 = hlo_subtract(1.0f, pow_41__6);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -1655,10 +1655,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 24: outer 1 / 1 threads, row 1 / 1 threads x 1, col 16 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 8 + (blockIdx.x < 8 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 8;
           const float flat_20__1__7 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__7 = hlo_multiply(flat_20__1__7, flat_20__1__7);
           const float reduce_sum_133_reshape_2__7 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1716,7 +1716,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__7 = hlo_subtract(1.0f, pow_40__7);
           const float pow_41__7 = hlo_power(0.999f, add_127__7);
           const float sub_61__7 = hlo_subtract(1.0f, pow_41__7);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -1771,10 +1771,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (blockIdx.x < 11) {
         {  // loop 25: outer 1 / 1 threads, row 1 / 1 threads x 1, col 33 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 9 + (blockIdx.x < 9 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 9;
           const float flat_20__1__8 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__8 = hlo_multiply(flat_20__1__8, flat_20__1__8);
           const float reduce_sum_133_reshape_2__8 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1832,7 +1832,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__8 = hlo_subtract(1.0f, pow_40__8);
           const float pow_41__8 = hlo_power(0.999f, add_127__8);
           const float sub_61__8 = hlo_subtract(1.0f, pow_41__8);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -1869,10 +1869,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 26: outer 1 / 1 threads, row 1 / 1 threads x 1, col 5x5x8 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 10 + (blockIdx.x < 10 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 10;
           const float flat_20__1__9 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__9 = hlo_multiply(flat_20__1__9, flat_20__1__9);
           const float reduce_sum_133_reshape_2__9 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -1930,7 +1930,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__9 = hlo_subtract(1.0f, pow_40__9);
           const float pow_41__9 = hlo_power(0.999f, add_127__9);
           const float sub_61__9 = hlo_subtract(1.0f, pow_41__9);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -1981,10 +1981,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       } else {
         {  // loop 27: outer 1 / 1 threads, row 1 / 1 threads x 1, col 8 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 11 + (blockIdx.x < 11 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 11;
           const float flat_20__1__10 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__10 = hlo_multiply(flat_20__1__10, flat_20__1__10);
           const float reduce_sum_133_reshape_2__10 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2042,7 +2042,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__10 = hlo_subtract(1.0f, pow_40__10);
           const float pow_41__10 = hlo_power(0.999f, add_127__10);
           const float sub_61__10 = hlo_subtract(1.0f, pow_41__10);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -2092,10 +2092,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 28: outer 1 / 1 threads, row 1 / 1 threads x 1, col 100x20 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 12 + (blockIdx.x < 12 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 12;
           const float flat_20__1__11 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__11 = hlo_multiply(flat_20__1__11, flat_20__1__11);
           const float reduce_sum_133_reshape_2__11 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2153,7 +2153,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__11 = hlo_subtract(1.0f, pow_40__11);
           const float pow_41__11 = hlo_power(0.999f, add_127__11);
           const float sub_61__11 = hlo_subtract(1.0f, pow_41__11);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -2206,10 +2206,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       if (blockIdx.x < 15) {
         {  // loop 29: outer 1 / 1 threads, row 1 / 1 threads x 1, col 20 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 13 + (blockIdx.x < 13 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 13;
           const float flat_20__1__12 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__12 = hlo_multiply(flat_20__1__12, flat_20__1__12);
           const float reduce_sum_133_reshape_2__12 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2267,7 +2267,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__12 = hlo_subtract(1.0f, pow_40__12);
           const float pow_41__12 = hlo_power(0.999f, add_127__12);
           const float sub_61__12 = hlo_subtract(1.0f, pow_41__12);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -2317,10 +2317,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 30: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x2x2x2x2 / 512 threads x 1 x 2; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 14 + (blockIdx.x < 14 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 14;
           const float flat_20__1__13 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__13 = hlo_multiply(flat_20__1__13, flat_20__1__13);
           const float reduce_sum_133_reshape_2__13 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2378,7 +2378,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__13 = hlo_subtract(1.0f, pow_40__13);
           const float pow_41__13 = hlo_power(0.999f, add_127__13);
           const float sub_61__13 = hlo_subtract(1.0f, pow_41__13);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -2429,10 +2429,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       } else {
         {  // loop 31: outer 1 / 1 threads, row 1 / 1 threads x 1, col 128 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 15 + (blockIdx.x < 15 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 15;
           const float flat_20__1__14 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__14 = hlo_multiply(flat_20__1__14, flat_20__1__14);
           const float reduce_sum_133_reshape_2__14 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2490,7 +2490,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__14 = hlo_subtract(1.0f, pow_40__14);
           const float pow_41__14 = hlo_power(0.999f, add_127__14);
           const float sub_61__14 = hlo_subtract(1.0f, pow_41__14);
-          if (first < 1) {
+          if (first >= 0 && first < 1) {
             const int task = first;
             {
               const int k = 0;
@@ -2540,10 +2540,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 32: outer 1 / 1 threads, row 1 / 1 threads x 1, col 31x31 / 512 threads x 1 x 1; 2 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 16 + (blockIdx.x < 16 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 16;
           const float flat_20__1__15 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__15 = hlo_multiply(flat_20__1__15, flat_20__1__15);
           const float reduce_sum_133_reshape_2__15 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2601,7 +2601,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__15 = hlo_subtract(1.0f, pow_40__15);
           const float pow_41__15 = hlo_power(0.999f, add_127__15);
           const float sub_61__15 = hlo_subtract(1.0f, pow_41__15);
-          if (first < 2) {
+          if (first >= 0 && first < 2) {
             const int task = first;
             const int col_tile = task;
             {
@@ -2639,10 +2639,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         }
         {  // loop 33: outer 1 / 1 threads, row 1 / 1 threads x 1, col 257 / 512 threads x 1 x 1; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
-          const int tx = thread % 512;
-          const int ty = thread / 512 % 1;
-          const int to = thread / 512;
-          const int first = blockIdx.x - 18 + (blockIdx.x < 18 ? gridDim.x : 0);
+          const int tx = threadIdx.x;
+          const int ty = 0;
+          const int to = 0;
+          const int first = int(blockIdx.x) - 18;
           const float flat_20__1__16 = load_as<float>(p_flat_20__1[0]);
           const float mul_257__16 = hlo_multiply(flat_20__1__16, flat_20__1__16);
           const float reduce_sum_133_reshape_2__16 = load_as<float>(p_reduce_sum_133_reshape_2[0]);
@@ -2700,7 +2700,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float sub_60__16 = hlo_subtract(1.0f, pow_40__16);
           const float pow_41__16 = hlo_power(0.999f, add_127__16);
           const float sub_61__16 = hlo_subtract(1.0f, pow_41__16);
-          if (first < 1) {
+          if (first >= 0) {
             const int task = first;
             {
               const int k = 0;

@@ -120,9 +120,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   if (blockIdx.x < 48) {
     {  // loop 0: outer 1 / 1 threads, row 24 / 8 threads x 3, col 30x50 / 32 threads x 1 x 2; 24 tasks; column-reduce: 8 rows x 32 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 32;
-      const int ty = thread / 32 % 8;
-      const int to = thread / 256;
+      const int tx = threadIdx.x % 32;
+      const int ty = threadIdx.x / 32;
+      const int to = 0;
       const int first = blockIdx.x;
       if (first < 24) {
         const int task = first;
@@ -188,11 +188,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
     {  // loop 1: outer 24 / 1 threads, row 30 / 8 threads x 4, col 50 / 32 threads x 1 x 2; 24 tasks; column-reduce: 8 rows x 32 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 32;
-      const int ty = thread / 32 % 8;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 24 + (blockIdx.x < 24 ? gridDim.x : 0);
-      if (first < 24) {
+      const int tx = threadIdx.x % 32;
+      const int ty = threadIdx.x / 32;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 24;
+      if (first >= 0 && first < 24) {
         const int task = first;
         const int outer = task;
         Reduce0::State reduce_25_state_0[2];
@@ -294,11 +294,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   } else {
     {  // loop 2: outer 1 / 1 threads, row 24 / 8 threads x 3, col 30x50 / 32 threads x 1 x 2; 24 tasks; column-reduce: 8 rows x 32 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 32;
-      const int ty = thread / 32 % 8;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 48 + (blockIdx.x < 48 ? gridDim.x : 0);
-      if (first < 24) {
+      const int tx = threadIdx.x % 32;
+      const int ty = threadIdx.x / 32;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 48;
+      if (first >= 0 && first < 24) {
         const int task = first;
         const int col_tile = task;
         Reduce2::State reduce_95_state_0[2];
@@ -362,11 +362,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
     {  // loop 3: outer 24 / 1 threads, row 30 / 8 threads x 4, col 50 / 32 threads x 1 x 2; 24 tasks; column-reduce: 8 rows x 32 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 32;
-      const int ty = thread / 32 % 8;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 72 + (blockIdx.x < 72 ? gridDim.x : 0);
-      if (first < 24) {
+      const int tx = threadIdx.x % 32;
+      const int ty = threadIdx.x / 32;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 72;
+      if (first >= 0) {
         const int task = first;
         const int outer = task;
         Reduce2::State reduce_109_state_0[2];

@@ -35,11 +35,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 16);
   {  // loop 0: outer 192 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 24 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
     const int first = blockIdx.x;
-    if (first < 24) {
+    {
       const int task = first;
       const int outer = task * 8 + to;
       Reduce0::State reduce_sum_14_state_0[1];
@@ -75,11 +75,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %pow.1 before level 1
   {  // loop 1: outer 192 / 8 threads, row 1 / 1 threads x 1, col 192 / 64 threads x 1 x 4; 24 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
     const int first = blockIdx.x;
-    if (first < 24) {
+    {
       const int task = first;
       const int outer = task * 8 + to;
       Reduce0::State reduce_sum_15_state_0[1];
@@ -116,11 +116,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %pow.1, %reduce_sum.15 before level 2
   {  // loop 2: outer 192 / 8 threads, row 1 / 1 threads x 1, col 192 / 64 threads x 1 x 4; 24 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
     const int first = blockIdx.x;
-    if (first < 24) {
+    {
       const int task = first;
       const int outer = task * 8 + to;
       {

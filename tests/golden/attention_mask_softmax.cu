@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 256 threads, 0 B shared
+// stitch_0: grid 128 x 64 threads, 0 B shared
 //   jit(attention_mask_softmax)/mul
 //   jit(attention_mask_softmax)/add
 //   jit(attention_mask_softmax)/reduce_max
@@ -39,25 +39,25 @@ struct Reduce1 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(64) stitch_0(
     const float* __restrict__ p_scores_1,
     const float* __restrict__ p_mask_1,
     float* __restrict__ p_div_7) {
-  {  // loop 0: outer 2x4x64 / 16 threads, row 1 / 1 threads x 1, col 64 / 16 threads x 1 x 4; 32 tasks; row-reduce: 16 rows a block, 16 threads a row
+  {  // loop 0: outer 2x4x64 / 4 threads, row 1 / 1 threads x 1, col 64 / 16 threads x 1 x 4; 128 tasks; row-reduce: 4 rows a block, 16 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 16;
-    const int ty = thread / 16 % 1;
-    const int to = thread / 16;
+    const int tx = threadIdx.x % 16;
+    const int ty = 0;
+    const int to = threadIdx.x / 16;
     const int first = blockIdx.x;
     float add_7_kept_0[4];
     float exp_1_kept_0[4];
-    if (first < 32) {
+    {
       const int task = first;
-      const int outer = task * 16 + to;
+      const int outer = task * 4 + to;
       Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
-      const int outer_0 = ((outer) / 256);
+      const int outer_0 = ((outer) >> 8);
       {
         const int k = 0;
         {

@@ -37,12 +37,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   {  // loop 0: outer 48 / 1 threads, row 8 / 4 threads x 2, col 10x10 / 64 threads x 1 x 2; 48 tasks; mixed reduce: 4 rows x 64 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 4;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 64;
+    const int ty = threadIdx.x / 64;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 2>>::type x_1_kept_0[2];
-    if (first < 48) {
+    {
       const int task = first;
       const int outer = task;
       Reduce0::State reduce_sum_14_moments_state_0[1];

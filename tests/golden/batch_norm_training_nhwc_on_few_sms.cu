@@ -38,11 +38,11 @@ extern "C" __global__ void __launch_bounds__(256, 6) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 25600, 72);
   {  // loop 0: outer 1 / 1 threads, row 8x10x10 / 32 threads x 25, col 48 / 8 threads x 1 x 1; 6 tasks; column-reduce: 32 rows x 8 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 32;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 8;
+    const int ty = threadIdx.x / 8;
+    const int to = 0;
     const int first = blockIdx.x;
-    if (first < 6) {
+    {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_14_moments_state_0[1];

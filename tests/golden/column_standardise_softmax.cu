@@ -68,9 +68,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 16);
   {  // loop 0: outer 1 / 1 threads, row 96 / 64 threads x 2, col 256 / 8 threads x 1 x 4; 8 tasks; column-reduce: 64 rows x 8 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 64;
-    const int to = thread / 512;
+    const int tx = threadIdx.x % 8;
+    const int ty = threadIdx.x / 8;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[2];
     Reduce0::State reduce_max_7_state_0[2];
@@ -172,9 +172,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %div.6, %rsqrt.1, %reduce_max.7 before level 1
   {  // loop 1: outer 1 / 4 threads, row 8 / 1 threads x 8, col 96 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
+    const int tx = threadIdx.x % 128;
+    const int ty = 0;
+    const int to = threadIdx.x / 128;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
@@ -210,12 +210,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %rsqrt.1, %reduce_max.7, %reduce_max.7 before level 2
   {  // loop 2: outer 96 / 8 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 12 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
     const int first = blockIdx.x;
     float exp_1_kept_0[4];
-    if (first < 12) {
+    {
       const int task = first;
       const int outer = task * 8 + to;
       Reduce2::State reduce_sum_23_state_0[1];

@@ -24,11 +24,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 96);
   {  // loop 0: outer 1 / 1 threads, row 512 / 128 threads x 4, col 192 / 2 threads x 1 x 4; 24 tasks; column-reduce: 128 rows x 2 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 2;
-    const int ty = thread / 2 % 128;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 2;
+    const int ty = threadIdx.x / 2;
+    const int to = 0;
     const int first = blockIdx.x;
-    if (first < 24) {
+    {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_7_state_0[4];

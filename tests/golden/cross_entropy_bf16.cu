@@ -56,9 +56,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 64, 16);
   {  // loop 0: outer 16 / 1 threads, row 1 / 1 threads x 1, col 5000 / 512 threads x 2 x 8; 16 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<bf16, 8>>::type logits_1_kept_0[2];
     Reduce0::State reduce_sum_23_state_0[1];
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             logits_1_kept_0[k * 2 + l] = to_words(logits_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
+              const float logits_1 = bf16_lane(logits_1_v_0, lane);
               const float convert_element_type_2 = hlo_convert<float, bf16>(logits_1);
               reduce_max_7_state_0[0] = Reduce1::combine(reduce_max_7_state_0[0], Reduce1::State{convert_element_type_2});
               const int iota_1 = hlo_convert<int>(col + lane);
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const Vec<bf16, 8> logits_1_v_0__1 = from_words<Vec<bf16, 8>>(logits_1_kept_0[k * 2 + l]);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float logits_1__1 = load_as<float>(logits_1_v_0__1.v[lane]);
+              const float logits_1__1 = bf16_lane(logits_1_v_0__1, lane);
               const float convert_element_type_2__1 = hlo_convert<float, bf16>(logits_1__1);
               const float sub_8 = hlo_subtract(convert_element_type_2__1, select_n_7);
               const float exp_1 = hlo_exp(sub_8);
@@ -151,10 +151,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 5000) {
             const Vec<bf16, 8> logits_1_v_0__2 = from_words<Vec<bf16, 8>>(logits_1_kept_0[k * 2 + l]);
             const int at_0__1 = outer * 5000 + col;
-            Vec<bf16, 8> convert_element_type_3_w_0;
+            Lanes<bf16, 8> convert_element_type_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float logits_1__2 = load_as<float>(logits_1_v_0__2.v[lane]);
+              const float logits_1__2 = bf16_lane(logits_1_v_0__2, lane);
               const float convert_element_type_2__2 = hlo_convert<float, bf16>(logits_1__2);
               const float sub_8__1 = hlo_subtract(convert_element_type_2__2, select_n_7);
               const float exp_1__1 = hlo_exp(sub_8__1);
@@ -163,10 +163,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const bool eq_13__1 = hlo_compare_eq(iota_1__1, labels_1);
               const float select_n_6 = (eq_13__1 ? -0.0625f : 0.0f);
               const float add_any_3 = hlo_add(mul_1, select_n_6);
-              const float convert_element_type_3 = hlo_convert<bf16, float>(add_any_3);
-              convert_element_type_3_w_0.v[lane] = store_exact<bf16>(convert_element_type_3);
+              const float convert_element_type_3 = hlo_convert<float, float>(add_any_3);
+              convert_element_type_3_w_0.v[lane] = convert_element_type_3;
             }
-            *reinterpret_cast<Vec<bf16, 8>*>(p_convert_element_type_3 + (at_0__1)) = convert_element_type_3_w_0;
+            store_lanes(p_convert_element_type_3 + (at_0__1), convert_element_type_3_w_0);
           }
         }
       }
@@ -183,9 +183,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.23 before level 1
   {  // loop 1: outer 1 / 32 threads, row 1 / 1 threads x 1, col 16 / 16 threads x 1 x 1; 1 tasks; row-reduce: 32 rows a block, 16 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 16;
-    const int ty = thread / 16 % 1;
-    const int to = thread / 16;
+    const int tx = threadIdx.x % 16;
+    const int ty = 0;
+    const int to = threadIdx.x / 16;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;

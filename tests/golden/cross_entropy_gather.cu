@@ -56,9 +56,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 64, 16);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 1000 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 256;
+    const int ty = 0;
+    const int to = threadIdx.x / 256;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type logits_1_kept_0[1];
     Reduce0::State reduce_sum_31_state_0[1];
@@ -183,9 +183,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.31 before level 1
   {  // loop 1: outer 1 / 16 threads, row 1 / 1 threads x 1, col 32 / 32 threads x 1 x 1; 1 tasks; row-reduce: 16 rows a block, 32 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 1;
-    const int to = thread / 32;
+    const int tx = threadIdx.x % 32;
+    const int ty = 0;
+    const int to = threadIdx.x / 32;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;

@@ -55,9 +55,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
   {  // loop 0: outer 4x12 / 2 threads, row 1 / 1 threads x 1, col 700 / 256 threads x 1 x 4; 24 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 256;
+    const int ty = 0;
+    const int to = threadIdx.x / 256;
     const int first = blockIdx.x;
     words_of<Vec<bf16, 4>>::type logits_1_kept_0[1];
     Reduce0::State reduce_sum_15_state_0[1];
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             logits_1_kept_0[k + l] = to_words(logits_1_v_0);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1 = load_as<float>(logits_1_v_0.v[lane]);
+              const float logits_1 = bf16_lane(logits_1_v_0, lane);
               const float convert_element_type_2 = hlo_convert<float, bf16>(logits_1);
               reduce_max_7_state_0[0] = Reduce1::combine(reduce_max_7_state_0[0], Reduce1::State{convert_element_type_2});
             }
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const Vec<bf16, 4> logits_1_v_0__1 = from_words<Vec<bf16, 4>>(logits_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1__1 = load_as<float>(logits_1_v_0__1.v[lane]);
+              const float logits_1__1 = bf16_lane(logits_1_v_0__1, lane);
               const float convert_element_type_2__1 = hlo_convert<float, bf16>(logits_1__1);
               const float sub_8 = hlo_subtract(convert_element_type_2__1, select_n_7);
               const float exp_1 = hlo_exp(sub_8);
@@ -151,10 +151,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           if (col < 700) {
             const Vec<bf16, 4> logits_1_v_0__2 = from_words<Vec<bf16, 4>>(logits_1_kept_0[k + l]);
             const int at_0__2 = outer * 700 + col;
-            Vec<bf16, 4> convert_element_type_3_w_0;
+            Lanes<bf16, 4> convert_element_type_3_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float logits_1__3 = load_as<float>(logits_1_v_0__2.v[lane]);
+              const float logits_1__3 = bf16_lane(logits_1_v_0__2, lane);
               const float convert_element_type_2__3 = hlo_convert<float, bf16>(logits_1__3);
               const float sub_8__1 = hlo_subtract(convert_element_type_2__3, select_n_7);
               const float exp_1__1 = hlo_exp(sub_8__1);
@@ -163,10 +163,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const bool scatter_add_5_compare_0 = hlo_compare_eq(select_n_2_select_0, scatter_add_5_iota_0);
               const float scatter_add_5 = (scatter_add_5_compare_0 ? -0.020833334f : 0.0f);
               const float add_any_3 = hlo_add(mul_1, scatter_add_5);
-              const float convert_element_type_3 = hlo_convert<bf16, float>(add_any_3);
-              convert_element_type_3_w_0.v[lane] = store_exact<bf16>(convert_element_type_3);
+              const float convert_element_type_3 = hlo_convert<float, float>(add_any_3);
+              convert_element_type_3_w_0.v[lane] = convert_element_type_3;
             }
-            *reinterpret_cast<Vec<bf16, 4>*>(p_convert_element_type_3 + (at_0__2)) = convert_element_type_3_w_0;
+            store_lanes(p_convert_element_type_3 + (at_0__2), convert_element_type_3_w_0);
           }
         }
       }
@@ -183,9 +183,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.15 before level 1
   {  // loop 1: outer 1 / 16 threads, row 1 / 1 threads x 1, col 24 / 32 threads x 1 x 1; 1 tasks; row-reduce: 16 rows a block, 32 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 1;
-    const int to = thread / 32;
+    const int tx = threadIdx.x % 32;
+    const int ty = 0;
+    const int to = threadIdx.x / 32;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 2 x 256 threads, 0 B shared
+// stitch_0: grid 16 x 32 threads, 0 B shared
 //   jit(dense_residual_norm)/add
 //   jit(dense_residual_norm)/integer_pow
 //   jit(dense_residual_norm)/mul
@@ -25,24 +25,26 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(32) stitch_0(
     const float* __restrict__ p_dot_general_1,
     const float* __restrict__ p_bias_1,
     const float* __restrict__ p_residual_1,
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_27) {
-  {  // loop 0: outer 32 / 16 threads, row 1 / 1 threads x 1, col 64 / 16 threads x 1 x 4; 2 tasks; row-reduce: 16 rows a block, 16 threads a row
+  {  // loop 0: outer 32 / 2 threads, row 1 / 1 threads x 1, col 64 / 16 threads x 1 x 4; 16 tasks; row-reduce: 2 rows a block, 16 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 16;
-    const int ty = thread / 16 % 1;
-    const int to = thread / 16;
+    const int tx = threadIdx.x % 16;
+    const int ty = 0;
+    const int to = threadIdx.x / 16;
     const int first = blockIdx.x;
     float add_22_kept_0[4];
     float sub_15_kept_0[4];
-    if (first < 2) {
+    words_of<Vec<float, 4>>::type gamma_1_now_0[1];
+    words_of<Vec<float, 4>>::type beta_1_now_0[1];
+    {
       const int task = first;
-      const int outer = task * 16 + to;
+      const int outer = task * 2 + to;
       Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
@@ -55,6 +57,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const Vec<float, 4> dot_general_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dot_general_1 + (at_0));
           const Vec<float, 4> bias_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_bias_1 + (col));
           const Vec<float, 4> residual_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_residual_1 + (at_0));
+          gamma_1_now_0[k + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_gamma_1 + (col));
+          beta_1_now_0[k + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_beta_1 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             const float dot_general_1 = load_as<float>(dot_general_1_v_0.v[lane]);
@@ -107,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         {
           const int l = 0;
           const int col = l * 64 + tx * 4;
-          const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-          const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
+          const Vec<float, 4> gamma_1_v_0 = from_words<Vec<float, 4>>(gamma_1_now_0[k + l]);
+          const Vec<float, 4> beta_1_v_0 = from_words<Vec<float, 4>>(beta_1_now_0[k + l]);
           const int at_0__1 = outer * 64 + col;
           Vec<float, 4> add_27_w_0;
           #pragma unroll

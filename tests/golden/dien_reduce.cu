@@ -23,11 +23,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_reduce_sum_7) {
   {  // loop 0: outer 4000 / 32 threads, row 1 / 1 threads x 1, col 32 / 8 threads x 1 x 4; 125 tasks; row-reduce: 32 rows a block, 8 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 1;
-    const int to = thread / 8;
+    const int tx = threadIdx.x % 8;
+    const int ty = 0;
+    const int to = threadIdx.x / 8;
     const int first = blockIdx.x;
-    if (first < 125) {
+    {
       const int task = first;
       const int outer = task * 32 + to;
       Reduce0::State reduce_sum_7_state_0[1];

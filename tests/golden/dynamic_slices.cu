@@ -34,9 +34,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_reduce_sum_7) {
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 6x7 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     const int row_1 = load_as<int>(p_row_1[0]);
     const bool lt_5 = hlo_compare_lt(row_1, 0);
@@ -69,10 +69,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   }
   {  // loop 1: outer 1 / 1 threads, row 1 / 1 threads x 1, col 20x30 / 256 threads x 1 x 2; 2 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
-    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
+    const int first = int(blockIdx.x) - 1;
     const int row_1__1 = load_as<int>(p_row_1[0]);
     const bool lt_5__1 = hlo_compare_lt(row_1__1, 0);
     const int add_8__1 = hlo_add(row_1__1, 20);
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int add_9__1 = hlo_add(column_1__1, 30);
     const int select_n_6__1 = (lt_6__1 ? add_9__1 : column_1__1);
     const int start_0__3 = (int)hlo_clamp((long long)0, (long long)select_n_6__1, (long long)25);
-    if (first < 2) {
+    if (first >= 0 && first < 2) {
       const int task = first;
       const int col_tile = task;
       {
@@ -117,16 +117,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   }
   {  // loop 2: outer 1 / 16 threads, row 1 / 1 threads x 1, col 30 / 16 threads x 1 x 2; 1 tasks; row-reduce: 16 rows a block, 16 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 16;
-    const int ty = thread / 16 % 1;
-    const int to = thread / 16;
-    const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
+    const int tx = threadIdx.x % 16;
+    const int ty = 0;
+    const int to = threadIdx.x / 16;
+    const int first = int(blockIdx.x) - 3;
     const int row_1__2 = load_as<int>(p_row_1[0]);
     const bool lt_5__2 = hlo_compare_lt(row_1__2, 0);
     const int add_8__2 = hlo_add(row_1__2, 20);
     const int select_n_5__2 = (lt_5__2 ? add_8__2 : row_1__2);
     const int start_0__4 = (int)hlo_clamp((long long)0, (long long)select_n_5__2, (long long)19);
-    if (first < 1) {
+    if (first >= 0) {
       const int task = first;
       Reduce0::State reduce_sum_7_state_0[1];
       #pragma unroll

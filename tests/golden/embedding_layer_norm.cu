@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 10 x 256 threads, 64 B shared
+// stitch_0: grid 40 x 64 threads, 32 B shared
 //   broadcast_in_dim
 //   gather
 //   jit(embedding_layer_norm)/reduce_sum
@@ -25,26 +25,28 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(64) stitch_0(
     const int* __restrict__ p_ids_1,
     const float* __restrict__ p_table_1,
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_11) {
-  ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 32, 8);
-  {  // loop 0: outer 40 / 4 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 10 tasks; row-reduce: 4 rows a block, 64 threads a row
+  ASTITCH_SHARED_ARENA(32);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 16, 2);
+  {  // loop 0: outer 40 / 1 threads, row 1 / 1 threads x 1, col 256 / 64 threads x 1 x 4; 40 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type table_1_kept_0[1];
     float sub_15_kept_0[4];
-    if (first < 10) {
+    words_of<Vec<float, 4>>::type gamma_1_now_0[1];
+    words_of<Vec<float, 4>>::type beta_1_now_0[1];
+    {
       const int task = first;
-      const int outer = task * 4 + to;
+      const int outer = task;
       Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
@@ -58,6 +60,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int at_0 = start_0 * 256 + col;
           const Vec<float, 4> table_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_table_1 + (at_0));
           table_1_kept_0[k + l] = to_words(table_1_v_0);
+          gamma_1_now_0[k + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_gamma_1 + (col));
+          beta_1_now_0[k + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_beta_1 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             const float table_1 = load_as<float>(table_1_v_0.v[lane]);
@@ -101,8 +105,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         {
           const int l = 0;
           const int col = l * 256 + tx * 4;
-          const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-          const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
+          const Vec<float, 4> gamma_1_v_0 = from_words<Vec<float, 4>>(gamma_1_now_0[k + l]);
+          const Vec<float, 4> beta_1_v_0 = from_words<Vec<float, 4>>(beta_1_now_0[k + l]);
           const int at_0__1 = outer * 256 + col;
           Vec<float, 4> add_11_w_0;
           #pragma unroll

@@ -8,9 +8,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_mul_1) {
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 5 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
@@ -28,11 +28,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   }
   {  // loop 1: outer 1 / 1 threads, row 1 / 1 threads x 1, col 3 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
-    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
-    if (first < 1) {
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
+    const int first = int(blockIdx.x) - 1;
+    if (first >= 0 && first < 1) {
       const int task = first;
       {
         const int k = 0;
@@ -48,11 +48,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   }
   {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 3x4 / 256 threads x 1 x 4; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
-    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-    if (first < 1) {
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
+    const int first = int(blockIdx.x) - 2;
+    if (first >= 0) {
       const int task = first;
       {
         const int k = 0;

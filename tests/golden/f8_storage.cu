@@ -73,9 +73,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 32, 8);
   {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 304 / 64 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 64 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
     const int first = blockIdx.x;
     words_of<Vec<bf16, 8>>::type scale_1_kept_0[1];
     if (first < 16) {
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             for (int lane = 0; lane < 8; ++lane) {
               const float q_1 = load_as<float>(q_1_v_0.v[lane]);
               const float convert_element_type_8 = hlo_convert<bf16, f8e4m3fn>(q_1);
-              const float scale_1 = load_as<float>(scale_1_v_0.v[lane]);
+              const float scale_1 = bf16_lane(scale_1_v_0, lane);
               const float mul_15 = round_to<bf16>(hlo_multiply(convert_element_type_8, scale_1));
               mul_15_w_0.v[lane] = store_exact<bf16>(mul_15);
               const float convert_element_type_9 = hlo_convert<float, bf16>(mul_15);
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             Lanes<f8e4m3fn, 8> convert_element_type_11_w_0;
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float scale_1__1 = load_as<float>(scale_1_v_0__1.v[lane]);
+              const float scale_1__1 = bf16_lane(scale_1_v_0__1, lane);
               const float convert_element_type_10 = hlo_convert<float, bf16>(scale_1__1);
               const float mul_22 = hlo_multiply(reduce_sum_7__1, convert_element_type_10);
               const float max_3 = hlo_maximum(-448.0f, mul_22);
@@ -158,11 +158,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   }
   {  // loop 1: outer 20 / 4 threads, row 2 / 1 threads x 2, col 90 / 64 threads x 1 x 2; 5 tasks; column-reduce: 1 rows x 64 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
-    const int first = blockIdx.x - 16 + (blockIdx.x < 16 ? gridDim.x : 0);
-    if (first < 5) {
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
+    const int first = int(blockIdx.x) - 16;
+    if (first >= 0 && first < 5) {
       const int task = first;
       const int outer = task * 4 + to;
       Reduce2::State reduce_10_state_0[2];
@@ -203,11 +203,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   }
   {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 40x90 / 256 threads x 1 x 2; 8 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
-    const int first = blockIdx.x - 21 + (blockIdx.x < 21 ? gridDim.x : 0);
-    if (first < 8) {
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
+    const int first = int(blockIdx.x) - 21;
+    if (first >= 0) {
       const int task = first;
       const int col_tile = task;
       {

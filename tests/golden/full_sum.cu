@@ -27,9 +27,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 16);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 100x777 / 512 threads x 1 x 1; 152 tasks; row-reduce, 1 rows < 264 blocks a wave: each row split over 152 blocks
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     Reduce0::State reduce_sum_7_state_0[1];
     #pragma unroll
@@ -61,9 +61,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
   {  // loop 1: outer 1 / 2 threads, row 1 / 1 threads x 1, col 152 / 256 threads x 1 x 1; 1 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 256;
+    const int ty = 0;
+    const int to = threadIdx.x / 256;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;

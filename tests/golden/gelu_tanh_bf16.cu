@@ -34,11 +34,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 288);
   {  // loop 0: outer 1 / 1 threads, row 48 / 32 threads x 2, col 640 / 8 threads x 1 x 4; 20 tasks; column-reduce: 32 rows x 8 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 32;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 8;
+    const int ty = threadIdx.x / 8;
+    const int to = 0;
     const int first = blockIdx.x;
-    if (first < 20) {
+    {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_14_state_0[4];
@@ -54,13 +54,13 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const int at_0 = row * 640 + col;
             const Vec<bf16, 4> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_x_1 + (at_0));
             const Vec<bf16, 4> bias_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_bias_1 + (col));
-            Vec<bf16, 4> mul_22_w_0;
+            Lanes<bf16, 4> mul_22_w_0;
             const Vec<bf16, 4> dy_1_v_0 = *reinterpret_cast<const Vec<bf16, 4>*>(p_dy_1 + (at_0));
             Vec<bf16, 4> add_any_9_w_0;
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              const float bias_1 = load_as<float>(bias_1_v_0.v[lane]);
+              const float x_1 = bf16_lane(x_1_v_0, lane);
+              const float bias_1 = bf16_lane(bias_1_v_0, lane);
               const float add_9 = round_to<bf16>(hlo_add(x_1, bias_1));
               const float mul_17 = round_to<bf16>(hlo_multiply(add_9, 0.5f));
               const float mul_18 = round_to<bf16>(hlo_multiply(add_9, 0.044677734f));
@@ -70,9 +70,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const float mul_21 = round_to<bf16>(hlo_multiply(add_10, 0.796875f));
               const float tanh_1 = round_to<bf16>(narrow_tanh<bf16>(mul_21));
               const float add_11 = round_to<bf16>(hlo_add(tanh_1, 1.0f));
-              const float mul_22 = round_to<bf16>(hlo_multiply(mul_17, add_11));
-              mul_22_w_0.v[lane] = store_exact<bf16>(mul_22);
-              const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
+              const float mul_22 = hlo_multiply(mul_17, add_11);
+              mul_22_w_0.v[lane] = mul_22;
+              const float dy_1 = bf16_lane(dy_1_v_0, lane);
               const float mul_23 = round_to<bf16>(hlo_multiply(mul_17, dy_1));
               const float sub_1 = round_to<bf16>(hlo_subtract(1.0f, tanh_1));
               const float mul_25 = round_to<bf16>(hlo_multiply(mul_23, sub_1));
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               add_any_9_w_0.v[lane] = store_exact<bf16>(add_any_9);
               reduce_sum_14_state_0[l * 4 + lane] = Reduce0::combine(reduce_sum_14_state_0[l * 4 + lane], Reduce0::State{add_any_9});
             }
-            *reinterpret_cast<Vec<bf16, 4>*>(p_mul_22 + (at_0)) = mul_22_w_0;
+            store_lanes(p_mul_22 + (at_0), mul_22_w_0);
             *reinterpret_cast<Vec<bf16, 4>*>(p_add_any_9 + (at_0)) = add_any_9_w_0;
           }
         }

@@ -49,17 +49,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   unsigned long long* const exchange = astitch_tagged_words(barrier);
   {  // loop 0: outer 6x8 / 8 threads, row 32x40 / 64 threads x 4, col 8 / 1 threads x 1 x 8; 30 tasks; mixed reduce: 64 rows x 8 neighbours x 1 threads a block, rows split ...
     const int thread = threadIdx.x;
-    const int tx = thread % 1;
-    const int to = thread / 1 % 8;
-    const int ty = thread / 8;
+    const int tx = 0;
+    const int to = threadIdx.x % 8;
+    const int ty = threadIdx.x / 8;
     const int first = blockIdx.x;
     if (const int next = first; next < 30) {
       const int task = next;
       const int next_turn = 0;
       const int outer = ((task) / 5) * 8 + to;
       const int row_tile = ((task) % 5);
-      const int outer_1 = ((outer) % 8);
-      const int outer_0 = ((outer) / 8);
+      const int outer_1 = ((outer) & 7);
+      const int outer_0 = ((outer) >> 3);
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 64 + ty + row_tile * 256;
@@ -77,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const int next_turn = 1;
       const int outer = ((task) / 5) * 8 + to;
       const int row_tile = ((task) % 5);
-      const int outer_1 = ((outer) % 8);
-      const int outer_0 = ((outer) / 8);
+      const int outer_1 = ((outer) & 7);
+      const int outer_0 = ((outer) >> 3);
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int row = k * 64 + ty + row_tile * 256;
@@ -101,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         Reduce0::State reduce_sum_14_moments_state_0[1];
         #pragma unroll
         for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0[i] = Reduce0::identity();
-        const int outer_1__1 = ((outer) % 8);
-        const int outer_0__1 = ((outer) / 8);
+        const int outer_1__1 = ((outer) & 7);
+        const int outer_0__1 = ((outer) >> 3);
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const int row = k * 64 + ty + row_tile * 256;
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             float reduce_sum_14_moments_state_0_batch_0[8];
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              const float x_1 = bf16_lane(x_1_v_0, lane);
               const float convert_element_type_2 = hlo_convert<float, bf16>(x_1);
               reduce_sum_14_moments_state_0_batch_0[lane] = convert_element_type_2;
             }
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             Reduce0::State reduce_sum_14_moments_state_0__1[1];
             #pragma unroll
             for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0__1[i] = Reduce0::identity();
-            collect_parts<Reduce0, 32, 5, 2>(reduce_sum_14_moments_state_0__1[0], exchange + (outer * 10), ((thread) % 32), tag);
+            collect_parts<Reduce0, 32, 5, 2>(reduce_sum_14_moments_state_0__1[0], exchange + (outer * 10), ((thread) & 31), tag);
             reduce_lanes<Reduce0, 32, 1>(reduce_sum_14_moments_state_0__1);
             if (thread % 32 == 0) exchange_0_1[to] = reduce_sum_14_moments_state_0__1[0];
           }
@@ -155,8 +155,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float div_3_divide_0 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 10240.0f);
           const float add_3_add_0 = hlo_add(div_3_divide_0, 1e-05f);
           const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_3_add_0);
-          const int outer_1__2 = ((outer) % 8);
-          const int outer_0__2 = ((outer) / 8);
+          const int outer_1__2 = ((outer) & 7);
+          const int outer_0__2 = ((outer) >> 3);
           #pragma unroll
           for (int k = 0; k < 4; ++k) {
             const int row = k * 64 + ty + row_tile * 256;
@@ -165,17 +165,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const int col = l * 8 + tx * 8;
               const int at_0__2 = outer_1__2 * 8 + outer_0__2 * 81920 + row * 64 + col;
               const Vec<bf16, 8> x_1_v_0__1 = shared_vec<bf16, 8>(x_1_now_0, (turn * 2048 + k * 512 + l * 512 + thread) * 8);
-              Vec<bf16, 8> convert_element_type_3_w_0;
+              Lanes<bf16, 8> convert_element_type_3_w_0;
               #pragma unroll
               for (int lane = 0; lane < 8; ++lane) {
-                const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+                const float x_1__1 = bf16_lane(x_1_v_0__1, lane);
                 const float convert_element_type_2__1 = hlo_convert<float, bf16>(x_1__1);
                 const float sub_15 = hlo_subtract(convert_element_type_2__1, div_2_divide_0);
                 const float mul_7 = hlo_multiply(sub_15, rsqrt_1_rsqrt_0);
-                const float convert_element_type_3 = hlo_convert<bf16, float>(mul_7);
-                convert_element_type_3_w_0.v[lane] = store_exact<bf16>(convert_element_type_3);
+                const float convert_element_type_3 = hlo_convert<float, float>(mul_7);
+                convert_element_type_3_w_0.v[lane] = convert_element_type_3;
               }
-              *reinterpret_cast<Vec<bf16, 8>*>(p_convert_element_type_3 + (at_0__2)) = convert_element_type_3_w_0;
+              store_lanes(p_convert_element_type_3 + (at_0__2), convert_element_type_3_w_0);
             }
           }
         }
@@ -185,8 +185,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int next_turn = turn < 1 ? turn + 2 : turn - 1;
         const int outer = ((task) / 5) * 8 + to;
         const int row_tile = ((task) % 5);
-        const int outer_1 = ((outer) % 8);
-        const int outer_0 = ((outer) / 8);
+        const int outer_1 = ((outer) & 7);
+        const int outer_0 = ((outer) >> 3);
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const int row = k * 64 + ty + row_tile * 256;

@@ -33,19 +33,19 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   {  // loop 0: outer 4x8 / 2 threads, row 8x8 / 64 threads x 1, col 8 / 2 threads x 1 x 4; 16 tasks; mixed reduce: 64 rows x 2 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 2;
-    const int ty = thread / 2 % 64;
-    const int to = thread / 128;
+    const int tx = threadIdx.x % 2;
+    const int ty = threadIdx.x / 2 % 64;
+    const int to = threadIdx.x / 128;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[1];
-    if (first < 16) {
+    {
       const int task = first;
       const int outer = task * 2 + to;
       Reduce0::State reduce_sum_23_moments_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_23_moments_state_0[i] = Reduce0::identity();
-      const int outer_1 = ((outer) % 8);
-      const int outer_0 = ((outer) / 8);
+      const int outer_1 = ((outer) & 7);
+      const int outer_0 = ((outer) >> 3);
       {
         const int k = 0;
         const int row = k * 64 + ty;

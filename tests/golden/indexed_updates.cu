@@ -40,9 +40,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 20x30 / 512 threads x 1 x 2; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;
@@ -115,11 +115,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   }
   {  // loop 1: outer 1 / 64 threads, row 1 / 1 threads x 1, col 20 / 8 threads x 1 x 4; 1 tasks; row-reduce: 64 rows a block, 8 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 1;
-    const int to = thread / 8;
-    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
-    if (first < 1) {
+    const int tx = threadIdx.x % 8;
+    const int ty = 0;
+    const int to = threadIdx.x / 8;
+    const int first = int(blockIdx.x) - 1;
+    if (first >= 0) {
       const int task = first;
       Reduce0::State reduce_sum_7_state_0[1];
       #pragma unroll
@@ -151,9 +151,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.7 before level 1
   {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 20x30 / 512 threads x 1 x 2; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     const int columns_1__1 = load_as<int>(p_columns_1[0]);
     const int lt_14_reshape_0 = load_as<int>(p_lt_14_reshape_0[0]);

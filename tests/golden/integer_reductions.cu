@@ -222,9 +222,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce9::State, exchange_9_1, 0, 1040);
   {  // loop 0: outer 30 / 8 threads, row 1 / 1 threads x 1, col 70 / 64 threads x 1 x 2; 4 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
     const int first = blockIdx.x;
     Reduce0::State reduce_prod_7_state_0[2];
     #pragma unroll
@@ -350,9 +350,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   __syncthreads();  // the next task loop takes over the shared memory
   {  // loop 1: outer 30 / 8 threads, row 1 / 1 threads x 1, col 70 / 64 threads x 1 x 2; 4 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
     const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
     Reduce7::State reduce_sum_22_state_0[2];
     #pragma unroll
@@ -410,9 +410,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   __syncthreads();  // the next task loop takes over the shared memory
   {  // loop 2: outer 30 / 8 threads, row 1 / 1 threads x 1, col 70 / 64 threads x 1 x 2; 4 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
     const int first = blockIdx.x - 8 + (blockIdx.x < 8 ? gridDim.x : 0);
     Reduce9::State reduce_or_15_state_0[2];
     #pragma unroll
@@ -482,9 +482,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   if (blockIdx.x < 3) {
     {  // loop 3: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 128;
-      const int ty = thread / 128 % 1;
-      const int to = thread / 128;
+      const int tx = threadIdx.x % 128;
+      const int ty = 0;
+      const int to = threadIdx.x / 128;
       const int first = blockIdx.x;
       if (first < 1) {
         const int task = first;
@@ -519,11 +519,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
     {  // loop 4: outer 1 / 128 threads, row 1 / 1 threads x 1, col 4 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
       const int thread = threadIdx.x;
-      const int tx = thread % 4;
-      const int ty = thread / 4 % 1;
-      const int to = thread / 4;
-      const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x % 4;
+      const int ty = 0;
+      const int to = threadIdx.x / 4;
+      const int first = int(blockIdx.x) - 1;
+      if (first >= 0 && first < 1) {
         const int task = first;
         Reduce1::State reduce_max_14_state_0__1[1];
         #pragma unroll
@@ -547,11 +547,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
     {  // loop 5: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 128;
-      const int ty = thread / 128 % 1;
-      const int to = thread / 128;
-      const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x % 128;
+      const int ty = 0;
+      const int to = threadIdx.x / 128;
+      const int first = int(blockIdx.x) - 2;
+      if (first >= 0 && first < 1) {
         const int task = first;
         Reduce2::State reduce_and_14_state_0__1[1];
         #pragma unroll
@@ -585,11 +585,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   } else {
     {  // loop 6: outer 1 / 128 threads, row 1 / 1 threads x 1, col 4 / 4 threads x 1 x 1; 1 tasks; row-reduce: 128 rows a block, 4 threads a row
       const int thread = threadIdx.x;
-      const int tx = thread % 4;
-      const int ty = thread / 4 % 1;
-      const int to = thread / 4;
-      const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x % 4;
+      const int ty = 0;
+      const int to = threadIdx.x / 4;
+      const int first = int(blockIdx.x) - 3;
+      if (first >= 0 && first < 1) {
         const int task = first;
         Reduce3::State reduce_xor_7_state_0__1[1];
         #pragma unroll
@@ -613,11 +613,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
     {  // loop 7: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 128;
-      const int ty = thread / 128 % 1;
-      const int to = thread / 128;
-      const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x % 128;
+      const int ty = 0;
+      const int to = threadIdx.x / 128;
+      const int first = int(blockIdx.x) - 4;
+      if (first >= 0 && first < 1) {
         const int task = first;
         Reduce7::State reduce_sum_22_state_0__1[1];
         #pragma unroll
@@ -650,11 +650,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
     {  // loop 8: outer 1 / 4 threads, row 4 / 1 threads x 4, col 70 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 128;
-      const int ty = thread / 128 % 1;
-      const int to = thread / 128;
-      const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x % 128;
+      const int ty = 0;
+      const int to = threadIdx.x / 128;
+      const int first = int(blockIdx.x) - 5;
+      if (first >= 0 && first < 1) {
         const int task = first;
         Reduce9::State reduce_or_15_state_0__1[1];
         #pragma unroll

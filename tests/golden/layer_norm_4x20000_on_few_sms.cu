@@ -48,12 +48,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   unsigned long long* const exchange = astitch_tagged_words(barrier);
   {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 20000 / 512 threads x 2 x 4; 20 tasks; row-reduce, 4 rows < 30 blocks a wave: each row split over 5 blocks th...
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[2];
-    if (first < 20) {
+    words_of<Vec<float, 4>>::type gamma_1_now_0[2];
+    words_of<Vec<float, 4>>::type beta_1_now_0[2];
+    {
       const int task = first;
       const int outer = ((task) / 5);
       const int col_tile = ((task) % 5);
@@ -70,6 +72,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
             x_1_kept_0[k * 2 + l] = to_words(x_1_v_0);
             float reduce_sum_14_moments_state_0_batch_0[4];
+            gamma_1_now_0[k * 2 + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_gamma_1 + (col));
+            beta_1_now_0[k * 2 + l] = *reinterpret_cast<const words_of<Vec<float, 4>>::type*>(p_beta_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
@@ -93,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         Reduce0::State reduce_sum_14_moments_state_0__1[1];
         #pragma unroll
         for (int i = 0; i < 1; ++i) reduce_sum_14_moments_state_0__1[i] = Reduce0::identity();
-        collect_parts<Reduce0, 32, 5, 2>(reduce_sum_14_moments_state_0__1[0], exchange + (outer * 10), ((thread) % 32), tag);
+        collect_parts<Reduce0, 32, 5, 2>(reduce_sum_14_moments_state_0__1[0], exchange + (outer * 10), ((thread) & 31), tag);
         reduce_lanes<Reduce0, 32, 1>(reduce_sum_14_moments_state_0__1);
         if (thread % 32 == 0) exchange_0_1[to] = reduce_sum_14_moments_state_0__1[0];
       }
@@ -113,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int col = l * 2048 + tx * 4 + col_tile * 4096;
           if (col < 20000) {
             const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k * 2 + l]);
-            const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-            const Vec<float, 4> beta_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_beta_1 + (col));
+            const Vec<float, 4> gamma_1_v_0 = from_words<Vec<float, 4>>(gamma_1_now_0[k * 2 + l]);
+            const Vec<float, 4> beta_1_v_0 = from_words<Vec<float, 4>>(beta_1_now_0[k * 2 + l]);
             const int at_0__1 = outer * 20000 + col;
             Vec<float, 4> add_9_w_0;
             #pragma unroll

@@ -42,9 +42,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 516);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 256;
+    const int ty = 0;
+    const int to = threadIdx.x / 256;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[1];
     words_of<Vec<float, 4>>::type gamma_1_kept_0[1];
@@ -219,9 +219,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.81, %reduce_sum.79 before level 1
   {  // loop 1: outer 1 / 1 threads, row 32 / 4 threads x 8, col 768 / 128 threads x 1 x 1; 6 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
-    const int to = thread / 512;
+    const int tx = threadIdx.x % 128;
+    const int ty = threadIdx.x / 128;
+    const int to = 0;
     const int first = blockIdx.x;
     if (first < 6) {
       const int task = first;
@@ -253,11 +253,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   }
   {  // loop 2: outer 1 / 1 threads, row 32 / 4 threads x 8, col 768 / 128 threads x 1 x 1; 6 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
-    const int to = thread / 512;
-    const int first = blockIdx.x - 6 + (blockIdx.x < 6 ? gridDim.x : 0);
-    if (first < 6) {
+    const int tx = threadIdx.x % 128;
+    const int ty = threadIdx.x / 128;
+    const int to = 0;
+    const int first = int(blockIdx.x) - 6;
+    if (first >= 0 && first < 6) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_79_state_0__1[1];

@@ -41,9 +41,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 24640, 2064);
   {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 128 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
+    const int tx = threadIdx.x % 128;
+    const int ty = 0;
+    const int to = threadIdx.x / 128;
     const int first = blockIdx.x;
     Reduce0::State reduce_sum_81_state_0[8];
     #pragma unroll
@@ -123,10 +123,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const Vec<float, 8> gamma_1_v_0 = shared_vec<float, 8>(gamma_1_now_0, (k * 512 + l * 512 + thread) * 8);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              const float x_1 = bf16_lane(x_1_v_0, lane);
               const float convert_element_type_3 = hlo_convert<float, bf16>(x_1);
               reduce_sum_77_state_0[0] = Reduce0::combine(reduce_sum_77_state_0[0], Reduce0::State{convert_element_type_3});
-              const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
+              const float dy_1 = bf16_lane(dy_1_v_0, lane);
               const float convert_element_type_4 = hlo_convert<float, bf16>(dy_1);
               const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
               const float mul_32 = hlo_multiply(convert_element_type_4, gamma_1);
@@ -162,12 +162,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const Vec<float, 8> gamma_1_v_0__1 = shared_vec<float, 8>(gamma_1_now_0, (k * 512 + l * 512 + thread) * 8);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+              const float x_1__1 = bf16_lane(x_1_v_0__1, lane);
               const float convert_element_type_3__1 = hlo_convert<float, bf16>(x_1__1);
               const float sub_11 = hlo_subtract(convert_element_type_3__1, div_5_divide_0);
               const float square_1 = hlo_multiply(sub_11, sub_11);
               reduce_sum_78_state_0[0].f0 = hlo_multiply_add(sub_11, sub_11, reduce_sum_78_state_0[0].f0);
-              const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
+              const float dy_1__1 = bf16_lane(dy_1_v_0__1, lane);
               const float convert_element_type_4__1 = hlo_convert<float, bf16>(dy_1__1);
               const float gamma_1__1 = load_as<float>(gamma_1_v_0__1.v[lane]);
               const float mul_32__1 = hlo_multiply(convert_element_type_4__1, gamma_1__1);
@@ -211,28 +211,28 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const Vec<bf16, 8> dy_1_v_0__2 = from_words<Vec<bf16, 8>>(dy_1_now_0[k + l]);
             const Vec<float, 8> gamma_1_v_0__2 = shared_vec<float, 8>(gamma_1_now_0, (k * 512 + l * 512 + thread) * 8);
             const Vec<bf16, 8> x_1_v_0__2 = from_words<Vec<bf16, 8>>(x_1_now_0[k + l]);
-            Vec<bf16, 8> convert_element_type_5_w_0;
+            Lanes<bf16, 8> convert_element_type_5_w_0;
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float dy_1__2 = load_as<float>(dy_1_v_0__2.v[lane]);
+              const float dy_1__2 = bf16_lane(dy_1_v_0__2, lane);
               const float convert_element_type_4__2 = hlo_convert<float, bf16>(dy_1__2);
               const float gamma_1__2 = load_as<float>(gamma_1_v_0__2.v[lane]);
               const float mul_32__2 = hlo_multiply(convert_element_type_4__2, gamma_1__2);
               const float mul_37 = hlo_multiply(mul_32__2, rsqrt_1_rsqrt_0);
-              const float x_1__2 = load_as<float>(x_1_v_0__2.v[lane]);
+              const float x_1__2 = bf16_lane(x_1_v_0__2, lane);
               const float convert_element_type_3__2 = hlo_convert<float, bf16>(x_1__2);
               const float sub_11__1 = hlo_subtract(convert_element_type_3__2, div_5_divide_0);
               const float mul_22__1 = hlo_multiply(sub_11__1, 2.0f);
               const float mul_39 = hlo_multiply(reduce_sum_85, mul_22__1);
               const float add_any_3 = hlo_add(mul_37, mul_39);
               const float add_any_5 = hlo_add(add_any_3, reduce_sum_87);
-              const float convert_element_type_5 = hlo_convert<bf16, float>(add_any_5);
-              convert_element_type_5_w_0.v[lane] = store_exact<bf16>(convert_element_type_5);
+              const float convert_element_type_5 = hlo_convert<float, float>(add_any_5);
+              convert_element_type_5_w_0.v[lane] = convert_element_type_5;
               const float mul_27 = hlo_multiply(sub_11__1, rsqrt_1_rsqrt_0);
               const float mul_28 = hlo_multiply(mul_27, convert_element_type_4__2);
               reduce_sum_81_state_0[l * 8 + lane].f0 = hlo_multiply_add(mul_27, convert_element_type_4__2, reduce_sum_81_state_0[l * 8 + lane].f0);
             }
-            *reinterpret_cast<Vec<bf16, 8>*>(p_convert_element_type_5 + (at_0__3)) = convert_element_type_5_w_0;
+            store_lanes(p_convert_element_type_5 + (at_0__3), convert_element_type_5_w_0);
           }
         }
       }
@@ -271,9 +271,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.81, %reduce_sum.79 before level 1
   {  // loop 1: outer 1 / 1 threads, row 4 / 1 threads x 4, col 768 / 512 threads x 1 x 1; 2 tasks; column-reduce: 1 rows x 512 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     if (first < 2) {
       const int task = first;
@@ -305,11 +305,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   }
   {  // loop 2: outer 1 / 1 threads, row 4 / 1 threads x 4, col 768 / 512 threads x 1 x 1; 2 tasks; column-reduce: 1 rows x 512 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
-    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-    if (first < 2) {
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
+    const int first = int(blockIdx.x) - 2;
+    if (first >= 0) {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_79_state_0__1[1];

@@ -44,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__2, 0, 130);
   {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 2 x 4; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     Reduce0::State reduce_sum_81_state_0[8];
     #pragma unroll
@@ -259,9 +259,9 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.81, %reduce_sum.79 before level 1
   {  // loop 1: outer 1 / 1 threads, row 16 / 2 threads x 8, col 768 / 64 threads x 1 x 1; 12 tasks; column-reduce: 2 rows x 64 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 2;
-    const int to = thread / 128;
+    const int tx = threadIdx.x % 64;
+    const int ty = threadIdx.x / 64;
+    const int to = 0;
     const int first = blockIdx.x;
     if (first < 12) {
       const int task = first;
@@ -294,9 +294,9 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
   __syncthreads();  // the next task loop takes over the shared memory
   {  // loop 2: outer 1 / 1 threads, row 16 / 2 threads x 8, col 768 / 64 threads x 1 x 1; 12 tasks; column-reduce: 2 rows x 64 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 2;
-    const int to = thread / 128;
+    const int tx = threadIdx.x % 64;
+    const int ty = threadIdx.x / 64;
+    const int to = 0;
     const int first = blockIdx.x - 12 + (blockIdx.x < 12 ? gridDim.x : 0);
     if (first < 12) {
       const int task = first;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 256 threads, 64 B shared
+// stitch_0: grid 64 x 128 threads, 32 B shared
 //   jit(layer_norm)/convert_element_type
 //   jit(layer_norm)/reduce_sum
 //   jit(layer_norm)/div
@@ -24,24 +24,26 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(128) stitch_0(
     const bf16* __restrict__ p_x_1,
     const bf16* __restrict__ p_gamma_1,
     const bf16* __restrict__ p_beta_1,
     bf16* __restrict__ p_add_11) {
-  ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 32, 8);
-  {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 1 x 8; 32 tasks; row-reduce: 2 rows a block, 128 threads a row
+  ASTITCH_SHARED_ARENA(32);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 4);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_1, 16, 4);
+  {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 768 / 128 threads x 1 x 8; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<bf16, 8>>::type x_1_kept_0[1];
-    if (first < 32) {
+    words_of<Vec<bf16, 8>>::type gamma_1_now_0[1];
+    words_of<Vec<bf16, 8>>::type beta_1_now_0[1];
+    {
       const int task = first;
-      const int outer = task * 2 + to;
+      const int outer = task;
       Reduce0::State reduce_sum_14_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
@@ -54,9 +56,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const int at_0 = outer * 768 + col;
             const Vec<bf16, 8> x_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_x_1 + (at_0));
             x_1_kept_0[k + l] = to_words(x_1_v_0);
+            gamma_1_now_0[k + l] = *reinterpret_cast<const words_of<Vec<bf16, 8>>::type*>(p_gamma_1 + (col));
+            beta_1_now_0[k + l] = *reinterpret_cast<const words_of<Vec<bf16, 8>>::type*>(p_beta_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+              const float x_1 = bf16_lane(x_1_v_0, lane);
               const float convert_element_type_2 = hlo_convert<float, bf16>(x_1);
               reduce_sum_14_state_0[0] = Reduce0::combine(reduce_sum_14_state_0[0], Reduce0::State{convert_element_type_2});
             }
@@ -80,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const Vec<bf16, 8> x_1_v_0__1 = from_words<Vec<bf16, 8>>(x_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+              const float x_1__1 = bf16_lane(x_1_v_0__1, lane);
               const float convert_element_type_2__1 = hlo_convert<float, bf16>(x_1__1);
               const float sub_15 = hlo_subtract(convert_element_type_2__1, div_2_divide_0);
               const float square_1 = hlo_multiply(sub_15, sub_15);
@@ -103,24 +107,24 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int col = l * 1024 + tx * 8;
           if (col < 768) {
             const Vec<bf16, 8> x_1_v_0__2 = from_words<Vec<bf16, 8>>(x_1_kept_0[k + l]);
-            const Vec<bf16, 8> gamma_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_gamma_1 + (col));
-            const Vec<bf16, 8> beta_1_v_0 = *reinterpret_cast<const Vec<bf16, 8>*>(p_beta_1 + (col));
+            const Vec<bf16, 8> gamma_1_v_0 = from_words<Vec<bf16, 8>>(gamma_1_now_0[k + l]);
+            const Vec<bf16, 8> beta_1_v_0 = from_words<Vec<bf16, 8>>(beta_1_now_0[k + l]);
             const int at_0__1 = outer * 768 + col;
-            Vec<bf16, 8> add_11_w_0;
+            Lanes<bf16, 8> add_11_w_0;
             #pragma unroll
             for (int lane = 0; lane < 8; ++lane) {
-              const float x_1__2 = load_as<float>(x_1_v_0__2.v[lane]);
+              const float x_1__2 = bf16_lane(x_1_v_0__2, lane);
               const float convert_element_type_2__2 = hlo_convert<float, bf16>(x_1__2);
               const float sub_15__1 = hlo_subtract(convert_element_type_2__2, div_2_divide_0);
               const float mul_11 = hlo_multiply(sub_15__1, rsqrt_1_rsqrt_0);
               const float convert_element_type_3 = hlo_convert<bf16, float>(mul_11);
-              const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
+              const float gamma_1 = bf16_lane(gamma_1_v_0, lane);
               const float mul_15 = round_to<bf16>(hlo_multiply(convert_element_type_3, gamma_1));
-              const float beta_1 = load_as<float>(beta_1_v_0.v[lane]);
-              const float add_11 = round_to<bf16>(hlo_add(mul_15, beta_1));
-              add_11_w_0.v[lane] = store_exact<bf16>(add_11);
+              const float beta_1 = bf16_lane(beta_1_v_0, lane);
+              const float add_11 = hlo_add(mul_15, beta_1);
+              add_11_w_0.v[lane] = add_11;
             }
-            *reinterpret_cast<Vec<bf16, 8>*>(p_add_11 + (at_0__1)) = add_11_w_0;
+            store_lanes(p_add_11 + (at_0__1), add_11_w_0);
           }
         }
       }

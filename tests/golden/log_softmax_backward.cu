@@ -51,14 +51,14 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce1::State, exchange_1_1, 64, 8);
   {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 700 / 256 threads x 1 x 4; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[1];
     float exp_1_kept_0[4];
     words_of<Vec<float, 4>>::type dy_1_kept_0[1];
-    if (first < 64) {
+    {
       const int task = first;
       const int outer = task;
       Reduce0::State reduce_max_7_state_0[1];

@@ -40,11 +40,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   unsigned long long* const exchange = astitch_tagged_words(barrier);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 30011 / 512 threads x 8 x 1; 8 tasks; running reduction: a block a row, in 1 rounds of 8 blocks, which hand o...
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
-    if (first < 8) {
+    {
       const int task = first;
       Reduce0::State reduce_window_sum_7_carry_0[1];
       #pragma unroll

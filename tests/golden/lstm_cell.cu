@@ -14,11 +14,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_mul_5) {
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 32x128 / 256 threads x 1 x 4; 4 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
-    if (first < 4) {
+    {
       const int task = first;
       const int col_tile = task;
       {
@@ -26,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4 + col_tile * 1024;
-          const int col_1 = ((col) % 128);
-          const int col_0 = ((col) / 128);
+          const int col_1 = ((col) & 127);
+          const int col_0 = ((col) >> 7);
           const int at_0 = col_1 + col_0 * 512 + 128;
           const Vec<float, 4> gates_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gates_1 + (at_0));
           const Vec<float, 4> c_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_c_1 + (col));

@@ -12,9 +12,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   if (blockIdx.x < 2) {
     {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 14x12 / 256 threads x 1 x 4; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
       const int first = blockIdx.x;
       if (first < 1) {
         const int task = first;
@@ -48,11 +48,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
     {  // loop 1: outer 1 / 1 threads, row 1 / 1 threads x 1, col 8x10 / 256 threads x 1 x 2; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 1;
+      if (first >= 0 && first < 1) {
         const int task = first;
         {
           const int k = 0;
@@ -85,11 +85,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   } else {
     {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 25x21 / 256 threads x 1 x 1; 3 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-      if (first < 3) {
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 2;
+      if (first >= 0 && first < 3) {
         const int task = first;
         const int col_tile = task;
         {
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const int col_1__2 = ((col) % 21);
               float pad_6;
               if ((col_0__2) % 3 == 0 && (col_1__2) % 2 == 0) {
-                const int at_0__2 = ((col_1__2) / 2) + ((col_0__2) / 3) * 11;
+                const int at_0__2 = ((col_1__2) >> 1) + ((col_0__2) / 3) * 11;
                 const float x_1__2 = load_as<float>(p_x_1[at_0__2]);
                 pad_6 = x_1__2;
               } else {
@@ -118,11 +118,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
     {  // loop 3: outer 1 / 1 threads, row 1 / 1 threads x 1, col 21x40 / 256 threads x 1 x 4; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 5;
+      if (first >= 0) {
         const int task = first;
         {
           const int k = 0;
@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               for (int lane = 0; lane < 4; ++lane) {
                 float pad_7;
                 if ((col_0__3 + 3) % 3 == 0 && col_1__3 + lane - 1 >= 0 && col_1__3 + lane - 1 < 41 && (col_1__3 + lane - 1) % 4 == 0) {
-                  const float x_1__3 = load_as<float>(p_x_1[((col_1__3 + lane + 3) / 4) + ((col_0__3) / 3) * 11 + 10]);
+                  const float x_1__3 = load_as<float>(p_x_1[((col_1__3 + lane + 3) >> 2) + ((col_0__3) / 3) * 11 + 10]);
                   pad_7 = x_1__3;
                 } else {
                   const float value_1__3 = load_as<float>(p_value_1[0]);

@@ -78,11 +78,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 128);
   {  // loop 0: outer 700 / 64 threads, row 1 / 1 threads x 1, col 24 / 8 threads x 1 x 4; 11 tasks; row-reduce: 64 rows a block, 8 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 1;
-    const int to = thread / 8;
+    const int tx = threadIdx.x % 8;
+    const int ty = 0;
+    const int to = threadIdx.x / 8;
     const int first = blockIdx.x;
-    if (first < 11) {
+    {
       const int task = first;
       const int outer_raw = task * 64 + to;
       const int outer = clamped(outer_raw, 699);
@@ -125,9 +125,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce.11, %reduce_max.7 before level 1
   {  // loop 1: outer 1 / 1 threads, row 700 / 128 threads x 8, col 24 / 4 threads x 1 x 2; 3 tasks; running reduction: 128 x 8 rows, 4 threads wide
     const int thread = threadIdx.x;
-    const int tx = thread % 4;
-    const int ty = thread / 4 % 128;
-    const int to = thread / 512;
+    const int tx = threadIdx.x % 4;
+    const int ty = threadIdx.x / 4;
+    const int to = 0;
     const int first = blockIdx.x;
     int reduce_13_kept_0[8];
     Reduce2::State reduce_sum_7_state_0[8];
@@ -196,9 +196,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce.11, %reduce_max.7, %reduce_sum.7 before level 2
   {  // loop 2: outer 1 / 1 threads, row 3 / 1 threads x 3, col 700 / 512 threads x 1 x 1; 2 tasks; column-reduce: 1 rows x 512 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     if (first < 2) {
       const int task = first;

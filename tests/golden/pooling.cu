@@ -38,9 +38,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   if (blockIdx.x < 2) {
     {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x7x6x8 / 256 threads x 1 x 4; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
       const int first = blockIdx.x;
       if (first < 1) {
         const int task = first;
@@ -51,10 +51,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const int col = l * 1024 + tx * 4;
             if (col < 672) {
               const int col_1 = ((((col) / 48)) % 7);
-              const int col_2 = ((((col) / 8)) % 6);
+              const int col_2 = ((((col) >> 3)) % 6);
               float reduce_window_max_7_pad_lanes_0[4];
               if (col_1 * 2 - 1 >= 0 && col_2 * 2 - 1 >= 0) {
-                const int col_3 = ((col) % 8);
+                const int col_3 = ((col) & 7);
                 const int col_0 = ((col) / 336);
                 const int at_0 = col_3 + col_2 * 16 + col_1 * 176 + col_0 * 1144 - 96;
                 const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               }
               float reduce_window_max_7_pad_lanes_0__1[4];
               if (col_1 * 2 - 1 >= 0) {
-                const int col_3__1 = ((col) % 8);
+                const int col_3__1 = ((col) & 7);
                 const int col_0__1 = ((col) / 336);
                 const int at_0__1 = col_3__1 + col_2 * 16 + col_1 * 176 + col_0__1 * 1144 - 88;
                 const Vec<float, 4> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__1));
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               }
               float reduce_window_max_7_pad_lanes_0__2[4];
               if (col_1 * 2 - 1 >= 0 && col_2 * 2 + 1 < 11) {
-                const int col_3__2 = ((col) % 8);
+                const int col_3__2 = ((col) & 7);
                 const int col_0__2 = ((col) / 336);
                 const int at_0__2 = col_3__2 + col_2 * 16 + col_1 * 176 + col_0__2 * 1144 - 80;
                 const Vec<float, 4> x_1_v_0__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__2));
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               }
               float reduce_window_max_7_pad_lanes_0__3[4];
               if (col_2 * 2 - 1 >= 0) {
-                const int col_3__3 = ((col) % 8);
+                const int col_3__3 = ((col) & 7);
                 const int col_0__3 = ((col) / 336);
                 const int at_0__3 = col_3__3 + col_2 * 16 + col_1 * 176 + col_0__3 * 1144 - 8;
                 const Vec<float, 4> x_1_v_0__3 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__3));
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                   reduce_window_max_7_pad_lanes_0__3[lane] = same_bits<float>(0xff800000u);
                 }
               }
-              const int col_3__4 = ((col) % 8);
+              const int col_3__4 = ((col) & 7);
               const int col_0__4 = ((col) / 336);
               const int at_0__4 = col_3__4 + col_2 * 16 + col_1 * 176 + col_0__4 * 1144;
               const Vec<float, 4> x_1_v_0__4 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__4));
@@ -287,11 +287,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
     {  // loop 1: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x7x6x8 / 256 threads x 1 x 4; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 1;
+      if (first >= 0 && first < 1) {
         const int task = first;
         {
           const int k = 0;
@@ -300,10 +300,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const int col = l * 1024 + tx * 4;
             if (col < 672) {
               const int col_1__1 = ((((col) / 48)) % 7);
-              const int col_2__1 = ((((col) / 8)) % 6);
+              const int col_2__1 = ((((col) >> 3)) % 6);
               float reduce_window_sum_29_pad_lanes_0[4];
               if (col_1__1 * 2 - 1 >= 0 && col_2__1 * 2 - 1 >= 0) {
-                const int col_3__5 = ((col) % 8);
+                const int col_3__5 = ((col) & 7);
                 const int col_0__5 = ((col) / 336);
                 const int at_0__9 = col_3__5 + col_2__1 * 16 + col_1__1 * 176 + col_0__5 * 1144 - 96;
                 const Vec<float, 4> x_1_v_0__9 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__9));
@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               }
               float reduce_window_sum_29_pad_lanes_0__1[4];
               if (col_1__1 * 2 - 1 >= 0) {
-                const int col_3__6 = ((col) % 8);
+                const int col_3__6 = ((col) & 7);
                 const int col_0__6 = ((col) / 336);
                 const int at_0__10 = col_3__6 + col_2__1 * 16 + col_1__1 * 176 + col_0__6 * 1144 - 88;
                 const Vec<float, 4> x_1_v_0__10 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__10));
@@ -337,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               }
               float reduce_window_sum_29_pad_lanes_0__2[4];
               if (col_1__1 * 2 - 1 >= 0 && col_2__1 * 2 + 1 < 11) {
-                const int col_3__7 = ((col) % 8);
+                const int col_3__7 = ((col) & 7);
                 const int col_0__7 = ((col) / 336);
                 const int at_0__11 = col_3__7 + col_2__1 * 16 + col_1__1 * 176 + col_0__7 * 1144 - 80;
                 const Vec<float, 4> x_1_v_0__11 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__11));
@@ -354,7 +354,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               }
               float reduce_window_sum_29_pad_lanes_0__3[4];
               if (col_2__1 * 2 - 1 >= 0) {
-                const int col_3__8 = ((col) % 8);
+                const int col_3__8 = ((col) & 7);
                 const int col_0__8 = ((col) / 336);
                 const int at_0__12 = col_3__8 + col_2__1 * 16 + col_1__1 * 176 + col_0__8 * 1144 - 8;
                 const Vec<float, 4> x_1_v_0__12 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__12));
@@ -369,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                   reduce_window_sum_29_pad_lanes_0__3[lane] = 0.0f;
                 }
               }
-              const int col_3__9 = ((col) % 8);
+              const int col_3__9 = ((col) & 7);
               const int col_0__9 = ((col) / 336);
               const int at_0__13 = col_3__9 + col_2__1 * 16 + col_1__1 * 176 + col_0__9 * 1144;
               const Vec<float, 4> x_1_v_0__13 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__13));
@@ -563,11 +563,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   } else {
     {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x11x9x8 / 256 threads x 1 x 8; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 2;
+      if (first >= 0 && first < 1) {
         const int task = first;
         {
           const int k = 0;
@@ -596,40 +596,40 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const Vec<bf16, 8> y_1_v_0__7 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__25));
               const int at_0__26 = col_2__2 + col_1__2 * 88 + col_0__10 * 1144 + 192;
               const Vec<bf16, 8> y_1_v_0__8 = *reinterpret_cast<const Vec<bf16, 8>*>(p_y_1 + (at_0__26));
-              Vec<bf16, 8> reduce_window_5_w_0;
+              Lanes<bf16, 8> reduce_window_5_w_0;
               #pragma unroll
               for (int lane = 0; lane < 8; ++lane) {
-                const float y_1 = load_as<float>(y_1_v_0.v[lane]);
+                const float y_1 = bf16_lane(y_1_v_0, lane);
                 const float reduce_window_5_convert_0 = hlo_convert<float, bf16>(y_1);
                 const float reduce_window_5_add_0 = hlo_add(0.0f, reduce_window_5_convert_0);
-                const float y_1__1 = load_as<float>(y_1_v_0__1.v[lane]);
+                const float y_1__1 = bf16_lane(y_1_v_0__1, lane);
                 const float reduce_window_5_convert_0__1 = hlo_convert<float, bf16>(y_1__1);
                 const float reduce_window_5_add_2 = hlo_add(reduce_window_5_add_0, reduce_window_5_convert_0__1);
-                const float y_1__2 = load_as<float>(y_1_v_0__2.v[lane]);
+                const float y_1__2 = bf16_lane(y_1_v_0__2, lane);
                 const float reduce_window_5_convert_0__2 = hlo_convert<float, bf16>(y_1__2);
                 const float reduce_window_5_add_3 = hlo_add(reduce_window_5_add_2, reduce_window_5_convert_0__2);
-                const float y_1__3 = load_as<float>(y_1_v_0__3.v[lane]);
+                const float y_1__3 = bf16_lane(y_1_v_0__3, lane);
                 const float reduce_window_5_convert_0__3 = hlo_convert<float, bf16>(y_1__3);
                 const float reduce_window_5_add_4 = hlo_add(reduce_window_5_add_3, reduce_window_5_convert_0__3);
-                const float y_1__4 = load_as<float>(y_1_v_0__4.v[lane]);
+                const float y_1__4 = bf16_lane(y_1_v_0__4, lane);
                 const float reduce_window_5_convert_0__4 = hlo_convert<float, bf16>(y_1__4);
                 const float reduce_window_5_add_5 = hlo_add(reduce_window_5_add_4, reduce_window_5_convert_0__4);
-                const float y_1__5 = load_as<float>(y_1_v_0__5.v[lane]);
+                const float y_1__5 = bf16_lane(y_1_v_0__5, lane);
                 const float reduce_window_5_convert_0__5 = hlo_convert<float, bf16>(y_1__5);
                 const float reduce_window_5_add_6 = hlo_add(reduce_window_5_add_5, reduce_window_5_convert_0__5);
-                const float y_1__6 = load_as<float>(y_1_v_0__6.v[lane]);
+                const float y_1__6 = bf16_lane(y_1_v_0__6, lane);
                 const float reduce_window_5_convert_0__6 = hlo_convert<float, bf16>(y_1__6);
                 const float reduce_window_5_add_7 = hlo_add(reduce_window_5_add_6, reduce_window_5_convert_0__6);
-                const float y_1__7 = load_as<float>(y_1_v_0__7.v[lane]);
+                const float y_1__7 = bf16_lane(y_1_v_0__7, lane);
                 const float reduce_window_5_convert_0__7 = hlo_convert<float, bf16>(y_1__7);
                 const float reduce_window_5_add_8 = hlo_add(reduce_window_5_add_7, reduce_window_5_convert_0__7);
-                const float y_1__8 = load_as<float>(y_1_v_0__8.v[lane]);
+                const float y_1__8 = bf16_lane(y_1_v_0__8, lane);
                 const float reduce_window_5_convert_0__8 = hlo_convert<float, bf16>(y_1__8);
                 const float reduce_window_5_add_9 = hlo_add(reduce_window_5_add_8, reduce_window_5_convert_0__8);
-                const float reduce_window_5 = hlo_convert<bf16, float>(reduce_window_5_add_9);
-                reduce_window_5_w_0.v[lane] = store_exact<bf16>(reduce_window_5);
+                const float reduce_window_5 = hlo_convert<float, float>(reduce_window_5_add_9);
+                reduce_window_5_w_0.v[lane] = reduce_window_5;
               }
-              *reinterpret_cast<Vec<bf16, 8>*>(p_reduce_window_5 + (col)) = reduce_window_5_w_0;
+              store_lanes(p_reduce_window_5 + (col), reduce_window_5_w_0);
             }
           }
         }
@@ -637,11 +637,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
     {  // loop 3: outer 2 / 1 threads, row 13x11 / 128 threads x 2, col 8 / 2 threads x 1 x 4; 2 tasks; column-reduce: 128 rows x 2 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 2;
-      const int ty = thread / 2 % 128;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
-      if (first < 2) {
+      const int tx = threadIdx.x % 2;
+      const int ty = threadIdx.x / 2;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 3;
+      if (first >= 0 && first < 2) {
         const int task = first;
         const int outer = task;
         Reduce0::State reduce_window_sum_30_reduce_state_0[4];
@@ -708,14 +708,14 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
     {  // loop 4: outer 1 / 1 threads, row 1 / 1 threads x 1, col 8x47 / 256 threads x 1 x 1; 2 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 5 + (blockIdx.x < 5 ? gridDim.x : 0);
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 5;
       const float reduce_window_sum_31_add_0 = hlo_add(0.0f, 0.0f);
       const float reduce_window_sum_31_add_2 = hlo_add(reduce_window_sum_31_add_0, 0.0f);
       const float reduce_window_sum_31_add_3 = hlo_add(reduce_window_sum_31_add_2, 0.0f);
-      if (first < 2) {
+      if (first >= 0) {
         const int task = first;
         const int col_tile = task;
         {

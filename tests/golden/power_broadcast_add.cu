@@ -10,11 +10,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned int* barrier) {
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2 / 512 threads x 1 x 2; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
-    if (first < 1) {
+    {
       const int task = first;
       {
         const int k = 0;
@@ -39,11 +39,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %pow.1 before level 1
   {  // loop 1: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x128 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
-    if (first < 1) {
+    {
       const int task = first;
       {
         const int k = 0;
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const int l = 0;
           const int col = l * 2048 + tx * 4;
           if (col < 256) {
-            const int col_0 = ((col) / 128);
+            const int col_0 = ((col) >> 7);
             const float pow_1__1 = load_as<float>(p_pow_1[col_0]);
             const Vec<float, 4> y_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_y_1 + (col));
             Vec<float, 4> add_7_w_0;

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 32 x 256 threads, 32 B shared
+// stitch_0: grid 64 x 128 threads, 16 B shared
 //   jit(quantise_f8)/abs
 //   jit(quantise_f8)/reduce_max
 //   jit(quantise_f8)/div
@@ -21,22 +21,22 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(128) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_convert_element_type_7,
     float* __restrict__ p_mul_7) {
-  ASTITCH_SHARED_ARENA(32);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 300 / 128 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 128 threads a row
+  ASTITCH_SHARED_ARENA(16);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 4);
+  {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 300 / 128 threads x 1 x 4; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[1];
-    if (first < 32) {
+    {
       const int task = first;
-      const int outer = task * 2 + to;
+      const int outer = task;
       Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();

@@ -45,12 +45,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   unsigned long long* const exchange = astitch_tagged_words(barrier);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 64x500 / 512 threads x 1 x 4; 16 tasks; row-reduce, 1 rows < 256 blocks a wave: each row split over 16 blocks...
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[1];
-    if (first < 16) {
+    {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_max_7_state_0[1];
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         Reduce0::State reduce_max_7_state_0__1[1];
         #pragma unroll
         for (int i = 0; i < 1; ++i) reduce_max_7_state_0__1[i] = Reduce0::identity();
-        collect_parts<Reduce0, 32, 16, 1>(reduce_max_7_state_0__1[0], exchange + (0), ((thread) % 32), tag);
+        collect_parts<Reduce0, 32, 16, 1>(reduce_max_7_state_0__1[0], exchange + (0), ((thread) & 31), tag);
         reduce_lanes<Reduce0, 32, 1>(reduce_max_7_state_0__1);
         if (thread % 32 == 0) exchange_0_1[to] = reduce_max_7_state_0__1[0];
       }

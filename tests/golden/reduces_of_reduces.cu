@@ -48,11 +48,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 2304, 16);
   {  // loop 0: outer 24x20 / 32 threads, row 1 / 1 threads x 1, col 36 / 16 threads x 1 x 4; 15 tasks; row-reduce: 32 rows a block, 16 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 16;
-    const int ty = thread / 16 % 1;
-    const int to = thread / 16;
+    const int tx = threadIdx.x % 16;
+    const int ty = 0;
+    const int to = threadIdx.x / 16;
     const int first = blockIdx.x;
-    if (first < 15) {
+    {
       const int task = first;
       const int outer = task * 32 + to;
       Reduce0::State reduce_sum_21_state_0[1];
@@ -85,9 +85,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21 before level 1
   {  // loop 1: outer 24 / 64 threads, row 1 / 1 threads x 1, col 20 / 8 threads x 1 x 4; 1 tasks; row-reduce: 64 rows a block, 8 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 1;
-    const int to = thread / 8;
+    const int tx = threadIdx.x % 8;
+    const int ty = 0;
+    const int to = threadIdx.x / 8;
     const int first = blockIdx.x;
     if (first < 1) {
       const int task = first;

@@ -198,9 +198,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce7::State, exchange_7_1, 0, 1040);
   {  // loop 0: outer 16 / 8 threads, row 1 / 1 threads x 1, col 90 / 64 threads x 1 x 2; 2 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
     const int first = blockIdx.x;
     Reduce0::State reduce_min_14_state_0[2];
     #pragma unroll
@@ -328,9 +328,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   __syncthreads();  // the next task loop takes over the shared memory
   {  // loop 1: outer 16 / 8 threads, row 1 / 1 threads x 1, col 90 / 64 threads x 1 x 2; 2 tasks; row-reduce: 8 rows a block, 64 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x % 64;
+    const int ty = 0;
+    const int to = threadIdx.x / 64;
     const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
     Reduce7::State reduce_max_15_state_0[2];
     #pragma unroll
@@ -386,9 +386,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   if (blockIdx.x < 2) {
     {  // loop 2: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 128;
-      const int ty = thread / 128 % 1;
-      const int to = thread / 128;
+      const int tx = threadIdx.x % 128;
+      const int ty = 0;
+      const int to = threadIdx.x / 128;
       const int first = blockIdx.x;
       if (first < 1) {
         const int task = first;
@@ -423,11 +423,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
     {  // loop 3: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 128;
-      const int ty = thread / 128 % 1;
-      const int to = thread / 128;
-      const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x % 128;
+      const int ty = 0;
+      const int to = threadIdx.x / 128;
+      const int first = int(blockIdx.x) - 1;
+      if (first >= 0 && first < 1) {
         const int task = first;
         Reduce1::State reduce_25_state_0__1[1];
         #pragma unroll
@@ -461,11 +461,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   } else {
     {  // loop 4: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 128;
-      const int ty = thread / 128 % 1;
-      const int to = thread / 128;
-      const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x % 128;
+      const int ty = 0;
+      const int to = threadIdx.x / 128;
+      const int first = int(blockIdx.x) - 2;
+      if (first >= 0 && first < 1) {
         const int task = first;
         Reduce7::State reduce_max_15_state_0__1[1];
         #pragma unroll
@@ -498,11 +498,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
     {  // loop 5: outer 1 / 4 threads, row 2 / 1 threads x 2, col 90 / 128 threads x 1 x 1; 1 tasks; column-reduce: 1 rows x 128 threads a block
       const int thread = threadIdx.x;
-      const int tx = thread % 128;
-      const int ty = thread / 128 % 1;
-      const int to = thread / 128;
-      const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x % 128;
+      const int ty = 0;
+      const int to = threadIdx.x / 128;
+      const int first = int(blockIdx.x) - 3;
+      if (first >= 0) {
         const int task = first;
         Reduce2::State reduce_and_7_state_0__1[1];
         #pragma unroll

@@ -39,9 +39,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 516);
   {  // loop 0: outer 64 / 2 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 32 tasks; row-reduce: 2 rows a block, 256 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 256;
+    const int ty = 0;
+    const int to = threadIdx.x / 256;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type dy_1_kept_0[1];
     words_of<Vec<float, 4>>::type x_1_kept_0[1];
@@ -146,9 +146,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.36 before level 1
   {  // loop 1: outer 1 / 1 threads, row 32 / 4 threads x 8, col 768 / 128 threads x 1 x 1; 6 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
-    const int to = thread / 512;
+    const int tx = threadIdx.x % 128;
+    const int ty = threadIdx.x / 128;
+    const int to = 0;
     const int first = blockIdx.x;
     if (first < 6) {
       const int task = first;

@@ -39,9 +39,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 98304, 32);
   {  // loop 0: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 6 x 4; 3 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     Reduce0::State reduce_sum_36_state_0[24];
     #pragma unroll
@@ -141,11 +141,11 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.36 before level 1
   {  // loop 1: outer 1 / 1 threads, row 3 / 1 threads x 3, col 12000 / 512 threads x 1 x 1; 24 tasks; column-reduce: 1 rows x 512 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
-    if (first < 24) {
+    {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_sum_36_state_0__1[1];

@@ -30,9 +30,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 516);
   {  // loop 0: outer 96 / 4 threads, row 1 / 1 threads x 1, col 400 / 128 threads x 1 x 4; 24 tasks; row-reduce: 4 rows a block, 128 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
+    const int tx = threadIdx.x % 128;
+    const int ty = 0;
+    const int to = threadIdx.x / 128;
     const int first = blockIdx.x;
     Reduce0::State reduce_sum_15_state_0[4];
     #pragma unroll
@@ -88,9 +88,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.15 before level 1
   {  // loop 1: outer 1 / 1 threads, row 24 / 4 threads x 6, col 400 / 128 threads x 1 x 1; 4 tasks; column-reduce: 4 rows x 128 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 4;
-    const int to = thread / 512;
+    const int tx = threadIdx.x % 128;
+    const int ty = threadIdx.x / 128;
+    const int to = 0;
     const int first = blockIdx.x;
     if (first < 4) {
       const int task = first;

@@ -16,9 +16,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     int* __restrict__ p_sub_1) {
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     const float x_1 = load_as<float>(p_x_1[0]);
     const float exp_1 = hlo_exp(x_1);
@@ -36,16 +36,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   }
   {  // loop 1: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
-    const int first = blockIdx.x - 1 + (blockIdx.x < 1 ? gridDim.x : 0);
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
+    const int first = int(blockIdx.x) - 1;
     const int n_1__1 = load_as<int>(p_n_1[0]);
     const bool gt_1 = hlo_compare_gt(n_1__1, 0);
     const float x_1__1 = load_as<float>(p_x_1[0]);
     const float y_1__1 = load_as<float>(p_y_1[0]);
     const float select_n_1 = (gt_1 ? x_1__1 : y_1__1);
-    if (first < 1) {
+    if (first >= 0 && first < 1) {
       const int task = first;
       if (tx < 1) {
         p_select_n_1[0] = store_as<float>(select_n_1);
@@ -54,14 +54,14 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   }
   {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
-    const int first = blockIdx.x - 2 + (blockIdx.x < 2 ? gridDim.x : 0);
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
+    const int first = int(blockIdx.x) - 2;
     const int n_1__2 = load_as<int>(p_n_1[0]);
     const int mul_3 = hlo_multiply(n_1__2, n_1__2);
     const int sub_1 = hlo_subtract(mul_3, 3);
-    if (first < 1) {
+    if (first >= 0) {
       const int task = first;
       if (tx < 1) {
         p_sub_1[0] = store_as<int>(sub_1);

@@ -32,9 +32,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   if (blockIdx.x < 4) {
     {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 64x48 / 256 threads x 1 x 4; 3 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
       const int first = blockIdx.x;
       if (first < 3) {
         const int task = first;
@@ -71,11 +71,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
     {  // loop 1: outer 1 / 1 threads, row 1 / 1 threads x 1, col 48 / 256 threads x 1 x 4; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 3 + (blockIdx.x < 3 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 3;
+      if (first >= 0 && first < 1) {
         const int task = first;
         {
           const int k = 0;
@@ -112,11 +112,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   } else {
     {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 100x20 / 256 threads x 1 x 4; 2 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 4 + (blockIdx.x < 4 ? gridDim.x : 0);
-      if (first < 2) {
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 4;
+      if (first >= 0 && first < 2) {
         const int task = first;
         const int col_tile = task;
         {
@@ -153,11 +153,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
     {  // loop 3: outer 1 / 1 threads, row 1 / 1 threads x 1, col 7x13 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 6 + (blockIdx.x < 6 ? gridDim.x : 0);
-      if (first < 1) {
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 6;
+      if (first >= 0 && first < 1) {
         const int task = first;
         {
           const int k = 0;
@@ -183,10 +183,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     }
     {  // loop 4: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
-      const int tx = thread % 256;
-      const int ty = thread / 256 % 1;
-      const int to = thread / 256;
-      const int first = blockIdx.x - 7 + (blockIdx.x < 7 ? gridDim.x : 0);
+      const int tx = threadIdx.x;
+      const int ty = 0;
+      const int to = 0;
+      const int first = int(blockIdx.x) - 7;
       const float flat_14__1 = load_as<float>(p_flat_14__1[0]);
       const float mul_47 = hlo_multiply(flat_14__1, 0.9f);
       const float flat_9__1 = load_as<float>(p_flat_9__1[0]);
@@ -196,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       const float add_19 = hlo_add(add_18, mul_48);
       const float mul_53 = hlo_multiply(add_19, 0.1f);
       const float sub_9 = hlo_subtract(flat_4__1, mul_53);
-      if (first < 1) {
+      if (first >= 0) {
         const int task = first;
         if (tx < 1) {
           p_add_19[0] = store_as<float>(add_19);

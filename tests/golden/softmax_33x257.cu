@@ -45,13 +45,13 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce1::State, exchange_1_1, 32, 8);
   {  // loop 0: outer 33 / 1 threads, row 1 / 1 threads x 1, col 257 / 256 threads x 2 x 1; 33 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     float x_1_kept_0[2];
     float exp_1_kept_0[2];
-    if (first < 33) {
+    {
       const int task = first;
       const int outer = task;
       Reduce0::State reduce_max_7_state_0[1];

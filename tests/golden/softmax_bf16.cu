@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 16 x 256 threads, 64 B shared
+// stitch_0: grid 64 x 64 threads, 32 B shared
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
 //   jit(softmax)/exp
@@ -38,23 +38,23 @@ struct Reduce1 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(64) stitch_0(
     const bf16* __restrict__ p_x_1,
     bf16* __restrict__ p_div_7) {
-  ASTITCH_SHARED_ARENA(64);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 32, 8);
-  {  // loop 0: outer 64 / 4 threads, row 1 / 1 threads x 1, col 512 / 64 threads x 1 x 8; 16 tasks; row-reduce: 4 rows a block, 64 threads a row
+  ASTITCH_SHARED_ARENA(32);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 16, 2);
+  {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 512 / 64 threads x 1 x 8; 64 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 64;
-    const int ty = thread / 64 % 1;
-    const int to = thread / 64;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<bf16, 8>>::type x_1_kept_0[1];
     bf16 exp_1_kept_0[8];
-    if (first < 16) {
+    {
       const int task = first;
-      const int outer = task * 4 + to;
+      const int outer = task;
       Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           x_1_kept_0[k + l] = to_words(x_1_v_0);
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
-            const float x_1 = load_as<float>(x_1_v_0.v[lane]);
+            const float x_1 = bf16_lane(x_1_v_0, lane);
             reduce_max_7_state_0[0] = Reduce0::combine(reduce_max_7_state_0[0], Reduce0::State{x_1});
           }
         }
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const Vec<bf16, 8> x_1_v_0__1 = from_words<Vec<bf16, 8>>(x_1_kept_0[k + l]);
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
-            const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
+            const float x_1__1 = bf16_lane(x_1_v_0__1, lane);
             const float sub_7 = round_to<bf16>(hlo_subtract(x_1__1, reduce_max_7));
             const float exp_1 = round_to<bf16>(narrow_exp<bf16>(sub_7));
             exp_1_kept_0[k * 8 + l * 8 + lane] = store_exact<bf16>(exp_1);
@@ -108,14 +108,14 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int l = 0;
           const int col = l * 512 + tx * 8;
           const int at_0__1 = outer * 512 + col;
-          Vec<bf16, 8> div_7_w_0;
+          Lanes<bf16, 8> div_7_w_0;
           #pragma unroll
           for (int lane = 0; lane < 8; ++lane) {
             const float exp_1__1 = load_as<float>(exp_1_kept_0[k * 8 + l * 8 + lane]);
-            const float div_7 = round_to<bf16>(narrow_divide<bf16>(exp_1__1, convert_element_type_3_convert_0));
-            div_7_w_0.v[lane] = store_exact<bf16>(div_7);
+            const float div_7 = narrow_divide<bf16>(exp_1__1, convert_element_type_3_convert_0);
+            div_7_w_0.v[lane] = div_7;
           }
-          *reinterpret_cast<Vec<bf16, 8>*>(p_div_7 + (at_0__1)) = div_7_w_0;
+          store_lanes(p_div_7 + (at_0__1), div_7_w_0);
         }
       }
     }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 12 x 256 threads, 128 B shared
+// stitch_0: grid 24 x 128 threads, 64 B shared
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
 //   jit(softmax)/exp
@@ -37,23 +37,23 @@ struct Reduce1 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(128) stitch_0(
     const double* __restrict__ p_x_1,
     double* __restrict__ p_div_7) {
-  ASTITCH_SHARED_ARENA(128);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 64, 8);
-  {  // loop 0: outer 24 / 2 threads, row 1 / 1 threads x 1, col 130 / 128 threads x 1 x 2; 12 tasks; row-reduce: 2 rows a block, 128 threads a row
+  ASTITCH_SHARED_ARENA(64);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 4);
+  ASTITCH_SHARED(Reduce1::State, exchange_1_1, 32, 4);
+  {  // loop 0: outer 24 / 1 threads, row 1 / 1 threads x 1, col 130 / 128 threads x 1 x 2; 24 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 128;
-    const int ty = thread / 128 % 1;
-    const int to = thread / 128;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<double, 2>>::type x_1_kept_0[1];
     double exp_1_kept_0[2];
-    if (first < 12) {
+    {
       const int task = first;
-      const int outer = task * 2 + to;
+      const int outer = task;
       Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();

@@ -27,12 +27,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1056);
   {  // loop 0: outer 1 / 1 threads, row 16 / 8 threads x 2, col 24x96 / 32 threads x 1 x 4; 18 tasks; column-reduce: 8 rows x 32 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 8;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 32;
+    const int ty = threadIdx.x / 32;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[2];
-    if (first < 18) {
+    {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_max_7_exponentials_state_0[4];

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 48 x 256 threads, 0 B shared
+// stitch_0: grid 96 x 128 threads, 0 B shared
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
 //   jit(softmax)/exp
@@ -37,20 +37,20 @@ struct Reduce1 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(128) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
-  {  // loop 0: outer 8x48 / 8 threads, row 1 / 1 threads x 1, col 96 / 32 threads x 1 x 4; 48 tasks; row-reduce: 8 rows a block, 32 threads a row
+  {  // loop 0: outer 8x48 / 4 threads, row 1 / 1 threads x 1, col 96 / 32 threads x 1 x 4; 96 tasks; row-reduce: 4 rows a block, 32 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 32;
-    const int ty = thread / 32 % 1;
-    const int to = thread / 32;
+    const int tx = threadIdx.x % 32;
+    const int ty = 0;
+    const int to = threadIdx.x / 32;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[1];
     float exp_1_kept_0[4];
-    if (first < 48) {
+    {
       const int task = first;
-      const int outer = task * 8 + to;
+      const int outer = task * 4 + to;
       Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();

@@ -43,12 +43,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   unsigned long long* const exchange = astitch_tagged_words(barrier);
   {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 50000 / 512 threads x 1 x 4; 100 tasks; row-reduce, 4 rows < 250 blocks a wave: each row split over 25 blocks...
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[1];
-    if (first < 100) {
+    {
       const int task = first;
       const int outer = ((task) / 25);
       const int col_tile = ((task) % 25);
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         Reduce0::State reduce_max_7_exponentials_state_0__1[1];
         #pragma unroll
         for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_state_0__1[i] = Reduce0::identity();
-        collect_parts<Reduce0, 32, 25, 2>(reduce_max_7_exponentials_state_0__1[0], exchange + (outer * 50), ((thread) % 32), tag);
+        collect_parts<Reduce0, 32, 25, 2>(reduce_max_7_exponentials_state_0__1[0], exchange + (outer * 50), ((thread) & 31), tag);
         reduce_lanes<Reduce0, 32, 1>(reduce_max_7_exponentials_state_0__1);
         if (thread % 32 == 0) exchange_0_1[to] = reduce_max_7_exponentials_state_0__1[0];
       }

@@ -44,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
   unsigned long long* const exchange = astitch_tagged_words(barrier);
   {  // loop 0: outer 4 / 1 threads, row 1 / 1 threads x 1, col 50000 / 512 threads x 4 x 4; 28 tasks; row-reduce, 4 rows < 14 blocks a wave: each row split over 7 blocks th...
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     if (const int next = first; next < 28) {
       const int task = next;
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             Reduce0::State reduce_max_7_exponentials_state_0__1[1];
             #pragma unroll
             for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_state_0__1[i] = Reduce0::identity();
-            collect_parts<Reduce0, 32, 7, 2>(reduce_max_7_exponentials_state_0__1[0], exchange + (outer * 14), ((thread) % 32), tag);
+            collect_parts<Reduce0, 32, 7, 2>(reduce_max_7_exponentials_state_0__1[0], exchange + (outer * 14), ((thread) & 31), tag);
             reduce_lanes<Reduce0, 32, 1>(reduce_max_7_exponentials_state_0__1);
             if (thread % 32 == 0) exchange_0_1[to] = reduce_max_7_exponentials_state_0__1[0];
           }

@@ -27,12 +27,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 288);
   {  // loop 0: outer 8 / 1 threads, row 48 / 32 threads x 2, col 96 / 8 threads x 1 x 4; 24 tasks; column-reduce: 32 rows x 8 threads a block
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 32;
-    const int to = thread / 256;
+    const int tx = threadIdx.x % 8;
+    const int ty = threadIdx.x / 8;
+    const int to = 0;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[2];
-    if (first < 24) {
+    {
       const int task = first;
       const int outer = ((task) / 3);
       const int col_tile = ((task) % 3);

@@ -43,12 +43,12 @@ extern "C" __global__ void __launch_bounds__(1024, 1) stitch_0(
   unsigned long long* const exchange = astitch_tagged_words(barrier);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 200001 / 1024 threads x 2 x 1; 98 tasks; row-reduce, 1 rows < 98 blocks a wave: each row split over 98 blocks...
     const int thread = threadIdx.x;
-    const int tx = thread % 1024;
-    const int ty = thread / 1024 % 1;
-    const int to = thread / 1024;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     float x_1_kept_0[2];
-    if (first < 98) {
+    {
       const int task = first;
       const int col_tile = task;
       Reduce0::State reduce_max_7_exponentials_state_0[1];
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) stitch_0(
         Reduce0::State reduce_max_7_exponentials_state_0__1[1];
         #pragma unroll
         for (int i = 0; i < 1; ++i) reduce_max_7_exponentials_state_0__1[i] = Reduce0::identity();
-        collect_parts<Reduce0, 32, 98, 2>(reduce_max_7_exponentials_state_0__1[0], exchange + (0), ((thread) % 32), tag);
+        collect_parts<Reduce0, 32, 98, 2>(reduce_max_7_exponentials_state_0__1[0], exchange + (0), ((thread) & 31), tag);
         reduce_lanes<Reduce0, 32, 1>(reduce_max_7_exponentials_state_0__1);
         if (thread % 32 == 0) exchange_0_1[to] = reduce_max_7_exponentials_state_0__1[0];
       }

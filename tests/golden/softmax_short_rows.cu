@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 63 x 256 threads, 0 B shared
+// stitch_0: grid 125 x 128 threads, 0 B shared
 //   jit(softmax)/reduce_max
 //   jit(softmax)/sub
 //   jit(softmax)/exp
@@ -37,21 +37,20 @@ struct Reduce1 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(256) stitch_0(
+extern "C" __global__ void __launch_bounds__(128) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
-  {  // loop 0: outer 2000 / 32 threads, row 1 / 1 threads x 1, col 32 / 8 threads x 1 x 4; 63 tasks; row-reduce: 32 rows a block, 8 threads a row
+  {  // loop 0: outer 2000 / 16 threads, row 1 / 1 threads x 1, col 32 / 8 threads x 1 x 4; 125 tasks; row-reduce: 16 rows a block, 8 threads a row
     const int thread = threadIdx.x;
-    const int tx = thread % 8;
-    const int ty = thread / 8 % 1;
-    const int to = thread / 8;
+    const int tx = threadIdx.x % 8;
+    const int ty = 0;
+    const int to = threadIdx.x / 8;
     const int first = blockIdx.x;
     words_of<Vec<float, 4>>::type x_1_kept_0[1];
     float exp_1_kept_0[4];
-    if (first < 63) {
+    {
       const int task = first;
-      const int outer_raw = task * 32 + to;
-      const int outer = clamped(outer_raw, 1999);
+      const int outer = task * 16 + to;
       Reduce0::State reduce_max_7_state_0[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_max_7_state_0[i] = Reduce0::identity();
@@ -106,9 +105,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const float div_7 = hlo_divide_shared(exp_1__1, reduce_sum_7);
             div_7_w_0.v[lane] = store_as<float>(div_7);
           }
-          if (outer_raw < 2000) {
-            *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at_0__1)) = div_7_w_0;
-          }
+          *reinterpret_cast<Vec<float, 4>*>(p_div_7 + (at_0__1)) = div_7_w_0;
         }
       }
     }

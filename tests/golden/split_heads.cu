@@ -9,11 +9,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_transpose_1) {
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x6x24x32 / 256 threads x 1 x 4; 9 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
-    if (first < 9) {
+    {
       const int task = first;
       const int col_tile = task;
       {
@@ -21,8 +21,8 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         {
           const int l = 0;
           const int col = l * 1024 + tx * 4 + col_tile * 1024;
-          const int col_3 = ((col) % 32);
-          const int col_2 = ((((col) / 32)) % 24);
+          const int col_3 = ((col) & 31);
+          const int col_2 = ((((col) >> 5)) % 24);
           const int col_1 = ((((col) / 768)) % 6);
           const int col_0 = ((col) / 4608);
           const int at_0 = col_3 + col_2 * 192 + col_1 * 32 + col_0 * 4608;

@@ -16,9 +16,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_add_any_3) {
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 48x400 / 256 threads x 1 x 4; 19 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     if (first < 19) {
       const int task = first;
@@ -56,11 +56,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   }
   {  // loop 1: outer 1 / 1 threads, row 1 / 1 threads x 1, col 48x800 / 256 threads x 1 x 4; 38 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
-    const int first = blockIdx.x - 19 + (blockIdx.x < 19 ? gridDim.x : 0);
-    if (first < 38) {
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
+    const int first = int(blockIdx.x) - 19;
+    if (first >= 0) {
       const int task = first;
       const int col_tile = task;
       {

@@ -26,11 +26,11 @@ extern "C" __global__ void __launch_bounds__(512) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
   {  // loop 0: outer 8 / 1 threads, row 1 / 1 threads x 1, col 15000 / 512 threads x 8 x 4; 8 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 512;
-    const int ty = thread / 512 % 1;
-    const int to = thread / 512;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
-    if (first < 8) {
+    {
       const int task = first;
       const int outer = task;
       Reduce0::State reduce_sum_7_state_0[1];

@@ -32,9 +32,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 90x70 / 256 threads x 1 x 2; 13 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
     const int first = blockIdx.x;
     if (first < 13) {
       const int task = first;
@@ -63,11 +63,11 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   }
   {  // loop 1: outer 20 / 1 threads, row 1 / 1 threads x 1, col 12x33 / 256 threads x 2 x 1; 20 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
-    const int tx = thread % 256;
-    const int ty = thread / 256 % 1;
-    const int to = thread / 256;
-    const int first = blockIdx.x - 13 + (blockIdx.x < 13 ? gridDim.x : 0);
-    if (first < 20) {
+    const int tx = threadIdx.x;
+    const int ty = 0;
+    const int to = 0;
+    const int first = int(blockIdx.x) - 13;
+    if (first >= 0) {
       const int task = first;
       const int outer = task;
       Reduce0::State reduce_sum_7_state_0[1];
