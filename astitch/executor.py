@@ -280,13 +280,11 @@ class DeviceArray:
 
         dtype = self.type.dtype
         # DLPack names bool and the numbers; the narrow floats travel as words of their size.
-        carrier = _DLPACK_CARRIER.get(dtype)
+        carrier = _DLPACK_CARRIER.get(dtype, dtype.numpy)
         memory = cupy.cuda.UnownedMemory(self.pointer, self.type.bytes, self)
-        pointer = cupy.cuda.MemoryPointer(memory, 0)
-        if carrier is None:
-            return jax.dlpack.from_dlpack(cupy.ndarray(self.type.shape, dtype.numpy, pointer))
-        words = cupy.ndarray(self.type.shape, carrier, pointer)
-        return jax.dlpack.from_dlpack(_RenamedDlpack(words, dtype))
+        words = cupy.ndarray(self.type.shape, carrier, cupy.cuda.MemoryPointer(memory, 0))
+        is_known = dtype not in _DLPACK_CARRIER and words.__dlpack_device__()[0] != _DLPACK_MANAGED
+        return jax.dlpack.from_dlpack(words if is_known else _RenamedDlpack(words, dtype))
 
 
 _DLPACK_CARRIER = {
@@ -297,16 +295,21 @@ _DLPACK_CARRIER = {
 _DLPACK_CODE = {DType.BF16: 4, DType.F8E4M3FN: 10, DType.F8E5M2: 12}
 """DLDataTypeCode of the narrow floats (dlpack.h, DLPack 1.1)."""
 
-_DLPACK_DTYPE_OFFSET = 20
-"""Where DLTensor.dtype.code stands: after the data pointer, the device (two 32-bit integers) and ndim."""
+_DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
+"""DLDeviceType of a GPU's memory, and of memory that it shares with the host."""
+
+_DLPACK_DEVICE_OFFSET, _DLPACK_DTYPE_OFFSET = 8, 20
+"""Where DLTensor.device.device_type and DLTensor.dtype.code stand: after the data pointer; after the device, two 32-bit
+integers, and ndim."""
 
 
 class _RenamedDlpack:
-    """A CuPy array of words that says of itself, through DLPack, that it is an array of a narrow float."""
+    """A CuPy array that says of itself, through DLPack, what JAX knows: words that they are narrow floats, managed
+    memory that it is a GPU's."""
 
     def __init__(self, words: Any, dtype: DType) -> None:
         self._words = words
-        self._code = _DLPACK_CODE[dtype]
+        self._code = _DLPACK_CODE.get(dtype)
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         capsule = self._words.__dlpack__(stream=stream)
@@ -316,11 +319,16 @@ class _RenamedDlpack:
             [ctypes.py_object, ctypes.c_char_p],
         )
         tensor = get_pointer(capsule, b"dltensor")
-        ctypes.c_uint8.from_address(tensor + _DLPACK_DTYPE_OFFSET).value = self._code
+        device = ctypes.c_int32.from_address(tensor + _DLPACK_DEVICE_OFFSET)
+        if device.value == _DLPACK_MANAGED:
+            device.value = _DLPACK_CUDA
+        if self._code is not None:
+            ctypes.c_uint8.from_address(tensor + _DLPACK_DTYPE_OFFSET).value = self._code
         return capsule
 
-    def __dlpack_device__(self) -> Any:
-        return self._words.__dlpack_device__()
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, number = self._words.__dlpack_device__()
+        return _DLPACK_CUDA if kind == _DLPACK_MANAGED else kind, number
 
 
 # ---- the executor ----------------------------------------------------------------------------------------------

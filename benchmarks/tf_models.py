@@ -4,8 +4,9 @@
 
 Kernels are counted for a preset (h100): astitch's, and those that XLA makes of the same HLO where JAX's plugin for
 NVIDIA GPUs is installed.  The host's cost is measured in one TensorFlow on the CPU.  XLA's call computes; astitch's
-makes no launch ("dry"), since a launch there is an emulation.  So beside the models at their tiny size stands the
-signature of a training step alone: every variable is scaled by an argument, and all have one element.
+makes no launch ("dry"), since without a GPU a launch is an emulation.  So beside the models at their tiny size stands
+the signature of a training step alone: every variable is scaled by an argument, and all have one element.
+On a machine with a GPU the dry call stages its tensors, and a whole call is measured too, until its results are back.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tensorflow as tf
 
 import tf_addon
 from astitch.compile import memory_ops
+from astitch.executor import count_gpus
 from astitch.gpu import preset
 from astitch.hlo_import import serialize_module
 from astitch.hlo_schema import HloModuleProto
@@ -71,14 +73,15 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Microseconds of a call in steady state: the least of ROUNDS medians, both in turns, since other programs may take
-    the cores for a while.  astitch_us: without launches."""
+    """Microseconds of a call in steady state: the least of ROUNDS medians, in turns, since other programs may take the
+    cores for a while.  astitch_us: without launches.  gpu_us: all of it, where there is a GPU."""
 
     model: str
     part: str
     arrays: int
     xla_us: float
     astitch_us: float
+    gpu_us: float | None
     launches: int
 
 
@@ -164,10 +167,13 @@ def measure_overhead(name: str, part: str, calls: int) -> Overhead:
         function = getattr(model, part)
     tf_addon.disable()
     tf_addon.report(reset=True)
-    xla_us, astitch_us = [], []
+    engine = "gpu" if count_gpus() else "host"
+    xla_us, astitch_us, gpu_us = [], [], []
     for _ in range(ROUNDS):
         xla_us.append(time_call(lambda: function(batch), calls))
-        with tf_addon.enabled(engine="host"):
+        with tf_addon.enabled(engine=engine):
+            if engine == "gpu":
+                gpu_us.append(time_call(lambda: function(batch), calls))
             the_switch.set(replace(the_switch.wishes, dry=True))
             astitch_us.append(time_call(lambda: function(batch), calls))
     found = tf_addon.report(reset=True)
@@ -176,7 +182,8 @@ def measure_overhead(name: str, part: str, calls: int) -> Overhead:
     (compiled,) = (one for f in found.functions for one in f.compiled)
     program = compiled.compilation.program
     arrays = len(program.parameters) + len(program.outputs)
-    return Overhead(name, part, arrays, min(xla_us), min(astitch_us), len(program.steps))
+    whole = min(gpu_us) if gpu_us else None
+    return Overhead(name, part, arrays, min(xla_us), min(astitch_us), whole, len(program.steps))
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
@@ -204,12 +211,15 @@ def _show(found: Launches | None) -> str:
 def show_overheads(rows: list[Overhead]) -> str:
     """As a table of Markdown."""
     lines = [
-        "| model | arrays | steps | XLA, us a call | astitch without launches, us a call |",
-        "|---|---|---|---|---|",
+        "| model | arrays | steps | XLA, us a call | astitch without launches, us a call "
+        "| astitch on the GPU, us a call |",
+        "|---|---|---|---|---|---|",
     ]
     for row in rows:
+        whole = "-" if row.gpu_us is None else f"{row.gpu_us:.0f}"
         lines.append(
-            f"| {row.model} {row.part} | {row.arrays} | {row.launches} | {row.xla_us:.0f} | {row.astitch_us:.0f} |"
+            f"| {row.model} {row.part} | {row.arrays} | {row.launches} | {row.xla_us:.0f} | {row.astitch_us:.0f} "
+            f"| {whole} |"
         )
     return "\n".join(lines)
 

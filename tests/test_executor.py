@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import importlib
 import math
@@ -202,6 +203,28 @@ def test_narrow_floats_travel_through_dlpack_as_words(dtype: DType) -> None:
     back = jax.dlpack.from_dlpack(_RenamedDlpack(Words(), dtype))
     assert back.dtype == dtype.numpy
     np.testing.assert_array_equal(np.asarray(back), values)
+
+
+def test_managed_memory_travels_through_dlpack_as_a_gpu_s() -> None:
+    class Managed:
+        array = np.arange(6, dtype=np.float32)
+
+        def __dlpack__(self, *, stream: Any = None) -> Any:
+            capsule = self.array.__dlpack__()
+            read_device(capsule).value = 13
+            return capsule
+
+        def __dlpack_device__(self) -> Any:
+            return 13, 1
+
+    def read_device(capsule: Any) -> ctypes.c_int32:
+        find = ctypes.pythonapi.PyCapsule_GetPointer
+        find.restype, find.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        return ctypes.c_int32.from_address(find(capsule, b"dltensor") + 8)
+
+    renamed = _RenamedDlpack(Managed(), F32)
+    assert renamed.__dlpack_device__() == (2, 1)
+    assert read_device(renamed.__dlpack__()).value == 2
 
 
 def product_program(name: str = "main", dtype: DType = F32) -> Program:

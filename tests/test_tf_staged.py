@@ -18,7 +18,7 @@ from astitch.errors import EngineUnavailable  # noqa: E402
 from astitch.gpu import preset  # noqa: E402
 from astitch.program import CudaKernel, KernelStep, Program  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
-from tf_addon import launch_table, programs  # noqa: E402
+from tf_addon import launch_table, programs, switch  # noqa: E402
 from tf_addon import shim_library as rows  # noqa: E402
 
 SOURCE = Path(__file__).parent / "data" / "fake_cuda_driver.cc"
@@ -99,7 +99,7 @@ def cuda(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
     place = programs.Place(gpu=99, staged=True)
     monkeypatch.setattr(programs, "choose_place", lambda *_: place)
     monkeypatch.setattr(programs, "make_runner", lambda program, _: FakeCudaRunner(program, driver))
-    monkeypatch.setattr(programs, "find_cuda", lambda: launch_table.find_driver(driver.library))
+    monkeypatch.setattr(programs, "find_cuda", lambda _: launch_table.find_driver(driver.library))
     monkeypatch.setattr(programs, "from_device", lambda _: preset("host"))
     driver.library.fake_cuda_reset()
     tf_addon.report(reset=True)
@@ -162,6 +162,36 @@ def test_variables_stay_on_the_gpu_between_calls(cuda: FakeCuda) -> None:
     tf_addon.disable()
     weight.assign(np.linspace(-1, 1, 64).reshape(8, 8).astype("f"))
     assert_equal(losses, [step(x) for _ in range(5)])
+
+
+def count_twice(weight: Any, x: Any) -> list[float]:
+    @tf.function(jit_compile=True)
+    def step(x: Any) -> Any:
+        weight.assign_add(x)
+        return tf.reduce_sum(weight)
+
+    return [float(step(x)) for _ in range(2)]
+
+
+def test_variables_travel_where_managed_memory_is_short(cuda: FakeCuda) -> None:
+    weight, x = tf.Variable(tf.zeros([1000])), tf.ones([1000])
+    cuda.library.fake_cuda_leave(ctypes.c_size_t(2**26))  # a 16th of all, and not a byte more
+    try:
+        assert count_twice(weight, x) == [1000.0, 2000.0]
+    finally:
+        cuda.library.fake_cuda_leave(ctypes.c_size_t(2**30))
+    assert cuda.count(3) == 0
+    assert (cuda.to_device, cuda.to_host) == (2 * 2 * 4000, 2 * (4000 + 4))
+
+
+def test_variables_travel_where_the_host_cannot_share_memory(cuda: FakeCuda) -> None:
+    shim = switch.the_switch.install()
+    shim.set_cuda(launch_table.find_driver(cuda.library, managed=False))
+    try:
+        assert count_twice(tf.Variable(tf.zeros([1001])), tf.ones([1001])) == [1001.0, 2002.0]
+    finally:
+        shim.set_cuda(launch_table.find_driver(cuda.library))
+    assert cuda.count(3) == 0
 
 
 def test_a_table_of_pointers(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

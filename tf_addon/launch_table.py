@@ -166,6 +166,7 @@ _DRIVER = {
     "allocate": "cuMemAllocAsync",
     "release": "cuMemFreeAsync",
     "allocate_managed": "cuMemAllocManaged",
+    "count_memory": "cuMemGetInfo_v2",
     "synchronize": "cuStreamSynchronize",
 }
 
@@ -179,12 +180,30 @@ def open_stream(device: int) -> tuple[int, Any]:
         return int(cupy.cuda.driver.ctxGetCurrent()), stream
 
 
-def find_driver(library: ctypes.CDLL) -> rows.CudaDriver:
-    """libcuda's entries that the shim calls."""
+def find_driver(library: ctypes.CDLL, *, managed: bool = True) -> rows.CudaDriver:
+    """libcuda's entries that the shim calls.  managed: may the host use managed memory while kernels run?"""
     driver = rows.CudaDriver()
     for field, symbol in _DRIVER.items():
-        setattr(driver, field, ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
+        if managed or field != "allocate_managed":
+            setattr(driver, field, ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
     return driver
+
+
+def shares_memory(device: int) -> bool:
+    """May the host use managed memory of a GPU while kernels run there?  Not so on Windows and on some virtual GPUs."""
+    return bool(import_cupy().cuda.Device(device).attributes["ConcurrentManagedAccess"])
+
+
+def keep_scratch(library: ctypes.CDLL, device: int) -> None:
+    """Has the driver keep the memory that calls gave back: unless told so it unmaps it whenever a stream is waited for,
+    and maps it anew in the next call.  A driver that refuses is only slower."""
+    pool, most = ctypes.c_void_p(), ctypes.c_uint64(2**64 - 1)
+    if library.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device) == 0:
+        library.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(most))
+
+
+_RELEASE_THRESHOLD = 4
+"""CU_MEMPOOL_ATTR_RELEASE_THRESHOLD of cuda.h."""
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------

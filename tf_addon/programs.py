@@ -33,7 +33,9 @@ from tf_addon.launch_table import (
     Runner,
     emulation_address,
     find_driver,
+    keep_scratch,
     make_table,
+    shares_memory,
 )
 from tf_addon.report import Records, clean_reason
 from tf_addon.shim_library import OP_BY_OP, CudaDriver, Handlers, Shim
@@ -124,10 +126,10 @@ class Programs:
             if on_gpu in self._prepared:
                 return
             assert self._shim is not None
-            if not on_gpu:
+            if place.gpu is None:
                 self._shim.set_host(emulation_address())
             else:
-                self._shim.set_cuda(find_cuda())
+                self._shim.set_cuda(find_cuda(place.gpu))
             self._prepared.add(on_gpu)
 
     def run_step(self, key: int, number: int, stream: int, addresses: Any) -> None:
@@ -166,9 +168,11 @@ def make_runner(program: Program, place: Place) -> Runner:
     return CudaRunner(program, place.gpu, staged=place.staged)
 
 
-def find_cuda() -> CudaDriver:
-    """libcuda's entries on this machine."""
-    return find_driver(ctypes.CDLL("libcuda.so.1"))
+def find_cuda(gpu: int) -> CudaDriver:
+    """libcuda's entries on this machine, for a GPU."""
+    library = ctypes.CDLL("libcuda.so.1")
+    keep_scratch(library, gpu)
+    return find_driver(library, managed=shares_memory(gpu))
 
 
 def _read_module(hlo: bytes) -> tuple[bytes, bytes]:

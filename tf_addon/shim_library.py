@@ -99,7 +99,7 @@ class CudaDriver(ctypes.Structure):
         for name in (
             *("push", "pop", "launch", "launch_cooperative"),
             *("copy_to_device", "copy_to_host", "copy", "fill"),
-            *("allocate", "release", "allocate_managed", "synchronize"),
+            *("allocate", "release", "allocate_managed", "count_memory", "synchronize"),
         )
     )
 

@@ -23,6 +23,7 @@ static HostLaunch host_launch;
 static const char* fault = "";
 static int64_t counters[4];  // bytes to the device, bytes to the host, launches, managed blocks
 static thread_local int depth;
+static size_t room = 1 << 30;
 
 static int breach(const char* what) {
   fault = what;
@@ -41,6 +42,7 @@ extern "C" {
 void fake_cuda_set(HostLaunch launch) { host_launch = launch; }
 const char* fake_cuda_fault() { return fault; }
 int64_t fake_cuda_counter(int which) { return counters[which]; }
+void fake_cuda_leave(size_t bytes) { room = bytes; }
 void fake_cuda_reset() { memset(counters, 0, sizeof counters); }
 void fake_cuda_own(uint64_t address, size_t bytes) {
   std::lock_guard<std::mutex> guard(lock);
@@ -66,6 +68,10 @@ int cuMemFreeAsync(uint64_t address, void*) {
   if (!device.erase(address)) return breach("freed twice");
   free(reinterpret_cast<void*>(address));
   return 0;
+}
+int cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
+  if (depth != 1) return breach("memory counted outside of the context");
+  return *total = 1 << 30, *free_bytes = room, 0;
 }
 int cuMemAllocManaged(uint64_t* address, size_t bytes, unsigned flags) {
   counters[3]++;

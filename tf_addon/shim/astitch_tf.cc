@@ -135,7 +135,8 @@ struct CudaDriver {
   int (*fill)(uint64_t to, unsigned char value, size_t bytes, void* stream);
   int (*allocate)(uint64_t* address, size_t bytes, void* stream);
   int (*release)(uint64_t address, void* stream);
-  int (*allocate_managed)(uint64_t* address, size_t bytes, unsigned flags);
+  int (*allocate_managed)(uint64_t* address, size_t bytes, unsigned flags);  // null: the host cannot use it meanwhile
+  int (*count_memory)(size_t* free, size_t* total);
   int (*synchronize)(void* stream);
 };
 
@@ -212,9 +213,8 @@ class ResidentAllocator : public Allocator {
     if (!free.empty()) {
       found = free.back();
       free.pop_back();
-    } else {
-      const unsigned attach_global = 1;
-      if (state().cuda.allocate_managed(&found, bytes, attach_global) != 0) return nullptr;
+    } else if (!allocate_block(bytes, &found)) {
+      return nullptr;
     }
     live_[found] = bytes;
     return reinterpret_cast<void*>(found);
@@ -233,6 +233,18 @@ class ResidentAllocator : public Allocator {
   }
 
  private:
+  // More managed memory than the GPU has would move to and fro between it and the host: a part is left for the rest.
+  static bool allocate_block(size_t bytes, uint64_t* found) {
+    const CudaDriver& cuda = state().cuda;
+    size_t free = 0, total = 0;
+    if (!cuda.allocate_managed || cuda.count_memory(&free, &total) != 0) return false;
+    if (free < bytes + total / kLeftToOthers) return false;
+    const unsigned attach_global = 1;
+    return cuda.allocate_managed(found, bytes, attach_global) == 0;
+  }
+
+  static constexpr size_t kLeftToOthers = 16;
+
   mutex mu_;
   std::unordered_map<size_t, std::vector<uint64_t>> free_;
   std::unordered_map<uint64_t, size_t> live_;
@@ -244,11 +256,10 @@ ResidentAllocator& resident() {
   return *allocator;
 }
 
-absl::Status make_resident(DataType type, const TensorShape& shape, Tensor* tensor) {
+// False where there is no room: such a variable travels with each call.
+bool make_resident(DataType type, const TensorShape& shape, Tensor* tensor) {
   *tensor = Tensor(&resident(), type, shape);
-  if (tensor->IsInitialized()) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("astitch: no room on the GPU for a variable of shape ", shape.DebugString()));
+  return tensor->IsInitialized();
 }
 
 // ---- one run of a launch table -----------------------------------------------------------------------------------
@@ -330,6 +341,7 @@ class Run {
     char* room = nullptr;
     TF_RETURN_IF_ERROR(allocate(bytes, &room));
     *address = room;
+    if (!bytes) return absl::OkStatus();
     if (!there)
       return cuda_status(cuda_.copy_to_device(reinterpret_cast<uint64_t>(room), data, bytes, stream_), "a copy");
     return copy(room, data, bytes);
@@ -421,6 +433,7 @@ class Run {
   }
 
   absl::Status fill_zero(void* to, size_t bytes) {
+    if (!bytes) return absl::OkStatus();
     if (uses_cuda_) return cuda_status(cuda_.fill(reinterpret_cast<uint64_t>(to), 0, bytes, stream_), "a fill");
     std::memset(to, 0, bytes);
     return absl::OkStatus();
@@ -702,7 +715,7 @@ class AstitchKernel : public AsyncOpKernel {
   absl::Status run_program(OpKernelContext* ctx, const Entry& entry, const std::vector<const Tensor*>& inputs,
                            std::vector<const Tensor*>& values, std::vector<VariableInfo>& variables) {
     Run run(ctx, *entry.program);
-    if (run.staged()) TF_RETURN_IF_ERROR(move_variables(values, variables));
+    if (run.staged()) move_variables(variables);
     std::vector<const Tensor*> parameters;
     parameters.reserve(entry.input_mapping.size());
     for (int input : entry.input_mapping) parameters.push_back(values[input]);
@@ -722,8 +735,8 @@ class AstitchKernel : public AsyncOpKernel {
     std::vector<Tensor> updated(entry.updates.size());
     for (size_t i = 0; i < updated.size(); ++i) {
       const XlaResourceUpdate& update = entry.updates[i];
-      TF_RETURN_IF_ERROR(run.staged() ? make_resident(update.type, update.shape, &updated[i])
-                                      : ctx->allocate_temp(update.type, update.shape, &updated[i]));
+      if (!run.staged() || !make_resident(update.type, update.shape, &updated[i]))
+        TF_RETURN_IF_ERROR(ctx->allocate_temp(update.type, update.shape, &updated[i]));
       results.push_back(&updated[i]);
     }
     TF_RETURN_IF_ERROR(run.execute(parameters, results));
@@ -739,17 +752,16 @@ class AstitchKernel : public AsyncOpKernel {
   }
 
   // The host's variables to memory that the GPU reads where it lies; from then on they stay there.
-  absl::Status move_variables(std::vector<const Tensor*>& values, std::vector<VariableInfo>& variables) {
+  void move_variables(std::vector<VariableInfo>& variables) {
     for (VariableInfo& variable : variables) {
       if (!variable.var() || !variable.var()->is_initialized) continue;
       Tensor* tensor = variable.var()->tensor();
       if (!DataTypeCanUseMemcpy(tensor->dtype()) || resident().owns(tensor->data())) continue;
-      Tensor resident;
-      TF_RETURN_IF_ERROR(make_resident(tensor->dtype(), tensor->shape(), &resident));
-      std::memcpy(resident.data(), tensor->data(), tensor->TotalBytes());
-      *tensor = resident;
+      Tensor moved;
+      if (!make_resident(tensor->dtype(), tensor->shape(), &moved)) continue;
+      std::memcpy(moved.data(), tensor->data(), tensor->TotalBytes());
+      *tensor = moved;
     }
-    return absl::OkStatus();
   }
 
   absl::Status set_constant(OpKernelContext* ctx, int number, const Tensor& value) {
