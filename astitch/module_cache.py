@@ -25,11 +25,12 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 
 def key_of(
-    hlo: bytes, graph: Graph, donated: Sequence[bool], gpu: Gpu, *, strict: bool
+    hlo: bytes, graph: Graph, donated: Sequence[bool], gpu: Gpu, *, strict: bool, code: str
 ) -> str | None:
     """Hash of all that decides the program; None where something else does.
 
-    hlo, graph: the module and the same as a graph.  donated: which of its parameters.  A custom call may hold addresses
+    hlo, graph: the module and the same as a graph.  donated: which of its parameters.  code: as what the program holds
+    its kernels.  A custom call may hold addresses
     of this process.  What is printed or dumped, and what is measured, wants a compilation.
     """
     shown = options.debug_level() or options.dump_dir() is not None
@@ -38,7 +39,7 @@ def key_of(
     import jax
 
     parts: list[bytes] = [_what_is_read(hlo), fingerprint()]
-    switches = (tuple(donated), strict, options.loops().name)
+    switches = (tuple(donated), strict, code, options.loops().name)
     compiler = nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
     versions = (jax.__version__, compiler)
     parts += [repr(part).encode() for part in (astuple(gpu), switches, versions)]

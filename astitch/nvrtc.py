@@ -25,7 +25,6 @@ FLAGS: tuple[str, ...] = (
     "-std=c++17",
     # An HLO op rounds once: a multiply and an add must not become one (cuda/hlo_math.cuh relies on it).
     "--fmad=false",
-    "--generate-line-info",
     "--ptxas-options=-v",
 )
 """What every kernel is compiled with, besides the architecture and the register bound."""

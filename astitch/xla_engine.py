@@ -1,11 +1,12 @@
 """A Program inside XLA: one module in which each stitched kernel is a custom call and XLA does everything else.
 
-Takes a Compilation, hands on HLO whose custom calls hold the kernels' PTX, and a JAX primitive that lowers to it.
-XLA launches PTX by itself, so nothing of ours runs while the program does: no Python, no buffers, no streams.
+Takes a Compilation, hands on HLO whose custom calls hold the kernels' code, and a JAX primitive that lowers to it.
+XLA launches kernels by itself, so nothing of ours runs while the program does: no Python, no buffers, no streams.
 """
 
 from __future__ import annotations
 
+import enum
 import importlib.metadata
 import re
 import threading
@@ -103,17 +104,39 @@ class InPlace:
     written: int
 
 
-@dataclass(frozen=True, slots=True)
-class PtxKernel:
-    """A kernel as PTX.  Its parameters are those of the KernelStep, without the barrier words.
+class Code(enum.Enum):
+    """As what XLA gets kernels: compiled, or as PTX, which the driver assembles when it loads them."""
 
+    CUBIN = enum.auto()
+    PTX = enum.auto()
+
+
+def choose_code() -> Code:
+    """Cubins, which the driver only has to load; it assembles one kernel after the other.
+
+    XLA passes what it was given as PTX to the driver's loader, which tells them apart.  But where JAX keeps executables
+    on disk they hold that as a string of UTF-8, which no cubin is.
+    """
+    import jax
+
+    settings: Any = jax.config
+    kept = settings.jax_enable_compilation_cache and settings.jax_compilation_cache_dir
+    return Code.PTX if kept else Code.CUBIN
+
+
+@dataclass(frozen=True, slots=True)
+class XlaKernel:
+    """A kernel as XLA launches it.  Its parameters are those of the KernelStep, without the barrier words.
+
+    symbol: what it is called in the code.  code: a cubin, or PTX.
     ordered: its blocks wait for each other.  Two such kernels must not run at once, since each may hold the place that
     the other waits for; so it takes two more parameters, which it does not touch: the token of the ordered kernel
     before it and its own.  in_place: which arguments of the step share memory.
     """
 
     name: str
-    ptx: str = field(repr=False)
+    symbol: str
+    code: bytes = field(repr=False)
     grid: int
     block: int
     shared_bytes: int
@@ -194,7 +217,7 @@ def _replace_once(kernel: CudaKernel, text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-Kernels = Mapping[str, PtxKernel | KernelRefusal]
+Kernels = Mapping[str, XlaKernel | KernelRefusal]
 """The kernels of a program by their names, in the order of its steps."""
 
 
@@ -203,12 +226,13 @@ def prepare_kernels(
     gpu: Gpu,
     in_place: Mapping[str, Sequence[InPlace]] = MappingProxyType({}),
     left: Mapping[str, str] = MappingProxyType({}),
+    code: Code = Code.PTX,
 ) -> Kernels:
-    """Each kernel of a program as PTX for a device, or why not.
+    """Each kernel of a program compiled for a device, or why not.
 
     in_place: see find_in_place.  left: what is XLA's anyway, with the reasons.  Raises KernelCompileError.
     """
-    prepared: dict[str, PtxKernel | KernelRefusal] = {}
+    prepared: dict[str, XlaKernel | KernelRefusal] = {}
     texts: dict[CudaKernel, str] = {}
     steps = [step for step in program.steps if isinstance(step, KernelStep)]
     for step in steps:
@@ -222,7 +246,8 @@ def prepare_kernels(
     requests = [Request(text, gpu.arch) for text in texts.values()]
     compiled = compile_many_cuda(requests, compile_one=compile_cached)
     for kernel, result in zip(texts, compiled, strict=True):
-        prepared[kernel.name] = _admit(kernel, result, gpu, tuple(in_place.get(kernel.name, ())))
+        pairs = tuple(in_place.get(kernel.name, ()))
+        prepared[kernel.name] = _admit(kernel, result, gpu, code, pairs)
     return {step.kernel.name: prepared[step.kernel.name] for step in steps}
 
 
@@ -231,20 +256,20 @@ class LoopCall:
     """A loop as a kernel that XLA can launch."""
 
     loop: LoopKernel
-    kernel: PtxKernel
+    kernel: XlaKernel
 
 
 def prepare_loops(
-    loops: Mapping[LoopKey, LoopKernel], gpu: Gpu
+    loops: Mapping[LoopKey, LoopKernel], gpu: Gpu, code: Code = Code.PTX
 ) -> tuple[dict[LoopKey, LoopCall], tuple[str, ...]]:
-    """The kernels of loops as PTX for a device, and notes on those that it cannot run.  Raises KernelCompileError."""
+    """The kernels of loops compiled for a device, and notes on those that it cannot run.  Raises KernelCompileError."""
     texts = [spell_for_xla(loop.kernel) for loop in loops.values()]
     requests = [Request(text, gpu.arch) for text in texts]
     compiled = compile_many_cuda(requests, compile_one=compile_cached)
     prepared, notes = {}, []
     for (key, loop), result in zip(loops.items(), compiled, strict=True):
-        kernel = _admit(loop.kernel, result, gpu, ())
-        if isinstance(kernel, PtxKernel):
+        kernel = _admit(loop.kernel, result, gpu, code)
+        if isinstance(kernel, XlaKernel):
             prepared[key] = LoopCall(loop, kernel)
         else:
             notes.append(str(kernel))
@@ -277,12 +302,16 @@ def find_moves(compilation: Compilation) -> dict[str, str]:
 
 
 def _admit(
-    kernel: CudaKernel, compiled: CompiledKernel, gpu: Gpu, in_place: tuple[InPlace, ...]
-) -> PtxKernel | KernelRefusal:
+    kernel: CudaKernel,
+    compiled: CompiledKernel,
+    gpu: Gpu,
+    code: Code,
+    in_place: tuple[InPlace, ...] = (),
+) -> XlaKernel | KernelRefusal:
     """The kernel, if it can be launched and its blocks, where they wait for each other, are resident together.
 
-    XLA has no cooperative launch that would check it.  The driver's assembler keeps to the launch bounds in the PTX
-    whatever its version, so residency follows from them and from shared memory, besides from the registers seen here.
+    XLA has no cooperative launch that would check it.  A cubin has the registers seen here; of PTX the driver's
+    assembler keeps to the launch bounds whatever its version, so residency follows from them and from shared memory.
     """
     used = compiled.kernels[kernel.name]
     shared = used.static_shared_bytes + kernel.shared_bytes
@@ -299,9 +328,11 @@ def _admit(
                 kernel.name,
                 f"{kernel.grid} blocks wait for each other, {resident} x {gpu.sms} are resident",
             )
-    return PtxKernel(
+    symbol, data = name_entry(compiled, kernel.name, code)
+    return XlaKernel(
         kernel.name,
-        strip_lines(compiled.ptx.decode()).replace(compiled.symbol(kernel.name), kernel.name),
+        symbol,
+        data,
         kernel.grid,
         kernel.block,
         kernel.shared_bytes,
@@ -310,7 +341,22 @@ def _admit(
     )
 
 
-def write_backend_config(kernel: PtxKernel, results: Sequence[int]) -> bytes:
+def name_entry(compiled: CompiledKernel, name: str, code: Code) -> tuple[str, bytes]:
+    """What a kernel is called in its code, and the code: it has the kernel's own name, which profilers show.
+
+    In a cubin it is written over the one that all texts of one form share, if it is no longer than that.
+    """
+    symbol = compiled.symbol(name)
+    if code is Code.PTX:
+        return name, compiled.ptx.replace(symbol.encode(), name.encode())
+    if len(name) > len(symbol):
+        return symbol, compiled.cubin
+    # Names in its tables end with a zero, and so do those of the sections that belong to an entry.
+    old, new = (f"{text}\0".encode() for text in (symbol, name))
+    return name, compiled.cubin.replace(old, new.ljust(len(old), b"\0"))
+
+
+def write_backend_config(kernel: XlaKernel, results: Sequence[int]) -> bytes:
     """The MLIR dictionary by which XLA launches the kernel.
 
     results: for each result of the custom call, which parameter of the kernel it is; the operands are the others.
@@ -324,30 +370,21 @@ def write_backend_config(kernel: PtxKernel, results: Sequence[int]) -> bytes:
         "block_z": 1,
         "shared_mem_bytes": kernel.shared_bytes,
     }
-    fields = [f"name = {_quote(kernel.name)}", 'kernel_type = "ptx"']
-    fields.append(f"kernel_data = {_quote(kernel.ptx)}")
+    fields = [f"name = {_quote(kernel.symbol.encode())}", 'kernel_type = "ptx"']
+    fields.append(f"kernel_data = {_quote(kernel.code)}")
     fields += [f"{name} = {number} : i32" for name, number in numbers.items()]
     fields.append(f"output_indices = [{', '.join(f'{i} : i32' for i in results)}]")
     return f"{{{', '.join(fields)}}}".encode()
 
 
-def _quote(text: str) -> str:
+def _quote(data: bytes) -> str:
     """An MLIR string literal: what is not printable ASCII goes by its byte's number."""
-    return f'"{text.encode().decode("latin-1").translate(_ESCAPES)}"'
+    return f'"{data.decode("latin-1").translate(_ESCAPES)}"'
 
 
 _ESCAPES = {
     byte: f"\\{byte:02X}" for byte in range(256) if not 32 <= byte < 127 or chr(byte) in '"\\'
 }
-
-
-_LINES = re.compile(r"^[ \t]*\.(?:loc|file)\b.*\n", re.MULTILINE)
-_DEBUG_SECTION = re.compile(r"^[ \t]*\.section[ \t]+\.debug_\w+\s*\{[^}]*\}\s*?\n", re.MULTILINE)
-
-
-def strip_lines(ptx: str) -> str:
-    """PTX without the lines of the text that it came from: half of it, which XLA would copy from pass to pass."""
-    return _DEBUG_SECTION.sub("", _LINES.sub("", ptx))
 
 
 # ---- memory that is used again ---------------------------------------------------------------------------------
@@ -708,7 +745,7 @@ def export_bodies(
         kernels = prepare(body.compilation, body.op == "while", left)
         inner, inside = export_bodies(_note_refusals(body.compilation, kernels), prepare)
         bodies.append(replace(body, compilation=inner))
-        if inside or any(isinstance(kernel, PtxKernel) for kernel in kernels.values()):
+        if inside or any(isinstance(kernel, XlaKernel) for kernel in kernels.values()):
             regions[body.region] = import_hlo(export_program(inner, kernels, inside))
     return replace(compilation, bodies=tuple(bodies)), regions
 
@@ -788,7 +825,7 @@ class _ModuleWriter:
     def add_step(self, step: Step) -> None:
         if isinstance(step, KernelStep):
             kernel = self.kernels[step.kernel.name]
-            if isinstance(kernel, PtxKernel):
+            if isinstance(kernel, XlaKernel):
                 self.add_kernel(step, kernel)
             else:
                 self.add_ops(step)
@@ -800,7 +837,7 @@ class _ModuleWriter:
             for view, value in zip(step.results, self.builder.add_results(node), strict=True):
                 self.write(view.buffer, value, view.type)
 
-    def add_kernel(self, step: KernelStep, kernel: PtxKernel) -> None:
+    def add_kernel(self, step: KernelStep, kernel: XlaKernel) -> None:
         """A custom call: what the kernel only reads are its operands, what it writes its results."""
         arguments = list(enumerate(step.arguments))
         if kernel.ordered:
@@ -818,7 +855,7 @@ class _ModuleWriter:
     def add_call(
         self,
         name: str,
-        kernel: PtxKernel,
+        kernel: XlaKernel,
         operands: Sequence[tuple[str, ArrayType]],
         results: Sequence[tuple[int, ArrayType]],
         aliases: tuple[tuple[int, int], ...] = (),
@@ -959,13 +996,14 @@ def compile_for_xla(
     *,
     tune: bool = False,
     strict: bool = False,
+    code: Code = Code.PTX,
     announce: Callable[[Graph], object] = lambda graph: None,
-    hand_out: Callable[[Sequence[PtxKernel]], object] = lambda kernels: None,
+    hand_out: Callable[[Sequence[XlaKernel]], object] = lambda kernels: None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
-    donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  announce: see
-    compile_graph.  hand_out: is given the kernels that XLA will load.  Raises AstitchError.
+    donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of
+    the kernels.  announce: see compile_graph.  hand_out: is given the kernels that XLA will load.  Raises AstitchError.
     """
     donated = tuple(donated) or (False,) * len(graph.parameters)
     wanted = options.loops()
@@ -994,22 +1032,22 @@ def compile_for_xla(
     pool.shutdown(wait=False)  # whoever asks for a kernel waits for it
     in_place = find_in_place(compilation, donated)
     left = find_moves(compilation)
-    kernels = prepare_kernels(compilation.program, gpu, in_place, left)
+    kernels = prepare_kernels(compilation.program, gpu, in_place, left, code)
     compilation = _note_refusals(compilation, kernels)
     if wanted is options.Loops.BODIES:
         compilation = stitch_bodies(compilation, tune=tune)
-    compilation, regions = export_bodies(compilation, _prepare_body)
+    compilation, regions = export_bodies(compilation, partial(_prepare_body, code))
     loops: dict[LoopKey, LoopCall] = {}
     if planner:
         found, notes = find_loops(compilation, planner)
-        loops, refused = prepare_loops(found, gpu)
+        loops, refused = prepare_loops(found, gpu, code)
         if strict and refused:
             raise UnsupportedOp(
                 f"program {compilation.program.name}: strict was asked for, and XLA runs a loop\n  "
                 + "\n  ".join(refused)
             )
         compilation = _note_loops(compilation, loops, (*notes, *refused))
-    calls = [kernel for kernel in kernels.values() if isinstance(kernel, PtxKernel)]
+    calls = [kernel for kernel in kernels.values() if isinstance(kernel, XlaKernel)]
     hand_out([*calls, *(call.kernel for call in loops.values())])
     return compilation, export_program(compilation, kernels, regions, loops)
 
@@ -1023,9 +1061,9 @@ def _start_loops(graph: Graph, planner: LoopPlanner, pool: Executor) -> None:
         pool.submit(compile_cached, Request(text, planner.gpu.arch))
 
 
-def _prepare_body(body: Compilation, loop: bool, left: Mapping[str, str]) -> Kernels:
+def _prepare_body(code: Code, body: Compilation, loop: bool, left: Mapping[str, str]) -> Kernels:
     in_place = find_carried_in_place(body) if loop else {}
-    return prepare_kernels(body.program, body.gpu, in_place, left)
+    return prepare_kernels(body.program, body.gpu, in_place, left, code)
 
 
 class Stitched:
@@ -1047,6 +1085,7 @@ class Stitched:
     ) -> None:
         self.lowered, self.jaxpr, self.gpu = lowered, jaxpr, gpu
         self.donated = tuple(donated)
+        self._code = choose_code()
         self._tune, self._strict = tune, strict
         self._lock = threading.Lock()
         self._made: tuple[Compilation, bytes] | None = None
@@ -1065,7 +1104,14 @@ class Stitched:
         AstitchError."""
         key = None
         if not (options.tune() if self._tune is None else self._tune):
-            key = module_key(self.hlo, self.graph, self.donated, self.gpu, strict=self._strict)
+            key = module_key(
+                self.hlo,
+                self.graph,
+                self.donated,
+                self.gpu,
+                strict=self._strict,
+                code=self._code.name,
+            )
         if key is None:
             return self._make()[1]
         with self._lock:
@@ -1080,7 +1126,7 @@ class Stitched:
         with self._lock:
             if self._made is None:
                 tune = options.tune() if self._tune is None else self._tune
-                device, kernels = find_device("gpu"), list[PtxKernel]()
+                device, kernels = find_device("gpu"), list[XlaKernel]()
                 # While plans are measured nothing else may run on the GPU.
                 with tune_ahead(None if tune else device) as announce:
                     compilation, module = compile_for_xla(
@@ -1089,11 +1135,12 @@ class Stitched:
                         self.donated,
                         tune=tune,
                         strict=self._strict,
+                        code=self._code,
                         announce=announce,
                         hand_out=kernels.extend,
                     )
-                if device is not None:
-                    assemble_ahead([Unit(kernel.name, kernel.ptx) for kernel in kernels], device)
+                if device is not None and self._code is Code.PTX:
+                    assemble_ahead([Unit(kernel.symbol, kernel.code) for kernel in kernels], device)
                 trace_compilation(self.hlo, compilation)
                 self._made = compilation, to_stablehlo(module)
         return self._made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +12,16 @@ from astitch import driver_ahead
 from astitch.driver_ahead import Unit, assemble_ahead
 
 DEVICE = SimpleNamespace(local_hardware_id=3)
-UNITS = [Unit(f"k{n}", f"// {'long ' * n}") for n in range(4)]
+UNITS = [Unit(f"k{n}", f"// {'long ' * n}".encode()) for n in range(4)]
 
 
 class Driver:
     """CUDA's, which notes what it is asked.  refused: the texts that it cannot assemble."""
 
-    def __init__(self, *refused: str) -> None:
+    def __init__(self, *refused: bytes) -> None:
         self.refused, self.lock = refused, threading.Lock()
-        self.texts: list[str] = []
+        self.texts: list[bytes] = []
         self.kernels: list[str] = []
-        self.options: list[dict[int, int]] = []
         self.devices: list[int] = []
         self.retained = self.unloaded = 0
 
@@ -44,15 +42,10 @@ class Driver:
     def cuCtxSetCurrent(self, context: Any) -> int:  # noqa: N802
         return 0
 
-    def cuModuleLoadDataEx(  # noqa: N802
-        self, module: Any, text: bytes, count: int, names: Any, values: Any
-    ) -> int:
+    def cuModuleLoadData(self, module: Any, text: bytes) -> int:  # noqa: N802
         with self.lock:
-            self.texts.append(text.decode())
-            self.options.append(dict(zip(names[:count], values[:count], strict=True)))
-        for name in (3, 5):  # both logs can be written
-            ctypes.memset(self.options[-1][name], 32, self.options[-1][name + 1])
-        return 218 if text.decode() in self.refused else 0
+            self.texts.append(text)
+        return 218 if text in self.refused else 0
 
     def cuModuleGetFunction(self, kernel: Any, module: Any, name: bytes) -> int:  # noqa: N802
         with self.lock:
@@ -66,9 +59,8 @@ class Driver:
 
 
 def assemble(driver: Driver | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All UNITS, by one thread; waits for it."""
+    """All UNITS; waits for it."""
     monkeypatch.setattr(driver_ahead, "open_driver", lambda: driver)
-    monkeypatch.setattr(driver_ahead, "count_threads", lambda: 1)
     assemble_ahead(UNITS, DEVICE)
     for thread in threading.enumerate():
         if thread.name.startswith("astitch-assemble"):
@@ -82,7 +74,6 @@ def test_the_longest_comes_first_and_nothing_stays_loaded(monkeypatch: pytest.Mo
     assert driver.kernels == [unit.name for unit in reversed(UNITS)]
     assert driver.devices == [3] * len(UNITS)
     assert driver.retained == 0 and driver.unloaded == len(UNITS)
-    assert all(options[12] == 1 for options in driver.options)
 
 
 def test_a_kernel_that_is_refused_is_left_to_whoever_loads_it(

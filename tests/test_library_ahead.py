@@ -24,6 +24,7 @@ from astitch.ir import Graph
 from astitch.library_ahead import export_library_calls, tune_ahead
 from astitch.ops import OPS, Kind
 from astitch.reference import run_graph
+from astitch.xla_engine import Code
 from astitch.xla_island import AROUND_KERNELS
 
 
@@ -156,11 +157,13 @@ def test_nothing_is_tuned_without_a_gpu_with_few_cores_or_among_processes(
 
 
 @pytest.mark.usefixtures("_many_cores")
-@pytest.mark.parametrize("tune", [False, True])
+@pytest.mark.parametrize(
+    ("tune", "code"), [(False, Code.PTX), (True, Code.PTX), (False, Code.CUBIN)]
+)
 def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
-    tune: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tune: bool, code: Code, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Not the products where plans are measured, which wants the GPU for itself."""
+    """Not the products where plans are measured, which wants the GPU for itself; cubins are assembled."""
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
     compiler = Compiler(monkeypatch)
     compiler.go_on.set()
@@ -168,6 +171,7 @@ def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
     monkeypatch.setattr(jit_module, "choose_engine", lambda asked=None: "xla")
     monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
     monkeypatch.setattr(xla_engine, "find_device", lambda platform: f"the {platform}")
+    monkeypatch.setattr(xla_engine, "choose_code", lambda: code)
     compile_for_xla = xla_engine.compile_for_xla
     monkeypatch.setattr(
         xla_engine,
@@ -185,4 +189,6 @@ def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
     lowered = traced._stitched_jit.trace(*arguments).lower(lowering_platforms=("cuda",))
     assert [device for _, device, _ in compiler.given] == ([] if tune else ["the gpu"])
     called = re.findall(r'backend_config = .*?name = "(\w+)"', lowered.as_text())
-    assert sorted(loaded) == sorted(f"{name} for the gpu" for name in called) and called
+    asked = called if code is Code.PTX else []
+    assert sorted(loaded) == sorted(f"{name} for the gpu" for name in asked) and called
+    assert lowered.as_text().count(r'kernel_data = "\7FELF') == len(called) - len(asked)

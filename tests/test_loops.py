@@ -57,7 +57,7 @@ from astitch.simplify import simplify
 from astitch.stitch_loops import find_loops
 from astitch.xla_engine import (
     LoopCall,
-    PtxKernel,
+    XlaKernel,
     compile_for_xla,
     export_program,
     prepare_loops,
@@ -628,10 +628,11 @@ def test_a_program_calls_the_kernels_of_its_loops(name: str) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
-def as_call(made: LoopKernel) -> PtxKernel:
-    """The kernel with CUDA text for the emulation where XLA would find PTX."""
+def as_call(made: LoopKernel) -> XlaKernel:
+    """The kernel with CUDA text for the emulation where XLA would find its code."""
     k = made.kernel
-    return PtxKernel(k.name, spell_for_xla(k), k.grid, k.block, k.shared_bytes, k.cooperative)
+    text = spell_for_xla(k).encode()
+    return XlaKernel(k.name, k.name, text, k.grid, k.block, k.shared_bytes, k.cooperative)
 
 
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
@@ -738,7 +739,7 @@ def test_a_counter_that_wraps_around_is_none(step: int) -> None:
 def test_strict_hears_of_a_loop_whose_kernel_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The projection took it, the compiled kernel does not fit: XLA would run the loop."""
 
-    def refuse_all(loops: Any, gpu: Any) -> Any:
+    def refuse_all(loops: Any, gpu: Any, code: Any) -> Any:
         return {}, tuple(f"{loop.kernel.name}: too few registers" for loop in loops.values())
 
     monkeypatch.setattr(xla_engine, "prepare_loops", refuse_all)

@@ -74,10 +74,8 @@ def test_a_damaged_entry_does_not_exist(folder: Path, damage: bytes | None) -> N
 
 
 def key(stitched: Stitched, **changed: Any) -> str | None:
-    known = {"donated": stitched.donated, "gpu": stitched.gpu, "strict": False, **changed}
-    return key_of(
-        stitched.hlo, stitched.graph, known["donated"], known["gpu"], strict=known["strict"]
-    )
+    known = {"donated": stitched.donated, "gpu": stitched.gpu, "strict": False, "code": "PTX"}
+    return key_of(stitched.hlo, stitched.graph, **known | changed)
 
 
 def test_all_that_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +86,7 @@ def test_all_that_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None
         key(stitched, donated=(True,)),
         key(stitched, gpu=dataclasses.replace(H100, sms=100)),
         key(stitched, strict=True),
+        key(stitched, code="CUBIN"),
     ]
     monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
     keys.append(key(stitched))
@@ -118,7 +117,7 @@ def test_a_module_that_calls_something_is_not_kept() -> None:
     text = jax.jit(factor).lower(X).compiler_ir("hlo").as_serialized_hlo_module_proto()
     graph = import_hlo(text)
     assert any(node.op == "custom-call" for node in graph)
-    assert key_of(text, graph, (False,), H100, strict=False) is None
+    assert key_of(text, graph, (False,), H100, strict=False, code="PTX") is None
 
 
 def test_every_source_is_part_of_the_fingerprint(tmp_path: Path) -> None:

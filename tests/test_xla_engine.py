@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import importlib
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,29 +32,31 @@ from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
 from astitch.index import Linear, Symbol
 from astitch.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
-from astitch.nvrtc import CompiledKernel, Request, Resources, compile_cuda
+from astitch.nvrtc import CompiledKernel, Request, Resources
 from astitch.program import CudaKernel, KernelStep
 from astitch.reference import eval_node
 from astitch.stitch_regions import stitch_bodies
 from astitch.xla_engine import (
     TARGET,
+    Code,
     InPlace,
     KernelRefusal,
-    PtxKernel,
     Stitched,
+    XlaKernel,
     _find_uses,
     _in_equal_nests,
     _quote,
+    choose_code,
     export_bodies,
     export_program,
     find_carried_in_place,
     find_in_place,
     find_stitched,
     has_target,
+    name_entry,
     prepare_kernels,
     spell_for_xla,
     spell_plan,
-    strip_lines,
     write_backend_config,
 )
 from astitch.xla_island import to_stablehlo
@@ -155,12 +158,15 @@ def compile_case(name: str, gpu: Gpu | None = None) -> Compilation:
     return compile_graph(import_hlo(hlo), few_sms(4) if gpu is None else gpu)
 
 
-def as_text(compilation: Compilation) -> dict[str, PtxKernel | KernelRefusal]:
-    """The kernels with CUDA text for the emulation where XLA would find PTX."""
-    return {
-        k.name: PtxKernel(k.name, spell_for_xla(k), k.grid, k.block, k.shared_bytes, k.cooperative)
-        for k in compilation.program.kernels
-    }
+def as_text(compilation: Compilation) -> dict[str, XlaKernel | KernelRefusal]:
+    """The kernels with CUDA text for the emulation where XLA would find their code."""
+    return {k.name: with_text(k) for k in compilation.program.kernels}
+
+
+def with_text(kernel: CudaKernel, pairs: Sequence[InPlace] = ()) -> XlaKernel:
+    shape = kernel.grid, kernel.block, kernel.shared_bytes, kernel.cooperative
+    text = spell_for_xla(kernel, pairs).encode()
+    return XlaKernel(kernel.name, kernel.name, text, *shape, tuple(pairs))
 
 
 # ---- an XLA whose custom calls run in the emulation ----------------------------------------------------------------
@@ -283,8 +289,8 @@ def test_kernels_whose_blocks_meet_own_their_words_and_follow_each_other(name: s
     assert len(ordered) == (2 if name == "two_batch_norms" else 1)
     for node in ordered:
         (kernel,) = [k for k in kernels.values() if k.name == config_of(node)["name"]]
-        assert isinstance(kernel, PtxKernel) and kernel.ordered
-        assert "unsigned int* barrier)" not in kernel.ptx
+        assert isinstance(kernel, XlaKernel) and kernel.ordered
+        assert b"unsigned int* barrier)" not in kernel.code
         assert isinstance(node.type, TupleType)
         assert node.type.elements[-1].shape == (1,)  # its token
     for before, after in pairwise(ordered):
@@ -411,18 +417,14 @@ def compile_loop(name: str) -> tuple[Compilation, dict[Graph, Graph]]:
 
 def as_body_text(
     body: Compilation, loop: bool, left: Mapping[str, str]
-) -> dict[str, PtxKernel | KernelRefusal]:
+) -> dict[str, XlaKernel | KernelRefusal]:
     in_place = find_carried_in_place(body) if loop else {}
     kernels = as_text(body)
     for kernel in body.program.kernels:
         if kernel.name in left:
             kernels[kernel.name] = KernelRefusal(kernel.name, left[kernel.name])
             continue
-        pairs = tuple(in_place.get(kernel.name, ()))
-        found = kernels[kernel.name]
-        assert isinstance(found, PtxKernel)
-        text = spell_for_xla(kernel, pairs)
-        kernels[kernel.name] = dataclasses.replace(found, ptx=text, in_place=pairs)
+        kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
     return kernels
 
 
@@ -514,10 +516,7 @@ def test_donated_parameters_are_written_over() -> None:
     assert len(pairs) == 6
     text = spell_for_xla(kernel, pairs)
     assert kernel.source.count("__restrict__") - text.count("__restrict__") == 12
-    call = PtxKernel(
-        kernel.name, text, kernel.grid, kernel.block, kernel.shared_bytes, True, tuple(pairs)
-    )
-    hlo = export_program(compilation, {kernel.name: call})
+    hlo = export_program(compilation, {kernel.name: with_text(kernel, pairs)})
     (node,) = [node for node in import_hlo(hlo) if is_kernel(node)]
     assert isinstance(node.attrs, CustomCallAttrs) and len(node.attrs.aliases) == 6
     got = run_module(hlo, jax.tree.leaves(arguments))
@@ -630,15 +629,12 @@ def test_temporary_arrays_are_written_over(
     arguments = normal(64, 8), normal(8, width)
     compilation, in_place = compile_donated(fn, 0, *arguments)
     assert sum(map(len, in_place.values())) == pairs
-    kernels: dict[str, PtxKernel | KernelRefusal] = {}
+    kernels: dict[str, XlaKernel | KernelRefusal] = {}
     for kernel in compilation.program.kernels:
-        found = in_place.get(kernel.name, [])
-        shape = kernel.grid, kernel.block, kernel.shared_bytes, kernel.cooperative
-        kernels[kernel.name] = PtxKernel(
-            kernel.name, spell_for_xla(kernel, found), *shape, tuple(found)
-        )
+        kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
     for plan, kernel in zip(compilation.plans, compilation.program.kernels, strict=True):
-        assert spell_plan(plan, (False, False)) == kernels[kernel.name].ptx  # type: ignore[union-attr]
+        spelled = spell_plan(plan, (False, False)).encode()
+        assert spelled == kernels[kernel.name].code  # type: ignore[union-attr]
     got = run_module(export_program(compilation, kernels), arguments)
     for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -687,12 +683,9 @@ def test_written_over_or_not_the_results_are_right(
     fn: Callable[..., Any], arguments: tuple[np.ndarray, ...], request: pytest.FixtureRequest
 ) -> None:
     compilation, in_place = compile_donated(fn, 1, *arguments)
-    kernels: dict[str, PtxKernel | KernelRefusal] = {}
+    kernels: dict[str, XlaKernel | KernelRefusal] = {}
     for kernel in compilation.program.kernels:
-        pairs = in_place.get(kernel.name, [])
-        shape = kernel.grid, kernel.block, kernel.shared_bytes, kernel.cooperative
-        text = spell_for_xla(kernel, pairs)
-        kernels[kernel.name] = PtxKernel(kernel.name, text, *shape, tuple(pairs))
+        kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
     if request.node.callspec.id in ("row", "column"):
         assert sum(map(len, in_place.values())) == 1
     got = run_module(export_program(compilation, kernels), arguments)
@@ -729,10 +722,10 @@ def test_operands_are_what_is_read_and_results_what_is_written() -> None:
 
 def test_any_text_survives_the_configuration() -> None:
     text = 'say "no" \\ to\n\tα\x00 {loc = [1 : i32]}'
-    kernel = PtxKernel("k", text, 3, 64, 1024, ordered=False)
+    kernel = XlaKernel("k", "entry", text.encode(), 3, 64, 1024, ordered=False)
     config = parse_config(write_backend_config(kernel, [1, 4]))
     assert config == {
-        "name": "k",
+        "name": "entry",
         "kernel_type": "ptx",
         "kernel_data": text,
         "grid_x": 3,
@@ -771,13 +764,64 @@ def meeting() -> Compilation:
 def test_ptx_has_the_parameters_and_the_launch_bounds(meeting: Compilation) -> None:
     (kernel,) = prepare_kernels(meeting.program, H100).values()
     (step,) = meeting.program.steps
-    assert isinstance(kernel, PtxKernel) and isinstance(step, KernelStep)
-    entry = kernel.ptx[kernel.ptx.index(".entry") :]
+    assert isinstance(kernel, XlaKernel) and isinstance(step, KernelStep)
+    ptx = kernel.code.decode()
+    entry = ptx[ptx.index(".entry") :]
     head = entry[: entry.index("{")]
     assert head.count(".param .u64") == len(step.arguments) + 1
     assert f".maxntid {kernel.block}" in head
     assert f".minnctapersm {step.kernel.blocks_per_sm}" in head
-    assert re.search(rf"\.global .*{kernel.name}_words\[", kernel.ptx)
+    assert re.search(rf"\.global .*{kernel.name}_words\[", ptx)
+
+
+def test_a_cubin_has_the_kernel_under_its_own_name(meeting: Compilation) -> None:
+    (kernel,) = prepare_kernels(meeting.program, H100, code=Code.CUBIN).values()
+    assert isinstance(kernel, XlaKernel) and kernel.symbol == kernel.name
+    symbols = read_strings(kernel.code, b".strtab")
+    assert kernel.name.encode() in symbols
+    assert any(re.fullmatch(rb"stitch_[0-9a-f]{16}_words", symbol) for symbol in symbols)
+    assert f".text.{kernel.name}".encode() in read_strings(kernel.code, b".shstrtab")
+    assert not re.search(rb"stitch_[0-9a-f]{16}\0", kernel.code)
+
+
+def read_strings(elf: bytes, table: bytes) -> set[bytes]:
+    """The strings of a string table, where one may begin, after the ELF format's specification."""
+    (start,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, start + i * size) for i in range(count)]
+    at = headers[names][4]
+    for name, _, _, _, offset, length in headers:
+        if elf[at + name : elf.index(0, at + name)] == table:
+            return set(elf[offset : offset + length].split(b"\0"))
+    raise AssertionError(f"no section {table!r}")
+
+
+def test_a_name_longer_than_that_of_its_form_stays_outside_of_the_cubin() -> None:
+    compiled = CompiledKernel(
+        b"..stitch_0\0.text.stitch_0\0", b".entry stitch_0(", {}, "", (13, 0), {"other": "stitch_0"}
+    )
+    assert name_entry(compiled, "other", Code.CUBIN) == (
+        "other",
+        b"..other\0\0\0\0.text.other\0\0\0\0",
+    )
+    assert name_entry(compiled, "other", Code.PTX) == ("other", b".entry other(")
+    longer = dataclasses.replace(compiled, symbols={"longer_than_it": "stitch_0"})
+    found = name_entry(longer, "longer_than_it", Code.CUBIN)
+    assert found == ("stitch_0", compiled.cubin)
+
+
+@pytest.mark.parametrize(
+    ("folder", "enabled", "code"),
+    [(None, True, Code.CUBIN), ("anywhere", True, Code.PTX), ("anywhere", False, Code.CUBIN)],
+)
+def test_where_jax_keeps_executables_kernels_are_ptx(
+    folder: str | None, enabled: bool, code: Code, request: pytest.FixtureRequest
+) -> None:
+    settings = {"jax_compilation_cache_dir": folder, "jax_enable_compilation_cache": enabled}
+    for name, value in settings.items():
+        request.addfinalizer(partial(jax.config.update, name, getattr(jax.config, name)))
+        jax.config.update(name, value)
+    assert choose_code() is code
 
 
 def test_blocks_that_could_not_meet_are_refused(meeting: Compilation) -> None:
@@ -1150,21 +1194,6 @@ def test_both_engines_agree_on_a_gpu(on_xla: Callable[..., Any]) -> None:
     assert_agrees(got, jax.jit(drop)(key, x))
 
 
-def test_ptx_for_xla_tells_of_no_lines() -> None:
-    source = (
-        "__device__ float twice(float x) { return x > 0.0f ? sinf(x) * 2.0f : x; }\n"
-        'extern "C" __global__ void both(float* x) { x[threadIdx.x] = twice(x[threadIdx.x]); }\n'
-    )
-    ptx = compile_cuda(source, "sm_90").ptx.decode()
-    stripped = strip_lines(ptx)
-    assert ".loc" in ptx and ".file" in ptx and ".section" in ptx
-    told = re.compile(r"\s*(\.loc\b|\.file|\.section|\.b8|\{|\}|\$L__info|$)")
-    kept = [line for line in ptx.splitlines() if not told.match(line)]
-    assert [line for line in stripped.splitlines() if not told.match(line)] == kept
-    assert not re.search(r"\.loc\b|\.file|\.section|debug|info_string", stripped)
-    assert stripped.count("{") == stripped.count("}")
-
-
 def test_a_string_for_mlir_has_printable_ascii_only() -> None:
-    quoted = _quote('a "b"\\\n\t~é\x7f')
+    quoted = _quote('a "b"\\\n\t~é\x7f'.encode())
     assert quoted == '"a \\22b\\22\\5C\\0A\\09~\\C3\\A9\\7F"'
