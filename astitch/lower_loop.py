@@ -21,7 +21,7 @@ from astitch.ir import ArrayType, DType, GetTupleElementAttrs
 from astitch.joint_regions import MOMENTS
 from astitch.ops import monoid_of
 from astitch.propagation import Guard, Index, Within
-from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency
+from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency, find_late_loads
 from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import (
     Placement,
@@ -143,7 +143,18 @@ class LoopLowering(Values):
             return
         if not waits or self.mapping.rounds == 1 < self.mapping.abreast:
             return
-        known = self.find_known_loads(phases)
+        trial = LoopLowering(
+            self.declarations.copy(),
+            self.loop,
+            grid=self.grid,
+            offset=self.offset,
+            keep_registers=self.keep_registers,
+            keep_shared_bytes=self.keep_shared_bytes,
+            schedule=self.schedule,
+            backward=self.backward,
+        )
+        trial.lower_body(phases)
+        known = [v for v in trial.vector_loads.values() if self.is_known_from_task(v)]
         moving = [v for v in known if self.moves_with_task(v) and self.is_large(v)]
         # Single elements lie in a ring or nowhere.
         still = [v for v in known if not self.moves_with_task(v) and self.mapping.vector > 1]
@@ -191,21 +202,6 @@ class LoopLowering(Values):
             why += f", blocks wait for a team {self.lag} tasks later" if self.lag else ""
             self.stage(moving, Stage.RING, why, phases)
 
-    def find_known_loads(self, phases: int) -> list[VectorLoad]:
-        """What a task loads from positions that do not depend on data."""
-        trial = LoopLowering(
-            self.declarations.copy(),
-            self.loop,
-            grid=self.grid,
-            offset=self.offset,
-            keep_registers=self.keep_registers,
-            keep_shared_bytes=self.keep_shared_bytes,
-            schedule=self.schedule,
-            backward=self.backward,
-        )
-        trial.lower_body(phases)
-        return [v for v in trial.vector_loads.values() if self.is_known_from_task(v)]
-
     def stage_later_phases(self, phases: int) -> None:
         """Where every block has one task and all of them run at once, nothing hides what a later phase waits for its
         loads: the first phase issues them beside its own."""
@@ -217,9 +213,9 @@ class LoopLowering(Values):
             return
         steps, left = m.col_steps, self.keep_registers * 4 // 2
         wanted = []
-        for load in self.find_known_loads(phases):
+        for load in self.find_late_vectors():
             held = load.dtype.bytes * m.vector * steps
-            if load.phase > 0 and held <= left:
+            if held <= left:
                 wanted.append(load)
                 left -= held
         if wanted:
@@ -228,6 +224,20 @@ class LoopLowering(Values):
             self.stage(
                 wanted, Stage.FIRST, f"{held} B a thread are loaded in the first phase", phases
             )
+
+    def find_late_vectors(self) -> list[VectorLoad]:
+        """What only phases after the first load, at positions that do not depend on data."""
+        other = self.for_another_task()  # what it spells is nowhere emitted
+        found = []
+        for key in find_late_loads(self.declarations.arrangement, self.loop):
+            name, index = key
+            if not self.is_input(name):
+                continue
+            form = ix.linearize(index, array_of(self.graph[name]).shape)
+            load = VectorLoad(key, storage_name(self.graph, name), form, self.graph[name].dtype)
+            if self.is_known_from_task(load) and other.is_vector(form):
+                found.append(load)
+        return found
 
     def choose_ring(self, fitting: int, *, lags: bool) -> None:
         """Places of the ring, of which `fitting` >= 2 fit.
@@ -335,6 +345,7 @@ class LoopLowering(Values):
                     staged.name, self.own_step(), load.dtype, array, base, self.mapping.vector
                 )
                 self.emit(Zone.COLUMN, fetch)
+        self.first_fetched = True
 
     def fetch(self, wanted: Sequence[Staged], target: Mapping[str, str]) -> list[k.Statement]:
         """The nest that loads the vectors of a task to where they are staged.  target: by the name of a Staged."""
@@ -730,7 +741,6 @@ class LoopLowering(Values):
         self.frames[Zone.TASK].statements = []
         self.clamps = all(map(self.is_own_column, roots)) and not self.staged
         self.runs_ahead = self.clamps and self.sums_rows(roots)
-        self.phase = phase
         with self.inner_frames():
             for place in roots:
                 if place.root.kind is RootKind.POINTWISE:

@@ -134,6 +134,32 @@ class _Analysis:
             stack.extend((r, own) for choice in opened.choices for r in choice.reads)
         return result
 
+    def loads(self, phase: int) -> dict[Key, bool]:
+        """What a phase loads if nothing is kept.  True: in a branch of a choice."""
+        found: dict[Key, bool] = {}
+        seen: set[tuple[Key, bool]] = set()
+        stack = [
+            (read, p.root.name if p.root.kind is RootKind.POINTWISE else "", False)
+            for p in self.places
+            if p.phase == phase
+            for read in root_starts(self.graph, p.root)
+        ]
+        while stack:
+            read, own, chosen = stack.pop()
+            key: Key = (read.operand, read.index)
+            if (key, chosen) in seen or not self.is_element(read.index):
+                continue
+            seen.add((key, chosen))
+            match self.is_load(read, own):
+                case True:
+                    found[key] = chosen or found.get(key, False)
+                case False:
+                    choices = access(self.graph, self.graph[read.operand], read.index).choices
+                    chosen = chosen or len(choices) > 1
+                    reads = [r for choice in choices for r in choice.reads]
+                    stack.extend((r, own, chosen) for r in reversed(reads))
+        return found
+
     def is_load(self, read: Read, own: str) -> bool | None:
         """True: read from memory.  False: computed from its operands.  None: costs nothing or is kept elsewhere."""
         if is_embedded(self.graph, read.operand):
@@ -187,6 +213,17 @@ def find_streams(arrangement: Arrangement, loop: TaskLoop) -> frozenset[str]:
             if outside and array_of(analysis.graph[name]).size >= size:
                 found.add(name)
     return frozenset(found)
+
+
+def find_late_loads(arrangement: Arrangement, loop: TaskLoop) -> tuple[Key, ...]:
+    """What only phases after the first load, never in a branch of a choice."""
+    analysis = _Analysis(arrangement, loop)
+    first = analysis.loads(0)
+    later: dict[Key, bool] = {}
+    for phase in range(1, analysis.phases):
+        for key, chosen in analysis.loads(phase).items():
+            later[key] = chosen or later.get(key, False)
+    return tuple(key for key, chosen in later.items() if not chosen and key not in first)
 
 
 def choose_residency(

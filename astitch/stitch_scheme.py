@@ -343,7 +343,8 @@ class Reads:
     """What the computation of a root reads.
 
     roots: other roots, each with the index.  arrays: those in memory, each with the number of elements of which its
-    positions are multiples (find_alignment).  uneven: some value is needed at another index than the root's own.
+    positions are multiples (find_alignment).  uneven: some value is needed at another index than the root's own, or of
+    rows of another length.
     """
 
     roots: tuple[Read, ...]
@@ -406,12 +407,15 @@ class RootReads:
         uneven = False
         starts = root_starts(self.graph, root)
         own = {root.name} if root.kind is RootKind.POINTWISE else set()
+        own_rows = array_of(self.graph[root.name]).shape[1:]
 
         def visit(read: Read, stopped: bool) -> None:
             nonlocal uneven
             single = array_of(self.graph[read.operand]).size == 1
             if not single and not is_uniform(self.graph, read.operand):
-                elsewhere = read.index != root.index
+                # The first rows of a larger array lie as those of the root do, its first columns do not.
+                rows = array_of(self.graph[read.operand]).shape[1:]
+                elsewhere = read.index != root.index or rows != own_rows
                 uneven = uneven or elsewhere or is_embedded(self.graph, read.operand)
             if not stopped or read.operand in own:
                 return

@@ -47,14 +47,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class VectorLoad:
-    """A vector that each step of a thread loads, in `phase` for the first time.  form: its position in the array
-    `source`, over atoms."""
+    """A vector that each step of a thread loads.  form: its position in the array `source`, over atoms."""
 
     key: Key
     source: str
     form: Linear
     dtype: DType
-    phase: int
 
 
 class Stage(enum.Enum):
@@ -128,8 +126,8 @@ class Values:
         self.kept_whole: set[Key] = set()  # kept as vectors, not lane by lane
         self.vector_loads: dict[tuple[str, Linear], VectorLoad] = {}
         self.staged: dict[tuple[str, Linear], Staged] = {}
+        self.first_fetched = False  # is Stage.FIRST on its way?
         self.evaluating: str = ""
-        self.phase = 0
         self.states: dict[str, str] = {}
         self.slots_of: dict[str, str] = {}
 
@@ -503,9 +501,9 @@ class Values:
                 base = at_first_lane(position)
                 width = self.mapping.vector
                 if not self.conditionals:  # else it may lie outside of the array
-                    self.note_load(key, source, form, dtype)
+                    self.vector_loads[source, form] = VectorLoad(key, source, form, dtype)
                 staged = self.staged.get((source, form))
-                if staged is None:
+                if staged is None or (staged.stage is Stage.FIRST and not self.first_fetched):
                     needed = () if self.conditionals else self.needed_lanes(key)
                     load = k.LoadVector(vector, dtype, array, base, width, needed)
                     self.emit(Zone.COLUMN, load)
@@ -520,7 +518,7 @@ class Values:
                 self.remember(Zone.COLUMN, ("vector", source, form), vector)
             return self.define(key, dtype, k.Lane(vector, dtype), Zone.LANE)
         if self.is_own_element(form):
-            self.note_load(key, source, form, dtype)
+            self.vector_loads[source, form] = VectorLoad(key, source, form, dtype)
             staged = self.staged.get((source, form))
             if staged is not None:
                 at = self.staged_position(staged, self.turn)
@@ -529,11 +527,6 @@ class Values:
         variable = self.fresh(name)
         self.emit(zone, k.Load(variable, dtype, array, position))
         return k.Name(variable), zone
-
-    def note_load(self, key: Key, source: str, form: Linear, dtype: DType) -> None:
-        known = self.vector_loads.get((source, form))
-        phase = known.phase if known is not None else self.phase
-        self.vector_loads[source, form] = VectorLoad(key, source, form, dtype, phase)
 
     def is_vector(self, form: Linear) -> bool:
         """The `vector` lanes lie side by side in memory and start at a multiple of `vector`."""

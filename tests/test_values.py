@@ -181,6 +181,18 @@ def test_aligned_choices_load_vectors(name: str, dtype: np.dtype) -> None:
     assert not arrays & {s.array for s in find_statements(body, k.Load)}
 
 
+@pytest.mark.parametrize("columns", [15, 12, 16])
+@pytest.mark.parametrize("rows", [64, 33])
+def test_the_first_columns_of_an_array_are_no_array(rows: int, columns: int) -> None:
+    """Their index is that of the result, but a vector must not go on from one row to the next."""
+
+    def first(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x[:rows, :columns] * 2, pad(x[:rows], 0, columns - 16)
+
+    x = normal(64, 16, dtype=F32, seed=1)
+    assert_close(plan_for(H100, first, x).run(x, check=True), by_jax(first, x))
+
+
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_parts_at_any_boundaries(data: st.DataObject) -> None:
