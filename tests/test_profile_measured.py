@@ -210,10 +210,12 @@ BOTH = (
 )
 
 
-def count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: dict[str, str]) -> Any:
+def count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: dict[str, str], program: str = NCU
+) -> Any:
     """texts: by side what Nsight Compute writes."""
     fake = tmp_path / "ncu"
-    fake.write_text(NCU.format(python=sys.executable, texts=texts))
+    fake.write_text(program.format(python=sys.executable, texts=texts))
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     target = trace_function("soft", soft, (jnp.ones((8, 128)), jnp.ones((128, 16))))
@@ -254,6 +256,10 @@ def test_counters_that_cannot_be_had_are_told(
     with pytest.raises(AstitchError, match="ncu counted nothing: ==ERROR== ERR_NVGPUCTRPERM"):
         text = "==ERROR== ERR_NVGPUCTRPERM: no permission\n"
         count(tmp_path, monkeypatch, {"xla": text, "astitch": text})
+    slow = {"xla": '==PROF== Profiling "slow"\n', "astitch": ""}
+    monkeypatch.setattr(counters, "MOST_SECONDS", 3)
+    with pytest.raises(AstitchError, match=r'longer than 3 s; it said last: ==PROF== .* "slow"'):
+        count(tmp_path, monkeypatch, slow, NCU + "import time; time.sleep(30)\n")
     target = trace_function("soft", soft, (jnp.ones((8, 128)), jnp.ones((128, 16))))
     with pytest.raises(AstitchError, match="a target that can be read again"):
         counters.count_kernels(target, BOTH, None, 10, {})

@@ -162,8 +162,11 @@ def _watch(
                 env=environment,
             )
         except subprocess.TimeoutExpired:
+            said = log.read_text("utf-8", errors="replace").split("\n") if log.exists() else []
+            last = next((line.strip() for line in reversed(said) if line.strip()), "nothing")
             raise AstitchError(
-                f"ncu took longer than {MOST_SECONDS} s\n  give smaller shapes or fewer --kernels"
+                f"ncu took longer than {MOST_SECONDS} s; it said last: {last}\n"
+                "  give smaller shapes or fewer --kernels, or leave --ncu out"
             ) from None
         text = log.read_text("utf-8", errors="replace") if log.exists() else ""
     return text, ran.stderr
