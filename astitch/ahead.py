@@ -1,11 +1,15 @@
 """Planning before its turn, in other threads: while the CUDA compiler works for one, Python works on another.
 
-Takes pieces of work by key, does them in the order in which they come, and lets whoever needs one wait for it.  One
-thread at a time runs Python, as the interpreter's lock would have it anyway; it hands on when it asks the compiler.
+Takes pieces of work by key, does the heaviest first, and lets whoever needs one wait for it.  One thread at a time
+runs Python, as the interpreter's lock would have it anyway; it hands on when it asks the compiler.
 """
 
 from __future__ import annotations
 
+import enum
+import heapq
+import itertools
+import math
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,8 +20,39 @@ Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 
+class _Rank(enum.IntEnum):
+    """Whose turn comes first: what the compiler takes long for should reach it early."""
+
+    BEGUN = enum.auto()
+    NEW = enum.auto()
+    BLOCK = enum.auto()
+
+
+class _Turn:
+    """A lock; of those that wait the first by rank has it next, of equal ones the one that came first."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[_Rank, int]] = []
+        self._taken = False
+
+    def take(self, rank: _Rank) -> None:
+        with self._changed:
+            mine = rank, next(self._numbers)
+            heapq.heappush(self._waiting, mine)
+            self._changed.wait_for(lambda: not self._taken and self._waiting[0] == mine)
+            heapq.heappop(self._waiting)
+            self._taken = True
+
+    def give(self) -> None:
+        with self._changed:
+            self._taken = False
+            self._changed.notify_all()
+
+
 class Ahead:
-    """Use it in a `with`: the block, and each piece of work, run one at a time.
+    """Use it in a `with`: the block, and each piece of work, run one at a time, the block when nothing else can.
 
     threads: how many pieces of work may wait for the compiler at once; 0: none is begun before it is asked for.
     """
@@ -25,10 +60,13 @@ class Ahead:
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, "astitch-plan") if threads else None
         self._jobs: dict[Hashable, Future[None]] = {}
-        self._turn = threading.Lock()
+        self._waiting: list[tuple[float, int, Future[None], Callable[[], object]]] = []
+        self._turn = _Turn()
+        self._block = 0
 
     def __enter__(self) -> Ahead:
-        self._turn.acquire()
+        self._block = threading.get_ident()
+        self._turn.take(_Rank.BLOCK)
         return self
 
     def __exit__(
@@ -37,35 +75,50 @@ class Ahead:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._turn.release()
+        self._waiting.clear()
+        self._turn.give()
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
-    def start(self, key: Hashable, work: Callable[[], object]) -> None:
-        """Begins the work, unless work was begun under this key before."""
+    def start(self, key: Hashable, work: Callable[[], object], weight: float = math.inf) -> None:
+        """Begins the work, unless work was begun under this key before.  weight: the heaviest comes first."""
         if self._pool and key not in self._jobs:
-            self._jobs[key] = self._pool.submit(self._take_turn, work)
+            job = self._jobs[key] = Future[None]()
+            heapq.heappush(self._waiting, (-weight, len(self._jobs), job, work))
+            self._pool.submit(self._do_next)
 
     def finish(self, key: Hashable) -> None:
-        """Waits for the work if a thread is at it; if it only waits for one, it is left to whoever asks.
+        """Waits for the work if a thread is at it; if all threads are at other work, it is left to whoever asks.
 
         What went wrong in it is not told: it goes wrong again for whoever asks.
         """
         job = self._jobs.get(key)
-        if job and not job.done() and not job.cancel():
-            self._hand_on(lambda: wait([job]))
+        if job and not job.done():
+            self._hand_on(lambda: None)
+            if not job.done() and not job.cancel():
+                self._hand_on(lambda: wait([job]))
 
     def ask(self, question: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
         """The same function, during which others have their turn."""
         return lambda asked: self._hand_on(lambda: question(asked))
 
-    def _take_turn(self, work: Callable[[], object]) -> None:
-        with self._turn:
-            work()
+    def _do_next(self) -> None:
+        self._turn.take(_Rank.NEW)
+        try:
+            if self._waiting:
+                _, _, job, work = heapq.heappop(self._waiting)
+                if job.set_running_or_notify_cancel():
+                    try:
+                        work()
+                    finally:
+                        job.set_result(None)
+        finally:
+            self._turn.give()
 
     def _hand_on(self, wait: Callable[[], Answer]) -> Answer:
-        self._turn.release()
+        self._turn.give()
         try:
             return wait()
         finally:
-            self._turn.acquire()
+            inside = threading.get_ident() == self._block
+            self._turn.take(_Rank.BLOCK if inside else _Rank.BEGUN)

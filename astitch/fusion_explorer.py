@@ -306,15 +306,39 @@ def explore_scope(
     Its refusals say of every two neighbouring parts why they are two.
     """
     penalty = penalty or estimate_penalty(gpu)
+    fusion = choose_partition(graph, scope, gpu, penalty, latency=latency, width=width)
+    return divide_scope(graph, scope, gpu, penalty, fusion)
+
+
+def choose_partition(
+    graph: Graph,
+    scope: Scope,
+    gpu: Gpu,
+    penalty: Penalty,
+    *,
+    latency: Latency | None = None,
+    width: int = WIDTH,
+) -> FusionGraph:
+    """The stitch ops of explore_scope as vertices."""
     fusion = make_fusion_graph(graph, scope, gpu)
     if len(fusion) < 2:
-        return Scopes(graph, (scope,), (), ())
+        return fusion
     shortest = join_single_readers(fusion, FIRST_STATEMENTS // 2)
     partitions = explore(shortest, gpu, penalty, width).partitions
-    choices = [(p, make_parts(graph, scope, p.fusion)) for p in partitions]
-    times = [latency(scopes) if latency else -p.gain_us for p, scopes in choices]
-    best, scopes = choices[times.index(min(times))]
-    return replace(scopes, refusals=_refuse_neighbours(scopes, best.fusion, gpu, penalty))
+    times = [
+        latency(make_parts(graph, scope, p.fusion)) if latency else -p.gain_us for p in partitions
+    ]
+    return partitions[times.index(min(times))].fusion
+
+
+def divide_scope(
+    graph: Graph, scope: Scope, gpu: Gpu, penalty: Penalty, fusion: FusionGraph
+) -> Scopes:
+    """What explore_scope returns.  fusion: what choose_partition found, maybe in a graph before others were divided."""
+    if len(fusion) < 2:
+        return Scopes(graph, (scope,), (), ())
+    scopes = make_parts(graph, scope, fusion)
+    return replace(scopes, refusals=_refuse_neighbours(scopes, fusion, gpu, penalty))
 
 
 def make_parts(graph: Graph, scope: Scope, fusion: FusionGraph) -> Scopes:

@@ -9,17 +9,23 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from astitch import kernel_ir as k
 from astitch.ahead import Ahead
 from astitch.errors import IllegalProduct
-from astitch.fusion_explorer import MAX_STATEMENTS, estimate_penalty, explore_scope, replace_scope
+from astitch.fusion_explorer import (
+    MAX_STATEMENTS,
+    choose_partition,
+    divide_scope,
+    estimate_penalty,
+    replace_scope,
+)
 from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.nvrtc import Resources
-from astitch.patterns import estimate_statements, make_fusion_graph
+from astitch.patterns import FusionGraph, estimate_statements, make_fusion_graph
 from astitch.plan import Observe, Plan
 from astitch.projected_latency import Projection
 from astitch.speed_of_light import Work, measure_work
@@ -205,6 +211,16 @@ def why_split(plan: Plan, gpu: Gpu, projection: Projection) -> Reason | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The best split of a scope that was found.  limit: statements of a part.  parts_us: of all parts; as drafted where
+    that was reason enough to keep the scope."""
+
+    limit: int
+    fusion: FusionGraph
+    parts_us: float
+
+
 class _Splitter:
     """Plans scope after scope of one graph, which grows by repeated broadcasts."""
 
@@ -229,23 +245,45 @@ class _Splitter:
         self.judged: dict[Structure, Projection] = {}
         self.drafted_us: dict[Structure, float] = {}
         self.planned_us: dict[Structure, float] = {}
+        self.best: dict[tuple[Structure, Scope], _Best] = {}
+        self.unplanned: dict[tuple[Structure, Scope], _Best] = {}
 
-    def look_ahead(self, graph: Graph, scopes: Iterable[Scope]) -> None:
-        """Begins to plan and judge scopes that will be asked for, those that take longest first."""
-        for scope in sorted(scopes, key=lambda scope: -len(scope.members)):
-            if estimate_statements(graph, scope) <= SURELY_LONG:
-                structure = structure_of(graph, scope)
-                self.ahead.start(structure, partial(self.prepare, graph, scope, structure))
+    def look_ahead(self, graph: Graph, scopes: Iterable[Scope], rounds: int = 0) -> None:
+        """Begins to plan and judge scopes that will be asked for, those that take longest first.
 
-    def prepare(self, graph: Graph, scope: Scope, structure: Structure) -> None:
+        rounds: with some left it is looked for the best split of those with a symptom, too.
+        """
+        for scope in scopes:
+            structure, work = structure_of(graph, scope), self.prepare
+            if estimate_statements(graph, scope) > SURELY_LONG:
+                if not rounds:
+                    continue
+                work = self.prepare_unplanned
+            job = partial(work, graph, scope, structure, rounds)
+            self.ahead.start(structure, job, len(scope.members))
+
+    def prepare(self, graph: Graph, scope: Scope, structure: Structure, rounds: int) -> None:
         """Plans and judges a scope; its kernel is compiled if it will do."""
         plan = self.find_plan(graph, scope, structure)
         if plan is None:
             return
         projection = self.find_projection(plan, structure)
-        if self.settle and why_split(plan, self.gpu, projection) is None:
+        reason = why_split(plan, self.gpu, projection)
+        if reason and rounds:
+            whole_us = projection.time_us
+            best = self.find_best(graph, scope, structure, reason, whole_us, plan)
+            if best.parts_us < _bound_us(reason.symptom, whole_us):
+                return
+        if self.settle and (reason is None or rounds) and structure not in self.settled:
             self.settled.add(structure)
             self.settle(plan)
+
+    def prepare_unplanned(
+        self, graph: Graph, scope: Scope, structure: Structure, rounds: int
+    ) -> None:
+        """Plans and judges the parts of a scope that is surely too long for one kernel."""
+        parts = self.divide(graph, scope, self.find_unplanned(graph, scope, structure))
+        self.look_ahead(parts.graph, parts.scopes, rounds - 1)
 
     def judge(self, plan: Plan) -> Projection:
         """The projection, with the compiler's registers where they may be too many."""
@@ -316,52 +354,79 @@ class _Splitter:
 
     def split_unplanned(self, scope: Scope, rounds: int) -> bool:
         """Replaces a scope by its parts of the largest gain, if it is surely too long for one kernel."""
-        graph, gpu = self.scopes.graph, self.gpu
+        graph = self.scopes.graph
         statements = estimate_statements(graph, scope)
         if statements <= SURELY_LONG:
             return False
-        penalty = estimate_penalty(gpu, max_statements=UNSEEN_STATEMENTS)
-        parts = explore_scope(graph, scope, gpu, penalty=penalty, width=1)
+        structure = structure_of(graph, scope)
+        self.ahead.finish(structure)
+        parts = self.divide(graph, scope, self.find_unplanned(graph, scope, structure))
         if len(parts.scopes) < 2:
             return False
         detail = f"about {statements} statements, at most {LONG_CODE} compile fast"
         self.take(scope, Reason(Symptom.CODE_SIZE, detail), math.inf, parts, rounds)
         return True
 
+    def find_unplanned(self, graph: Graph, scope: Scope, structure: Structure) -> _Best:
+        """The split of the largest gain."""
+        key = structure, scope
+        if key not in self.unplanned:
+            penalty = estimate_penalty(self.gpu, max_statements=UNSEEN_STATEMENTS)
+            fusion = choose_partition(graph, scope, self.gpu, penalty, width=1)
+            self.unplanned[key] = _Best(UNSEEN_STATEMENTS, fusion, math.inf)
+        return self.unplanned[key]
+
+    def divide(self, graph: Graph, scope: Scope, best: _Best) -> Scopes:
+        """The parts of a scope."""
+        penalty = estimate_penalty(self.gpu, max_statements=best.limit)
+        return divide_scope(graph, scope, self.gpu, penalty, best.fusion)
+
     def split(
-        self,
-        scope: Scope,
-        reason: Reason,
-        whole_us: float,
-        rounds: int,
-        whole: Plan | None = None,
+        self, scope: Scope, reason: Reason, whole_us: float, rounds: int, whole: Plan | None = None
     ) -> bool:
         """Replaces a scope by its parts, if they are faster.  whole: the plan that it keeps otherwise."""
-        graph, gpu = self.scopes.graph, self.gpu
-        by_length = reason.symptom in _BY_LENGTH
+        graph = self.scopes.graph
+        best = self.find_best(graph, scope, structure_of(graph, scope), reason, whole_us, whole)
+        if best.parts_us < _bound_us(reason.symptom, whole_us):
+            self.take(scope, reason, whole_us, self.divide(graph, scope, best), rounds)
+            return True
+        self.splits.append(Split(scope.name, reason, whole_us, (), best.parts_us))
+        return False
+
+    def find_best(
+        self,
+        graph: Graph,
+        scope: Scope,
+        structure: Structure,
+        reason: Reason,
+        whole_us: float,
+        whole: Plan | None,
+    ) -> _Best:
+        """The best split; its parts are not planned if their drafts are too slow already."""
+        key = structure, scope
+        if key in self.best:
+            return self.best[key]
         limit = MAX_STATEMENTS
-        if by_length:
-            length = sum(make_fusion_graph(graph, scope, gpu).statements)
+        if reason.symptom in _BY_LENGTH:
+            length = sum(make_fusion_graph(graph, scope, self.gpu).statements)
             limit = min(limit, math.ceil(SHORTER * length))
-        penalty = estimate_penalty(gpu, max_statements=limit)
+        penalty = estimate_penalty(self.gpu, max_statements=limit)
         drafted: list[float] = [math.inf]
 
         def rate(parts: Scopes) -> float:
             drafted.append(self.rate_draft(parts, min(drafted)))
             return drafted[-1]
 
-        parts = explore_scope(graph, scope, gpu, penalty=penalty, latency=rate)
-        parts_us, most_us = min(drafted), _bound_us(reason.symptom, whole_us)
-        if whole and most_us <= parts_us:
+        fusion = choose_partition(graph, scope, self.gpu, penalty, latency=rate)
+        best = _Best(limit, fusion, min(drafted))
+        most_us = _bound_us(reason.symptom, whole_us)
+        if whole and most_us <= best.parts_us:
             self.begin_to_settle(whole)  # it will hardly be split
         spills = reason.symptom is Symptom.SPILL
-        if not spills or not most_us <= parts_us * DRAFT_SHARE < math.inf:
-            parts_us = self.rate_parts(parts)
-        if parts_us < most_us:
-            self.take(scope, reason, whole_us, parts, rounds)
-            return True
-        self.splits.append(Split(scope.name, reason, whole_us, (), parts_us))
-        return False
+        if not spills or not most_us <= best.parts_us * DRAFT_SHARE < math.inf:
+            best = replace(best, parts_us=self.rate_parts(self.divide(graph, scope, best)))
+        self.best[key] = best
+        return best
 
     def take(
         self, scope: Scope, reason: Reason, whole_us: float, parts: Scopes, rounds: int
@@ -431,7 +496,7 @@ def split_scopes(
     splitter = _Splitter(
         scopes, gpu, plan, draft or plan, project, observe, settle, ahead or Ahead(0)
     )
-    splitter.look_ahead(scopes.graph, scopes.scopes)
+    splitter.look_ahead(scopes.graph, scopes.scopes, ROUNDS)
     for scope in scopes.scopes:
         splitter.add(scope, ROUNDS)
     return PlannedScopes(splitter.scopes, tuple(splitter.plans), tuple(splitter.splits))

@@ -68,6 +68,33 @@ def test_while_one_asks_the_others_work() -> None:
     assert sorted(answers) == ["a", "b", "c"]
 
 
+def test_what_has_begun_comes_first_then_the_heaviest_and_the_block_last() -> None:
+    done: list[str] = []
+    asked, go = threading.Event(), threading.Event()
+
+    def wait_for_it(_: str) -> None:
+        asked.set()
+        go.wait(10)
+
+    with Ahead(2) as ahead:
+        ask = ahead.ask(wait_for_it)
+
+        def work() -> None:
+            ask("")
+            done.append("begun")
+
+        ahead.start("begun", work)
+        ahead.ask(lambda _: asked.wait(10))("")
+        for weight in (1, 3, 2):
+            ahead.start(weight, partial(done.append, str(weight)), weight)
+        time.sleep(0.05)  # now one thread waits for its turn
+        go.set()
+        time.sleep(0.05)  # and another
+        ahead.finish(1)
+        done.append("block")
+    assert done == ["begun", "3", "2", "1", "block"]
+
+
 def test_what_no_thread_has_begun_is_left_to_who_asks() -> None:
     begun, go = threading.Event(), threading.Event()
     done: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -260,6 +261,39 @@ def test_what_is_surely_too_long_is_split_before_it_is_planned() -> None:
     assert str(decision).startswith(f"stitch_0: {detail} compile fast: split into stitch_0_0")
 
 
+def assert_divided_ahead(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, settle: Callable[[Plan], None] | None = None
+) -> None:
+    """By threads alone, and as without them."""
+    asked: list[threading.Thread] = []
+    choose = module.choose_partition
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        asked.append(threading.current_thread())
+        return choose(*args, **kwargs)
+
+    monkeypatch.setattr(module, "choose_partition", noting)
+    calls: dict[str, Any] = {"plan": plan_on_h100, "draft": plan_on_h100, "settle": settle}
+    calls["project"] = lambda plan, _: project(plan.kernel, H100)
+    with Ahead(2) as ahead:
+        pause = ahead.ask(lambda _: time.sleep(0.05))
+        calls["observe"] = pause
+        found = split_scopes(scopes_of(graph), H100, ahead=ahead, **calls)
+    assert found.splits
+    assert asked and threading.main_thread() not in asked
+    assert found == split_scopes(scopes_of(graph), H100, **calls | {"observe": lambda _: None})
+
+
+@pytest.mark.usefixtures("surely_long")
+def test_what_is_surely_too_long_is_divided_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_divided_ahead(statistics(5), monkeypatch)
+
+
+def test_a_split_is_looked_for_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG_CODE", 60)
+    assert_divided_ahead(statistics(5), monkeypatch, lambda _: None)
+
+
 def test_what_is_not_surely_too_long_is_planned_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -461,7 +495,9 @@ def test_a_kernel_that_will_hardly_be_split_is_compiled_meanwhile(
     events: list[tuple[str, str]] = []
 
     class Noting(Ahead):
-        def start(self, key: Hashable, work: Callable[[], object]) -> None:
+        def start(
+            self, key: Hashable, work: Callable[[], object], weight: float = math.inf
+        ) -> None:
             if isinstance(key, str):
                 events.append(("compiled", key))
 
