@@ -378,13 +378,14 @@ def write_backend_config(kernel: XlaKernel, results: Sequence[int]) -> bytes:
 
 
 def _quote(data: bytes) -> str:
-    """An MLIR string literal: what is not printable ASCII goes by its byte's number."""
-    return f'"{data.decode("latin-1").translate(_ESCAPES)}"'
+    """An MLIR string literal: what is not printable ASCII goes by its byte's number; of what is no text every byte."""
+    if b"\0" in data:
+        return '"\\' + data.hex("\\") + '"'
+    escaped = _UNPRINTABLE.sub(lambda found: b"\\%02x" % ord(found[0]), data)
+    return f'"{escaped.decode()}"'
 
 
-_ESCAPES = {
-    byte: f"\\{byte:02X}" for byte in range(256) if not 32 <= byte < 127 or chr(byte) in '"\\'
-}
+_UNPRINTABLE = re.compile(rb'[^ -~]|["\\]')
 
 
 # ---- memory that is used again ---------------------------------------------------------------------------------

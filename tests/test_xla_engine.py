@@ -1196,4 +1196,5 @@ def test_both_engines_agree_on_a_gpu(on_xla: Callable[..., Any]) -> None:
 
 def test_a_string_for_mlir_has_printable_ascii_only() -> None:
     quoted = _quote('a "b"\\\n\t~é\x7f'.encode())
-    assert quoted == '"a \\22b\\22\\5C\\0A\\09~\\C3\\A9\\7F"'
+    assert quoted == '"a \\22b\\22\\5c\\0a\\09~\\c3\\a9\\7f"'
+    assert _quote(b"\x7fELF\0") == '"\\7f\\45\\4c\\46\\00"'
