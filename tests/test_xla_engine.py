@@ -637,7 +637,8 @@ def test_temporary_arrays_are_written_over(
         assert spelled == kernels[kernel.name].code  # type: ignore[union-attr]
     got = run_module(export_program(compilation, kernels), arguments)
     for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+        rtol = 1e-5 if a.dtype == np.float32 else 2**-7  # a tie may be rounded the other way
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-4)
 
 
 @pytest.mark.parametrize(("outer", "equal"), [(k.Loop, True), (k.Rounds, False)])
