@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from astitch.cublaslt import Matmul, NoAlgorithm, Product, find_bindings
 from astitch.errors import (
     ArgumentMismatch,
     AstitchError,
@@ -30,6 +31,14 @@ from astitch.errors import (
 from astitch.hlo_export import export_call
 from astitch.ir import ArrayType, DotAttrs, DType
 from astitch.kernel_cache import compile_cached
+from astitch.launch_time import time_launch
+from astitch.matmul import (
+    CanonicalDot,
+    DotOperand,
+    ProductTypes,
+    canonical_dot,
+    choose_product_types,
+)
 from astitch.nvrtc import Request, compile_many_cuda
 from astitch.program import (
     ALIGNMENT_BYTES,
@@ -58,140 +67,6 @@ INSTALL = "pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 1
 
 ACCESS_BYTES = 16
 """The widest access of a kernel: what the address of an argument must be a multiple of."""
-
-
-# ---- dots in cuBLAS's form -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class DotOperand:
-    """One operand of a batched product, a matrix for each batch index.
-
-    permutation: copy the operand transposed so before the product (None: it is used where it lies).
-    transposed: the matrix is stored with its rows along the unit stride (column-major).
-    leading: elements between rows (columns when transposed).  stride: elements between batches.
-    """
-
-    permutation: tuple[int, ...] | None
-    transposed: bool
-    leading: int
-    stride: int
-
-
-@dataclass(frozen=True, slots=True)
-class CanonicalDot:
-    """lhs [batch, m, k] x rhs [batch, k, n] -> row-major [batch, m, n]; both operands as DotOperand says."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    lhs: DotOperand
-    rhs: DotOperand
-
-
-def canonical_dot(attrs: DotAttrs, lhs: ArrayType, rhs: ArrayType) -> CanonicalDot:
-    """The batched matrix product that a dot_general of two row-major arrays is."""
-    # The order of the contracting dimensions is free, so the left operand's own serves it best.
-    pairs = sorted(zip(attrs.lhs_contracting, attrs.rhs_contracting, strict=True))
-    lhs_contracting = tuple(pair[0] for pair in pairs)
-    rhs_contracting = tuple(pair[1] for pair in pairs)
-    lhs_free = _free_dimensions(lhs.rank, attrs.lhs_batch, lhs_contracting)
-    rhs_free = _free_dimensions(rhs.rank, attrs.rhs_batch, rhs_contracting)
-    return CanonicalDot(
-        batch=_product(lhs.shape, attrs.lhs_batch),
-        m=_product(lhs.shape, lhs_free),
-        n=_product(rhs.shape, rhs_free),
-        k=_product(lhs.shape, lhs_contracting),
-        lhs=_place_operand(lhs.shape, attrs.lhs_batch, lhs_free, lhs_contracting),
-        rhs=_place_operand(rhs.shape, attrs.rhs_batch, rhs_contracting, rhs_free),
-    )
-
-
-def _free_dimensions(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
-    used = {d for dimensions in taken for d in dimensions}
-    return tuple(d for d in range(rank) if d not in used)
-
-
-def _product(shape: Sequence[int], dimensions: Sequence[int]) -> int:
-    return int(np.prod([shape[d] for d in dimensions], dtype=np.int64))
-
-
-def _place_operand(
-    shape: Sequence[int], batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
-) -> DotOperand:
-    """The matrix [rows, columns] for each index of `batch`, where it lies if each of the three has one stride and
-    the rows or the columns are contiguous; else after a copy into the order batch, rows, columns.
-    """
-    strides = [int(np.prod(shape[d + 1 :], dtype=np.int64)) for d in range(len(shape))]
-    found = [_stride_of(shape, strides, group) for group in (batch, rows, columns)]
-    row_count, column_count = _product(shape, rows), _product(shape, columns)
-    stride, row_stride, column_stride = found
-    if stride is not None and row_stride is not None and column_stride is not None:
-        # A dimension of one element has no stride of its own: any will do.
-        row_stride = row_stride or (column_count if column_stride <= 1 else 1)
-        column_stride = column_stride or (row_count if row_stride == 1 else 1)
-        if column_stride == 1 and row_stride >= column_count:
-            return DotOperand(None, False, max(row_stride, 1), stride)
-        if row_stride == 1 and column_stride >= row_count:
-            return DotOperand(None, True, max(column_stride, 1), stride)
-    order = (*batch, *rows, *columns)
-    return DotOperand(order, False, max(column_count, 1), row_count * column_count)
-
-
-def _stride_of(shape: Sequence[int], strides: Sequence[int], group: Sequence[int]) -> int | None:
-    """Elements between neighbours along the merged dimensions: 0 for one element, None if there is no such number."""
-    wide = [d for d in group if shape[d] != 1]
-    if any(strides[a] != strides[b] * shape[b] for a, b in pairwise(wide)):
-        return None
-    return strides[wide[-1]] if wide else 0
-
-
-@dataclass(frozen=True, slots=True)
-class ProductTypes:
-    """What cuBLAS calls the types of operands, result and sum; scalar: NumPy's type of the sum."""
-
-    operand: str
-    result: str
-    compute: str
-    scalar: type[np.generic]
-
-
-def choose_product_types(
-    attrs: DotAttrs, lhs: DType, rhs: DType, result: DType
-) -> ProductTypes | None:
-    """cuBLAS's types for a product, None where it has none (integers, f8, operands of two types).
-
-    f16 and bf16 are summed in f32.  f32 may use TF32 unless an operand asks for HIGHEST, as XLA does.
-    """
-    operand = _CUBLAS_TYPE.get(lhs)
-    if operand is None or lhs is not rhs or result not in _RESULT_TYPES.get(lhs, ()):
-        return None
-    compute = "CUBLAS_COMPUTE_32F"
-    if lhs in (DType.F64, DType.C128):
-        compute = "CUBLAS_COMPUTE_64F"
-    elif lhs in (DType.F32, DType.C64) and "HIGHEST" not in attrs.precision:
-        compute = "CUBLAS_COMPUTE_32F_FAST_TF32"
-    scalar = lhs.numpy.type if lhs in (DType.F64, DType.C64, DType.C128) else np.float32
-    return ProductTypes(operand, _CUBLAS_TYPE[result], compute, scalar)
-
-
-_CUBLAS_TYPE = {
-    DType.F16: "CUDA_R_16F",
-    DType.BF16: "CUDA_R_16BF",
-    DType.F32: "CUDA_R_32F",
-    DType.F64: "CUDA_R_64F",
-    DType.C64: "CUDA_C_32F",
-    DType.C128: "CUDA_C_64F",
-}
-_RESULT_TYPES = {
-    DType.F16: (DType.F16, DType.F32),
-    DType.BF16: (DType.BF16, DType.F32),
-    DType.F32: (DType.F32,),
-    DType.F64: (DType.F64,),
-    DType.C64: (DType.C64,),
-    DType.C128: (DType.C128,),
-}
 
 
 # ---- CuPy and arrays -------------------------------------------------------------------------------------------
@@ -403,6 +278,7 @@ class GpuExecutor:
                 self._fixed[b.name] = int(self._arena.ptr) + b.offset
             self._functions = self._load_kernels()
             self._made_by_xla: set[str] = set()
+            self._matmuls: dict[tuple[CanonicalDot, ProductTypes], Matmul] = {}
             self._launches = [self._prepare_step(step) for step in program.steps]
             self._outputs = [
                 b for b in self._in_space(Space.OUTPUT) if b.name not in self._made_by_xla
@@ -761,7 +637,9 @@ class GpuExecutor:
                 step.node.attrs, lhs.type.dtype, rhs.type.dtype, result.type.dtype
             )
             if types is not None:
-                return self._prepare_dot(step.node.attrs, types, lhs, rhs, result)
+                launch = self._prepare_dot(step.node.attrs, types, lhs, rhs, result)
+                if launch is not None:
+                    return launch
         if isinstance(step, IslandStep):
             return self._prepare_island(step.name, step.hlo, step.operands, step.results)
         if isinstance(step, LibraryStep) and has_jax():
@@ -772,8 +650,9 @@ class GpuExecutor:
 
     def _prepare_dot(
         self, attrs: DotAttrs, types: ProductTypes, lhs: View, rhs: View, result: View
-    ) -> Launch:
-        dot = canonical_dot(attrs, lhs.type, rhs.type)
+    ) -> Launch | None:
+        """Through cuBLASLt where its bindings are installed, else through cuBLAS; None where neither has it."""
+        dot = canonical_dot(attrs, lhs.type, rhs.type, contiguous_depth=types.only_lt)
         runtime = self.cupy.cuda.runtime
         if not result.type.size or not dot.k:
 
@@ -784,8 +663,57 @@ class GpuExecutor:
                     )
 
             return clear
-        cublas = self.cupy.cuda.cublas
-        operand, product = getattr(runtime, types.operand), getattr(runtime, types.result)
+        matmul = self._find_matmul(dot, types)
+        if matmul is not None:
+            return self._prepare_matmul(matmul, dot, lhs, rhs, result)
+        return None if types.only_lt else self._prepare_gemm(dot, types, lhs, rhs, result)
+
+    def _find_matmul(self, dot: CanonicalDot, types: ProductTypes) -> Matmul | None:
+        """cuBLASLt's product, one for equal products; None without the bindings or an algorithm."""
+        bindings = find_bindings(self.device.id)
+        if bindings is None:
+            return None
+        found = self._matmuls.get((dot, types))
+        if found is None:
+            properties = self.cupy.cuda.runtime.getDeviceProperties(self.device.id)
+            product = Product(dot, types, properties["name"].decode())
+            try:
+                found = Matmul(bindings, product, self._time_launch)
+            except NoAlgorithm:
+                return None
+            self._matmuls[dot, types] = found
+        return found
+
+    def _time_launch(self, launch: Callable[[int], None], stream: int) -> float:
+        """Microseconds of a launch whose operands are there when `stream` has come here."""
+        self.cupy.cuda.ExternalStream(stream).synchronize()
+        launch(stream)
+        self.cupy.cuda.ExternalStream(stream).synchronize()
+        return time_launch(self.cupy, lambda queue, _: launch(queue))
+
+    def _prepare_matmul(
+        self, matmul: Matmul, dot: CanonicalDot, lhs: View, rhs: View, result: View
+    ) -> Launch:
+        def multiply(call: _Call) -> None:
+            a, a_memory = self._transpose(call, lhs, dot.lhs)
+            b, b_memory = self._transpose(call, rhs, dot.rhs)
+            workspace = self._allocate(matmul.workspace_bytes, "a product's workspace")
+            matmul.launch(a, b, call.addresses[result.buffer], int(workspace.ptr), call.stream)
+            del (
+                a_memory,
+                b_memory,
+                workspace,
+            )  # to the pool, which hands them on in the order of the stream
+
+        return multiply
+
+    def _prepare_gemm(
+        self, dot: CanonicalDot, types: ProductTypes, lhs: View, rhs: View, result: View
+    ) -> Launch:
+        runtime, cublas = self.cupy.cuda.runtime, self.cupy.cuda.cublas
+        left, right, product = (
+            getattr(runtime, name) for name in (types.lhs, types.rhs, types.result)
+        )
         compute, algorithm = getattr(cublas, types.compute), cublas.CUBLAS_GEMM_DEFAULT
         operations = {False: cublas.CUBLAS_OP_N, True: cublas.CUBLAS_OP_T}
         one, zero = np.ones(1, types.scalar), np.zeros(1, types.scalar)
@@ -803,11 +731,11 @@ class GpuExecutor:
                 dot.k,
                 one.ctypes.data,
                 b,
-                operand,
+                right,
                 dot.rhs.leading,
                 dot.rhs.stride,
                 a,
-                operand,
+                left,
                 dot.lhs.leading,
                 dot.lhs.stride,
                 zero.ctypes.data,

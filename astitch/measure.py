@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,16 +18,11 @@ from astitch.build_program import make_cuda_kernel
 from astitch.errors import AstitchError, EngineUnavailable, KernelCompileError
 from astitch.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.kernel_cache import compile_cached
+from astitch.launch_time import time_launch
 from astitch.nvrtc import CompiledKernel, Request, Resources, compile_many_cuda
 from astitch.plan import Plan
 from astitch.program import CudaKernel
 from astitch.storage import storage_type
-
-TARGET_US = 1500.0
-"""How long a graph of launches shall last, where MIN_LAUNCHES to MAX_LAUNCHES of them do."""
-
-MIN_LAUNCHES, MAX_LAUNCHES = 3, 200
-REPEATS = 5
 
 TOLERANCE = {DType.F16: 2e-2, DType.BF16: 4e-2, DType.F8E4M3FN: 0.3, DType.F8E5M2: 0.6}
 """How far a result may lie from the first plan's, relative to the largest: sums are taken in another order.  Other
@@ -194,35 +188,10 @@ class _Launcher:
             driver.launchKernel(self.function, *shape, stream, block, 0)
 
     def time_us(self) -> float:
-        """Median time of a launch among many in one CUDA graph, as a program would replay them."""
-        cupy = self.cupy
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with stream:
-            first = self._time_launches(stream, MIN_LAUNCHES)
-            count = int(min(max(TARGET_US / max(first, 0.1), MIN_LAUNCHES), MAX_LAUNCHES))
-            stream.begin_capture()
-            for _ in range(count):
-                self.launch(stream.ptr, captured=True)
-            graph = stream.end_capture()
-            graph.launch(stream)
-            times = [self._elapsed(stream, graph.launch) / count for _ in range(REPEATS)]
-        return statistics.median(times)
-
-    def _time_launches(self, stream: Any, count: int) -> float:
-        def launch_all(stream: Any) -> None:
-            for _ in range(count):
-                self.launch(stream.ptr)
-
-        return self._elapsed(stream, launch_all) / count
-
-    def _elapsed(self, stream: Any, work: Callable[[Any], None]) -> float:
-        cupy = self.cupy
-        start, end = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record(stream)
-        work(stream)
-        end.record(stream)
-        end.synchronize()
-        return 1e3 * float(cupy.cuda.get_elapsed_time(start, end))
+        """Median time of a launch among many."""
+        return time_launch(
+            self.cupy, lambda stream, captured: self.launch(stream, captured=captured)
+        )
 
 
 def compile_plans(plans: Sequence[Plan], arch: str) -> list[CompiledKernel | KernelCompileError]:

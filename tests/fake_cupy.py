@@ -131,6 +131,7 @@ class Fake:
             memcpyDeviceToHost=2,
             memcpyDeviceToDevice=3,
             CUDA_R_32F=0,
+            getDeviceProperties=lambda _: {"name": b"A GPU"},
         )
         self.ndarray = Array
         self.cuda = SimpleNamespace(

@@ -5,27 +5,21 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import importlib
+import itertools
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import stepped_programs as programs
+from fake_cublaslt import Compute, FakeLt, Types
 from fake_cupy import Fake
-from hypothesis import given
-from hypothesis import strategies as st
 
+from astitch import cublaslt
 from astitch.errors import ArgumentMismatch, EngineUnavailable, LaunchRefused, OutOfMemory
-from astitch.executor import (
-    DeviceArray,
-    DotOperand,
-    GpuExecutor,
-    _RenamedDlpack,
-    canonical_dot,
-    choose_product_types,
-    count_gpus,
-)
+from astitch.executor import DeviceArray, GpuExecutor, _RenamedDlpack, count_gpus
 from astitch.ir import ArrayType, DotAttrs, DType, Node
 from astitch.program import KernelStep, LibraryStep, Program, Space
 from astitch.reference import eval_node
@@ -33,152 +27,6 @@ from astitch.reference import eval_node
 executor_module = importlib.import_module("astitch.executor")
 
 F32 = DType.F32
-
-
-# ---- dots in cuBLAS's form -------------------------------------------------------------------------------------
-
-
-def reference_dot(attrs: DotAttrs, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-    """The dot_general of two integer-valued f64 arrays."""
-
-    def free(rank: int, *taken: tuple[int, ...]) -> list[int]:
-        return [d for d in range(rank) if all(d not in t for t in taken)]
-
-    shape = (
-        *(lhs.shape[d] for d in attrs.lhs_batch),
-        *(lhs.shape[d] for d in free(lhs.ndim, attrs.lhs_batch, attrs.lhs_contracting)),
-        *(rhs.shape[d] for d in free(rhs.ndim, attrs.rhs_batch, attrs.rhs_contracting)),
-    )
-    node = Node("dot", "dot", ArrayType(DType.F64, shape), ("lhs", "rhs"), attrs)
-    return eval_node(node, [lhs, rhs])[0]
-
-
-def read_operand(
-    array: np.ndarray, operand: DotOperand, batch: int, rows: int, columns: int
-) -> np.ndarray:
-    """[batch, rows, columns] as cuBLAS reads the memory; fails where it would read outside or overlap rows."""
-    if operand.permutation is not None:
-        array = array.transpose(operand.permutation)
-    memory = np.ascontiguousarray(array).reshape(-1)
-    inner = rows if operand.transposed else columns
-    assert operand.leading >= max(1, inner)
-    b, i, j = np.ogrid[:batch, :rows, :columns]
-    outer_index, inner_index = (j, i) if operand.transposed else (i, j)
-    return memory[b * operand.stride + outer_index * operand.leading + inner_index]
-
-
-def multiply_as_cublas(attrs: DotAttrs, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-    types = [ArrayType(DType.F64, a.shape) for a in (lhs, rhs)]
-    dot = canonical_dot(attrs, types[0], types[1])
-    a = read_operand(lhs, dot.lhs, dot.batch, dot.m, dot.k)
-    b = read_operand(rhs, dot.rhs, dot.batch, dot.k, dot.n)
-    return np.asarray(a @ b)
-
-
-def count_up(*shape: int) -> np.ndarray:
-    return np.arange(1.0, math.prod(shape) + 1).reshape(shape) % 11
-
-
-@st.composite
-def dots(draw: st.DrawFn) -> tuple[DotAttrs, tuple[int, ...], tuple[int, ...]]:
-    """Any dot_general: up to two dimensions of each kind, of one to three elements, in any order."""
-    extents = st.lists(st.integers(1, 3), max_size=2)
-    batch, lhs_free, rhs_free, contracting = (draw(extents) for _ in range(4))
-
-    def place(free: list[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """The shape with its dimensions shuffled, and where batch and contracting ones went."""
-        sizes = batch + contracting + free
-        order = draw(st.permutations(range(len(sizes))))
-        where = [order.index(i) for i in range(len(sizes))]
-        shape = tuple(sizes[i] for i in order)
-        return shape, tuple(where[: len(batch)]), tuple(where[len(batch) :][: len(contracting)])
-
-    lhs_shape, lhs_batch, lhs_contracting = place(lhs_free)
-    rhs_shape, rhs_batch, rhs_contracting = place(rhs_free)
-    attrs = DotAttrs(lhs_contracting, rhs_contracting, lhs_batch, rhs_batch)
-    return attrs, lhs_shape, rhs_shape
-
-
-@given(dots())
-def test_every_dot_general_is_a_batched_product(
-    case: tuple[DotAttrs, tuple[int, ...], tuple[int, ...]],
-) -> None:
-    attrs, lhs_shape, rhs_shape = case
-    lhs, rhs = count_up(*lhs_shape), count_up(*rhs_shape)
-    want = reference_dot(attrs, lhs, rhs)
-    np.testing.assert_array_equal(multiply_as_cublas(attrs, lhs, rhs).reshape(want.shape), want)
-
-
-@pytest.mark.parametrize(
-    ("attrs", "lhs", "rhs", "want"),
-    [
-        # x @ w, and the two products of its gradient
-        (DotAttrs((1,), (0,)), (5, 7), (7, 3), ((False, 7, 35), (False, 3, 21))),
-        (DotAttrs((1,), (1,)), (5, 3), (7, 3), ((False, 3, 15), (True, 3, 21))),
-        (DotAttrs((0,), (0,)), (5, 7), (5, 3), ((True, 7, 35), (False, 3, 15))),
-        # a batched activation by a weight: its leading dimensions merge
-        (DotAttrs((2,), (0,)), (2, 5, 7), (7, 3), ((False, 7, 70), (False, 3, 21))),
-        # attention on [batch * seq, heads, depth]: the heads are a batch with a stride, no copy
-        (DotAttrs((2,), (2,), (1,), (1,)), (5, 4, 8), (6, 4, 8), ((False, 32, 8), (True, 32, 8))),
-        # matrix by vector
-        (DotAttrs((1,), (0,)), (5, 7), (7,), ((False, 7, 0), (True, 7, 0))),
-    ],
-    ids=["x w", "dy w^T", "x^T dy", "merged rows", "strided heads", "vector"],
-)
-def test_products_of_networks_need_no_copy(
-    attrs: DotAttrs, lhs: tuple[int, ...], rhs: tuple[int, ...], want: Any
-) -> None:
-    dot = canonical_dot(attrs, ArrayType(F32, lhs), ArrayType(F32, rhs))
-    for operand, (transposed, leading, stride) in zip((dot.lhs, dot.rhs), want, strict=True):
-        assert operand.permutation is None
-        assert (operand.transposed, operand.leading) == (transposed, leading)
-        if dot.batch > 1:
-            assert operand.stride == stride
-
-
-def test_an_operand_without_one_stride_is_copied() -> None:
-    """Batch and sequence stay, heads are the batch: [batch, heads, seq, depth] by heads."""
-    attrs = DotAttrs((0, 2), (0, 2), (1,), (1,))
-    dot = canonical_dot(attrs, ArrayType(F32, (2, 4, 5, 8)), ArrayType(F32, (2, 4, 5, 8)))
-    assert dot.lhs.permutation == (1, 3, 0, 2)
-    assert dot.rhs.permutation == (1, 0, 2, 3)
-
-
-def test_dots_without_elements() -> None:
-    dot = canonical_dot(DotAttrs((1,), (0,)), ArrayType(F32, (5, 0)), ArrayType(F32, (0, 3)))
-    assert (dot.batch, dot.m, dot.n, dot.k) == (1, 5, 3, 0)
-
-
-@pytest.mark.parametrize(
-    ("operand", "result", "precision", "want"),
-    [
-        (DType.F32, DType.F32, "DEFAULT", "CUBLAS_COMPUTE_32F_FAST_TF32"),
-        (DType.F32, DType.F32, "HIGHEST", "CUBLAS_COMPUTE_32F"),
-        (DType.BF16, DType.F32, "DEFAULT", "CUBLAS_COMPUTE_32F"),
-        (DType.F16, DType.F16, "DEFAULT", "CUBLAS_COMPUTE_32F"),
-        (DType.F64, DType.F64, "DEFAULT", "CUBLAS_COMPUTE_64F"),
-        (DType.C128, DType.C128, "DEFAULT", "CUBLAS_COMPUTE_64F"),
-    ],
-)
-def test_how_products_are_summed(operand: DType, result: DType, precision: str, want: str) -> None:
-    attrs = DotAttrs((1,), (0,), precision=(precision, "DEFAULT"))
-    types = choose_product_types(attrs, operand, operand, result)
-    assert types is not None
-    assert types.compute == want
-
-
-@pytest.mark.parametrize(
-    "types",
-    [
-        (DType.S32, DType.S32, DType.S32),
-        (DType.BF16, DType.F32, DType.F32),
-        (DType.F8E4M3FN, DType.F8E4M3FN, DType.F32),
-        (DType.F32, DType.F32, DType.F64),
-    ],
-    ids=str,
-)
-def test_products_that_cublas_has_not(types: tuple[DType, DType, DType]) -> None:
-    assert choose_product_types(DotAttrs((1,), (0,)), *types) is None
 
 
 # ---- without a device ------------------------------------------------------------------------------------------
@@ -252,6 +100,10 @@ def product_program(name: str = "main", dtype: DType = F32) -> Program:
     )
 
 
+def count_up(*shape: int) -> np.ndarray:
+    return np.arange(1.0, math.prod(shape) + 1).reshape(shape) % 11
+
+
 def product_arguments() -> tuple[list[np.ndarray], np.ndarray]:
     x, y = count_up(3, 4, 5, 2).astype(np.float32), count_up(3, 4, 6, 2).astype(np.float32)
     z = np.einsum("bkml,bknl->blmn", x, y)
@@ -265,7 +117,44 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(executor_module, "import_cupy", lambda: fake)
     monkeypatch.setattr(executor_module, "find_device", lambda *_: None)
+    monkeypatch.setattr(executor_module, "find_bindings", lambda _: None)
     return fake
+
+
+@pytest.fixture
+def lt(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLt:
+    """cuBLASLt beside it, which names two algorithms; the second is faster."""
+    lt = FakeLt(2)
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cublaslt, "open_cache", cublaslt.open_cache.__wrapped__)
+    monkeypatch.setattr(
+        executor_module, "find_bindings", lambda _: cublaslt.Bindings(lt, Types, Compute)
+    )
+    times = itertools.cycle([5.0, 3.0])
+
+    def time_launch(_: Any, launch: Any) -> float:
+        launch(0, False)
+        return next(times)
+
+    monkeypatch.setattr(executor_module, "time_launch", time_launch)
+    return lt
+
+
+def test_products_through_cublaslt(fake: Fake, lt: FakeLt) -> None:
+    arguments, want = product_arguments()
+    fake.cuda.cublas.gemmStridedBatchedEx = lambda *_: 1 / 0
+    executor = GpuExecutor(product_program())
+    for _ in range(2):
+        np.testing.assert_array_equal(executor.run(arguments)[0].to_numpy(), want)
+    assert set(lt.launched) == {10, 11}
+    assert lt.launched[-2:] == [11, 11]
+
+
+def test_products_without_an_algorithm_go_through_cublas(fake: Fake, lt: FakeLt) -> None:
+    arguments, want = product_arguments()
+    lt.count = 0
+    np.testing.assert_array_equal(GpuExecutor(product_program()).run(arguments)[0].to_numpy(), want)
+    assert not lt.launched
 
 
 def test_a_step_alone_on_buffers_of_the_caller(fake: Fake) -> None:
@@ -440,6 +329,17 @@ def test_empty_arrays() -> None:
     assert run(programs.empty_program(), np.zeros((0, 5), np.float32))[0].shape == (0, 5)
 
 
+@pytest.fixture(params=["cublas", "cublaslt"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which of them multiplies."""
+    name = str(request.param)
+    if name == "cublas":
+        monkeypatch.setattr(executor_module, "find_bindings", lambda _: None)
+    elif cublaslt.find_bindings(0) is None:
+        pytest.skip("nvmath-python is not installed")
+    return name
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("dtype", "precision", "tolerance"),
@@ -466,7 +366,14 @@ def test_empty_arrays() -> None:
     ids=["nn", "tt", "heads", "copied", "empty sum"],
 )
 def test_dots(
-    dtype: DType, precision: str, tolerance: float, attrs: DotAttrs, lhs: Any, rhs: Any, shape: Any
+    library: str,
+    dtype: DType,
+    precision: str,
+    tolerance: float,
+    attrs: DotAttrs,
+    lhs: Any,
+    rhs: Any,
+    shape: Any,
 ) -> None:
     attrs = dataclasses.replace(attrs, precision=(precision, precision))
     rng = np.random.default_rng(1)
@@ -480,6 +387,32 @@ def test_dots(
     )
     scale = np.abs(want).max() + 1
     np.testing.assert_allclose(product.astype(wide) / scale, want / scale, rtol=0, atol=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [
+        (DType.S8, DType.S32),
+        (DType.F8E4M3FN, DType.F32),
+        (DType.F8E4M3FN, DType.BF16),
+        (DType.F8E5M2, DType.F32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sizes", [(64, 48, 32), (5, 7, 3)], ids=["whole", "odd"])
+def test_dots_of_8_bits(
+    library: str, dtype: DType, result: DType, sizes: tuple[int, int, int]
+) -> None:
+    """By cuBLASLt where it has them, else by XLA."""
+    m, k, n = sizes
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-8, 8, shape).astype(dtype.numpy) for shape in ((m, k), (k, n)))
+    attrs = DotAttrs((1,), (0,))
+    types = ArrayType(dtype, (m, k)), ArrayType(dtype, (k, n)), ArrayType(result, (m, n))
+    (product,) = run(programs.dot_program(*types, attrs), a, b)
+    want = (a.astype(np.float64) @ b.astype(np.float64)).astype(result.numpy)
+    np.testing.assert_array_equal(product.astype(np.float64), want.astype(np.float64))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,317 @@
+"""Products through cuBLASLt, which nvmath-python binds, by the algorithm that is the fastest on this GPU.
+
+Takes a Product, hands on a Matmul that launches it.  cuBLASLt's heuristic names candidates; the first call times them
+on its own arrays, and what won is kept on disk, so that later processes neither measure nor get other bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from astitch import options
+from astitch.kernel_cache import ByteCache
+from astitch.matmul import CanonicalDot, DotOperand, ProductTypes
+
+WORKSPACE_BYTES = 32 << 20
+"""What an algorithm may use; NVIDIA's advice for Hopper."""
+
+CANDIDATES = 8
+LEAST_GAIN = 0.02
+"""By so much an algorithm must be faster than the heuristic's first: measurements scatter."""
+
+ALIGNMENT_BYTES = 16
+"""What the addresses of all operands are multiples of."""
+
+LIMIT_BYTES = 4 << 20
+FORMAT = "astitch product 1"
+
+
+class NoAlgorithm(Exception):
+    """cuBLASLt has nothing for a product of these types, sizes and strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """All that decides how fast an algorithm is.  device: name of the GPU."""
+
+    dot: CanonicalDot
+    types: ProductTypes
+    device: str
+
+
+class ProductCache(ByteCache):
+    """Algorithms that won, as JSON."""
+
+    lost = "the next process measures its products anew"
+
+
+@functools.cache
+def open_cache() -> ProductCache:
+    """The cache at its place on disk."""
+    return ProductCache(options.cache_dir() / "products", LIMIT_BYTES, ".json")
+
+
+@functools.cache
+def find_bindings(device: int) -> Bindings | None:
+    """nvmath-python's cuBLASLt for the current device, which has this number; None where it cannot be had."""
+    try:
+        lt = importlib.import_module("nvmath.bindings.cublasLt")
+        types = importlib.import_module("nvmath")
+        compute = importlib.import_module("nvmath.bindings.cublas")
+        return Bindings(lt, types.CudaDataType, compute.ComputeType)
+    except Exception:  # no package, no driver, no library: each has an exception of its own
+        return None
+
+
+class Bindings:
+    """cuBLASLt with a handle of its own.  lt, data_types, compute_types: as nvmath-python has them."""
+
+    def __init__(self, lt: Any, data_types: Any, compute_types: Any) -> None:
+        self.lt = lt
+        self.handle = lt.create()
+        self.version = int(lt.get_version())
+        self._data_types, self._compute_types = data_types, compute_types
+
+    def data_type(self, name: str) -> int:
+        """cudaDataType by its name, CUDA_R_32F say."""
+        return int(self._data_types[name])
+
+    def compute_type(self, name: str) -> int:
+        """cublasComputeType_t by its name, CUBLAS_COMPUTE_32F say."""
+        return int(self._compute_types[name.removeprefix("CUBLAS_")])
+
+    def make_layout(self, type_: int, rows: int, columns: int, leading: int, dot: Batch) -> int:
+        """Matrices of `rows` x `columns`, column-major."""
+        layout = int(self.lt.matrix_layout_create(type_, rows, columns, leading))
+        if dot.count > 1:
+            attribute = self.lt.MatrixLayoutAttribute
+            self._set("matrix_layout", layout, attribute.BATCH_COUNT, dot.count)
+            self._set("matrix_layout", layout, attribute.STRIDED_BATCH_OFFSET, dot.stride)
+        return layout
+
+    def make_operation(self, types: ProductTypes, scale: int, a: bool, b: bool) -> int:
+        """The product's description; a, b: is the operand transposed?"""
+        lt = self.lt
+        operation = int(lt.matmul_desc_create(self.compute_type(types.compute), scale))
+        for attribute, transposed in (
+            (lt.MatmulDescAttribute.TRANSA, a),
+            (lt.MatmulDescAttribute.TRANSB, b),
+        ):
+            self._set("matmul_desc", operation, attribute, int(transposed))  # CUBLAS_OP_N 0, T 1
+        return operation
+
+    def make_preference(self) -> int:
+        """What algorithms are asked for: such that give the same bits in each run."""
+        lt = self.lt
+        preference = int(lt.matmul_preference_create())
+        attribute, scheme = lt.MatmulPreferenceAttribute, lt.ReductionScheme
+        # In place, parts of a split sum are added in the order in which they come.
+        ordered = int(scheme.MASK) & ~int(scheme.INPLACE)
+        self._set("matmul_preference", preference, attribute.REDUCTION_SCHEME_MASK, ordered)
+        self._set("matmul_preference", preference, attribute.MAX_WORKSPACE_BYTES, WORKSPACE_BYTES)
+        for operand in "ABCD":
+            name = getattr(attribute, f"MIN_ALIGNMENT_{operand}_BYTES")
+            self._set("matmul_preference", preference, name, ALIGNMENT_BYTES)
+        return preference
+
+    def _set(self, what: str, object_: int, attribute: Any, value: int) -> None:
+        dtype = getattr(self.lt, f"get_{what}_attribute_dtype")(attribute)
+        word = np.array([value], dtype)
+        getattr(self.lt, f"{what}_set_attribute")(object_, attribute, word.ctypes.data, word.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Matrices of one array: how many, and the elements from one to the next."""
+
+    count: int
+    stride: int
+
+
+class Matmul:
+    """One product.  Raises NoAlgorithm.
+
+    time_launch: microseconds of a launch, a function of the stream that it is for, whose operands are there when the
+    given stream has come to where it is.  It is asked in the first call.
+    """
+
+    def __init__(
+        self,
+        bindings: Bindings,
+        product: Product,
+        time_launch: Callable[[Callable[[int], None], int], float],
+        cache: ByteCache | None = None,
+    ) -> None:
+        self._bindings, self._time_launch = bindings, time_launch
+        self._cache = open_cache() if cache is None else cache
+        self._key = key_of_product(product, bindings.version)
+        dot, types = product.dot, product.types
+        one, zero = np.ones(1, types.scalar), np.zeros(1, types.scalar)
+        self._one, self._zero = one, zero
+        lhs, rhs, result = map(bindings.data_type, (types.lhs, types.rhs, types.result))
+        scale = bindings.data_type(_SCALE_TYPE[np.dtype(types.scalar).name])
+        # cuBLAS is column-major, where our row-major product is its transpose: rhs^T lhs^T.
+        self._operation = bindings.make_operation(
+            types, scale, dot.rhs.transposed, dot.lhs.transposed
+        )
+        self._layouts = (
+            _operand_layout(bindings, rhs, dot.rhs, dot.n, dot.k, dot.batch),
+            _operand_layout(bindings, lhs, dot.lhs, dot.k, dot.m, dot.batch),
+            bindings.make_layout(result, dot.n, dot.m, dot.n, Batch(dot.batch, dot.m * dot.n)),
+        )
+        self._candidates = self._load() or self._ask()
+        self._chosen = self._candidates[0] if len(self._candidates) == 1 else None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What a launch needs now; less after the first."""
+        if self._chosen is not None:
+            return int(self._chosen["workspace_size"][0])
+        return max(int(c["workspace_size"][0]) for c in self._candidates)
+
+    def launch(self, lhs: int, rhs: int, result: int, workspace: int, stream: int) -> None:
+        """Enqueue the product of arrays at these addresses; the first call chooses the algorithm, and waits."""
+        if self._chosen is None:
+            self._chosen = self._choose(lhs, rhs, result, workspace, stream)
+        self._launch(self._chosen, lhs, rhs, result, workspace, stream)
+
+    def _launch(
+        self, candidate: np.ndarray, lhs: int, rhs: int, result: int, workspace: int, stream: int
+    ) -> None:
+        a, b, d = self._layouts
+        self._bindings.lt.matmul(
+            self._bindings.handle,
+            self._operation,
+            self._one.ctypes.data,
+            rhs,
+            a,
+            lhs,
+            b,
+            self._zero.ctypes.data,
+            result,
+            d,
+            result,
+            d,
+            candidate["algo"].ctypes.data,
+            workspace,
+            int(candidate["workspace_size"][0]),
+            stream,
+        )
+
+    def _ask(self) -> list[np.ndarray]:
+        """The heuristic's candidates, the best first."""
+        lt = self._bindings.lt
+        found = np.zeros(CANDIDATES, lt.matmul_heuristic_result_dtype)
+        count = np.zeros(1, np.int32)
+        preference = self._bindings.make_preference()
+        a, b, d = self._layouts
+        try:
+            lt.matmul_algo_get_heuristic(
+                self._bindings.handle,
+                self._operation,
+                a,
+                b,
+                d,
+                d,
+                preference,
+                CANDIDATES,
+                found.ctypes.data,
+                count.ctypes.data,
+            )
+        except lt.cuBLASLtError as error:
+            raise NoAlgorithm(str(error)) from None
+        finally:
+            lt.matmul_preference_destroy(preference)
+        usable = [found[i : i + 1].copy() for i in range(int(count[0])) if not found["state"][i]]
+        if not usable:
+            raise NoAlgorithm("cuBLASLt names none")
+        return usable
+
+    def _load(self) -> list[np.ndarray]:
+        """The algorithm that won in an earlier process, if cuBLASLt still takes it."""
+        lt = self._bindings.lt
+        try:
+            entry = json.loads(self._cache.load_bytes(self._key) or b"{}")
+            if not isinstance(entry, dict) or entry.get("format") != FORMAT:
+                return []
+            kept = np.zeros(1, lt.matmul_heuristic_result_dtype)
+            algorithm = np.frombuffer(bytes.fromhex(entry["algorithm"]), lt.matmul_algo_dtype)
+            kept["algo"] = algorithm
+            checked = np.zeros(1, lt.matmul_heuristic_result_dtype)
+            a, b, d = self._layouts
+            lt.matmul_algo_check(
+                self._bindings.handle,
+                self._operation,
+                a,
+                b,
+                d,
+                d,
+                kept["algo"].ctypes.data,
+                checked.ctypes.data,
+            )
+        except (ValueError, TypeError, KeyError, lt.cuBLASLtError):
+            return []
+        size = int(checked["workspace_size"][0])
+        if checked["state"][0] or size > WORKSPACE_BYTES:
+            return []
+        kept["workspace_size"] = size
+        return [kept]
+
+    def _choose(self, lhs: int, rhs: int, result: int, workspace: int, stream: int) -> np.ndarray:
+        times = []
+        for candidate in self._candidates:
+            launch = functools.partial(self._launch, candidate, lhs, rhs, result, workspace)
+            try:
+                times.append(self._time_launch(launch, stream))
+            except self._bindings.lt.cuBLASLtError:  # the heuristic does not know everything
+                times.append(float("inf"))
+        best = int(np.argmin(times))
+        if times[best] > (1 - LEAST_GAIN) * times[0]:
+            best = 0
+        chosen = self._candidates[best]
+        entry = {
+            "format": FORMAT,
+            "algorithm": chosen["algo"].tobytes().hex(),
+            "time_us": round(times[best], 2),
+            "first_us": round(times[0], 2),
+        }
+        self._cache.store_bytes(self._key, json.dumps(entry, sort_keys=True).encode())
+        return chosen
+
+
+_SCALE_TYPE = {
+    "int32": "CUDA_R_32I",
+    "float32": "CUDA_R_32F",
+    "float64": "CUDA_R_64F",
+    "complex64": "CUDA_C_32F",
+    "complex128": "CUDA_C_64F",
+}
+
+
+def _operand_layout(
+    bindings: Bindings, type_: int, operand: DotOperand, rows: int, columns: int, batch: int
+) -> int:
+    """The layout of the column-major operand [rows, columns], as it is stored."""
+    stored = (columns, rows) if operand.transposed else (rows, columns)
+    return bindings.make_layout(type_, *stored, operand.leading, Batch(batch, operand.stride))
+
+
+def key_of_product(product: Product, version: int) -> str:
+    """Hash of the product and of cuBLASLt's version, whose algorithms have numbers of its own."""
+    fields = {
+        "dot": dataclasses.asdict(product.dot),
+        "types": {**dataclasses.asdict(product.types), "scalar": product.types.scalar.__name__},
+        "device": product.device,
+        "version": version,
+        "format": FORMAT,
+    }
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,49 @@
+"""How long a launch takes on the GPU: many of them in one CUDA graph, as a program would replay them.
+
+Takes a function that launches on a stream, hands on microseconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+TARGET_US = 1500.0
+"""How long a graph of launches shall last, where MIN_LAUNCHES to MAX_LAUNCHES of them do."""
+
+MIN_LAUNCHES, MAX_LAUNCHES = 3, 200
+REPEATS = 5
+
+
+def time_launch(cupy: Any, launch: Callable[[int, bool], None]) -> float:
+    """Median microseconds of a launch.
+
+    launch: of the address of a stream, and whether it is captured into a graph.  It has been called before, so that
+    its code is loaded, and what it reads is there.
+    """
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def launch_some(stream: Any) -> None:
+        for _ in range(MIN_LAUNCHES):
+            launch(stream.ptr, False)
+
+    with stream:
+        first = _elapsed(cupy, stream, launch_some) / MIN_LAUNCHES
+        count = int(min(max(TARGET_US / max(first, 0.1), MIN_LAUNCHES), MAX_LAUNCHES))
+        stream.begin_capture()
+        for _ in range(count):
+            launch(stream.ptr, True)
+        graph = stream.end_capture()
+        graph.launch(stream)
+        times = [_elapsed(cupy, stream, graph.launch) / count for _ in range(REPEATS)]
+    return statistics.median(times)
+
+
+def _elapsed(cupy: Any, stream: Any, work: Callable[[Any], None]) -> float:
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record(stream)
+    work(stream)
+    end.record(stream)
+    end.synchronize()
+    return 1e3 * float(cupy.cuda.get_elapsed_time(start, end))

@@ -1,0 +1,152 @@
+"""Products through cuBLASLt: a library in its place multiplies on the host, by the descriptions that it gets."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cublaslt import Attribute, Compute, FakeLt, Types
+
+from astitch.cublaslt import (
+    ALIGNMENT_BYTES,
+    CANDIDATES,
+    Bindings,
+    Matmul,
+    NoAlgorithm,
+    Product,
+    ProductCache,
+)
+from astitch.ir import ArrayType, DotAttrs, DType, Node
+from astitch.matmul import canonical_dot, choose_product_types
+from astitch.reference import eval_node
+
+STREAM = 7
+
+
+def make_matmul(
+    lt: FakeLt, attrs: DotAttrs, lhs: Any, rhs: Any, cache: Any, times: Any = ()
+) -> Matmul:
+    """times: what each candidate takes, in turn."""
+    dtype = DType.of(lhs.dtype)
+    left, right = (ArrayType(dtype, x.shape) for x in (lhs, rhs))
+    types = choose_product_types(attrs, dtype, dtype, dtype)
+    assert types is not None
+    turns = iter(times)
+
+    def time_launch(launch: Any, stream: int) -> float:
+        assert stream == STREAM
+        launch(stream)
+        return float(next(turns))
+
+    product = Product(canonical_dot(attrs, left, right), types, "A GPU")
+    return Matmul(Bindings(lt, Types, Compute), product, time_launch, cache)
+
+
+def call(matmul: Matmul, lhs: np.ndarray, rhs: np.ndarray, result: np.ndarray) -> None:
+    addresses = [x.ctypes.data for x in (lhs, rhs, result)]
+    matmul.launch(*addresses, 0, STREAM)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ProductCache:
+    return ProductCache(tmp_path / "products", 1 << 20, ".json")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("attrs", "lhs", "rhs", "shape"),
+    [
+        (DotAttrs((1,), (0,)), (5, 7), (7, 3), (5, 3)),
+        (DotAttrs((1,), (1,)), (5, 7), (3, 7), (5, 3)),
+        (DotAttrs((0,), (0,)), (7, 5), (7, 3), (5, 3)),
+        (DotAttrs((0,), (1,)), (7, 5), (3, 7), (5, 3)),
+        (DotAttrs((2,), (2,), (1,), (1,)), (5, 4, 8), (6, 4, 8), (4, 5, 6)),
+        (DotAttrs((1,), (0,)), (5, 7), (7,), (5,)),
+    ],
+    ids=["nn", "nt", "tn", "tt", "heads", "vector"],
+)
+def test_products(dtype: Any, attrs: DotAttrs, lhs: Any, rhs: Any, shape: Any, cache: Any) -> None:
+    a, b = (np.arange(np.prod(s), dtype=dtype).reshape(s) % 7 for s in (lhs, rhs))
+    result = np.full(shape, np.nan, dtype)
+    call(make_matmul(FakeLt(1), attrs, a, b, cache), a, b, result)
+    node = Node("dot", "dot", ArrayType(DType.of(dtype), shape), ("lhs", "rhs"), attrs)
+    np.testing.assert_array_equal(result, eval_node(node, [a, b])[0])
+
+
+X, W = np.ones((4, 6), np.float32), np.ones((6, 2), np.float32)
+ATTRS = DotAttrs((1,), (0,))
+
+
+def test_the_fastest_is_taken_and_kept(cache: Any) -> None:
+    lt, result = FakeLt(), np.empty((4, 2), np.float32)
+    first = make_matmul(lt, ATTRS, X, W, cache, (9.0, 5.0, 7.0))
+    assert first.workspace_bytes == 200
+    call(first, X, W, result)
+    call(first, X, W, result)
+    assert lt.launched == [10, 11, 12, 11, 11]  # each once, then the winner
+    assert first.workspace_bytes == 100
+    np.testing.assert_array_equal(result, X @ W)
+
+    later = FakeLt()  # another process
+    again = make_matmul(later, ATTRS, X, W, cache)
+    call(again, X, W, result)
+    assert later.launched == [11]
+    assert again.workspace_bytes == 64
+
+
+def test_the_first_stays_where_others_win_little(cache: Any) -> None:
+    lt, result = FakeLt(), np.empty((4, 2), np.float32)
+    matmul = make_matmul(lt, ATTRS, X, W, cache, (9.0, 8.99, 8.95))
+    call(matmul, X, W, result)
+    assert lt.launched[-1] == 10
+
+
+def test_algorithms_that_fail_are_left_out(cache: Any) -> None:
+    lt, result = FakeLt(), np.empty((4, 2), np.float32)
+    lt.broken = {10}
+    matmul = make_matmul(lt, ATTRS, X, W, cache, (8.0, 7.0))
+    call(matmul, X, W, result)
+    assert lt.launched == [11, 12, 12]
+
+
+def test_what_the_library_takes_no_longer_is_asked_anew(cache: Any) -> None:
+    result = np.empty((4, 2), np.float32)
+    call(make_matmul(FakeLt(), ATTRS, X, W, cache, (9.0, 5.0, 7.0)), X, W, result)
+    lt = FakeLt()
+    lt.broken = {11}
+    call(make_matmul(lt, ATTRS, X, W, cache, (6.0, 7.0)), X, W, result)
+    assert lt.launched == [10, 12, 10]
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format": "astitch product 1"}'])
+def test_damaged_entries_do_not_exist(text: bytes, cache: Any) -> None:
+    matmul = make_matmul(FakeLt(), ATTRS, X, W, cache)
+    cache.store_bytes(matmul._key, text)
+    lt, result = FakeLt(), np.empty((4, 2), np.float32)
+    call(make_matmul(lt, ATTRS, X, W, cache, (9.0, 5.0, 7.0)), X, W, result)
+    assert lt.launched[-1] == 11
+
+
+def test_no_algorithm(cache: Any) -> None:
+    with pytest.raises(NoAlgorithm):
+        make_matmul(FakeLt(0), ATTRS, X, W, cache)
+
+
+def test_only_algorithms_of_one_order_are_asked_for(cache: Any) -> None:
+    lt = FakeLt(CANDIDATES + 4)
+    make_matmul(lt, ATTRS, X, W, cache)
+    assert lt.asked[Attribute.REDUCTION_SCHEME_MASK] == 6  # not in place
+    sides = [lt.asked[Attribute[f"MIN_ALIGNMENT_{x}_BYTES"]] for x in "ABCD"]
+    assert sides == [ALIGNMENT_BYTES] * 4
+
+
+def test_products_that_differ_have_entries_of_their_own(cache: Any) -> None:
+    keys = set()
+    for attrs, shapes in itertools.product(
+        (ATTRS, DotAttrs((1,), (0,), precision=("HIGHEST", "DEFAULT"))), ((4, 6), (8, 6))
+    ):
+        keys.add(make_matmul(FakeLt(), attrs, np.ones(shapes, np.float32), W, cache)._key)
+    assert len(keys) == 4
