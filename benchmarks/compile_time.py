@@ -6,7 +6,7 @@ the emitted text; the CUDA compiler is not asked unless `--observe` says so.  `-
 until XLA gets the kernels, with an empty cache and every parameter donated.
 
 `--first-calls [NAME ...]`, which needs a GPU: where the first call of an entry spends its seconds, XLA and astitch each
-in a process of its own with empty caches.
+in a process of its own with empty caches, JAX's as it is by default: none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from astitch.hlo_import import import_hlo
 from astitch.kernel_text import share_text
 from astitch.xla_engine import compile_for_xla
 
-CACHE, DRIVER_CACHE = "ASTITCH_CACHE_DIR", "CUDA_CACHE_PATH"
+CACHE, DRIVER_CACHE, JAX_CACHE = "ASTITCH_CACHE_DIR", "CUDA_CACHE_PATH", "JAX_COMPILATION_CACHE_DIR"
 OPS = (1_000, 3_000, 10_000)
 WIDTH = 1_024
 """Elements of a row."""
@@ -237,7 +236,7 @@ class FirstCall:
 
 
 def time_first_call(name: str, side: str) -> FirstCall:
-    """In this process, with caches of its own.  name: key of an entry.
+    """In this process, with the caches that it has.  name: key of an entry.
 
     Of each step the longest event counts: what is traced or compiled on the way stands inside of it, or is small.
     """
@@ -252,11 +251,11 @@ def time_first_call(name: str, side: str) -> FirstCall:
             if event == known:
                 longest[step] = max(longest[step], seconds)
 
-    with ExitStack() as stack:
-        stack.enter_context(models.use_empty_caches())
-        jax.monitoring.register_event_duration_secs_listener(listen)
-        stack.callback(jax.monitoring.unregister_event_duration_listener, listen)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
         total_s = models.prepare_side(side, task, check=False).compile_s
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
     rest_s = total_s - sum(longest.values())
     return FirstCall(entry.key, side, total_s, **longest, rest_s=rest_s)
 
@@ -275,13 +274,14 @@ def time_first_calls(names: Sequence[str]) -> Iterator[FirstCall]:
                 entry.key,
                 side,
             ]
-            with tempfile.TemporaryDirectory() as folder:  # the driver's; it asks once a process
+            with tempfile.TemporaryDirectory() as folder:
+                caches = {CACHE: f"{folder}/astitch", DRIVER_CACHE: f"{folder}/driver"}
                 told = subprocess.run(
                     command,
                     check=True,
                     stdout=subprocess.PIPE,
                     text=True,
-                    env={**os.environ, DRIVER_CACHE: folder},
+                    env={**os.environ, **caches, JAX_CACHE: ""},
                 ).stdout
             yield FirstCall(**json.loads(told.splitlines()[-1]))
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +49,30 @@ def test_a_cold_compilation_makes_every_kernel_in_a_folder_of_its_own(
 
 
 @pytest.mark.parametrize("side", compile_time.SIDES)
-def test_a_first_call_is_told_by_its_steps(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_call_is_told_by_its_steps(
+    side: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    monkeypatch.setenv(compile_time.CACHE, str(tmp_path))
     found = compile_time.time_first_call("dien/infer/tiny", side)
     assert found.entry == "dien/infer/tiny" and found.side == side
     assert found.trace_s > 0 and found.lower_s > 0
     steps = found.trace_s + found.lower_s + found.xla_s + found.rest_s
     assert steps == pytest.approx(found.total_s)
     assert f"{found.total_s:.1f} s" in str(found)
+
+
+def test_every_first_call_has_a_process_and_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compile_time.JAX_CACHE, "somewhere")
+    told = compile_time.FirstCall("crnn/infer/full", "xla", 3.0, 0.5, 0.5, 1.0, 1.0)
+    places: list[str] = []
+
+    def run(command: list[str], env: dict[str, str], **_: object) -> SimpleNamespace:
+        assert command[-3] == "--first-call" and env[compile_time.JAX_CACHE] == ""
+        places.extend(env[name] for name in (compile_time.CACHE, compile_time.DRIVER_CACHE))
+        return SimpleNamespace(stdout=f"a warning\n{json.dumps(asdict(told))}\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    calls = list(compile_time.time_first_calls(["crnn/infer"]))
+    assert calls == [told, told] and len(set(places)) == 4
+    assert not any(Path(place).exists() for place in places)
