@@ -29,6 +29,9 @@ FLAGS: tuple[str, ...] = (
 )
 """What every kernel is compiled with, besides the architecture and the register bound."""
 
+LEAST_VERSION = (12, 3)
+"""The first NVRTC whose PTX (8.3) has accesses of 128 bits that are one to the memory (cuda/astitch.cuh)."""
+
 SOURCE_NAME = "kernel.cu"
 INSTALL = (
     "pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 12 and for sm_70 (V100)"
@@ -191,8 +194,9 @@ def driver_version() -> tuple[int, int] | None:
 def choose_nvrtc(arch: str) -> Choice:
     """The NVRTC to compile for `arch` ("sm_90") with, and why.
 
-    The newest that knows the architecture; where a driver is installed, one that is not newer than
-    the driver comes first, then one of the driver's major version (its cubins still load).
+    The newest that knows the architecture, of LEAST_VERSION or later; where a driver is installed,
+    one that is not newer than the driver comes first, then one of the driver's major version (its
+    cubins still load).
     Raises KernelCompileError.
     """
     return _choose(arch, find_nvrtcs(), driver_version())
@@ -205,7 +209,13 @@ def _choose(arch: str, libraries: Sequence[Nvrtc], driver: tuple[int, int] | Non
         raise KernelCompileError(
             f"compiling for {arch} needs NVRTC, which was not found\n  {INSTALL}"
         )
-    knowing = [nvrtc for nvrtc in libraries if nvrtc.knows(arch)]
+    knowing = [n for n in libraries if n.knows(arch) and n.version >= LEAST_VERSION]
+    if not knowing and any(nvrtc.knows(arch) for nvrtc in libraries):
+        found = ", ".join(f"{show_version(n.version)} ({n.path})" for n in libraries)
+        least = show_version(LEAST_VERSION)
+        raise KernelCompileError(
+            f"compiling for {arch} needs NVRTC {least} or newer; found {found}\n  {INSTALL}"
+        )
     if not knowing:
         listed = "\n".join(
             f"  NVRTC {show_version(n.version)} knows {' '.join(f'sm_{a}' for a in n.architectures)} ({n.path})"

@@ -200,6 +200,18 @@ def test_an_architecture_that_was_dropped_names_the_wheel_that_has_it() -> None:
     )
 
 
+def test_what_is_too_old_is_not_taken() -> None:
+    first = Nvrtc("first", (12, 3), (70, 90), _NOTHING)
+    before = Nvrtc("before", (12, 2), (70, 90), _NOTHING)
+    assert nvrtc._choose("sm_90", (first, before), (12, 1)).nvrtc is first
+    with pytest.raises(KernelCompileError) as error:
+        nvrtc._choose("sm_70", (NEW, before), None)
+    assert str(error.value) == (
+        "compiling for sm_70 needs NVRTC 12.3 or newer; found 13.5 (new), 12.2 (before)\n"
+        "  pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 12 and for sm_70 (V100)"
+    )
+
+
 def test_a_file_that_is_no_library_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "libnvrtc.so.99").write_bytes(b"not ELF")
     assert nvrtc._open(str(tmp_path / "libnvrtc.so.99")) is None
