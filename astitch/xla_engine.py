@@ -680,6 +680,8 @@ def _spell_nest(path: tuple[_Place, ...]) -> tuple[Any, ...] | None:
             return (*spelled, 1, _spell(position, known))
         case k.LoadVector(position=position, width=w) | k.StoreVector(position=position, width=w):
             return (*spelled, w, _spell(position, known))
+        case k.Fetch(position=position, width=w):  # in such a nest into registers, for a later phase
+            return (*spelled, w, _spell(position, known))
     return None
 
 

@@ -61,7 +61,7 @@ from astitch.xla_engine import (
 )
 from astitch.xla_island import to_stablehlo
 from tests.hlo_runner import lower, run_xla
-from tests.small_gpu import few_sms
+from tests.small_gpu import few_sms, find_statements
 
 jit_module = importlib.import_module("astitch.jit")  # the attribute of the package is the function
 
@@ -692,6 +692,28 @@ def test_written_over_or_not_the_results_are_right(
     got = run_module(export_program(compilation, kernels), arguments)
     for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cols", [96, 500])
+def test_what_is_loaded_for_a_later_phase_is_written_over(cols: int) -> None:
+    """The residual, which the first phase loads although only the second needs it."""
+
+    def norm_and_add(residual: jax.Array, x: jax.Array) -> jax.Array:
+        return residual + x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)
+
+    arguments = normal(40, cols), normal(40, cols)
+    graph = import_hlo(lower(norm_and_add, *arguments, keep_unused=True))
+    compilation = compile_graph(graph, H100)
+    (plan,) = compilation.plans
+    fetched = [s.array for s in find_statements(plan.kernel.body, k.Fetch)]
+    assert fetched == ["p_residual_1"]
+    in_place = find_in_place(compilation, (True, False))
+    ((pair,),) = in_place.values()
+    assert plan.kernel.parameters[pair.read].name == "p_residual_1"
+    (kernel,) = compilation.program.kernels
+    kernels = {kernel.name: with_text(kernel, in_place[kernel.name])}
+    (got,) = run_module(export_program(compilation, kernels), arguments)
+    np.testing.assert_allclose(got, jax.jit(norm_and_add)(*arguments), rtol=1e-5, atol=1e-5)
 
 
 def test_a_parameter_that_is_not_donated_is_not_written_over() -> None:
