@@ -329,6 +329,69 @@ def test_where_blocks_follow_each_other_their_phases_load_for_themselves() -> No
     assert not find_fetches(found)
 
 
+SECOND: dict[str, Callable[[jax.Array, int, int], jax.Array]] = {
+    "itself": lambda w, rows, cols: w[:rows, :cols],
+    "later rows": lambda w, rows, cols: w[3 : rows + 3, :cols],
+    "later columns": lambda w, rows, cols: w[:rows, 8 : cols + 8],
+    "a column on": lambda w, rows, cols: w[:rows, 1 : cols + 1],
+    "every other column": lambda w, rows, cols: w[:rows, : 2 * cols : 2],
+    "every other row": lambda w, rows, cols: w[: 2 * rows : 2, :cols],
+    "rows from the end": lambda w, rows, cols: w[:rows][::-1, :cols],
+    "columns from the end": lambda w, rows, cols: w[:rows, :cols][:, ::-1],
+    "one row": lambda w, rows, cols: jnp.broadcast_to(w[:1, :cols], (rows, cols)),
+    "one column": lambda w, rows, cols: jnp.broadcast_to(w[:rows, :1], (rows, cols)),
+    "columns behind padding": lambda w, rows, cols: jnp.pad(w[:rows, : cols // 2], ((0, 0), (cols - cols // 2, 0))),
+    "rows before padding": lambda w, rows, cols: jnp.pad(w[: rows // 2, :cols], ((0, rows - rows // 2), (0, 0))),
+    "cut by negative padding": lambda w, rows, cols: jax.lax.pad(
+        w[: rows + 4, : cols + 8], jnp.zeros((), w.dtype), ((-4, 0, 0), (-8, 0, 0))
+    ),
+    "halves exchanged": lambda w, rows, cols: jnp.roll(w[:rows, :cols], cols // 2, 1),
+    "both orders": lambda w, rows, cols: w[:rows, :cols] + w[:rows, :cols][::-1],
+    "masked": lambda w, rows, cols: jnp.where(
+        jax.lax.broadcasted_iota(jnp.int32, (rows, cols), 1)
+        <= jax.lax.broadcasted_iota(jnp.int32, (rows, cols), 0),
+        w[:rows, :cols],
+        0,
+    ),
+    "rows by number": lambda w, rows, cols: w[(jnp.arange(rows) * 7) % (rows + 3), :cols],
+    "start known at run time": lambda w, rows, cols: jax.lax.dynamic_slice(
+        w, (w[0, 0].astype(jnp.int32), 8), (rows, cols)
+    ),
+}  # fmt: skip
+"""What only the second phase reads of a larger array w, as an array of rows x cols."""
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 140),
+    st.sampled_from([8, 15, 16, 64, 100, 250, 256, 520, 768]),
+    st.sampled_from(sorted(SECOND)),
+    st.sampled_from(sorted(SECOND)),
+    st.sampled_from([F32, BF16]),
+    st.sampled_from([F32, BF16]),
+)
+def test_what_the_first_phase_loads_for_others_lies_inside(
+    rows: int, cols: int, one: str, other: str, dtype: np.dtype, second: np.dtype
+) -> None:
+    """Whatever of an array a later phase reads, and wherever the last rows and columns of a block end."""
+
+    def normalise(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        y = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1)
+        return (y * scale + SECOND[one](w, rows, cols) - SECOND[other](v, rows, cols)).astype(dtype)
+
+    shape = (2 * rows + 4, 2 * cols + 8)
+    x, w = normal(rows, cols, dtype=dtype), normal(*shape, dtype=second, seed=1)
+    v = normal(*shape, dtype=dtype, seed=2)
+    found = plan_for(few_sms(132), normalise, x, w, v)
+    inside = {n for plan in found.plans for n in plan.scope.members}
+    for plan in found.plans:
+        sources = {p.name: p.source for p in plan.kernel.parameters}
+        fetched = find_statements(plan.kernel.body, k.Fetch)
+        assert not {sources[f.array].partition("#")[0] for f in fetched} & inside
+    assert_close(found.run(x, w, v, check=True), by_jax(normalise, x, w, v), TOLERANCE[BF16])
+
+
 # ---- reductions side by side
 
 
