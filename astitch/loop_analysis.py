@@ -6,7 +6,7 @@ scan's state play few roles (counter, invariant, stack, carried value), which th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,9 +166,8 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
     if trips is None:
         return LoopRefusal(node.name, "how often it turns is not known")
     types = state_types(node)
-    for index, value in starts.items():
-        if not all(_fits(types[index], value.at(turn)) for turn in (0, trips)):
-            return LoopRefusal(node.name, f"%{body.parameters[index]} counts beyond its type")
+    if (index := _find_overflow(types, starts, trips)) is not None:
+        return LoopRefusal(node.name, f"%{body.parameters[index]} counts beyond its type")
     given = {body.parameters[i]: value for i, value in starts.items()}
     integers = find_integers(body, given, trips)
     slices: dict[str, Place] = {}
@@ -176,7 +175,7 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
         if inner.op == "dynamic-slice":
             operand = inner.operands[0]
             kept = operand in body.parameters and body.outputs[_number(body, operand)] == operand
-            place = _find_place(body, inner, inner.operands[1:], inner.shape, integers, trips)
+            place = find_place(body, inner, inner.operands[1:], inner.shape, integers, trips)
             if kept and place is not None:
                 slices[inner.name] = place
     roles: list[Role] = []
@@ -223,11 +222,11 @@ def find_ends(graph: Graph, node: Node) -> dict[int, np.ndarray]:
     """The parts of a while's state that are known after it, by their numbers: its counters, and stacks of which each
     slice is a number that the turn decides.  Nothing where its turns are not known, or a counter leaves its type (it
     starts again then, and may be what the turns are counted by)."""
-    counters = _find_counters(graph, node)
-    trips = _count_trips(node.regions[0], counters)
-    types = state_types(node)
-    if trips is None or not all(_fits(types[i], c.at(trips)) for i, c in counters.items()):
+    turns = count_turns(graph, node)
+    if turns is None:
         return {}
+    trips, counters = turns
+    types = state_types(node)
     ends = {
         index: np.full(types[index].shape, counter.at(trips), types[index].dtype.numpy)
         for index, counter in counters.items()
@@ -242,6 +241,26 @@ def find_ends(graph: Graph, node: Node) -> dict[int, np.ndarray]:
                     end[places] = [loop.integers[role.value].at(turn) for turn in range(trips)]
                     ends[index] = end.reshape(types[index].shape)
     return ends
+
+
+def count_turns(graph: Graph, node: Node) -> tuple[int, dict[int, Affine]] | None:
+    """How often a while turns, and the parts of its state that count; None where that is not known, or a counter leaves
+    its type."""
+    counters = _find_counters(graph, node)
+    trips = _count_trips(node.regions[0], counters)
+    if trips is None or _find_overflow(state_types(node), counters, trips) is not None:
+        return None
+    return trips, counters
+
+
+def _find_overflow(
+    types: Sequence[ArrayType], counters: Mapping[int, Affine], trips: int
+) -> int | None:
+    """A counter that does not fit its type at the first turn or after the last."""
+    for index, value in counters.items():
+        if not all(_fits(types[index], value.at(turn)) for turn in (0, trips)):
+            return index
+    return None
 
 
 def _number(body: Graph, parameter: str) -> int:
@@ -259,15 +278,17 @@ def integer_of(graph: Graph, name: str) -> int | None:
 
 
 def _find_step(body: Graph, parameter: str, output: str) -> int | None:
-    """What a turn adds to a scalar of the state, if it adds a constant."""
+    """What a turn adds to a scalar of the state, if it adds or takes away a constant."""
     node = body[output]
-    if node.op != "add" or node.array.rank:
+    if node.op not in ("add", "subtract") or node.array.rank:
         return None
-    for one, other in (node.operands, node.operands[::-1]):
-        step = integer_of(body, other)
-        if one == parameter and step is not None:
-            return step
-    return None
+    one, other = node.operands
+    if node.op == "add" and one != parameter:
+        one, other = other, one
+    step = integer_of(body, other)
+    if one != parameter or step is None:
+        return None
+    return step if node.op == "add" else -step
 
 
 def _count_trips(condition: Graph, starts: Mapping[int, Affine]) -> int | None:
@@ -366,7 +387,7 @@ def _fits(type_: ArrayType, value: int) -> bool:
     return least <= value < least + int(2**bits)
 
 
-def _find_place(
+def find_place(
     body: Graph,
     node: Node,
     indices: tuple[str, ...],
@@ -404,7 +425,7 @@ def _find_stack(
     if body.users[parameter] != (output,) or body.users[output] or body.outputs.count(output) > 1:
         return None
     value = update.operands[1]
-    place = _find_place(body, update, update.operands[2:], body[value].shape, integers, trips)
+    place = find_place(body, update, update.operands[2:], body[value].shape, integers, trips)
     if place is None:
         return None
     whole = abs(place.index.scale) == 1 and update.shape[place.dimension] == trips

@@ -499,7 +499,12 @@ class _Hoister:
         kept = self.drop_unread(kept)
         numbers = {number: i for i, number in enumerate(kept)}
         states = [self.states[number] for number in kept]
-        body = self.finish_region(self.body, states, [s.output for s in states], self.old.name)
+        body = order_region(
+            self.old.name,
+            {s.parameter: s.type for s in states},
+            self.body,
+            [s.output for s in states],
+        )
         condition = self.node.regions[0]
         tests = {self.loop.body.parameters[i]: p for i, p in enumerate(condition.parameters)}
         of_condition = {
@@ -509,12 +514,8 @@ class _Hoister:
             replace(s, parameter=tests.get(s.parameter) or self.fresh(f"{s.parameter}.test"))
             for s in states
         ]
-        parameters = {
-            s.parameter: Node(s.parameter, "parameter", s.type, attrs=ParameterAttrs(0))
-            for s in named
-        }
-        test = self.finish_region(
-            {**parameters, **of_condition}, named, condition.outputs, condition.name
+        test = order_region(
+            condition.name, {s.parameter: s.type for s in named}, of_condition, condition.outputs
         )
         types = tuple(s.type for s in states)
         type_ = types[0] if len(types) == 1 else TupleType(types)
@@ -560,32 +561,6 @@ class _Hoister:
             if condition.users[name] or name in condition.outputs
         ]
 
-    def finish_region(
-        self,
-        nodes: Mapping[str, Node],
-        states: Sequence[_State],
-        outputs: Sequence[str],
-        name: str,
-    ) -> Graph:
-        """A region: parameters in order, then the live nodes, each after its operands."""
-        ordered: dict[str, Node] = {
-            s.parameter: Node(s.parameter, "parameter", s.type, attrs=ParameterAttrs(i))
-            for i, s in enumerate(states)
-        }
-        pending = [*reversed(outputs)]
-        while pending:
-            wanted = pending[-1]
-            if wanted in ordered:
-                pending.pop()
-                continue
-            missing = [o for o in nodes[wanted].operands if o not in ordered]
-            if missing:
-                pending += missing
-                continue
-            ordered[wanted] = nodes[wanted]
-            pending.pop()
-        return Graph(name, ordered, tuple(s.parameter for s in states), tuple(outputs))
-
     def place(self, made: Node, numbers: Mapping[int, int]) -> Graph:
         """The graph with the new loop, and what stands before and after it."""
         nodes: dict[str, Node] = {}
@@ -621,6 +596,32 @@ class _Hoister:
         outputs = tuple(renamed.get(o, o) for o in self.graph.outputs)
         live = keep_live_nodes(nodes, outputs)
         return Graph(self.graph.name, live, self.graph.parameters, outputs, self.graph.aliases)
+
+
+def order_region(
+    name: str,
+    parameters: Mapping[str, ArrayType],
+    nodes: Mapping[str, Node],
+    outputs: Sequence[str],
+) -> Graph:
+    """A region: parameters in order, then the nodes that its outputs need, each after its operands."""
+    ordered: dict[str, Node] = {
+        parameter: Node(parameter, "parameter", type_, attrs=ParameterAttrs(i))
+        for i, (parameter, type_) in enumerate(parameters.items())
+    }
+    pending = [*reversed(outputs)]
+    while pending:
+        wanted = pending[-1]
+        if wanted in ordered:
+            pending.pop()
+            continue
+        missing = [o for o in nodes[wanted].operands if o not in ordered]
+        if missing:
+            pending += missing
+            continue
+        ordered[wanted] = nodes[wanted]
+        pending.pop()
+    return Graph(name, ordered, tuple(parameters), tuple(outputs))
 
 
 def hoist_loops(graph: Graph, worth: Callable[[Graph, Node], bool]) -> Graph:

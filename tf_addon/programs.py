@@ -24,6 +24,7 @@ from astitch.gpu import Gpu, from_device, preset
 from astitch.hlo_import import import_hlo
 from astitch.jit import choose_engine
 from astitch.loop_plan import LoopPlanner
+from astitch.loop_stacks import straighten_stacks
 from astitch.loop_steps import fold_ends, take_loops
 from astitch.program import Program
 from astitch.simplify import simplify
@@ -156,7 +157,7 @@ def compile_for(hlo: bytes, gpu: Gpu, *, strict: bool = False) -> Compilation:
     planner = None if options.loops() is options.Loops.NONE else LoopPlanner(gpu)
     graph = import_hlo(hlo)
     if planner and sum(node.op == "while" for node in graph) > 1:
-        graph = fold_ends(simplify(graph))
+        graph = straighten_stacks(fold_ends(simplify(graph)))
     compilation = compile_graph(graph, gpu, strict=strict, loops=planner, spell=spell_kernel)
     return compilation if planner is None else take_loops(compilation, planner)
 
