@@ -281,6 +281,52 @@ def test_the_order_of_threads_changes_no_bit(kind: str) -> None:
             assert run(way, states, order).tobytes() == wanted, way.name
 
 
+SCANS = tuple(itertools.product((1, 2, 3, 4, 5, 9), (1, 2), (64, 128), ("false", "true")))
+"""(steps, width, threads, backward): totals of few and of many warps, which are gone through and scanned."""
+
+
+@functools.cache
+def scans() -> HostModule:
+    kernels = "".join(
+        f"""
+extern "C" __global__ void __launch_bounds__({BLOCK}) scan_{s}_{w}_{t}_{backward}(const unsigned* in, unsigned* out) {{
+  ASTITCH_SHARED_ARENA({BLOCK // 32 * s * 8});
+  ASTITCH_SHARED(Affine::State, slot, 0, {BLOCK // 32 * s});
+  Affine::State states[{s * w}];
+  const unsigned *from = in + threadIdx.x * {s * w * 2};
+  for (int i = 0; i < {s * w}; ++i) states[i] = Affine::State{{from[2 * i], from[2 * i + 1]}};
+  scan_row<Affine, {s}, {w}, {t}, {backward}>(states, slot, no_carry());
+  for (int i = 0; i < {s * w}; ++i) {{
+    out[threadIdx.x * {s * w * 2} + 2 * i] = states[i].f0;
+    out[threadIdx.x * {s * w * 2} + 2 * i + 1] = states[i].f1;
+  }}
+}}"""
+        for s, w, t, backward in SCANS
+    )
+    return compile_host(f'#include "astitch.cuh"\n{KINDS["Affine"].struct}{kernels}\n', check=True)
+
+
+@pytest.mark.parametrize("order", [Order.FORWARD, Order.REVERSE, Order.RANDOM])
+def test_rows_are_scanned_in_order(order: Order) -> None:
+    """Step by step, thread by thread: what does not commute shows each that is out of place."""
+    for steps, width, threads, backward in SCANS:
+        states = draw("Affine", steps * width)
+        out = np.empty_like(states)
+        name = f"scan_{steps}_{width}_{threads}_{backward}"
+        slot_bytes = BLOCK // 32 * steps * 8
+        scans().launch(
+            name, 1, BLOCK, [states, out], shared_bytes=slot_bytes, uninitialised=[1], order=order, seed=1
+        )  # fmt: skip
+        rows = (-1, threads, steps, width, 2)
+        for row, got in zip(states.reshape(rows), out.reshape(rows), strict=True):
+            members = row.transpose(1, 0, 2, 3).reshape(-1, 2)
+            found = got.transpose(1, 0, 2, 3).reshape(-1, 2)
+            count = len(members)
+            for place in range(0, count, 7):
+                part = members[place:] if backward == "true" else members[: place + 1]
+                np.testing.assert_array_equal(found[place], total("Affine", part), name)
+
+
 @pytest.mark.parametrize(
     ("members", "wanted"),
     [

@@ -159,6 +159,7 @@ template <class R, int THREADS, bool BUTTERFLY, int COUNT, class Slot>
 __device__ __forceinline__ void combine_warps(typename R::State (&states)[COUNT], Slot slot)
 {
     constexpr int warps = THREADS / 32;
+    static_assert((warps & (warps - 1)) == 0, "combine_warps: pairs of warps");
     const int first = threadIdx.x / THREADS * warps * COUNT;
     if constexpr (BUTTERFLY) {
 #pragma unroll
