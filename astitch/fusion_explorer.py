@@ -332,12 +332,18 @@ def choose_partition(
 
 
 def divide_scope(
-    graph: Graph, scope: Scope, gpu: Gpu, penalty: Penalty, fusion: FusionGraph
+    graph: Graph,
+    scope: Scope,
+    gpu: Gpu,
+    penalty: Penalty,
+    fusion: FusionGraph,
+    made: Scopes | None = None,
 ) -> Scopes:
-    """What explore_scope returns.  fusion: what choose_partition found, maybe in a graph before others were divided."""
+    """What explore_scope returns.  fusion: what choose_partition found, maybe in a graph before others were divided.
+    made: the parts, if they were made in this one."""
     if len(fusion) < 2:
         return Scopes(graph, (scope,), (), ())
-    scopes = make_parts(graph, scope, fusion)
+    scopes = made or make_parts(graph, scope, fusion)
     return replace(scopes, refusals=_refuse_neighbours(scopes, fusion, gpu, penalty))
 
 

@@ -213,11 +213,13 @@ def why_split(plan: Plan, gpu: Gpu, projection: Projection) -> Reason | None:
 
 @dataclass(frozen=True, slots=True)
 class _Best:
-    """The best split of a scope that was found.  limit: statements of a part.  parts_us: of all parts; as drafted where
-    that was reason enough to keep the scope."""
+    """The best split of a scope that was found.  limit: statements of a part.  parts: as they are in `graph`.
+    parts_us: of all of them; as drafted where that was reason enough to keep the scope."""
 
     limit: int
     fusion: FusionGraph
+    graph: Graph
+    parts: Scopes
     parts_us: float
 
 
@@ -282,7 +284,7 @@ class _Splitter:
         self, graph: Graph, scope: Scope, structure: Structure, rounds: int
     ) -> None:
         """Plans and judges the parts of a scope that is surely too long for one kernel."""
-        parts = self.divide(graph, scope, self.find_unplanned(graph, scope, structure))
+        parts = self.find_unplanned(graph, scope, structure).parts
         self.look_ahead(parts.graph, parts.scopes, rounds - 1)
 
     def judge(self, plan: Plan) -> Projection:
@@ -373,11 +375,14 @@ class _Splitter:
         if key not in self.unplanned:
             penalty = estimate_penalty(self.gpu, max_statements=UNSEEN_STATEMENTS)
             fusion = choose_partition(graph, scope, self.gpu, penalty, width=1)
-            self.unplanned[key] = _Best(UNSEEN_STATEMENTS, fusion, math.inf)
+            parts = divide_scope(graph, scope, self.gpu, penalty, fusion)
+            self.unplanned[key] = _Best(UNSEEN_STATEMENTS, fusion, graph, parts, math.inf)
         return self.unplanned[key]
 
     def divide(self, graph: Graph, scope: Scope, best: _Best) -> Scopes:
-        """The parts of a scope."""
+        """The parts of a scope in a graph in which others may be divided since."""
+        if best.graph is graph:
+            return best.parts
         penalty = estimate_penalty(self.gpu, max_statements=best.limit)
         return divide_scope(graph, scope, self.gpu, penalty, best.fusion)
 
@@ -411,20 +416,23 @@ class _Splitter:
             length = sum(make_fusion_graph(graph, scope, self.gpu).statements)
             limit = min(limit, math.ceil(SHORTER * length))
         penalty = estimate_penalty(self.gpu, max_statements=limit)
-        drafted: list[float] = [math.inf]
+        drafted: list[tuple[float, Scopes]] = []
 
         def rate(parts: Scopes) -> float:
-            drafted.append(self.rate_draft(parts, min(drafted)))
-            return drafted[-1]
+            least_us = min((us for us, _ in drafted), default=math.inf)
+            drafted.append((self.rate_draft(parts, least_us), parts))
+            return drafted[-1][0]
 
         fusion = choose_partition(graph, scope, self.gpu, penalty, latency=rate)
-        best = _Best(limit, fusion, min(drafted))
+        parts_us, made = min(drafted, key=lambda item: item[0], default=(math.inf, None))
+        parts = divide_scope(graph, scope, self.gpu, penalty, fusion, made)
+        best = _Best(limit, fusion, graph, parts, parts_us)
         most_us = _bound_us(reason.symptom, whole_us)
         if whole and most_us <= best.parts_us:
             self.begin_to_settle(whole)  # it will hardly be split
         spills = reason.symptom is Symptom.SPILL
         if not spills or not most_us <= best.parts_us * DRAFT_SHARE < math.inf:
-            best = replace(best, parts_us=self.rate_parts(self.divide(graph, scope, best)))
+            best = replace(best, parts_us=self.rate_parts(parts))
         self.best[key] = best
         return best
 
