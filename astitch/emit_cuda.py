@@ -232,8 +232,9 @@ class _Printer:
             case k.Start(name, expr, dtype, limit):
                 value = spell(expr)
                 # Unsigned starts are never negative, but may exceed what an int holds.
-                wide = "unsigned long long" if dtype.is_unsigned else "long long"
-                clamped = f"hlo_clamp(({wide})0, ({wide}){value}, ({wide}){limit})"
+                size = "int" if dtype.bytes <= 4 and limit < 1 << 31 else "long long"
+                kind = f"unsigned {size}" if dtype.is_unsigned else size
+                clamped = f"hlo_clamp(({kind})0, ({kind}){value}, ({kind}){limit})"
                 yield f"{pad}const {self.integer} {name} = ({self.integer}){clamped};"
             case k.Value(name, dtype, expr):
                 yield f"{pad}const {compute_type(dtype)} {name} = {spell_value(dtype, expr)};"

@@ -330,7 +330,15 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     ),
     (
         k.Start("start", VALUE, DType.S32, 9),
-        "const int start = (int)hlo_clamp((long long)0, (long long)value, (long long)9);",
+        "const int start = (int)hlo_clamp((int)0, (int)value, (int)9);",
+    ),
+    (
+        k.Start("start", VALUE, DType.U32, 9),
+        "const int start = (int)hlo_clamp((unsigned int)0, (unsigned int)value, (unsigned int)9);",
+    ),
+    (
+        k.Start("start", VALUE, DType.S32, 1 << 31),
+        "const int start = (int)hlo_clamp((long long)0, (long long)value, (long long)2147483648);",
     ),
     (
         k.Start("start", VALUE, DType.U64, 9),

@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const bool ge_3_compare_0 = hlo_compare_ge(select_n_2_select_0, 0);
       const bool le_3_compare_0 = hlo_compare_le(select_n_2_select_0, 999);
       const bool and_1_and_0 = hlo_and(ge_3_compare_0, le_3_compare_0);
-      const int start_0 = (int)hlo_clamp((long long)0, (long long)select_n_2_select_0, (long long)999);
+      const int start_0 = (int)hlo_clamp((int)0, (int)select_n_2_select_0, (int)999);
       const int at_0__1 = start_0 + outer * 1000;
       const float logits_1__2 = load_as<float>(p_logits_1[at_0__1]);
       const float sub_11__1 = hlo_subtract(logits_1__2, reduce_max_7);

@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       const bool ge_3_compare_0 = hlo_compare_ge(select_n_2_select_0, 0);
       const bool le_3_compare_0 = hlo_compare_le(select_n_2_select_0, 699);
       const bool and_1_and_0 = hlo_and(ge_3_compare_0, le_3_compare_0);
-      const int start_0 = (int)hlo_clamp((long long)0, (long long)select_n_2_select_0, (long long)699);
+      const int start_0 = (int)hlo_clamp((int)0, (int)select_n_2_select_0, (int)699);
       const int at_0__1 = start_0 + outer * 700;
       const float logits_1__2 = load_as<float>(p_logits_1[at_0__1]);
       const float convert_element_type_2__2 = hlo_convert<float, bf16>(logits_1__2);

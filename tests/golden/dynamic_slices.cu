@@ -42,12 +42,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const bool lt_5 = hlo_compare_lt(row_1, 0);
     const int add_8 = hlo_add(row_1, 20);
     const int select_n_5 = (lt_5 ? add_8 : row_1);
-    const int start_0 = (int)hlo_clamp((long long)0, (long long)select_n_5, (long long)14);
+    const int start_0 = (int)hlo_clamp((int)0, (int)select_n_5, (int)14);
     const int column_1 = load_as<int>(p_column_1[0]);
     const bool lt_6 = hlo_compare_lt(column_1, 0);
     const int add_9 = hlo_add(column_1, 30);
     const int select_n_6 = (lt_6 ? add_9 : column_1);
-    const int start_0__1 = (int)hlo_clamp((long long)0, (long long)select_n_6, (long long)23);
+    const int start_0__1 = (int)hlo_clamp((int)0, (int)select_n_6, (int)23);
     if (first < 1) {
       const int task = first;
       {
@@ -77,12 +77,12 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const bool lt_5__1 = hlo_compare_lt(row_1__1, 0);
     const int add_8__1 = hlo_add(row_1__1, 20);
     const int select_n_5__1 = (lt_5__1 ? add_8__1 : row_1__1);
-    const int start_0__2 = (int)hlo_clamp((long long)0, (long long)select_n_5__1, (long long)16);
+    const int start_0__2 = (int)hlo_clamp((int)0, (int)select_n_5__1, (int)16);
     const int column_1__1 = load_as<int>(p_column_1[0]);
     const bool lt_6__1 = hlo_compare_lt(column_1__1, 0);
     const int add_9__1 = hlo_add(column_1__1, 30);
     const int select_n_6__1 = (lt_6__1 ? add_9__1 : column_1__1);
-    const int start_0__3 = (int)hlo_clamp((long long)0, (long long)select_n_6__1, (long long)25);
+    const int start_0__3 = (int)hlo_clamp((int)0, (int)select_n_6__1, (int)25);
     if (first >= 0 && first < 2) {
       const int task = first;
       const int col_tile = task;
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const bool lt_5__2 = hlo_compare_lt(row_1__2, 0);
     const int add_8__2 = hlo_add(row_1__2, 20);
     const int select_n_5__2 = (lt_5__2 ? add_8__2 : row_1__2);
-    const int start_0__4 = (int)hlo_clamp((long long)0, (long long)select_n_5__2, (long long)19);
+    const int start_0__4 = (int)hlo_clamp((int)0, (int)select_n_5__2, (int)19);
     if (first >= 0) {
       const int task = first;
       Reduce0::State reduce_sum_7_state_0[1];

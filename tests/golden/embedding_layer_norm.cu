@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(64) stitch_0(
       #pragma unroll
       for (int i = 0; i < 1; ++i) reduce_sum_14_state_0[i] = Reduce0::identity();
       const int ids_1 = load_as<int>(p_ids_1[outer]);
-      const int start_0 = (int)hlo_clamp((long long)0, (long long)ids_1, (long long)199);
+      const int start_0 = (int)hlo_clamp((int)0, (int)ids_1, (int)199);
       {
         const int k = 0;
         {

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             const bool lt_1 = hlo_compare_lt(rows_1, 0);
             const int add_1 = hlo_add(rows_1, 30);
             const int select_n_1 = (lt_1 ? add_1 : rows_1);
-            const int start_0 = (int)hlo_clamp((long long)0, (long long)select_n_1, (long long)29);
+            const int start_0 = (int)hlo_clamp((int)0, (int)select_n_1, (int)29);
             const int col_1 = ((col) % 40);
             const int at_0 = start_0 * 40 + col_1;
             const Vec<float, 4> table_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_table_1 + (at_0));
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
               const bool ge_5_compare_0 = hlo_compare_ge(select_n_7, 0);
               const bool le_5_compare_0 = hlo_compare_le(select_n_7, 39);
               const bool and_3_and_0 = hlo_and(ge_5_compare_0, le_5_compare_0);
-              const int start_0__1 = (int)hlo_clamp((long long)0, (long long)select_n_7, (long long)39);
+              const int start_0__1 = (int)hlo_clamp((int)0, (int)select_n_7, (int)39);
               const int at_0__1 = start_0__1 + col_0__1 * 40;
               const float table_1__1 = load_as<float>(p_table_1[at_0__1]);
               const float select_n_8 = (and_3_and_0 ? table_1__1 : same_bits<float>(0x7fc00000u));
