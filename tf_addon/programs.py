@@ -7,12 +7,14 @@ TensorFlow's GPU, on a GPU that TensorFlow does not know (tensors are staged), o
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import itertools
 import logging
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,7 @@ from astitch.loop_stacks import straighten_stacks
 from astitch.loop_steps import fold_ends, take_loops
 from astitch.program import Program
 from astitch.simplify import simplify
+from tf_addon import kept_programs
 from tf_addon.launch_table import (
     CudaRunner,
     HostRunner,
@@ -77,7 +80,7 @@ class Programs:
         self._shim: Shim | None = None
         self._lock = threading.Lock()
         self._turns: dict[bytes, threading.Lock] = {}
-        self._made: dict[bytes, tuple[int, Compilation]] = {}
+        self._made: dict[bytes, tuple[int, Made]] = {}
         self._runners: dict[int, Runner] = {}
         self._keys = itertools.count()
         self._prepared: set[bool] = set()
@@ -94,31 +97,30 @@ class Programs:
     def compile(self, function: str, device: str, hlo: bytes, tensorflow_gpu: int) -> int:
         """The number of the program for a module.  Raises AstitchError for what astitch cannot compile or run."""
         place = choose_place(tensorflow_gpu, self.engine)
-        hlo, content = _read_module(hlo)
-        key = hashlib.sha256(repr((place, self.strict)).encode() + content).digest()
+        module = read_module(hlo)
+        key = hashlib.sha256(repr((place, self.strict)).encode() + module.content).digest()
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
         start = time.perf_counter()
         with turn:
             known = self._made.get(key)
             if known is None:
-                known = self._made[key] = self._make(hlo, place)
+                known = self._made[key] = self._make(module, place)
         seconds = time.perf_counter() - start
-        number, compilation = known
-        self.records.note_compiled(function, device, compilation, seconds)
-        log.info("compiled %s on %s in %.2f s", function, device, seconds)
+        number, made = known
+        note_compiled(self.records, function, device, made, seconds)
         return number
 
-    def _make(self, hlo: bytes, place: Place) -> tuple[int, Compilation]:
-        compilation, _ = compile_module(hlo, place, strict=self.strict)
-        program = compilation.program
+    def _make(self, module: Module, place: Place) -> tuple[int, Made]:
+        made = compile_module(module, place, strict=self.strict)
+        program = made.program
         self._prepare_launches(place)
         runner = make_runner(program, place)
         key = next(self._keys)
         self._runners[key] = runner
         table = make_table(program, runner, key)
         assert self._shim is not None
-        return self._shim.add_program(table.row), compilation
+        return self._shim.add_program(table.row), made
 
     def _prepare_launches(self, place: Place) -> None:
         """Tells the shim, once, how kernels are launched there."""
@@ -145,11 +147,47 @@ class Programs:
         log.warning("%s on %s is left to %s: %s", function, device, owner, first)
 
 
-def compile_module(hlo: bytes, place: Place, *, strict: bool) -> tuple[Compilation, float]:
-    """A module compiled for where it runs, and the seconds that it took.  Raises AstitchError."""
-    start = time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class Module:
+    """hlo: under readable names.  content: what it computes, the same bytes whatever its ops are called."""
+
+    hlo: bytes
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A module's program.  aliases: results that are the new values of parameters.  kept: was it found on disk?
+
+    compile: all that the compiler knows of it; compiles again what was found.
+    """
+
+    program: Program
+    aliases: tuple[tuple[int, int], ...]
+    kept: bool
+    compile: Callable[[], Compilation]
+
+
+def compile_module(module: Module, place: Place, *, strict: bool) -> Made:
+    """The program of a module for where it runs, from disk where an earlier process kept it.  Raises AstitchError."""
     gpu = preset("host") if place.gpu is None else from_device(place.gpu)
-    return compile_for(hlo, gpu, strict=strict), time.perf_counter() - start
+    compile_now = functools.cache(lambda: compile_for(module.hlo, gpu, strict=strict))
+    key = kept_programs.key_of(module.content, gpu, strict=strict)
+    kept = None if key is None else kept_programs.load(key)
+    if kept is not None:
+        return Made(kept.program, kept.aliases, True, compile_now)
+    compilation = compile_now()
+    made = Made(compilation.program, compilation.graph.aliases, False, compile_now)
+    if key is not None:
+        kept_programs.store(key, kept_programs.Kept(made.program, made.aliases))
+    return made
+
+
+def note_compiled(records: Records, function: str, device: str, made: Made, seconds: float) -> None:
+    """One more signature that astitch runs."""
+    records.note_compiled(function, device, made.program, made.compile, seconds, kept=made.kept)
+    how = "found on disk" if made.kept else "compiled"
+    log.info("%s: %s on %s in %.2f s", how, function, device, seconds)
 
 
 def compile_for(hlo: bytes, gpu: Gpu, *, strict: bool = False) -> Compilation:
@@ -176,8 +214,8 @@ def find_cuda(gpu: int) -> CudaDriver:
     return find_driver(library, managed=shares_memory(gpu))
 
 
-def _read_module(hlo: bytes) -> tuple[bytes, bytes]:
-    """The module under readable names, and what it computes: the same bytes whatever its ops are called."""
+def read_module(hlo: bytes) -> Module:
+    """A module as TensorFlow serialized it."""
     module = hlo_schema.HloModuleProto.FromString(hlo)
     module.DiscardUnknownFields()
     module.ClearField("id")
@@ -192,4 +230,4 @@ def _read_module(hlo: bytes) -> tuple[bytes, bytes]:
         for instruction in computation.instructions:
             instruction.ClearField("name")
             instruction.ClearField("metadata")
-    return named, bytes(module.SerializeToString(deterministic=True))
+    return Module(named, bytes(module.SerializeToString(deterministic=True)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from astitch.errors import AstitchError
 from astitch.program import Program
 from tf_addon.errors import UnsupportedSignature
 from tf_addon.ffi import TARGET, the_handlers
-from tf_addon.programs import choose_place, compile_module
+from tf_addon.programs import choose_place, compile_module, note_compiled, read_module
 from tf_addon.shim_library import STITCHED, XLA
 from tf_addon.switch import the_switch
 from tf_addon.whole_program import make_launch
@@ -125,16 +126,17 @@ def lower_graph(
         stage="hlo_serialized",
     )
     place = choose_place(0 if gpus else -1, the_switch.wishes.engine)
-    compilation, seconds = compile_module(hlo, place, strict=the_switch.wishes.strict)
-    program = compilation.program
+    start = time.perf_counter()
+    made = compile_module(read_module(hlo), place, strict=the_switch.wishes.strict)
+    seconds, program = time.perf_counter() - start, made.program
     if len(program.parameters) != len(sources):
         raise UnsupportedSignature(
             f"{len(sources) - len(program.parameters)} arguments must be compile-time constants\n"
             "  pass them as Python numbers, or use the shim: tf_addon.enable()"
         )
-    the_switch.records.note_compiled(name, HOST, compilation, seconds)
+    note_compiled(the_switch.records, name, HOST, made, seconds)
     updates = []
-    for result, parameter in compilation.graph.aliases:
+    for result, parameter in made.aliases:
         source = sources[parameter]
         assert isinstance(source, Read)
         updates.append((result, source.variable))

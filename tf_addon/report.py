@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from astitch.compile import Compilation
+from astitch.program import Program
 from tf_addon.launch_table import count_steps
 from tf_addon.shim_library import OP_BY_OP, STITCHED, XLA
 
@@ -20,14 +21,23 @@ OWNERS = {XLA: "XLA", OP_BY_OP: "TensorFlow, op by op"}
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One signature of a function as astitch compiled it.  seconds: of planning and of compiling its kernels."""
+    """One signature of a function as astitch compiled it.  seconds: of planning and of compiling its kernels.
+
+    kept: an earlier process had planned it.  compile: what `compilation` calls.
+    """
 
     signature: str
     kernels: int
     library_calls: int
     other_steps: int
     seconds: float
-    compilation: Compilation = field(repr=False)
+    kept: bool
+    compile: Callable[[], Compilation] = field(repr=False)
+
+    @property
+    def compilation(self) -> Compilation:
+        """All that the compiler knows; a kept program is compiled again for it."""
+        return self.compile()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +155,18 @@ class Records:
         self._runs: dict[tuple[str, str, int], int] = {}
 
     def note_compiled(
-        self, function: str, device: str, compilation: Compilation, seconds: float
+        self,
+        function: str,
+        device: str,
+        program: Program,
+        compile: Callable[[], Compilation],
+        seconds: float,
+        *,
+        kept: bool,
     ) -> None:
         """One more signature is astitch's."""
-        program = compilation.program
         signature = f"({', '.join(str(view.type) for view in program.parameters)})"
-        row = Compiled(signature, *count_steps(program), seconds, compilation)
+        row = Compiled(signature, *count_steps(program), seconds, kept, compile)
         with self._lock:
             self._compiled.setdefault((function, device), []).append(row)
 

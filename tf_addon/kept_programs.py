@@ -1,0 +1,80 @@
+"""Programs on disk: what one process planned the next one finds.
+
+Takes a module's content and the device, hands on the program that an earlier process made of them.  Beside the module
+the key has astitch and the add-on themselves, and the versions of what they compile with.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from astitch import nvrtc, options
+from astitch.errors import KernelCompileError
+from astitch.gpu import Gpu
+from astitch.module_cache import ModuleCache, cache_at, fingerprint, hash_sources
+from astitch.program import Program
+from astitch.program_file import pack_program, unpack_program
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """aliases: results that are the new values of parameters, both by number."""
+
+    program: Program
+    aliases: tuple[tuple[int, int], ...]
+
+
+def key_of(content: bytes, gpu: Gpu, *, strict: bool) -> str | None:
+    """Hash of all that decides a program; None where something else does.  content: the module without its names.
+
+    What is printed or dumped, and what is measured, wants a compilation; a custom call may hold addresses of this
+    process.
+    """
+    shown = options.debug_level() or options.dump_dir() is not None
+    if shown or options.tune() or b"custom-call" in content:
+        return None
+    import jax
+
+    switches = (strict, options.loops().name, jax.__version__, _compiler_version(gpu))
+    parts = [content, fingerprint(), _own_sources(), repr(astuple(gpu)).encode()]
+    digest = hashlib.sha256()
+    for part in (*parts, repr(switches).encode()):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def load(key: str) -> Kept | None:
+    """What is kept under a key."""
+    data = _open_cache().load(key)
+    if data is None:
+        return None
+    head, _, rest = data.partition(b"\n")
+    program = unpack_program(rest)
+    aliases = tuple((result, parameter) for result, parameter in json.loads(head))
+    return None if program is None else Kept(program, aliases)
+
+
+def store(key: str, kept: Kept) -> None:
+    """For the next process."""
+    head = json.dumps(kept.aliases).encode()
+    _open_cache().store(key, head + b"\n" + pack_program(kept.program))
+
+
+def _open_cache() -> ModuleCache:
+    return cache_at(options.cache_dir() / "programs")
+
+
+@functools.cache
+def _own_sources() -> bytes:
+    return hash_sources(Path(__file__).parent)
+
+
+def _compiler_version(gpu: Gpu) -> tuple[int, int] | None:
+    try:
+        return nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
+    except KernelCompileError:
+        return None  # without one, plans are made without what it says
