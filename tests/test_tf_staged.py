@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ tf = pytest.importorskip("tensorflow")
 import tf_addon  # noqa: E402
 from astitch.errors import EngineUnavailable  # noqa: E402
 from astitch.gpu import preset  # noqa: E402
-from astitch.program import CudaKernel, KernelStep, Program  # noqa: E402
+from astitch.program import CudaKernel, KernelStep, LibraryStep, Program  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
 from tf_addon import launch_table, programs, switch  # noqa: E402
 from tf_addon import shim_library as rows  # noqa: E402
@@ -210,3 +211,32 @@ def test_a_table_of_pointers(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) ->
     assert any(function.table for function in cuda.functions)
     assert first == pytest.approx(float(np.sqrt(sum(3 * i * i for i in range(10)))), rel=1e-5)
     assert float(clip()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_step_gets_the_addresses_of_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking up all of a program's would cost each product more than its launch."""
+    calls: list[tuple[int, dict[str, int], int]] = []
+
+    class Executor:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def run_step(self, number: int, addresses: dict[str, int], stream: int) -> None:
+            calls.append((number, addresses, stream))
+
+    monkeypatch.setattr(launch_table, "GpuExecutor", Executor)
+    monkeypatch.setattr(launch_table, "open_stream", lambda _: (1, SimpleNamespace(ptr=2)))
+    products = tf.function(lambda x, y: tf.sin(x @ y) @ y, jit_compile=True)
+    x = tf.zeros([128, 128])
+    hlo = products.experimental_get_compiler_ir(x, x)(stage="hlo_serialized")
+    program = programs.compile_for(hlo, preset("h100")).program
+    runner = launch_table.CudaRunner(program, 0, staged=True)
+    places = {name: 100 + number for number, name in enumerate(program.buffers)}
+    addresses = (ctypes.c_void_p * len(places))(*places.values())
+    for number, step in enumerate(program.steps):
+        if isinstance(step, LibraryStep):
+            runner.run_step(number, addresses, 3)
+            used = {view.buffer for view in (*step.operands, *step.results)}
+            assert calls.pop() == (number, {name: places[name] for name in used}, 3)
+    assert program.kernels
+    assert sum(isinstance(step, LibraryStep) for step in program.steps) == 2

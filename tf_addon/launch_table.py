@@ -138,7 +138,15 @@ class CudaRunner:
     def __init__(self, program: Program, device: int, *, staged: bool) -> None:
         # The shim brings the scratch memory of each call; the executor needs none of its own.
         self._executor = GpuExecutor(replace(program, arena_bytes=0), device)
-        self._names = list(program.buffers)
+        numbers = {name: number for number, name in enumerate(program.buffers)}
+        self._places = [
+            ()
+            if isinstance(step, KernelStep)
+            else tuple(
+                {v.buffer: numbers[v.buffer] for v in (*step.operands, *step.results)}.items()
+            )
+            for step in program.steps
+        ]
         self.staged = staged
         self.context, self._owned = open_stream(device)
         self.stream = int(self._owned.ptr)
@@ -150,7 +158,7 @@ class CudaRunner:
         return self._executor.function_address(kernel)
 
     def run_step(self, number: int, addresses: Any, stream: int) -> None:
-        placed = {name: int(addresses[i] or 0) for i, name in enumerate(self._names)}
+        placed = {name: addresses[place] or 0 for name, place in self._places[number]}
         self._executor.run_step(number, placed, stream)
 
 
