@@ -33,6 +33,7 @@ OF_THE_HOST = {
     "test_mirrored_strategy_on_two_devices",
     "test_the_benchmark_measures_both",
     # They start no kernel.
+    "test_gradients_of_loops_are_kernels_too",
     *(name for name in vars(test_tf_workloads) if name.startswith("test_a_model_gives")),
 }
 globals().update(

@@ -1,4 +1,4 @@
-"""BERT and DIEN in TensorFlow: what the models in JAX give; through astitch what XLA gives, losses of steps too."""
+"""BERT and DIEN in TensorFlow: what the models in JAX give; through astitch what XLA gives; their loops as kernels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from astitch.gpu import preset  # noqa: E402
 from benchmarks import tf_models  # noqa: E402
 from benchmarks.tf_workloads import MODELS, make_model  # noqa: E402
 from tests.tf_support import assert_equal, check_stitched  # noqa: E402
+from tf_addon.programs import compile_for  # noqa: E402
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -30,6 +32,16 @@ def test_the_benchmark_measures_both() -> None:
     assert row.xla_us > 0 and row.astitch_us > 0
     assert row.arrays > 180 and row.launches == 1
     assert f"| bert signature | {row.arrays} | 1 |" in tf_models.show_overheads([row])
+
+
+def test_gradients_of_loops_are_kernels_too() -> None:
+    """Two loops over time, forward and backward."""
+    model, batch = make_model("dien", "tiny")
+    hlo = model.train_step.experimental_get_compiler_ir(batch)(stage="hlo_serialized")
+    compilation = compile_for(hlo, preset("h100"))
+    assert len(compilation.loops) == 4
+    assert all("turns in one kernel of" in note for note in compilation.loops), compilation.loops
+    assert {op.op for op in compilation.program.outside} <= {"scatter"}
 
 
 @pytest.mark.slow
