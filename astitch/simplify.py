@@ -7,9 +7,9 @@ No rule changes a bit of a result (the payload of a NaN excepted, which HLO leav
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -505,6 +505,107 @@ def decide_compare_by_range(node: Node, draft: Draft) -> Node | str | None:
         return _become(node, "constant", (), scalar)
     name = draft.add(node, "constant", ArrayType(DType.PRED, ()), (), scalar)
     return _become(node, "broadcast", (name,), BroadcastAttrs(()))
+
+
+def compare_random_bits(node: Node, draft: Draft) -> Node | str | None:
+    """compare(f(bitcast-convert(k | bits >> s)), c) -> compare(bits, d), where f never falls: of a random number in
+    [0, 1), as jax.random.bernoulli makes and compares it, the bits say as much"""
+    assert isinstance(node.attrs, CompareAttrs)
+    if node.attrs.total_order:
+        return None
+    for number, other in (node.operands, node.operands[::-1]):
+        limit = read_splat(draft, other)
+        found = _find_random_bits(draft, number) if limit is not None else None
+        if limit is None or found is None or np.isnan(limit):
+            continue
+        direction = node.attrs.direction
+        if number != node.operands[0]:
+            direction = _MIRRORED.get(direction, direction)
+        if direction in ("EQ", "NE"):
+            continue
+        unsigned = draft[found.bits].dtype.numpy
+        beyond, shift = _first_beyond(found, limit, direction in ("LE", "GT")), found.shift
+        if beyond << shift >= 1 << 8 * unsigned.itemsize:
+            continue  # all are on one side: no probability
+        constant = ConstantAttrs(Literal.of(np.array(beyond << shift, unsigned)))
+        dtype = draft[found.bits].dtype
+        value = draft.add(node, "constant", ArrayType(dtype, ()), (), constant)
+        if node.shape != ():
+            type_ = ArrayType(dtype, node.shape)
+            value = draft.add(node, "broadcast", type_, (value,), BroadcastAttrs(()))
+        way = CompareAttrs("LT" if direction in ("LT", "LE") else "GE")
+        return _become(node, "compare", (found.bits, value), way)
+    return None
+
+
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
+
+_Step = tuple[Node, bool, np.ndarray]
+"""An op on scalars, whether the number is its first operand, and the constant that is the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RandomNumber:
+    """A float made of unsigned bits: `high` | bits >> `shift`, seen as a float, goes through steps that never let it
+    fall as the bits grow."""
+
+    steps: tuple[_Step, ...]
+    high: int
+    shift: int
+    bits: str
+
+
+def _first_beyond(number: _RandomNumber, limit: np.ndarray, strictly: bool) -> int:
+    """The least value of the shifted bits of which the number is `limit` or more, or more than that (strictly)."""
+    size = limit.dtype.itemsize
+
+    def is_beyond(upper: int) -> bool:
+        value = np.array(number.high | upper, f"u{size}").view(limit.dtype)
+        for step, first, constant in number.steps:
+            (value,) = eval_node(step, (value, constant) if first else (constant, value))
+        return bool(value > limit if strictly else value >= limit)
+
+    return bisect_left(range(1 << (8 * size - number.shift)), True, key=is_beyond)
+
+
+def _find_random_bits(draft: Draft, name: str) -> _RandomNumber | None:
+    steps: list[_Step] = []
+    node = draft[name]
+    while (step := _find_rising_step(node, draft)) is not None:
+        steps.append(step[0])
+        node = draft[step[1]]
+    if node.op != "bitcast-convert" or node.dtype not in _FLOAT_PRECISION_BITS:
+        return None
+    joined = draft[node.operands[0]]
+    if joined.op != "or" or not joined.dtype.is_unsigned or joined.dtype.bytes != node.dtype.bytes:
+        return None
+    for part, other in (joined.operands, joined.operands[::-1]):
+        shifted, high = draft[part], read_splat(draft, other)
+        if shifted.op != "shift-right-logical" or high is None:
+            continue
+        shift = read_splat(draft, shifted.operands[1])
+        mantissa = _FLOAT_PRECISION_BITS[node.dtype] - 1
+        infinity = int(np.array(np.inf, node.dtype.numpy).view(joined.dtype.numpy))
+        if shift is None or not 8 * node.dtype.bytes - mantissa <= shift < 8 * node.dtype.bytes:
+            continue
+        if int(high) % (1 << mantissa) == 0 and int(high) < infinity:
+            return _RandomNumber(tuple(steps[::-1]), int(high), int(shift), shifted.operands[0])
+    return None
+
+
+def _find_rising_step(node: Node, draft: Draft) -> tuple[_Step, str] | None:
+    """A step with a constant, and the operand that is none."""
+    if node.op not in ("add", "subtract", "multiply", "maximum", "minimum"):
+        return None
+    for number, other in (node.operands, node.operands[::-1]):
+        value = read_splat(draft, other)
+        if value is None or read_splat(draft, number) is not None or not np.isfinite(value):
+            continue
+        first = number == node.operands[0]
+        if (node.op == "subtract" and not first) or (node.op == "multiply" and not value > 0):
+            continue
+        return (replace(node, type=ArrayType(node.dtype, ())), first, value), number
+    return None
 
 
 def _find_range(draft: Draft, name: str) -> tuple[int, int] | None:
@@ -1081,7 +1182,7 @@ _OWN_RULES: dict[str, tuple[Rule, ...]] = {
     "copy": (drop_copy,),
     "optimization-barrier": (drop_copy,),
     "select": (choose_branch,),
-    "compare": (decide_compare_by_range,),
+    "compare": (decide_compare_by_range, compare_random_bits),
     "convert": (drop_convert, merge_converts),
     "bitcast-convert": (drop_convert, merge_bitcast_converts),
     "broadcast": (

@@ -20,6 +20,7 @@ from strategies import random_arguments, random_graphs
 from astitch.check import check_graph
 from astitch.hlo_import import import_hlo
 from astitch.ir import (
+    ArrayType,
     ConditionalAttrs,
     CustomCallAttrs,
     DimensionsAttrs,
@@ -423,6 +424,28 @@ def decide_compare_by_range(g: GraphBuilder) -> str | tuple[str, ...]:
     compared = [g.compare(how, i, g.splat(n, "s32[4,1]")) for how, n in told]
     narrow = g.compare("LT", g.iota("s8[300]", 0), g.splat(0, "s8[300]"))  # some are negative
     return (wrapped, *compared, narrow)
+
+
+def random_number(g: GraphBuilder, bits: str, shape: str) -> str:
+    """As jax.random.uniform makes it."""
+    upper = g.same("shift-right-logical", bits, g.splat(9, f"u32{shape}"))
+    joined = g.same("or", upper, g.splat(0x3F800000, f"u32{shape}"))
+    number = g.op("bitcast-convert", ArrayType(DType.F32, g.shape(bits)), joined)
+    moved = g.same("subtract", number, g.splat(1.0, f"f32{shape}"))
+    moved = g.same("add", moved, g.splat(0.0, f"f32{shape}"))
+    return g.same("maximum", g.splat(0.0, f"f32{shape}"), moved)
+
+
+@case("""
+%p0 = u32[4] parameter() (index=0)
+%compare.19.constant = u32[] constant() 3865470464
+%compare.19.broadcast = u32[4] broadcast(%compare.19.constant) (dimensions=())
+%compare.19 = pred[4] compare(%p0, %compare.19.broadcast) (direction='LT')
+return %compare.19
+""")
+def compare_random_bits(g: GraphBuilder) -> str | tuple[str, ...]:
+    number = random_number(g, g.parameter("u32[4]"), "[4]")
+    return g.compare("LT", number, g.splat(0.9, "f32[4]"))
 
 
 @case("""
@@ -1088,6 +1111,33 @@ def test_every_rule_has_a_case() -> None:
         simplify(_build(name)[0], lambda rule, _: fired.update([rule]))
     rules = {rule.__name__ for rules in RULES.values() for rule in rules}
     assert rules <= set(fired), f"no case fires {sorted(rules - set(fired))}"
+
+
+LIMITS = (0.9, 0.1, 0.5, 1e-7, 2.0**-23, 3e-8, 1 - 2.0**-24, 1.0, 0.0, -1.0, 2.0, np.inf, np.nan)
+
+
+@pytest.mark.parametrize("direction", ["LT", "LE", "GT", "GE", "EQ", "NE"])
+@pytest.mark.parametrize("limit", LIMITS)
+def test_random_bits_are_compared_as_their_numbers_are(direction: str, limit: float) -> None:
+    """Around the limit, at both ends, and anywhere; the number as the first operand and as the second."""
+    count = 4096
+    g = GraphBuilder()
+    number = random_number(g, g.parameter(f"u32[{count}]"), f"[{count}]")
+    c = g.splat(limit, f"f32[{count}]")
+    scaled = g.same("multiply", number, g.splat(3.0, f"f32[{count}]"))
+    outputs = (g.compare(direction, number, c), g.compare(direction, c, number))
+    graph = g.build(*outputs, g.compare(direction, scaled, c))
+    around = int(min(max(np.nan_to_num(limit), 0), 1) * 2**23)
+    near = np.clip(np.arange(around - 9, around + 9), 0, 2**23 - 1).astype(np.uint32)
+    third = np.clip(np.arange(around // 3 - 9, around // 3 + 9), 0, 2**23 - 1).astype(np.uint32)
+    upper = np.concatenate([near, third, np.array([0, 1, 2**23 - 2, 2**23 - 1], np.uint32)])
+    drawn = np.random.default_rng(3).integers(0, 1 << 32, count, np.uint32)
+    bits = np.concatenate([upper << 9, upper << 9 | 511, drawn])[:count]
+    simpler = simplify(graph)
+    for got, want in zip(run_graph(simpler, [bits]), run_graph(graph, [bits]), strict=True):
+        np.testing.assert_array_equal(got, want)
+    if 0 < limit < 0.99 and direction not in ("EQ", "NE"):
+        assert not {"bitcast-convert", "maximum"} & {node.op for node in simpler}
 
 
 # ---- names, parameters, regions

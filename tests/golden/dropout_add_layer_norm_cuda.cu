@@ -8,7 +8,7 @@
 //   shift_right_logical
 //   or
 //   xor
-//   and 12 more
+//   and 9 more
 struct Reduce0 {
   static constexpr bool commutative = true;
   static constexpr Joint joint = JOINT_NONE;
@@ -196,13 +196,7 @@ extern "C" __global__ void __launch_bounds__(64) stitch_0(
             const unsigned int add_105 = hlo_add(xor_43, words_1);
             const unsigned int add_106 = hlo_add(add_105, 5u);
             const unsigned int xor_45 = hlo_xor(add_103, add_106);
-            const unsigned int shift_right_logical_43 = hlo_shift_right_logical(xor_45, 9u);
-            const unsigned int or_43 = hlo_or(shift_right_logical_43, 1065353216u);
-            const float bitcast_convert_type_1 = hlo_bitcast<float, unsigned int>(or_43);
-            const float sub_4 = hlo_subtract(bitcast_convert_type_1, 1.0f);
-            const float add_114 = hlo_add(sub_4, 0.0f);
-            const float max_7 = hlo_maximum(0.0f, add_114);
-            const bool lt_3 = hlo_compare_lt(max_7, 0.9f);
+            const bool lt_3 = hlo_compare_lt(xor_45, 3865470464u);
             lt_3_w_0.v[lane] = store_as<bool>(lt_3);
             const float x_1 = load_as<float>(x_1_v_0.v[lane]);
             const float div_5 = hlo_divide_shared(x_1, 0.9f);
