@@ -1028,6 +1028,7 @@ def compile_for_xla(
             announce=begin,
             spell=lambda plan: spell_plan(plan, donated),
             layouts_apart=True,
+            product_parts=True,
         )
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,186 @@
+"""Graph -> Graph: products of few results and long sums in parts, which the kernels that read them add.
+
+A product of few tiles leaves most of a GPU idle, so XLA cuts its sum, computes the parts side by side and adds them.
+Its own fusion adds them where the product is read; in front of a kernel of ours that would be one more kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from astitch.gpu import Gpu
+from astitch.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, SliceAttrs
+from astitch.ops import OPS, Kind
+from astitch.simplify import Draft, Log, rewrite_graph
+from astitch.stitch_scope import why_not_stitchable
+
+TILE = 128
+"""Rows and columns of a result that one multiprocessor computes at a time."""
+
+DEPTH_US = 0.008
+"""For one more element of the sum, of a tile."""
+
+PART_US = 0.03
+"""For a tile of one more part, which is written and read."""
+
+CUT_US = 1.0
+"""Once.  By these four figures of an H100 the parts are as many as XLA's (jax 0.11.2) in 85 of 100 products of 8 to
+4,096 rows, 64 to 3,072 columns and sums of 256 to 8,192, and fewer in 9: XLA then cuts once more, right but slower."""
+
+MOST_PARTS = 16
+"""A kernel adds no more: a product of so few results is XLA's to cut."""
+
+ALIGNED = 8
+"""Elements that the sums of parts are multiples of: 16 bytes."""
+
+LEAST_SIDE = 8
+"""Rows and columns below which XLA has other kernels for a product."""
+
+_FLOATS = (DType.F32, DType.F16, DType.BF16)
+
+
+def split_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
+    """The same function but for the order of sums; `log` hears of each product that is computed in parts.
+
+    graph: simplified, its products arranged.
+    """
+    heard: Log = log or (lambda rule, node: None)
+    parts = {node.name: n for node in graph if (n := _count_parts(graph, node, gpu.sms)) > 1}
+    if not parts:
+        return graph
+
+    def split(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
+        if node.name not in parts:
+            return None
+        heard("split_product", node.name)
+        return _put_sum(draft, node, parts[node.name])
+
+    return rewrite_graph(graph, heard, split)
+
+
+def _count_parts(graph: Graph, node: Node, sms: int) -> int:
+    attrs = node.attrs
+    if not isinstance(attrs, DotAttrs) or not node.array.size:
+        return 1
+    lhs, rhs = (graph[o].array for o in node.operands)
+    if not all(array.dtype in _FLOATS for array in (lhs, rhs, node.array)):
+        return 1
+    if "HIGHEST" in attrs.precision or attrs.algorithm or not _is_added(graph, node.name):
+        return 1
+    if not all(map(_is_run, _sort_pairs(attrs))):
+        return 1
+    depth = math.prod(lhs.shape[d] for d in attrs.lhs_contracting)
+    batch = math.prod(lhs.shape[d] for d in attrs.lhs_batch)
+    rows, columns = (array.size // max(1, batch * depth) for array in (lhs, rhs))
+    if min(rows, columns) < LEAST_SIDE:
+        return 1
+    parts = choose_parts(rows, columns, depth, batch, sms)
+    return parts if parts <= MOST_PARTS and depth % (parts * ALIGNED) == 0 else 1
+
+
+def _sort_pairs(attrs: DotAttrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The contracted dimensions of both sides, in the order of the left: pairs have none of their own."""
+    pairs = sorted(zip(attrs.lhs_contracting, attrs.rhs_contracting, strict=True))
+    return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)
+
+
+def _is_run(numbers: tuple[int, ...]) -> bool:
+    """Dimensions that can be one."""
+    return len(numbers) > 0 and numbers == tuple(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def _is_added(graph: Graph, name: str) -> bool:
+    """Is all that reads the value part of kernels of ours, which can add it up?"""
+    users = [graph[user] for user in graph.users[name]]
+    if name in graph.outputs or not users:
+        return False
+    for user in users:
+        kind = OPS[user.op].kind
+        if why_not_stitchable(graph, user) is not None:
+            return False
+        if kind is Kind.INDEX and not _is_added(graph, user.name):
+            return False
+        if kind not in (Kind.INDEX, Kind.ELEMENTWISE, Kind.REDUCE):
+            return False
+    return True
+
+
+def choose_parts(rows: int, columns: int, depth: int, batch: int, sms: int) -> int:
+    """Into how many parts, a power of two, the sum of [batch, rows, depth] x [batch, depth, columns] is cut."""
+    tiles = batch * math.ceil(rows / TILE) * math.ceil(columns / TILE)
+
+    def estimate_us(parts: int) -> float:
+        waves = math.ceil(parts * tiles / sms)
+        cut_us = CUT_US + parts * tiles * PART_US if parts > 1 else 0.0
+        return waves * depth / parts * DEPTH_US + cut_us
+
+    return min((1, 2, 4, 8, 16, 32, 64, 128), key=estimate_us)
+
+
+def _put_sum(draft: Draft, dot: Node, parts: int) -> str:
+    """The parts as one batched product in f32, and their sum in pairs."""
+    attrs = dot.attrs
+    assert isinstance(attrs, DotAttrs)
+    lhs_contracting, rhs_contracting = _sort_pairs(attrs)
+    left = _cut_operand(draft, dot, 0, lhs_contracting, attrs.lhs_batch, parts)
+    right = _cut_operand(draft, dot, 1, rhs_contracting, attrs.rhs_batch, parts)
+    batched = replace(
+        attrs,
+        lhs_contracting=(left.contracting,),
+        rhs_contracting=(right.contracting,),
+        lhs_batch=left.batch,
+        rhs_batch=right.batch,
+    )
+    shape = (parts, *dot.shape)
+    operands = (left.name, right.name)
+    whole = draft.add(dot, "dot", ArrayType(DType.F32, shape), operands, batched)
+    sums = [_put_part(draft, dot, whole, shape, number) for number in range(parts)]
+    type_ = ArrayType(DType.F32, dot.shape)
+    while len(sums) > 1:
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        sums = [draft.add(dot, "add", type_, pair) for pair in pairs]
+    if dot.dtype is DType.F32:
+        return sums[0]
+    return draft.put(replace(dot, op="convert", operands=(sums[0],), attrs=NoAttrs()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An operand whose contracted dimensions are two: the parts, its first batch dimension, and what is left to sum."""
+
+    name: str
+    contracting: int
+    batch: tuple[int, ...]
+
+
+def _cut_operand(
+    draft: Draft,
+    dot: Node,
+    side: int,
+    contracting: tuple[int, ...],
+    batch: tuple[int, ...],
+    parts: int,
+) -> _Operand:
+    operand = draft[dot.operands[side]].array
+    first, count = contracting[0], len(contracting)
+    depth = math.prod(operand.shape[d] for d in contracting)
+    shape = (
+        *operand.shape[:first],
+        parts,
+        depth // parts,
+        *operand.shape[first + count :],
+    )
+    type_ = ArrayType(operand.dtype, shape)
+    name = draft.add(dot, "reshape", type_, (dot.operands[side],))
+    moved = tuple(d if d < first else d + 2 - count for d in batch)
+    return _Operand(name, first + 1, (first, *moved))
+
+
+def _put_part(draft: Draft, dot: Node, whole: str, shape: tuple[int, ...], number: int) -> str:
+    starts, limits = [0] * len(shape), list(shape)
+    starts[0], limits[0] = number, number + 1
+    attrs = SliceAttrs(tuple(starts), tuple(limits), (1,) * len(shape))
+    part = draft.add(dot, "slice", ArrayType(DType.F32, (1, *dot.shape)), (whole,), attrs)
+    return draft.add(dot, "reshape", ArrayType(DType.F32, dot.shape), (part,))

@@ -1,0 +1,155 @@
+"""Products in parts: how many, which, and that kernels add them to what the product is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from astitch.compile import compile_graph
+from astitch.gpu import preset
+from astitch.hlo_import import import_hlo
+from astitch.host_engine import HostEngine
+from astitch.ir import DotAttrs, DType, Graph
+from astitch.product_parts import MOST_PARTS, choose_parts, split_products
+from astitch.program import KernelStep, LibraryStep
+from astitch.reference import run_graph
+from astitch.simplify import simplify
+
+Function = Callable[..., Any]
+H100 = preset("h100")
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+
+
+def graph_of(fn: Function, *arguments: Any) -> Graph:
+    lowered = jax.jit(fn).lower(*arguments)
+    return simplify(import_hlo(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()))
+
+
+def products(graph: Graph) -> list[tuple[int, ...]]:
+    return [node.shape for node in graph if isinstance(node.attrs, DotAttrs)]
+
+
+def test_as_many_parts_as_fill_the_device() -> None:
+    assert choose_parts(128, 768, 768, 1, H100.sms) == 8
+    assert choose_parts(512, 512, 1024, 1, H100.sms) == 4
+    assert choose_parts(1024, 768, 768, 1, H100.sms) == 1  # fills it alone
+    assert choose_parts(128, 128, 64, 1, H100.sms) == 1  # too short
+    assert choose_parts(128, 768, 768, 96, H100.sms) == 1  # a batch fills it
+    assert choose_parts(8, 64, 1 << 16, 1, H100.sms) > MOST_PARTS
+
+
+def relu(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.maximum(x @ w, 0)
+
+
+def gradient(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.tanh(jnp.einsum("btm,btn->mn", x, y))
+
+
+def of_heads(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.nn.softmax(jnp.einsum("thd,hdn->tn", x, w), -1)
+
+
+def batched(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.exp(jnp.einsum("bmk,bnk->bmn", x, w) * 0.01)
+
+
+def turned(x: jax.Array, w: jax.Array) -> jax.Array:
+    y = x @ w
+    return jnp.sin(y.T), (y * y).sum()
+
+
+CASES: dict[str, tuple[Function, tuple[Any, ...], tuple[int, ...]]] = {
+    "relu": (relu, (normal(64, 512), normal(512, 96)), (16, 64, 96)),
+    "long": (relu, (normal(64, 1024), normal(1024, 256)), (16, 64, 256)),
+    "bf16": (
+        relu,
+        (normal(64, 512, dtype=jnp.bfloat16), normal(512, 96, dtype=jnp.bfloat16)),
+        (16, 64, 96),
+    ),
+    "two dimensions": (gradient, (normal(4, 128, 64), normal(4, 128, 96)), (16, 64, 96)),
+    "heads": (of_heads, (normal(64, 8, 64), normal(8, 64, 96)), (16, 64, 96)),
+    "batch": (batched, (normal(2, 64, 1024), normal(2, 96, 1024)), (16, 2, 64, 96)),
+    "two readers": (turned, (normal(64, 512), normal(512, 96)), (16, 64, 96)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_add_up(name: str) -> None:
+    fn, arguments, shape = CASES[name]
+    graph = graph_of(fn, *arguments)
+    cut = split_products(graph, H100)
+    assert products(cut) == [shape]
+    (dot,) = (node for node in cut if isinstance(node.attrs, DotAttrs))
+    assert dot.dtype is DType.F32
+    assert [node.type for node in map(cut.nodes.get, cut.outputs) if node] == [
+        graph[name].type for name in graph.outputs
+    ]
+    for got, want in zip(run_graph(cut, arguments), run_graph(graph, arguments), strict=True):
+        tolerance = 2e-2 if got.dtype != np.float32 else 1e-4
+        np.testing.assert_allclose(
+            got.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=tolerance
+        )
+
+
+def handed_out(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = x @ w
+    return y, jnp.tanh(y)
+
+
+def multiplied_on(x: jax.Array, w: jax.Array) -> jax.Array:
+    return x @ w @ w.T
+
+
+def precise(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.tanh(jnp.dot(x, w, precision="highest"))
+
+
+def by_integers(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.dot(x, w, preferred_element_type=jnp.int32) + 1
+
+
+X, W = normal(64, 512), normal(512, 96)
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments"),
+    [
+        (handed_out, (X, W)),
+        (multiplied_on, (X, W)),
+        (precise, (X, W)),
+        (by_integers, (X.astype(np.int8), W.astype(np.int8))),
+        (relu, (normal(4, 512), W)),  # XLA has other kernels for few rows
+        (relu, (normal(64, 36), normal(36, 96))),  # too short
+        (relu, (normal(64, 510), normal(510, 96))),  # parts would not begin at whole words
+        (relu, (normal(64, 1 << 14), normal(1 << 14, 16))),  # more parts than a kernel adds
+    ],
+)
+def test_others_stay(fn: Function, arguments: tuple[Any, ...]) -> None:
+    graph = graph_of(fn, *arguments)
+    assert split_products(graph, H100) is graph
+
+
+def test_the_kernel_that_reads_a_product_adds_its_parts() -> None:
+    fn, arguments, shape = CASES["heads"]
+    graph = graph_of(fn, *arguments)
+    compilation = compile_graph(graph, H100, product_parts=True)
+    dot, kernel = compilation.program.steps
+    assert isinstance(dot, LibraryStep)
+    assert dot.node.shape == shape
+    assert isinstance(kernel, KernelStep)
+    (got,) = HostEngine(compilation.program).run(arguments)
+    (want,) = run_graph(graph, arguments)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    plain = compile_graph(graph, H100)
+    assert [step.node.shape for step in plain.program.steps if isinstance(step, LibraryStep)] == [
+        shape[1:]
+    ]
