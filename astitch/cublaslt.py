@@ -179,7 +179,10 @@ class Matmul:
         return max(int(c["workspace_size"][0]) for c in self._candidates)
 
     def launch(self, lhs: int, rhs: int, result: int, workspace: int, stream: int) -> None:
-        """Enqueue the product of arrays at these addresses; the first call chooses the algorithm, and waits."""
+        """Enqueue the product of arrays at these addresses; the first call chooses the algorithm, and waits.
+
+        Raises NoAlgorithm in the first call if no candidate runs.
+        """
         if self._chosen is None:
             self._chosen = self._choose(lhs, rhs, result, workspace, stream)
         self._launch(self._chosen, lhs, rhs, result, workspace, stream)
@@ -267,14 +270,20 @@ class Matmul:
         return [kept]
 
     def _choose(self, lhs: int, rhs: int, result: int, workspace: int, stream: int) -> np.ndarray:
+        """The algorithm that is kept by now, or the fastest, which is kept then."""
+        kept = [c for c in self._load() if c["workspace_size"][0] <= self.workspace_bytes]
+        if kept:
+            return kept[0]
         times = []
         for candidate in self._candidates:
             launch = functools.partial(self._launch, candidate, lhs, rhs, result, workspace)
             try:
                 times.append(self._time_launch(launch, stream))
-            except self._bindings.lt.cuBLASLtError:  # the heuristic does not know everything
-                times.append(float("inf"))
+            except (self._bindings.lt.cuBLASLtError, RuntimeError):  # the latter is CuPy's
+                times.append(float("inf"))  # the heuristic does not know everything
         best = int(np.argmin(times))
+        if times[best] == float("inf"):
+            raise NoAlgorithm("none of those that cuBLASLt names runs")
         if times[best] > (1 - LEAST_GAIN) * times[0]:
             best = 0
         chosen = self._candidates[best]
@@ -282,7 +291,7 @@ class Matmul:
             "format": FORMAT,
             "algorithm": chosen["algo"].tobytes().hex(),
             "time_us": round(times[best], 2),
-            "first_us": round(times[0], 2),
+            "first_us": round(times[0], 2) if times[0] < float("inf") else None,
         }
         self._cache.store_bytes(self._key, json.dumps(entry, sort_keys=True).encode())
         return chosen

@@ -663,10 +663,11 @@ class GpuExecutor:
                     )
 
             return clear
+        other = None if types.only_lt else self._prepare_gemm(dot, types, lhs, rhs, result)
         matmul = self._find_matmul(dot, types)
-        if matmul is not None:
-            return self._prepare_matmul(matmul, dot, lhs, rhs, result)
-        return None if types.only_lt else self._prepare_gemm(dot, types, lhs, rhs, result)
+        return (
+            other if matmul is None else self._prepare_matmul(matmul, dot, lhs, rhs, result, other)
+        )
 
     def _find_matmul(self, dot: CanonicalDot, types: ProductTypes) -> Matmul | None:
         """cuBLASLt's product, one for equal products; None without the bindings or an algorithm."""
@@ -692,18 +693,28 @@ class GpuExecutor:
         return time_launch(self.cupy, lambda queue, _: launch(queue))
 
     def _prepare_matmul(
-        self, matmul: Matmul, dot: CanonicalDot, lhs: View, rhs: View, result: View
+        self,
+        matmul: Matmul,
+        dot: CanonicalDot,
+        lhs: View,
+        rhs: View,
+        result: View,
+        other: Launch | None,
     ) -> Launch:
+        """other: where none of cuBLASLt's algorithms turns out to run."""
+
         def multiply(call: _Call) -> None:
             a, a_memory = self._transpose(call, lhs, dot.lhs)
             b, b_memory = self._transpose(call, rhs, dot.rhs)
-            workspace = self._allocate(matmul.workspace_bytes, "a product's workspace")
-            matmul.launch(a, b, call.addresses[result.buffer], int(workspace.ptr), call.stream)
-            del (
-                a_memory,
-                b_memory,
-                workspace,
-            )  # to the pool, which hands them on in the order of the stream
+            memory = self._allocate(matmul.workspace_bytes, "a product's workspace")
+            try:
+                matmul.launch(a, b, call.addresses[result.buffer], int(memory.ptr), call.stream)
+            except NoAlgorithm:
+                if other is None:
+                    raise
+                other(call)
+            # To the pool, which hands them on in the order of the stream.
+            del a_memory, b_memory, memory
 
         return multiply
 

@@ -32,9 +32,11 @@ def time_launch(cupy: Any, launch: Callable[[int, bool], None]) -> float:
         first = _elapsed(cupy, stream, launch_some) / MIN_LAUNCHES
         count = int(min(max(TARGET_US / max(first, 0.1), MIN_LAUNCHES), MAX_LAUNCHES))
         stream.begin_capture()
-        for _ in range(count):
-            launch(stream.ptr, True)
-        graph = stream.end_capture()
+        try:
+            for _ in range(count):
+                launch(stream.ptr, True)
+        finally:
+            graph = stream.end_capture()
         graph.launch(stream)
         times = [_elapsed(cupy, stream, graph.launch) / count for _ in range(REPEATS)]
     return statistics.median(times)

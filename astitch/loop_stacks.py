@@ -16,6 +16,7 @@ from astitch.ir import (
     ArrayType,
     BroadcastAttrs,
     ConstantAttrs,
+    DType,
     DynamicSliceAttrs,
     GetTupleElementAttrs,
     Graph,
@@ -168,7 +169,7 @@ class _Straightener:
                 offset = value.offset - factor * counter.offset
                 total = name
                 for op, number in (("multiply", factor), ("add", offset)):
-                    literal = Literal.of(np.asarray(number, type_.dtype.numpy))
+                    literal = Literal.of(_wrap(number, type_.dtype))
                     constant = self.add(self.add_number(type_, literal, ""), f"{node.name}.number")
                     total = self.add(Node("", op, type_, (total, constant)), f"{node.name}.{op}")
                 self.body[node.name] = Node(node.name, "reshape", node.type, (total,))
@@ -320,3 +321,9 @@ class _Straightener:
 def _is_minus_zero(value: Literal) -> bool:
     number = value.numpy()
     return value.dtype.is_float and bool((number == 0).all() and np.signbit(number).all())
+
+
+def _wrap(number: int, dtype: DType) -> np.ndarray:
+    """The integer as arithmetic of its type has it, which wraps around."""
+    size = dtype.numpy.itemsize
+    return np.asarray(number % (1 << 8 * size), f"u{size}").view(dtype.numpy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from astitch.gpu import Gpu
 from astitch.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, SliceAttrs
@@ -69,14 +69,15 @@ def _count_parts(graph: Graph, node: Node, sms: int) -> int:
         return 1
     if "HIGHEST" in attrs.precision or attrs.algorithm or not _is_added(graph, node.name):
         return 1
+    if attrs.lhs_batch:
+        return 1  # two batch dimensions that are not neighbours: XLA would copy both operands
     if not all(map(_is_run, _sort_pairs(attrs))):
         return 1
     depth = math.prod(lhs.shape[d] for d in attrs.lhs_contracting)
-    batch = math.prod(lhs.shape[d] for d in attrs.lhs_batch)
-    rows, columns = (array.size // max(1, batch * depth) for array in (lhs, rhs))
+    rows, columns = (array.size // max(1, depth) for array in (lhs, rhs))
     if min(rows, columns) < LEAST_SIDE:
         return 1
-    parts = choose_parts(rows, columns, depth, batch, sms)
+    parts = choose_parts(rows, columns, depth, sms)
     return parts if parts <= MOST_PARTS and depth % (parts * ALIGNED) == 0 else 1
 
 
@@ -107,9 +108,9 @@ def _is_added(graph: Graph, name: str) -> bool:
     return True
 
 
-def choose_parts(rows: int, columns: int, depth: int, batch: int, sms: int) -> int:
-    """Into how many parts, a power of two, the sum of [batch, rows, depth] x [batch, depth, columns] is cut."""
-    tiles = batch * math.ceil(rows / TILE) * math.ceil(columns / TILE)
+def choose_parts(rows: int, columns: int, depth: int, sms: int) -> int:
+    """Into how many parts, a power of two, the sums of [rows, depth] x [depth, columns] are cut."""
+    tiles = math.ceil(rows / TILE) * math.ceil(columns / TILE)
 
     def estimate_us(parts: int) -> float:
         waves = math.ceil(parts * tiles / sms)
@@ -124,19 +125,20 @@ def _put_sum(draft: Draft, dot: Node, parts: int) -> str:
     attrs = dot.attrs
     assert isinstance(attrs, DotAttrs)
     lhs_contracting, rhs_contracting = _sort_pairs(attrs)
-    left = _cut_operand(draft, dot, 0, lhs_contracting, attrs.lhs_batch, parts)
-    right = _cut_operand(draft, dot, 1, rhs_contracting, attrs.rhs_batch, parts)
     batched = replace(
         attrs,
-        lhs_contracting=(left.contracting,),
-        rhs_contracting=(right.contracting,),
-        lhs_batch=left.batch,
-        rhs_batch=right.batch,
+        lhs_contracting=(lhs_contracting[0] + 1,),
+        rhs_contracting=(rhs_contracting[0] + 1,),
+        lhs_batch=(lhs_contracting[0],),
+        rhs_batch=(rhs_contracting[0],),
     )
-    shape = (parts, *dot.shape)
-    operands = (left.name, right.name)
-    whole = draft.add(dot, "dot", ArrayType(DType.F32, shape), operands, batched)
-    sums = [_put_part(draft, dot, whole, shape, number) for number in range(parts)]
+    operands = (
+        _cut_operand(draft, dot, 0, lhs_contracting, parts),
+        _cut_operand(draft, dot, 1, rhs_contracting, parts),
+    )
+    type_ = ArrayType(DType.F32, (parts, *dot.shape))
+    whole = draft.add(dot, "dot", type_, operands, batched)
+    sums = [_put_part(draft, dot, whole, number) for number in range(parts)]
     type_ = ArrayType(DType.F32, dot.shape)
     while len(sums) > 1:
         pairs = zip(sums[::2], sums[1::2], strict=True)
@@ -146,39 +148,19 @@ def _put_sum(draft: Draft, dot: Node, parts: int) -> str:
     return draft.put(replace(dot, op="convert", operands=(sums[0],), attrs=NoAttrs()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Operand:
-    """An operand whose contracted dimensions are two: the parts, its first batch dimension, and what is left to sum."""
-
-    name: str
-    contracting: int
-    batch: tuple[int, ...]
-
-
 def _cut_operand(
-    draft: Draft,
-    dot: Node,
-    side: int,
-    contracting: tuple[int, ...],
-    batch: tuple[int, ...],
-    parts: int,
-) -> _Operand:
+    draft: Draft, dot: Node, side: int, contracting: tuple[int, ...], parts: int
+) -> str:
+    """The operand with two dimensions where the contracted ones were: the parts, and what is left to sum."""
     operand = draft[dot.operands[side]].array
-    first, count = contracting[0], len(contracting)
+    first, last = contracting[0], contracting[-1]
     depth = math.prod(operand.shape[d] for d in contracting)
-    shape = (
-        *operand.shape[:first],
-        parts,
-        depth // parts,
-        *operand.shape[first + count :],
-    )
-    type_ = ArrayType(operand.dtype, shape)
-    name = draft.add(dot, "reshape", type_, (dot.operands[side],))
-    moved = tuple(d if d < first else d + 2 - count for d in batch)
-    return _Operand(name, first + 1, (first, *moved))
+    shape = (*operand.shape[:first], parts, depth // parts, *operand.shape[last + 1 :])
+    return draft.add(dot, "reshape", ArrayType(operand.dtype, shape), (dot.operands[side],))
 
 
-def _put_part(draft: Draft, dot: Node, whole: str, shape: tuple[int, ...], number: int) -> str:
+def _put_part(draft: Draft, dot: Node, whole: str, number: int) -> str:
+    shape = draft[whole].shape
     starts, limits = [0] * len(shape), list(shape)
     starts[0], limits[0] = number, number + 1
     attrs = SliceAttrs(tuple(starts), tuple(limits), (1,) * len(shape))

@@ -64,7 +64,8 @@ def _write(value: Any, blobs: list[bytes]) -> Any:
     if isinstance(value, Mapping):
         return {"map": [[_write(key, blobs), _write(item, blobs)] for key, item in value.items()]}
     name = type(value).__name__
-    assert _CLASSES.get(name) is type(value), f"{name} is no part of a program"
+    if _CLASSES.get(name) is not type(value):
+        raise TypeError(f"{name} is no part of a program")
     if isinstance(value, enum.Enum):
         return {name: value.name}
     return {name: [_write(getattr(value, f.name), blobs) for f in fields(value) if f.init]}

@@ -112,6 +112,26 @@ def test_algorithms_that_fail_are_left_out(cache: Any) -> None:
     assert lt.launched == [11, 12, 12]
 
 
+def test_where_none_runs_nothing_is_kept(cache: Any) -> None:
+    lt, result = FakeLt(), np.empty((4, 2), np.float32)
+    lt.broken = {10, 11, 12}
+    with pytest.raises(NoAlgorithm, match="none of those"):
+        call(make_matmul(lt, ATTRS, X, W, cache), X, W, result)
+    later = FakeLt()
+    call(make_matmul(later, ATTRS, X, W, cache, (9.0, 5.0, 7.0)), X, W, result)
+    assert later.launched[-1] == 11
+
+
+def test_what_another_kept_meanwhile_is_taken(cache: Any) -> None:
+    first, second = FakeLt(), FakeLt()
+    result = np.empty((4, 2), np.float32)
+    one = make_matmul(first, ATTRS, X, W, cache, (9.0, 5.0, 7.0))
+    other = make_matmul(second, ATTRS, X, W, cache)
+    call(one, X, W, result)
+    call(other, X, W, result)
+    assert second.launched == [11]
+
+
 def test_what_the_library_takes_no_longer_is_asked_anew(cache: Any) -> None:
     result = np.empty((4, 2), np.float32)
     call(make_matmul(FakeLt(), ATTRS, X, W, cache, (9.0, 5.0, 7.0)), X, W, result)

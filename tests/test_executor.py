@@ -150,9 +150,14 @@ def test_products_through_cublaslt(fake: Fake, lt: FakeLt) -> None:
     assert lt.launched[-2:] == [11, 11]
 
 
-def test_products_without_an_algorithm_go_through_cublas(fake: Fake, lt: FakeLt) -> None:
+@pytest.mark.parametrize("missing", ["none named", "none runs"])
+def test_products_without_an_algorithm_go_through_cublas(
+    missing: str, fake: Fake, lt: FakeLt
+) -> None:
     arguments, want = product_arguments()
-    lt.count = 0
+    if missing == "none named":
+        lt.count = 0
+    lt.broken = {10, 11}
     np.testing.assert_array_equal(GpuExecutor(product_program()).run(arguments)[0].to_numpy(), want)
     assert not lt.launched
 

@@ -92,6 +92,20 @@ def reads_numbers(x: Any) -> Any:
 STRAIGHT = (clears_what_it_read, hands_on_what_it_wrote, adds_padded_slices, reads_numbers)
 
 
+def reads_by_numbers_that_wrap(x: Any, table: Any, start: Any) -> Any:
+    """Where to read is counted in a type that the factors of the count leave."""
+    turns = len(table)
+    table = jnp.asarray(table)
+
+    def body(state: Any) -> Any:
+        counter, turn, total = state
+        number = lax.dynamic_slice(table, (turn,), (1,))[0]
+        return counter + 1, turn + 1, total * 3 + number + counter
+
+    first = (table.dtype.type(start), np.int32(0), table.dtype.type(0))
+    return lax.while_loop(lambda s: s[1] < turns, body, first)[2] + x
+
+
 def reads_behind(x: Any) -> Any:
     """What a turn reads the one before wrote."""
 
@@ -184,3 +198,22 @@ def test_a_loop_of_unknown_turns_is_left_alone() -> None:
 
     graph, straight, _ = import_loop(fn, draw(4))
     assert straight is graph
+
+
+@pytest.mark.parametrize(
+    ("table", "start"),
+    [
+        (np.array([4, 2, 0], np.uint32), 0),
+        (np.array([2**31 - 1, -5], np.int32), 0),
+        (np.array([0, 100_000, 200_000], np.int32), 1 << 20),
+    ],
+    ids=["falling", "far apart", "far off"],
+)
+def test_numbers_wrap_around_as_their_type_does(table: np.ndarray, start: int) -> None:
+    def fn(x: Any) -> Any:
+        return reads_by_numbers_that_wrap(x, table, start)
+
+    graph = import_hlo(lower(fn, table[:1]))
+    (want,) = run_graph(graph, [table[:1]])
+    (got,) = run_graph(straighten_stacks(simplify(graph)), [table[:1]])
+    np.testing.assert_array_equal(got, want)

@@ -38,12 +38,11 @@ def products(graph: Graph) -> list[tuple[int, ...]]:
 
 
 def test_as_many_parts_as_fill_the_device() -> None:
-    assert choose_parts(128, 768, 768, 1, H100.sms) == 8
-    assert choose_parts(512, 512, 1024, 1, H100.sms) == 4
-    assert choose_parts(1024, 768, 768, 1, H100.sms) == 1  # fills it alone
-    assert choose_parts(128, 128, 64, 1, H100.sms) == 1  # too short
-    assert choose_parts(128, 768, 768, 96, H100.sms) == 1  # a batch fills it
-    assert choose_parts(8, 64, 1 << 16, 1, H100.sms) > MOST_PARTS
+    assert choose_parts(128, 768, 768, H100.sms) == 8
+    assert choose_parts(512, 512, 1024, H100.sms) == 4
+    assert choose_parts(1024, 768, 768, H100.sms) == 1  # fills it alone
+    assert choose_parts(128, 128, 64, H100.sms) == 1  # too short
+    assert choose_parts(8, 64, 1 << 16, H100.sms) > MOST_PARTS
 
 
 def relu(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -77,7 +76,6 @@ CASES: dict[str, tuple[Function, tuple[Any, ...], tuple[int, ...]]] = {
     ),
     "two dimensions": (gradient, (normal(4, 128, 64), normal(4, 128, 96)), (16, 64, 96)),
     "heads": (of_heads, (normal(64, 8, 64), normal(8, 64, 96)), (16, 64, 96)),
-    "batch": (batched, (normal(2, 64, 1024), normal(2, 96, 1024)), (16, 2, 64, 96)),
     "two readers": (turned, (normal(64, 512), normal(512, 96)), (16, 64, 96)),
 }
 
@@ -127,6 +125,7 @@ X, W = normal(64, 512), normal(512, 96)
         (multiplied_on, (X, W)),
         (precise, (X, W)),
         (by_integers, (X.astype(np.int8), W.astype(np.int8))),
+        (batched, (normal(2, 64, 1024), normal(2, 96, 1024))),  # both operands would be copied
         (relu, (normal(4, 512), W)),  # XLA has other kernels for few rows
         (relu, (normal(64, 36), normal(36, 96))),  # too short
         (relu, (normal(64, 510), normal(510, 96))),  # parts would not begin at whole words

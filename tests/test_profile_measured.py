@@ -253,7 +253,9 @@ def test_counters_are_averaged_and_told_for_a_call(
 def test_counters_that_cannot_be_had_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(AstitchError, match="ncu counted nothing: ==ERROR== ERR_NVGPUCTRPERM"):
+    with pytest.raises(
+        AstitchError, match="ncu counted nothing of xla: ==ERROR== ERR_NVGPUCTRPERM"
+    ):
         text = "==ERROR== ERR_NVGPUCTRPERM: no permission\n"
         count(tmp_path, monkeypatch, {"xla": text, "astitch": text})
     slow = {"xla": '==PROF== Profiling "slow"\n', "astitch": ""}

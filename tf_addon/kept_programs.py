@@ -59,9 +59,13 @@ def load(key: str) -> Kept | None:
 
 
 def store(key: str, kept: Kept) -> None:
-    """For the next process."""
+    """For the next process; nothing is kept of a program with a part that has no written form."""
+    try:
+        packed = pack_program(kept.program)
+    except TypeError:
+        return
     head = json.dumps(kept.aliases).encode()
-    _open_cache().store(key, head + b"\n" + pack_program(kept.program))
+    _open_cache().store(key, head + b"\n" + packed)
 
 
 def _open_cache() -> ModuleCache:

@@ -92,7 +92,8 @@ def _configure(settings: Mapping[str, Any]) -> None:
 def count_kernels(
     target: Target, sides: Sequence[Side], engine: str | None, most: int, shared: Mapping[str, str]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """By side and kernel the counters of one launch, the mean of those that were counted.
+    """By side and kernel the counters of one launch, the mean of those that were counted: up to MOST_LAUNCHES of each
+    launch shape, so one that is launched once weighs as much as one of every turn.
 
     sides: measured; the `most` slowest kernels of each are counted.  shared: see keep_compiled.  Raises AstitchError
     where nothing can be counted.
@@ -100,17 +101,19 @@ def count_kernels(
     if not target.typed:
         raise AstitchError("counters need a target that can be read again\n  use astitch-profile")
     ncu = find_ncu()
-    found = {}
-    said: list[str] = []
+    found: dict[str, dict[str, dict[str, float]]] = {}
     for side in sides:
+        found[side.name] = {}
         names = {k.name for k in rank_kernels(side, most) if k.kind != COPY}
+        if not names:
+            continue
         text, errors = _watch(ncu, names, [side.name, *_entry(target, engine)], shared)
         found[side.name] = average_rows(read_rows(text))
-        said += [line for line in (*text.splitlines(), *errors.splitlines()) if line.strip()]
-    if not any(found.values()):
-        complaints = [line for line in said if "==ERROR==" in line or "Error" in line]
-        last = (complaints or said or ["it said nothing"])[-1]
-        raise AstitchError(f"ncu counted nothing: {last}\n  leave --ncu out")
+        if not found[side.name]:
+            said = [line for line in (*text.splitlines(), *errors.splitlines()) if line.strip()]
+            complaints = [line for line in said if "==ERROR==" in line or "Error" in line]
+            last = (complaints or said or ["it said nothing"])[-1]
+            raise AstitchError(f"ncu counted nothing of {side.name}: {last}\n  leave --ncu out")
     return found
 
 
