@@ -46,13 +46,13 @@ from astitch.loop_plan import (
 )
 from astitch.nvrtc import Request, Resources, count_threads
 from astitch.plan import Plan, Planner
-from astitch.product_parts import split_products
 from astitch.products import arrange_products
 from astitch.program import Program
 from astitch.projected_latency import project
 from astitch.reassociate import reassociate
 from astitch.remote_stitch import stitch_remotely
 from astitch.simplify import simplify
+from astitch.split_k import split_products
 from astitch.split_scopes import PlannedScopes, Split, split_scopes
 from astitch.stitch_scope import Left, Scopes, find_scopes
 from astitch.tune import tune_scopes
@@ -223,7 +223,7 @@ def compile_graph(
     announce: Callable[[Graph], object] | None = None,
     spell: Spell | None = None,
     layouts_apart: bool = False,
-    product_parts: bool = False,
+    split_k: bool = False,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
@@ -232,7 +232,7 @@ def compile_graph(
     announce: is given the graph that kernels are planned for.
     spell: the texts that will be compiled: the cache gets them while other kernels are planned.
     layouts_apart: parameters are laid out for products by stitch ops of their own, see stitch_remotely.
-    product_parts: kernels add the parts of products that fill the device only in parts, see split_products.
+    split_k: kernels add the parts of products that fill the device only in parts, see split_products.
     """
     seconds = {} if seconds is None else seconds
 
@@ -249,7 +249,7 @@ def compile_graph(
     joined = timed("reassociate", lambda: reassociate(long))
     wide = timed("widen", lambda: check_graph(widen(joined)))
     simple = timed("arrange_products", lambda: check_graph(arrange_products(wide)))
-    if product_parts:
+    if split_k:
         simple = timed("split_products", lambda: check_graph(split_products(simple, gpu)))
     left = region.leave(simple) if region else Left(simple, {})
     if loops:

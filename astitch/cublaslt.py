@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,13 +63,22 @@ def open_cache() -> ProductCache:
 
 @functools.cache
 def find_bindings(device: int) -> Bindings | None:
-    """nvmath-python's cuBLASLt for the current device, which has this number; None where it cannot be had."""
+    """nvmath-python's cuBLASLt for the current device, which has this number; None where it is not installed, or does
+    not work, which a RuntimeWarning tells."""
+    try:
+        types = importlib.import_module("nvmath")
+    except ImportError:
+        return None
     try:
         lt = importlib.import_module("nvmath.bindings.cublasLt")
-        types = importlib.import_module("nvmath")
         compute = importlib.import_module("nvmath.bindings.cublas")
         return Bindings(lt, types.CudaDataType, compute.ComputeType)
-    except Exception:  # no package, no driver, no library: each has an exception of its own
+    except Exception as error:  # no driver, no library: each has an exception of its own
+        warnings.warn(
+            f"nvmath-python is installed, but cuBLASLt does not work: {error}; cuBLAS multiplies",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
 
 
@@ -89,13 +99,13 @@ class Bindings:
         """cublasComputeType_t by its name, CUBLAS_COMPUTE_32F say."""
         return int(self._compute_types[name.removeprefix("CUBLAS_")])
 
-    def make_layout(self, type_: int, rows: int, columns: int, leading: int, dot: Batch) -> int:
+    def make_layout(self, type_: int, rows: int, columns: int, leading: int, batch: Batch) -> int:
         """Matrices of `rows` x `columns`, column-major."""
         layout = int(self.lt.matrix_layout_create(type_, rows, columns, leading))
-        if dot.count > 1:
+        if batch.count > 1:
             attribute = self.lt.MatrixLayoutAttribute
-            self._set("matrix_layout", layout, attribute.BATCH_COUNT, dot.count)
-            self._set("matrix_layout", layout, attribute.STRIDED_BATCH_OFFSET, dot.stride)
+            self._set("matrix_layout", layout, attribute.BATCH_COUNT, batch.count)
+            self._set("matrix_layout", layout, attribute.STRIDED_BATCH_OFFSET, batch.stride)
         return layout
 
     def make_operation(self, types: ProductTypes, scale: int, a: bool, b: bool) -> int:

@@ -104,6 +104,16 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopState:
+    """One part of a while's state: the body's and the condition's parameter, what the body makes of it, its start."""
+
+    parameter: str
+    output: str
+    type: ArrayType
+    start: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoopRefusal:
     """Why a loop is left as it is."""
 

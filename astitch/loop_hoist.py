@@ -29,7 +29,16 @@ from astitch.ir import (
     TransposeAttrs,
     TupleType,
 )
-from astitch.loop_analysis import VIEWS, Affine, Carried, Loop, Place, Stack, analyse_loop
+from astitch.loop_analysis import (
+    VIEWS,
+    Affine,
+    Carried,
+    Loop,
+    LoopState,
+    Place,
+    Stack,
+    analyse_loop,
+)
 from astitch.ops import OPS, Kind, monoid_of
 from astitch.simplify import free_name, keep_live_nodes
 
@@ -55,16 +64,6 @@ class _NotOverTime(Exception):
     """A value that is not known for all turns at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """One part of a loop's state: the body's and the condition's parameter, what the body makes of it, its start."""
-
-    parameter: str
-    output: str
-    type: ArrayType
-    start: str
-
-
 class _Hoister:
     def __init__(self, graph: Graph, loop: Loop) -> None:
         self.graph, self.loop, self.old = graph, loop, loop.body
@@ -74,7 +73,7 @@ class _Hoister:
         self.after: dict[str, Node] = {}
         self.body: dict[str, Node] = dict(loop.body.nodes)
         self.states = [
-            _State(p, o, t, start)
+            LoopState(p, o, t, start)
             for p, o, t, start in zip(
                 loop.body.parameters, loop.body.outputs, loop.types, loop.node.operands, strict=True
             )
@@ -141,7 +140,7 @@ class _Hoister:
         """An invariant part of the state; the body's parameter."""
         name = self.fresh(hint)
         self.body = {name: Node(name, "parameter", type_, attrs=ParameterAttrs(0)), **self.body}
-        self.states.append(_State(name, name, type_, start))
+        self.states.append(LoopState(name, name, type_, start))
         return name
 
     def broadcast_number(self, into: dict[str, Node], type_: ArrayType, number: int) -> str:
@@ -477,7 +476,7 @@ class _Hoister:
         update = Node("", "dynamic-update-slice", type_, (parameter, slice_, index, *zeros))
         output = self.add(self.body, f"{name}.update", update)
         start = self.broadcast_number(self.before, type_, 0)
-        self.states.append(_State(parameter, output, type_, start))
+        self.states.append(LoopState(parameter, output, type_, start))
         return len(self.states) - 1
 
     def project(self, number: int) -> str:

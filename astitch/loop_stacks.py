@@ -8,7 +8,7 @@ slices, and hands on what nobody reads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from astitch.loop_analysis import (
     IMPURE,
     VIEWS,
     Affine,
+    LoopState,
     Place,
     count_turns,
     find_integers,
@@ -51,16 +52,6 @@ def straighten_stacks(graph: Graph) -> Graph:
     return graph
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """One part of a loop's state: the body's parameter, what the body makes of it, its start in the graph."""
-
-    parameter: str
-    output: str
-    type: ArrayType
-    start: str
-
-
 class _Straightener:
     """One while being rewritten.  counters: the parts of its state that count."""
 
@@ -74,7 +65,7 @@ class _Straightener:
         self.starts = find_starts(graph, node)
         self.counters = {body.parameters[i]: counter for i, counter in counters.items()}
         self.states = [
-            _State(parameter, output, body[parameter].array, start)
+            LoopState(parameter, output, body[parameter].array, start)
             for parameter, output, start in zip(
                 body.parameters, body.outputs, node.operands, strict=True
             )
@@ -253,12 +244,12 @@ class _Straightener:
             written.add(write.index.at(turn))
         return True
 
-    def add_invariant(self, state: _State) -> str:
+    def add_invariant(self, state: LoopState) -> str:
         """A part of the state that keeps what another starts with; the body's parameter."""
         name = free_name(f"{state.parameter}.start", self.taken)
         self.taken.add(name)
         self.body[name] = Node(name, "parameter", state.type)
-        self.states.append(_State(name, name, state.type, state.start))
+        self.states.append(LoopState(name, name, state.type, state.start))
         return name
 
     # ---- the graph -----------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from astitch.dimensions import is_embedded
 from astitch.ir import (
@@ -24,7 +23,7 @@ from astitch.ir import (
     TransposeAttrs,
 )
 from astitch.ops import OPS, Kind
-from astitch.simplify import Draft, Log, rewrite_graph
+from astitch.simplify import Draft, Log, is_run, rewrite_graph
 from astitch.stitch_scope import why_not_stitchable
 
 MERGED_BYTES = 32 << 20
@@ -229,17 +228,13 @@ def _wanted_order(graph: Graph, dot: Node, side: int) -> tuple[int, ...] | None:
     )
     rank = operand.array.rank
     free = [d for d in range(rank) if d not in (*contracting, *batch)]
-    runs = all(map(_is_run, (free, contracting, batch)))
+    runs = all(map(is_run, (free, contracting, batch)))
     if (runs and rank - 1 not in batch) or not _is_written(graph, operand):
         return None
     # The contracted dimensions stay the inner ones if they are.
     inner = max(contracting, default=-1) > max(free, default=-1)
     rest = [*free, *contracting] if inner else [*contracting, *free]
     return (*batch, *rest)
-
-
-def _is_run(numbers: Sequence[int]) -> bool:
-    return all(b == a + 1 for a, b in pairwise(numbers))
 
 
 def _is_written(graph: Graph, node: Node) -> bool:

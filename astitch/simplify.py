@@ -1095,12 +1095,12 @@ def _absorb_transpose(
     p = operand.attrs.permutation
     free = [p[i] for i in range(len(p)) if i not in (*contracting, *batch)]
     c, b = tuple(p[i] for i in contracting), tuple(p[i] for i in batch)
-    if not (_is_run(free) and _is_run(c) and _is_run(b)) or len(p) - 1 in b:
+    if not (is_run(free) and is_run(c) and is_run(b)) or len(p) - 1 in b:
         return None
     return c, b
 
 
-def _is_run(numbers: Sequence[int]) -> bool:
+def is_run(numbers: Sequence[int]) -> bool:
     return all(b == a + 1 for a, b in pairwise(numbers))
 
 

@@ -680,7 +680,8 @@ def _spell_nest(path: tuple[_Place, ...]) -> tuple[Any, ...] | None:
             return (*spelled, 1, _spell(position, known))
         case k.LoadVector(position=position, width=w) | k.StoreVector(position=position, width=w):
             return (*spelled, w, _spell(position, known))
-        case k.Fetch(position=position, width=w):  # in such a nest into registers, for a later phase
+        case k.Fetch(position=position, width=w):
+            # In such a nest into registers, for a later phase.
             return (*spelled, w, _spell(position, known))
     return None
 
@@ -1028,7 +1029,7 @@ def compile_for_xla(
             announce=begin,
             spell=lambda plan: spell_plan(plan, donated),
             layouts_apart=True,
-            product_parts=True,
+            split_k=True,
         )
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from astitch.cublaslt import (
     NoAlgorithm,
     Product,
     ProductCache,
+    find_bindings,
 )
 from astitch.ir import ArrayType, DotAttrs, DType, Node
 from astitch.matmul import canonical_dot, choose_product_types
@@ -170,3 +173,13 @@ def test_products_that_differ_have_entries_of_their_own(cache: Any) -> None:
     ):
         keys.add(make_matmul(FakeLt(), attrs, np.ones(shapes, np.float32), W, cache)._key)
     assert len(keys) == 4
+
+
+def test_bindings_that_do_not_work_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = find_bindings.__wrapped__
+    monkeypatch.setitem(sys.modules, "nvmath", None)  # not installed
+    assert find(0) is None
+    monkeypatch.setitem(sys.modules, "nvmath", ModuleType("nvmath"))
+    monkeypatch.setitem(sys.modules, "nvmath.bindings.cublasLt", None)
+    with pytest.warns(RuntimeWarning, match="cuBLASLt does not work: .*; cuBLAS multiplies"):
+        assert find(0) is None

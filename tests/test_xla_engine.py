@@ -638,7 +638,7 @@ def test_temporary_arrays_are_written_over(
     got = run_module(export_program(compilation, kernels), arguments)
     for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
         rtol = 1e-5 if a.dtype == np.float32 else 2**-7  # a tie may be rounded the other way
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-4)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.parametrize(("outer", "equal"), [(k.Loop, True), (k.Rounds, False)])

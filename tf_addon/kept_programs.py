@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from astitch.gpu import Gpu
 from astitch.module_cache import ModuleCache, cache_at, fingerprint, hash_sources
 from astitch.program import Program
 from astitch.program_file import pack_program, unpack_program
+
+log = logging.getLogger("tf_addon")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ def store(key: str, kept: Kept) -> None:
     """For the next process; nothing is kept of a program with a part that has no written form."""
     try:
         packed = pack_program(kept.program)
-    except TypeError:
+    except TypeError as error:
+        log.info("a program is not kept on disk: %s", error)
         return
     head = json.dumps(kept.aliases).encode()
     _open_cache().store(key, head + b"\n" + packed)

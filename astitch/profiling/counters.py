@@ -135,6 +135,8 @@ def _watch(
             "--page=raw",
             "--print-units=base",
             f"--log-file={log}",
+            # Watching what XLA starts as well (its assembler), ncu crashes while cuDNN's algorithms are tried (2025.3).
+            "--target-processes=application-only",
             "--profile-from-start=off",
             "--clock-control=none",
             "--cache-control=none",

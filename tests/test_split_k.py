@@ -1,4 +1,4 @@
-"""Products in parts: how many, which, and that kernels add them to what the product is."""
+"""Split-K, products in parts: how many, which, and that kernels add them to what the product is."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import DotAttrs, DType, Graph
-from astitch.product_parts import MOST_PARTS, choose_parts, split_products
 from astitch.program import KernelStep, LibraryStep
 from astitch.reference import run_graph
 from astitch.simplify import simplify
+from astitch.split_k import MOST_PARTS, choose_split_k, split_products
 
 Function = Callable[..., Any]
 H100 = preset("h100")
@@ -38,11 +38,11 @@ def products(graph: Graph) -> list[tuple[int, ...]]:
 
 
 def test_as_many_parts_as_fill_the_device() -> None:
-    assert choose_parts(128, 768, 768, H100.sms) == 8
-    assert choose_parts(512, 512, 1024, H100.sms) == 4
-    assert choose_parts(1024, 768, 768, H100.sms) == 1  # fills it alone
-    assert choose_parts(128, 128, 64, H100.sms) == 1  # too short
-    assert choose_parts(8, 64, 1 << 16, H100.sms) > MOST_PARTS
+    assert choose_split_k(128, 768, 768, H100.sms) == 8
+    assert choose_split_k(512, 512, 1024, H100.sms) == 4
+    assert choose_split_k(1024, 768, 768, H100.sms) == 1  # fills it alone
+    assert choose_split_k(128, 128, 64, H100.sms) == 1  # too short
+    assert choose_split_k(8, 64, 1 << 16, H100.sms) > MOST_PARTS
 
 
 def relu(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -140,7 +140,7 @@ def test_others_stay(fn: Function, arguments: tuple[Any, ...]) -> None:
 def test_the_kernel_that_reads_a_product_adds_its_parts() -> None:
     fn, arguments, shape = CASES["heads"]
     graph = graph_of(fn, *arguments)
-    compilation = compile_graph(graph, H100, product_parts=True)
+    compilation = compile_graph(graph, H100, split_k=True)
     dot, kernel = compilation.program.steps
     assert isinstance(dot, LibraryStep)
     assert dot.node.shape == shape

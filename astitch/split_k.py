@@ -1,4 +1,4 @@
-"""Graph -> Graph: products of few results and long sums in parts, which the kernels that read them add.
+"""Graph -> Graph: split-K, products of few results and long sums in parts, which the kernels that read them add.
 
 A product of few tiles leaves most of a GPU idle, so XLA cuts its sum, computes the parts side by side and adds them.
 Its own fusion adds them where the product is read; in front of a kernel of ours that would be one more kernel.
@@ -13,7 +13,7 @@ from dataclasses import replace
 from astitch.gpu import Gpu
 from astitch.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, SliceAttrs
 from astitch.ops import OPS, Kind
-from astitch.simplify import Draft, Log, rewrite_graph
+from astitch.simplify import Draft, Log, is_run, rewrite_graph
 from astitch.stitch_scope import why_not_stitchable
 
 TILE = 128
@@ -71,13 +71,13 @@ def _count_parts(graph: Graph, node: Node, sms: int) -> int:
         return 1
     if attrs.lhs_batch:
         return 1  # two batch dimensions that are not neighbours: XLA would copy both operands
-    if not all(map(_is_run, _sort_pairs(attrs))):
+    if not all(map(is_run, _sort_pairs(attrs))):
         return 1
     depth = math.prod(lhs.shape[d] for d in attrs.lhs_contracting)
     rows, columns = (array.size // max(1, depth) for array in (lhs, rhs))
     if min(rows, columns) < LEAST_SIDE:
         return 1
-    parts = choose_parts(rows, columns, depth, sms)
+    parts = choose_split_k(rows, columns, depth, sms)
     return parts if parts <= MOST_PARTS and depth % (parts * ALIGNED) == 0 else 1
 
 
@@ -85,11 +85,6 @@ def _sort_pairs(attrs: DotAttrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The contracted dimensions of both sides, in the order of the left: pairs have none of their own."""
     pairs = sorted(zip(attrs.lhs_contracting, attrs.rhs_contracting, strict=True))
     return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)
-
-
-def _is_run(numbers: tuple[int, ...]) -> bool:
-    """Dimensions that can be one."""
-    return len(numbers) > 0 and numbers == tuple(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def _is_added(graph: Graph, name: str) -> bool:
@@ -108,7 +103,7 @@ def _is_added(graph: Graph, name: str) -> bool:
     return True
 
 
-def choose_parts(rows: int, columns: int, depth: int, sms: int) -> int:
+def choose_split_k(rows: int, columns: int, depth: int, sms: int) -> int:
     """Into how many parts, a power of two, the sums of [rows, depth] x [depth, columns] are cut."""
     tiles = math.ceil(rows / TILE) * math.ceil(columns / TILE)
 
