@@ -24,6 +24,7 @@ from astitch.errors import (
     ArgumentMismatch,
     AstitchError,
     EngineUnavailable,
+    IslandRefused,
     LaunchRefused,
     OutOfMemory,
     UnsupportedType,
@@ -783,10 +784,15 @@ class GpuExecutor:
         what = f"{self.program.name}, {name}"
         device = find_device("gpu", self.device.id)
         if device is None:
-            return self._prepare_host_island(
-                compile_island(hlo, host_device(), what), operands, results
-            )
-        island = compile_island(hlo, device, what)
+            why = "JAX has no GPU here, so XLA computes this on the host; install jax[cuda13] or jax[cuda12]"
+            island = compile_island(hlo, host_device(), what)
+            return self._prepare_host_island(island, operands, results, f"{what}: {why}")
+        try:
+            island = compile_island(hlo, device, what)
+        except IslandRefused as refused:
+            island = _compile_for_host(hlo, what, refused)
+            why = f"{refused}\n  until then XLA computes it on the host"
+            return self._prepare_host_island(island, operands, results, why)
         self._made_by_xla.update(view.buffer for view in results)
 
         def run(call: _Call) -> None:
@@ -817,14 +823,10 @@ class GpuExecutor:
             return array.lend_to_jax()
 
     def _prepare_host_island(
-        self, island: Island, operands: Sequence[View], results: Sequence[View]
+        self, island: Island, operands: Sequence[View], results: Sequence[View], why: str
     ) -> Launch:
-        """The island on the host: JAX has no GPU here.  Its operands are fetched, its results sent back."""
-        warnings.warn(
-            f"{island.what}: JAX has no GPU here, so XLA computes this on the host; install jax[cuda13] or jax[cuda12]",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        """The island on the host, which a warning tells.  Its operands are fetched, its results sent back."""
+        warnings.warn(why, RuntimeWarning, stacklevel=2)
 
         def run(call: _Call) -> None:
             arrays = [self._fetch(call, view) for view in operands]
@@ -853,6 +855,14 @@ class GpuExecutor:
                 self._write(call.addresses[view.buffer], array, call.stream)
 
         return interpret
+
+
+def _compile_for_host(hlo: bytes, what: str, refused: IslandRefused) -> Island:
+    """The island for the host.  Raises what XLA said of the GPU where it refuses this too."""
+    try:
+        return compile_island(hlo, host_device(), what)
+    except (IslandRefused, EngineUnavailable):
+        raise refused from None
 
 
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}

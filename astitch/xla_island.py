@@ -30,6 +30,9 @@ those that it merges itself is a copy in front of a kernel."""
 REPEATABLE = MappingProxyType({**EXACT, "xla_gpu_exclude_nondeterministic_ops": True})
 """Besides, equal calls give equal bits, as in emitted kernels."""
 
+BY_LIBRARIES = MappingProxyType({**REPEATABLE, "xla_gpu_enable_triton_gemm": False})
+"""Besides, products by libraries only: XLA's own have no form for some, s8 of odd sizes among them."""
+
 
 def has_jax() -> bool:
     """Is JAX installed?  It is not imported for that."""
@@ -105,7 +108,14 @@ def compile_island(hlo: bytes, device: Any, what: str) -> Island:
 
 @functools.lru_cache(maxsize=MOST_COMPILED)
 def _compile(hlo: bytes, device: Any) -> Any:
-    return compile_module(hlo, device, REPEATABLE)
+    import jax
+
+    try:
+        return compile_module(hlo, device, REPEATABLE)
+    except jax.errors.JaxRuntimeError as error:
+        if device.platform != "gpu" or "RESOURCE_EXHAUSTED" in str(error):
+            raise
+        return compile_module(hlo, device, BY_LIBRARIES)
 
 
 def compile_module(hlo: bytes, device: Any, settings: Mapping[str, bool | int]) -> Any:

@@ -18,7 +18,13 @@ from fake_cublaslt import Compute, FakeLt, Types
 from fake_cupy import Fake
 
 from astitch import cublaslt
-from astitch.errors import ArgumentMismatch, EngineUnavailable, LaunchRefused, OutOfMemory
+from astitch.errors import (
+    ArgumentMismatch,
+    EngineUnavailable,
+    IslandRefused,
+    LaunchRefused,
+    OutOfMemory,
+)
 from astitch.executor import DeviceArray, GpuExecutor, _RenamedDlpack, count_gpus
 from astitch.ir import ArrayType, DotAttrs, DType, Node
 from astitch.program import KernelStep, LibraryStep, Program, Space
@@ -273,6 +279,31 @@ def test_products_without_types_of_cublas_go_through_xla_on_the_host(
     np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), z @ z.swapaxes(-1, -2))
     monkeypatch.setattr(executor_module, "has_jax", lambda: False)
     with pytest.warns(RuntimeWarning, match="main, %[zw]: JAX is not installed, so NumPy computes"):
+        executor = GpuExecutor(product_program(dtype=DType.S32))
+    np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), z @ z.swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("refused_by", ["the GPU", "all"])
+def test_what_xla_refuses_for_the_gpu_runs_on_the_host(
+    refused_by: str, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, compile_one = object(), executor_module.compile_island
+
+    def compile_island(hlo: bytes, device: Any, what: str) -> Any:
+        if device is gpu or refused_by == "all":
+            where = "the GPU" if device is gpu else "the host"
+            raise IslandRefused(f"{what}: XLA refuses to compile it for {where}")
+        return compile_one(hlo, device, what)
+
+    monkeypatch.setattr(executor_module, "find_device", lambda *_: gpu)
+    monkeypatch.setattr(executor_module, "compile_island", compile_island)
+    if refused_by == "all":
+        with pytest.raises(IslandRefused, match="main, %[zw]: .* for the GPU"):
+            GpuExecutor(product_program(dtype=DType.S32))
+        return
+    x, y = (count_up(*shape).astype(np.int32) for shape in ((3, 4, 5, 2), (3, 4, 6, 2)))
+    z = np.einsum("bkml,bknl->blmn", x, y)
+    with pytest.warns(RuntimeWarning, match="for the GPU\n  until then XLA .* on the host"):
         executor = GpuExecutor(product_program(dtype=DType.S32))
     np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), z @ z.swapaxes(-1, -2))
 

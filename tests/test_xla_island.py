@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -352,6 +353,20 @@ ENTRY e { x = f32[4] parameter(0)
     message = str(caught.value)
     assert message.startswith(f"{program.name}, island_1: XLA refuses to compile it for ")
     assert "nobody_has_this" in message and "strict=True" in message
+
+
+def test_what_a_gpu_has_no_product_for_is_compiled_again_for_libraries(monkeypatch):
+    def compile_module(hlo, device, settings):
+        if settings.get("xla_gpu_enable_triton_gemm", True):
+            raise jax.errors.JaxRuntimeError("INTERNAL: No supported config found for HLO")
+        return settings
+
+    monkeypatch.setattr(xla_island, "compile_module", compile_module)
+    gpu = SimpleNamespace(platform="gpu")
+    found = xla_island._compile.__wrapped__(b"", gpu)
+    assert dict(found).items() >= dict(xla_island.REPEATABLE).items()
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        xla_island._compile.__wrapped__(b"", SimpleNamespace(platform="cpu"))
 
 
 # ---- the runner ----------------------------------------------------------------------------------
