@@ -750,6 +750,7 @@ class _Printer:
             yield head
             for number, declared in enumerate(parameters):
                 yield f"    {declared}{',' if number + 1 < len(parameters) else ') {'}"
+        yield f"  assume_threads<{kernel.block}>();"
         if kernel.shared_bytes:
             yield f"  ASTITCH_SHARED_ARENA({kernel.shared_bytes});"
         for slot in kernel.slots:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -635,7 +636,7 @@ def test_statements(statement: k.Statement, text: str) -> None:
     if "ring" in text:
         kernel = replace(kernel, slots=(ring,))
     lines = emit_cuda(kernel).splitlines()
-    start = lines.index("    float* __restrict__ q) {") + 1 + len(kernel.slots)
+    start = lines.index("  assume_threads<256>();") + 1 + len(kernel.slots)
     assert "\n".join(line.removeprefix("  ") for line in lines[start:-1]) == text
 
 
@@ -659,6 +660,7 @@ def test_the_head_of_a_kernel() -> None:
         "    const float* __restrict__ p,\n"
         "    float* __restrict__ q,\n"
         "    unsigned int* barrier) {\n"
+        "  assume_threads<256>();\n"
         "  ASTITCH_SHARED_ARENA(256);\n"
         "  ASTITCH_SHARED(bf16, a, 128, 8);\n"
         "  ASTITCH_SHARED(Reduce0::State, b, 0, 4);\n"
@@ -666,10 +668,29 @@ def test_the_head_of_a_kernel() -> None:
     )
 
 
+def test_only_the_last_step_over_a_row_is_tested_for_its_end() -> None:
+    """A branch around each load would have the loads wait for each other."""
+    g = GraphBuilder()
+    x = g.parameter("f32[64,30000]")
+    row = g.broadcast(g.reduce(x, (1,), "maximum"), (64, 30000), (0,))
+    (kernel,) = compile_graph(
+        g.build(g.same("exponential", g.same("subtract", x, row))), preset("h100")
+    ).program.kernels
+    steps = re.findall(r"for \(int l = 0; l < (\d+); \+\+l\)", kernel.source)
+    assert {int(count) for count in steps} == {15}
+
+    def count_branches(text: str) -> int:
+        return compile_cuda(text, "sm_90").ptx.count(b"bra ")
+
+    loose = kernel.source.replace(f"assume_threads<{kernel.block}>();", "")
+    assert count_branches(loose) - count_branches(kernel.source) > 14, "of two loops of 15 steps"
+
+
 def test_a_kernel_of_teams_counts_its_launches() -> None:
     text = emit_cuda(replace(small_kernel(), teams=1, tagged_words=12))
     head, _, body = text.rpartition("    unsigned int* barrier) {\n")
     assert body == (
+        "  assume_threads<256>();\n"
         "  const unsigned tag = astitch_launch_tag(barrier);\n"
         "  unsigned long long* const exchange = astitch_tagged_words(barrier);\n"
         "  astitch_end_launch(barrier);\n"

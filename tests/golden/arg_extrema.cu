@@ -108,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     int* __restrict__ p_reduce_123_1,
     int* __restrict__ p_reduce_151_1,
     int* __restrict__ p_reduce_165_1) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(8448);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 528);
   ASTITCH_SHARED(Reduce1::State, exchange_1_1, 4224, 528);

@@ -30,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_pow_1,
     float* p_reduce_sum_15,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 16);

@@ -43,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(64) stitch_0(
     const float* __restrict__ p_scores_1,
     const float* __restrict__ p_mask_1,
     float* __restrict__ p_div_7) {
+  assume_threads<64>();
   {  // loop 0: outer 2x4x64 / 4 threads, row 1 / 1 threads x 1, col 64 / 16 threads x 1 x 4; 128 tasks; row-reduce: 4 rows a block, 16 threads a row
     const int thread = threadIdx.x;
     const int tx = threadIdx.x % 16;

@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_max_3,
     float* __restrict__ p_add_14,
     float* __restrict__ p_add_15) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(96);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   {  // loop 0: outer 48 / 1 threads, row 8 / 4 threads x 2, col 10x10 / 64 threads x 1 x 2; 48 tasks; mixed reduce: 4 rows x 64 threads a block

@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(512) stitch_0(
     float* __restrict__ p_max_3,
     float* __restrict__ p_add_14,
     float* __restrict__ p_add_15) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(1728);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 144);
   {  // loop 0: outer 1 / 1 threads, row 8x10x10 / 64 threads x 13, col 48 / 8 threads x 1 x 1; 6 tasks; column-reduce: 64 rows x 8 threads a block

@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(256, 6) stitch_0(
     float* __restrict__ p_max_3,
     float* __restrict__ p_add_14,
     float* __restrict__ p_add_15) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(26464);
   ASTITCH_SHARED(float, x_1_kept_0, 0, 6400);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 25600, 72);

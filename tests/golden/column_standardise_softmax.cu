@@ -63,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_max_7_partial0_0,
     float* p_reduce_max_7,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(6912);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 576);
   ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 16);

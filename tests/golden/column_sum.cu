@@ -20,6 +20,7 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_7) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(384);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 96);
   {  // loop 0: outer 1 / 1 threads, row 512 / 128 threads x 4, col 192 / 2 threads x 1 x 4; 24 tasks; column-reduce: 128 rows x 2 threads a block

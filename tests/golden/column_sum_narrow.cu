@@ -20,6 +20,7 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(512) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_7) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(576);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 144);
   {  // loop 0: outer 1 / 1 threads, row 3000 / 64 threads x 47, col 5 / 8 threads x 1 x 1; 1 tasks; column-reduce: 64 rows x 8 threads a block

@@ -17,6 +17,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     int* __restrict__ p_add_5,
     float* __restrict__ p_select_n_5,
     float* __restrict__ p_rev_5) {
+  assume_threads<256>();
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 10x9 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = threadIdx.x;

@@ -49,6 +49,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_39_partial0_0,
     float* __restrict__ p_reduce_sum_39,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(256);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 192, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);

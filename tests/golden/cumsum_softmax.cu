@@ -41,6 +41,7 @@ struct Reduce1 {
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_window_sum_7) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(96);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 64, 8);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 32, 8);

@@ -32,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(32) stitch_0(
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_27) {
+  assume_threads<32>();
   {  // loop 0: outer 32 / 2 threads, row 1 / 1 threads x 1, col 64 / 16 threads x 1 x 4; 16 tasks; row-reduce: 2 rows a block, 16 threads a row
     const int thread = threadIdx.x;
     const int tx = threadIdx.x % 16;

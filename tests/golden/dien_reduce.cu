@@ -21,6 +21,7 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_7) {
+  assume_threads<256>();
   {  // loop 0: outer 4000 / 32 threads, row 1 / 1 threads x 1, col 32 / 8 threads x 1 x 4; 125 tasks; row-reduce: 32 rows a block, 8 threads a row
     const int thread = threadIdx.x;
     const int tx = threadIdx.x % 8;

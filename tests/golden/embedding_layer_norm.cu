@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(64) stitch_0(
     const float* __restrict__ p_gamma_1,
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_11) {
+  assume_threads<64>();
   ASTITCH_SHARED_ARENA(32);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 16, 2);

@@ -6,6 +6,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_broadcast_3,
     float* __restrict__ p_broadcast_4,
     float* __restrict__ p_mul_1) {
+  assume_threads<256>();
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 5 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = threadIdx.x;

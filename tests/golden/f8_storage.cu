@@ -68,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     f8e4m3fn* __restrict__ p_convert_element_type_11,
     f8e5m2* __restrict__ p_reduce_10,
     f8e5m2* __restrict__ p_add_3) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 32, 8);

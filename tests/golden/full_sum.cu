@@ -22,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_7,
     float* p_reduce_sum_7_partial0_0,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0__1, 0, 16);

@@ -30,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_mul_22,
     float* __restrict__ p_add_any_9,
     float* __restrict__ p_reduce_sum_14) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(1152);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 288);
   {  // loop 0: outer 1 / 1 threads, row 48 / 32 threads x 2, col 640 / 8 threads x 1 x 4; 20 tasks; column-reduce: 32 rows x 8 threads a block

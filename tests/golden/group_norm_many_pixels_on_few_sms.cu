@@ -41,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const bf16* __restrict__ p_x_1,
     bf16* __restrict__ p_convert_element_type_3,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(100128);
   ASTITCH_SHARED(bf16, x_1_now_0, 0, 49152);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 98304, 144);

@@ -207,6 +207,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     unsigned char* p_reduce_sum_22_partial0_0,
     bool* p_reduce_or_15_partial0_0,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(8640);
   ASTITCH_SHARED(Reduce4::State, exchange_4_0, 8448, 16);
   ASTITCH_SHARED(Reduce5::State, exchange_5_0, 8512, 16);

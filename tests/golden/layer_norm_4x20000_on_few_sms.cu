@@ -41,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_beta_1,
     float* __restrict__ p_add_9,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(208);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 192, 1);

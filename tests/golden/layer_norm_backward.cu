@@ -35,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_81_partial0_0,
     float* p_reduce_sum_79_partial0_0,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(16448);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2056);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 8224, 2056);

@@ -35,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_81_partial0_0,
     float* p_reduce_sum_79_partial0_0,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(32896);
   ASTITCH_SHARED(float, gamma_1_now_0, 0, 4096);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 16384, 2064);

@@ -35,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
     float* p_reduce_sum_81_partial0_0,
     float* p_reduce_sum_79_partial0_0,
     unsigned int* barrier) {
+  assume_threads<128>();
   ASTITCH_SHARED_ARENA(16464);
   ASTITCH_SHARED(float, x_1_now_0, 8192, 2048);
   ASTITCH_SHARED(float, dy_1_now_0, 0, 2048);

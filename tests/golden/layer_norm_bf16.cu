@@ -29,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(128) stitch_0(
     const bf16* __restrict__ p_gamma_1,
     const bf16* __restrict__ p_beta_1,
     bf16* __restrict__ p_add_11) {
+  assume_threads<128>();
   ASTITCH_SHARED_ARENA(32);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 4);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 16, 4);

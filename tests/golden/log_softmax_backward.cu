@@ -45,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_dy_1,
     float* __restrict__ p_add_any_1) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(96);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 32, 8);

@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_3,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(528);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 128);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 512, 2);

@@ -9,6 +9,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_pad_5,
     float* __restrict__ p_mul_3,
     float* __restrict__ p_pad_7) {
+  assume_threads<256>();
   if (blockIdx.x < 2) {
     {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 14x12 / 256 threads x 1 x 4; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;

@@ -74,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     int* p_reduce_sum_7_partial0_0,
     int* __restrict__ p_reduce_sum_7,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(512);
   ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 128);
   {  // loop 0: outer 700 / 64 threads, row 1 / 1 threads x 1, col 24 / 8 threads x 1 x 4; 11 tasks; row-reduce: 64 rows a block, 8 threads a row

@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     bf16* __restrict__ p_reduce_window_5,
     float* __restrict__ p_div_3_divide_0,
     float* __restrict__ p_reduce_window_sum_31_add_6) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(384);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 96);
   if (blockIdx.x < 2) {

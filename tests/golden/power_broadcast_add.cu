@@ -8,6 +8,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_add_7,
     float* p_pow_1,
     unsigned int* barrier) {
+  assume_threads<512>();
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2 / 512 threads x 1 x 2; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = threadIdx.x;

@@ -25,6 +25,7 @@ extern "C" __global__ void __launch_bounds__(128) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_convert_element_type_7,
     float* __restrict__ p_mul_7) {
+  assume_threads<128>();
   ASTITCH_SHARED_ARENA(16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 4);
   {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 300 / 128 threads x 1 x 4; 64 tasks; row-reduce: a block a row

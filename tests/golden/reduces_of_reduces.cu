@@ -43,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_23,
     float* __restrict__ p_reduce_sum_22,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(2368);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 576);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 2304, 16);

@@ -186,6 +186,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     bool* p_reduce_and_7_partial0_0,
     f16* p_reduce_max_15_partial0_0,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(13792);
   ASTITCH_SHARED(Reduce3::State, exchange_3_0, 13648, 16);
   ASTITCH_SHARED(Reduce4::State, exchange_4_0, 13712, 16);

@@ -26,6 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_gamma_1,
     float* __restrict__ p_mul_15) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(32);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   {  // loop 0: outer 64 / 1 threads, row 1 / 1 threads x 1, col 768 / 256 threads x 1 x 4; 64 tasks; row-reduce: a block a row

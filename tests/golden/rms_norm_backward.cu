@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_36,
     float* p_reduce_sum_36_partial0_0,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(8352);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8224, 32);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 2056);

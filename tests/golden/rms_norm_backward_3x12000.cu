@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_36,
     float* p_reduce_sum_36_partial0_0,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(98432);
   ASTITCH_SHARED(float, dy_1_kept_0, 0, 12288);
   ASTITCH_SHARED(float, x_1_kept_0, 49152, 12288);

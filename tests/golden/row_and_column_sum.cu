@@ -24,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_15,
     float* p_reduce_sum_15_partial0_0,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(8320);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8256, 16);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 0, 2064);

@@ -29,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_sub_8,
     float* __restrict__ p_add_19,
     float* __restrict__ p_sub_9) {
+  assume_threads<256>();
   if (blockIdx.x < 4) {
     {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 64x48 / 256 threads x 1 x 4; 3 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;

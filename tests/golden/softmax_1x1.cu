@@ -8,6 +8,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_reduce_sum_7_reshape_2,
     float* __restrict__ p_div_1) {
+  assume_threads<256>();
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 1 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = threadIdx.x;

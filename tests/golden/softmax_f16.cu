@@ -41,6 +41,7 @@ struct Reduce1 {
 extern "C" __global__ void __launch_bounds__(64) stitch_0(
     const f16* __restrict__ p_x_1,
     f16* __restrict__ p_div_7) {
+  assume_threads<64>();
   ASTITCH_SHARED_ARENA(32);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 2);
   ASTITCH_SHARED(Reduce1::State, exchange_1_1, 16, 2);

@@ -40,6 +40,7 @@ struct Reduce1 {
 extern "C" __global__ void __launch_bounds__(128) stitch_0(
     const double* __restrict__ p_x_1,
     double* __restrict__ p_div_7) {
+  assume_threads<128>();
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 4);
   ASTITCH_SHARED(Reduce1::State, exchange_1_1, 32, 4);

@@ -23,6 +23,7 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(8448);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 1056);
   {  // loop 0: outer 1 / 1 threads, row 16 / 8 threads x 2, col 24x96 / 32 threads x 1 x 4; 18 tasks; column-reduce: 8 rows x 32 threads a block

@@ -40,6 +40,7 @@ struct Reduce1 {
 extern "C" __global__ void __launch_bounds__(128) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7) {
+  assume_threads<128>();
   {  // loop 0: outer 8x48 / 4 threads, row 1 / 1 threads x 1, col 96 / 32 threads x 1 x 4; 96 tasks; row-reduce: 4 rows a block, 32 threads a row
     const int thread = threadIdx.x;
     const int tx = threadIdx.x % 32;

@@ -36,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7,
     unsigned int* barrier) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(98448);
   ASTITCH_SHARED(float, x_1_now_0, 0, 24576);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 98304, 16);

@@ -36,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_7,
     unsigned int* barrier) {
+  assume_threads<1024>();
   ASTITCH_SHARED_ARENA(272);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 32);
   ASTITCH_SHARED(Reduce0::State, exchange_0_1, 256, 1);

@@ -7,6 +7,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_bias_1,
     float* __restrict__ p_transpose_1) {
+  assume_threads<256>();
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x6x24x32 / 256 threads x 1 x 4; 9 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = threadIdx.x;

@@ -14,6 +14,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_dy_1,
     float* __restrict__ p_mul_13,
     float* __restrict__ p_add_any_3) {
+  assume_threads<256>();
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 48x400 / 256 threads x 1 x 4; 19 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = threadIdx.x;

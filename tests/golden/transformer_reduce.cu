@@ -22,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(512) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_y_1,
     float* __restrict__ p_reduce_sum_7) {
+  assume_threads<512>();
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);
   {  // loop 0: outer 8 / 1 threads, row 1 / 1 threads x 1, col 15000 / 512 threads x 8 x 4; 8 tasks; row-reduce: a block a row

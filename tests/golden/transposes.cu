@@ -28,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     float* __restrict__ p_add_3,
     float* __restrict__ p_transpose_7,
     float* __restrict__ p_reduce_sum_7) {
+  assume_threads<256>();
   ASTITCH_SHARED_ARENA(32);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 90x70 / 256 threads x 1 x 2; 13 tasks; element-wise: flat tiles
