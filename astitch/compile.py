@@ -220,7 +220,8 @@ def compile_graph(
     strict: bool = False,
     region: RegionRules | None = None,
     loops: LoopPlanner | None = None,
-    announce: Callable[[Graph], object] | None = None,
+    announce: Callable[[Graph], object] = lambda graph: None,
+    announce_scopes: Callable[[Scopes], object] = lambda scopes: None,
     spell: Spell | None = None,
     layouts_apart: bool = False,
     split_k: bool = False,
@@ -229,7 +230,8 @@ def compile_graph(
 
     strict: raise UnsupportedOp instead, which names the ops and the reasons.  region: the graph is one of a loop or
     conditional.  loops: those that can be one kernel, as it plans them, do only what must wait for the turn before.
-    announce: is given the graph that kernels are planned for.
+    announce: is given the graph that kernels are planned for, announce_scopes what will have a kernel each, if none of
+    them is split.
     spell: the texts that will be compiled: the cache gets them while other kernels are planned.
     layouts_apart: parameters are laid out for products by stitch ops of their own, see stitch_remotely.
     split_k: kernels add the parts of products that fill the device only in parts, see split_products.
@@ -254,12 +256,12 @@ def compile_graph(
     left = region.leave(simple) if region else Left(simple, {})
     if loops:
         left = Left(*leave_starts(left.graph))
-    if announce:
-        announce(left.graph)
+    announce(left.graph)
     found = timed("find_scopes", lambda: find_scopes(check_graph(left.graph), left.reasons))
     scopes = timed("stitch_remotely", lambda: stitch_remotely(found, layouts_apart=layouts_apart))
     if region:
         scopes = region.rename(scopes)
+    announce_scopes(scopes)
     planned = timed("plan", lambda: plan_scopes(scopes, gpu, tune=tune, spell=spell))
     split, plans = planned.scopes, planned.plans
     program = timed("program", lambda: build_program(split.graph, split, plans, islands=has_jax()))

@@ -1,57 +1,121 @@
 """Library calls, tuned by XLA while the kernels around them are planned.
 
-Takes a Graph, has XLA compile its products and convolutions alone, each kind once.  The idea: XLA measures by which
+Takes Scopes, has XLA compile their products and convolutions alone, each kind once.  The idea: XLA measures by which
 algorithm each runs best, which takes most of its time, and remembers the answers while the process lives: when the
 whole program comes to it they are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from astitch.hlo_export import ModuleBuilder
-from astitch.ir import Graph
+from astitch.ir import ArrayType, Graph, Node
 from astitch.nvrtc import count_threads
 from astitch.ops import OPS, Kind
+from astitch.remote_stitch import LAYOUT_OPS
+from astitch.stitch_scope import Scopes
+from astitch.storage import storage_name
 from astitch.xla_island import AROUND_KERNELS, compile_module
 
 LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
 
 
-def export_library_calls(graph: Graph) -> bytes | None:
-    """The library calls of a graph as a module of their own, each kind once; None where there is none.
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A library call and what XLA may read its operands through.
+
+    nodes: in order, the call last; they go by numbers.  parameters: what they read from elsewhere.
+    """
+
+    nodes: tuple[Node, ...]
+    parameters: tuple[tuple[str, ArrayType], ...]
+
+
+def find_library_calls(scopes: Scopes) -> tuple[LibraryCall, ...]:
+    """The library calls, each kind once."""
+    layouts = find_layouts(scopes)
+    calls = (node for node in scopes.graph if OPS[node.op].kind is Kind.COMPUTE)
+    return tuple(dict.fromkeys(_isolate(scopes.graph, node, layouts) for node in calls))
+
+
+def find_layouts(scopes: Scopes) -> set[str]:
+    """The ops that only lay out what products give or take, which XLA is left to do with them.
+
+    xla_engine.find_moves decides it, of the kernels.
+    """
+    graph = scopes.graph
+    taken, others = set[str](), {storage_name(graph, name) for name in graph.outputs}
+    for refusal in scopes.outside:
+        node = graph[refusal.producer]
+        read = {storage_name(graph, operand) for operand in node.operands}
+        if OPS[node.op].kind is Kind.COMPUTE:
+            taken |= {*read, node.name}
+        else:
+            others |= read
+    for scope in scopes.scopes:
+        others |= {storage_name(graph, name) for name in scope.inputs}
+    found: set[str] = set()
+    for scope in scopes.scopes:
+        if all(graph[name].op in LAYOUT_OPS for name in scope.members):
+            read = {storage_name(graph, name) for name in scope.inputs}
+            written = {storage_name(graph, name) for name in scope.outputs}
+            if read <= taken or (written <= taken and not written & others):
+                found.update(scope.members)
+    return found
+
+
+def _isolate(graph: Graph, call: Node, layouts: set[str]) -> LibraryCall:
+    """A call with the views and layouts in front of it; calls of one kind are equal."""
+    names: dict[str, str] = {}
+    nodes: list[Node] = []
+    parameters: list[tuple[str, ArrayType]] = []
+
+    def add(node: Node) -> str:
+        for name in node.operands:
+            operand = graph[name]
+            if name in names:
+                continue
+            if operand.op == "reshape" or name in layouts:
+                add(operand)
+            else:
+                names[name] = f"operand.{len(parameters)}"
+                parameters.append((names[name], operand.array))
+        names[node.name] = f"value.{len(nodes)}"
+        operands = tuple(names[name] for name in node.operands)
+        nodes.append(Node(names[node.name], node.op, node.type, operands, node.attrs))
+        return names[node.name]
+
+    add(call)
+    return LibraryCall(tuple(nodes), tuple(parameters))
+
+
+def export_library_calls(calls: Iterable[LibraryCall]) -> bytes:
+    """The calls as a module of their own.
 
     Each has parameters of its own, as it mostly has in the program, where kernels that XLA cannot look into make its
-    operands.  Where XLA does fuse something into it there, it measures again.
+    operands.  Where XLA does fuse something else into it there, it measures again.
     """
     builder = ModuleBuilder("library_calls")
-    known = set[object]()
-    names: list[str] = []
-    for node in graph:
-        if OPS[node.op].kind is not Kind.COMPUTE:
-            continue
-        types = tuple(graph[operand].array for operand in node.operands)
-        kind = node.op, node.attrs, node.type, types
-        if kind in known:
-            continue
-        known.add(kind)
-        number = len(names)
-        operands = tuple(f"operand.{number}.{index}" for index in range(len(types)))
-        for operand, type_ in zip(operands, types, strict=True):
-            builder.add_parameter(operand, type_)
-        names.append(f"call.{number}")
-        builder.add_node(replace(node, name=names[-1], operands=operands))
-    return builder.finish(names) if names else None
+    results = []
+    for number, call in enumerate(calls):
+        for name, type_ in call.parameters:
+            builder.add_parameter(f"call.{number}/{name}", type_)
+        for node in call.nodes:
+            operands = tuple(f"call.{number}/{name}" for name in node.operands)
+            builder.add_node(replace(node, name=f"call.{number}/{node.name}", operands=operands))
+        results.append(f"call.{number}/{call.nodes[-1].name}")
+    return builder.finish(results)
 
 
 @contextmanager
-def tune_ahead(device: Any) -> Iterator[Callable[[Graph], None]]:
-    """Hands on what begins to tune the library calls of a graph; the end of the block waits for it.
+def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
+    """Hands on what begins to tune the library calls around scopes; the end of the block waits for it.
 
     So nothing else is measured on the GPU at that time.  An error in the block does not wait, and one of the tuning is
     not told: the program compiles without it, and what XLA refuses it refuses again.  device: JAX's; with None nothing
@@ -63,10 +127,10 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Graph], None]]:
     begun: list[Future[Any]] = []
     pool = ThreadPoolExecutor(1, "astitch-tune")
 
-    def begin(graph: Graph) -> None:
+    def begin(scopes: Scopes) -> None:
         if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:
             return
-        begun.append(pool.submit(_tune, graph, device))
+        begun.append(pool.submit(_tune, scopes, device))
 
     try:
         yield begin
@@ -76,6 +140,6 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Graph], None]]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _tune(graph: Graph, device: Any) -> None:
-    if module := export_library_calls(graph):
-        compile_module(module, device, AROUND_KERNELS)
+def _tune(scopes: Scopes, device: Any) -> None:
+    if calls := find_library_calls(scopes):
+        compile_module(export_library_calls(calls), device, AROUND_KERNELS)

@@ -62,7 +62,7 @@ from astitch.program import (
 from astitch.remote_stitch import LAYOUT_OPS
 from astitch.stitch_loops import find_loops
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
-from astitch.stitch_scope import Scope
+from astitch.stitch_scope import Scope, Scopes
 from astitch.storage import storage_name, storage_type
 from astitch.trace import trace_compilation
 from astitch.xla_island import find_device, to_stablehlo
@@ -1001,13 +1001,13 @@ def compile_for_xla(
     tune: bool = False,
     strict: bool = False,
     code: Code = Code.PTX,
-    announce: Callable[[Graph], object] = lambda graph: None,
+    announce_scopes: Callable[[Scopes], object] = lambda scopes: None,
     hand_out: Callable[[Sequence[XlaKernel]], object] = lambda kernels: None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
-    donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of
-    the kernels.  announce: see compile_graph.  hand_out: is given the kernels that XLA will load.  Raises AstitchError.
+    donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
+    announce_scopes: see compile_graph.  hand_out: is given the kernels that XLA will load.  Raises AstitchError.
     """
     donated = tuple(donated) or (False,) * len(graph.parameters)
     wanted = options.loops()
@@ -1015,7 +1015,6 @@ def compile_for_xla(
     pool = ThreadPoolExecutor(count_threads(), "astitch-loops")
 
     def begin(made: Graph) -> None:
-        announce(made)
         if planner:
             _start_loops(made, planner, pool)
 
@@ -1027,6 +1026,7 @@ def compile_for_xla(
             strict=strict,
             loops=planner,
             announce=begin,
+            announce_scopes=announce_scopes,
             spell=lambda plan: spell_plan(plan, donated),
             layouts_apart=True,
             split_k=True,
@@ -1133,7 +1133,7 @@ class Stitched:
                 tune = options.tune() if self._tune is None else self._tune
                 device, kernels = find_device("gpu"), list[XlaKernel]()
                 # While plans are measured nothing else may run on the GPU.
-                with tune_ahead(None if tune else device) as announce:
+                with tune_ahead(None if tune else device) as begin_to_tune:
                     compilation, module = compile_for_xla(
                         self.graph,
                         self.gpu,
@@ -1141,7 +1141,7 @@ class Stitched:
                         tune=tune,
                         strict=self._strict,
                         code=self._code,
-                        announce=announce,
+                        announce_scopes=begin_to_tune,
                         hand_out=kernels.extend,
                     )
                 if device is not None and self._code is Code.PTX:

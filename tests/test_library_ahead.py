@@ -20,17 +20,21 @@ from astitch import library_ahead, xla_engine
 from astitch.errors import IllegalProduct
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
-from astitch.ir import Graph
-from astitch.library_ahead import export_library_calls, tune_ahead
+from astitch.library_ahead import export_library_calls, find_library_calls, tune_ahead
 from astitch.ops import OPS, Kind
 from astitch.reference import run_graph
+from astitch.remote_stitch import stitch_remotely
+from astitch.simplify import simplify
+from astitch.stitch_scope import Scopes, find_scopes
 from astitch.xla_engine import Code
 from astitch.xla_island import AROUND_KERNELS
 
 
-def read(fn: Any, *arguments: np.ndarray) -> Graph:
+def read(fn: Any, *arguments: np.ndarray) -> Scopes:
+    """The scopes of a function, as the engine xla has them."""
     lowered = jax.jit(fn, keep_unused=True).lower(*arguments)
-    return import_hlo(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+    graph = import_hlo(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+    return stitch_remotely(find_scopes(simplify(graph)), layouts_apart=True)
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -55,11 +59,10 @@ def images(x: jax.Array, kernel: jax.Array) -> jax.Array:
     ],
 )
 def test_each_kind_of_call_stands_alone(fn: Any, arguments: Any, kinds: int) -> None:
-    module = export_library_calls(read(fn, *arguments))
-    assert module is not None
-    graph = import_hlo(module)
+    found = find_library_calls(read(fn, *arguments))
+    graph = import_hlo(export_library_calls(found))
     calls = [node for node in graph if OPS[node.op].kind is Kind.COMPUTE]
-    assert len(calls) == kinds
+    assert len(calls) == len(found) == kinds
     operands = [operand for node in calls for operand in node.operands]
     assert sorted(operands) == sorted(graph.parameters) == sorted(set(operands))
     inputs = [normal(*graph[name].shape) for name in graph.parameters]
@@ -67,12 +70,57 @@ def test_each_kind_of_call_stands_alone(fn: Any, arguments: Any, kinds: int) -> 
     assert first.shape == graph[calls[0].name].shape and np.isfinite(first).all()
 
 
-def test_without_library_calls_there_is_no_module() -> None:
-    assert export_library_calls(read(jnp.tanh, normal(8))) is None
+def side_by_side(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    """A product by two parameters that are put beside each other."""
+    return jnp.tanh(x @ jnp.concatenate([w, v], 1))
+
+
+def heads(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Products of the parts of a product, whose result they read in another order."""
+    y = (x @ w).reshape(4, 8, 4, 2).transpose(0, 2, 1, 3)
+    return jnp.tanh(y @ y.transpose(0, 1, 3, 2))
+
+
+def turned(x: jax.Array, w: jax.Array) -> jax.Array:
+    """A product of what a kernel computes and writes in the order in which it is read."""
+    return jnp.tanh(x).transpose(1, 0, 2).reshape(8, 12) @ w
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments", "before"),
+    [
+        (side_by_side, (normal(8, 16), normal(16, 4), normal(16, 8)), [["concatenate"]]),
+        (
+            heads,
+            (normal(4, 8, 6), normal(6, 8)),
+            [[], ["reshape", "transpose", "transpose"]],
+        ),
+        (turned, (normal(2, 8, 6), normal(12, 4)), [["reshape"]]),
+    ],
+)
+def test_calls_come_with_what_xla_reads_their_operands_through(
+    fn: Any, arguments: Any, before: list[list[str]]
+) -> None:
+    """Layouts that no kernel computes and views; XLA fuses them into products, which it measures as a whole."""
+    calls = find_library_calls(read(fn, *arguments))
+    assert [[node.op for node in call.nodes[:-1]] for call in calls] == before
+
+
+def test_a_layout_that_others_read_is_a_kernel() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jnp.exp(x).T
+        return y @ w, y
+
+    (call,) = find_library_calls(read(fn, normal(8, 4), normal(8, 4)))
+    assert [node.op for node in call.nodes] == ["dot"]
+
+
+def test_without_library_calls_there_is_none() -> None:
+    assert not find_library_calls(read(jnp.tanh, normal(8)))
 
 
 @pytest.fixture
-def graph() -> Graph:
+def scopes() -> Scopes:
     return read(layers, normal(8, 16), normal(16, 16), normal(16, 4))
 
 
@@ -98,25 +146,27 @@ class Compiler:
 
 @pytest.mark.usefixtures("_many_cores")
 def test_the_end_of_the_block_waits_and_errors_are_not_told(
-    graph: Graph, monkeypatch: pytest.MonkeyPatch
+    scopes: Scopes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = Compiler(monkeypatch)
     with tune_ahead("device") as begin:
-        begin(graph)
+        begin(scopes)
         assert not compiler.done
         compiler.go_on.set()
     assert compiler.done
-    assert compiler.given == [(export_library_calls(graph), "device", AROUND_KERNELS)]
+    assert compiler.given == [
+        (export_library_calls(find_library_calls(scopes)), "device", AROUND_KERNELS)
+    ]
 
 
 @pytest.mark.usefixtures("_many_cores")
 def test_an_error_in_the_block_waits_for_nothing(
-    graph: Graph, monkeypatch: pytest.MonkeyPatch
+    scopes: Scopes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = Compiler(monkeypatch)
     try:
         with pytest.raises(RuntimeError, match="planning"), tune_ahead("device") as begin:
-            begin(graph)
+            begin(scopes)
             raise RuntimeError("planning")
         assert not compiler.done
     finally:
@@ -125,20 +175,20 @@ def test_an_error_in_the_block_waits_for_nothing(
 
 @pytest.mark.usefixtures("_many_cores")
 def test_calls_that_cannot_be_written_down_are_not_tuned(
-    graph: Graph, monkeypatch: pytest.MonkeyPatch
+    scopes: Scopes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compilation goes on without."""
-    asked: list[Graph] = []
+    asked: list[Any] = []
 
-    def refuse(graph: Graph) -> bytes:
-        asked.append(graph)
+    def refuse(calls: Any) -> bytes:
+        asked.append(calls)
         raise IllegalProduct("no such attribute in HLO")
 
     compiler = Compiler(monkeypatch)
     monkeypatch.setattr(library_ahead, "export_library_calls", refuse)
     with tune_ahead("device") as begin:
-        begin(graph)
-    assert asked == [graph] and not compiler.given
+        begin(scopes)
+    assert asked == [find_library_calls(scopes)] and not compiler.given
 
 
 @pytest.mark.parametrize(
@@ -146,13 +196,13 @@ def test_calls_that_cannot_be_written_down_are_not_tuned(
     [(None, 64, 1), ("device", library_ahead.LEAST_CORES - 1, 1), ("device", 64, 2)],
 )
 def test_nothing_is_tuned_without_a_gpu_with_few_cores_or_among_processes(
-    graph: Graph, device: Any, cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
+    scopes: Scopes, device: Any, cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = Compiler(monkeypatch)
     monkeypatch.setattr(library_ahead, "count_threads", lambda: cores)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     with tune_ahead(device) as begin:
-        begin(graph)
+        begin(scopes)
     assert not compiler.given
 
 
