@@ -17,6 +17,7 @@ NAMES = {
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
+    "ASTITCH_GRAPHS": "0: programs outside of XLA run step by step, not as CUDA graphs",
     "ASTITCH_STITCH_LOOPS": "0: all loops are left to XLA; 1: bodies of those that are not one kernel get kernels too",
     "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest, as tune=True does",
 }
@@ -54,6 +55,14 @@ def engine() -> str | None:
     if given and given not in ENGINES:
         raise _invalid("ASTITCH_ENGINE", given)
     return given or None
+
+
+def graphs() -> bool:
+    """May launches be captured into CUDA graphs?  Raises InvalidOption."""
+    given = _read("ASTITCH_GRAPHS")
+    if given not in ("", "0", "1"):
+        raise _invalid("ASTITCH_GRAPHS", given)
+    return given != "0"
 
 
 class Loops(enum.Enum):
