@@ -25,6 +25,10 @@ from astitch.xla_island import AROUND_KERNELS, compile_module
 LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
 
+PARTS, LEAST_CALLS = 4, 2
+"""Modules at most, and calls of one at least.  When planning ends none is begun any more, and the whole program measures
+what is left: more of them leave less to wait for, but each repeats what XLA does once for a module."""
+
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
@@ -115,7 +119,7 @@ def export_library_calls(calls: Iterable[LibraryCall]) -> bytes:
 
 @contextmanager
 def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
-    """Hands on what begins to tune the library calls around scopes; the end of the block waits for it.
+    """Hands on what begins to tune the library calls around scopes; the end of the block waits for what is under way.
 
     So nothing else is measured on the GPU at that time.  An error in the block does not wait, and one of the tuning is
     not told: the program compiles without it, and what XLA refuses it refuses again.  device: JAX's; with None nothing
@@ -130,16 +134,19 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
     def begin(scopes: Scopes) -> None:
         if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:
             return
-        begun.append(pool.submit(_tune, scopes, device))
+        calls = find_library_calls(scopes)
+        size = max(LEAST_CALLS, -(-len(calls) // PARTS))
+        parts = (calls[start : start + size] for start in range(0, len(calls), size))
+        begun.extend(pool.submit(_tune, part, device) for part in parts)
 
     try:
         yield begin
-        for job in begun:
-            job.exception()
+        for job in reversed(begun):
+            if not job.cancel():
+                job.exception()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _tune(scopes: Scopes, device: Any) -> None:
-    if calls := find_library_calls(scopes):
-        compile_module(export_library_calls(calls), device, AROUND_KERNELS)
+def _tune(calls: Iterable[LibraryCall], device: Any) -> None:
+    compile_module(export_library_calls(calls), device, AROUND_KERNELS)

@@ -1131,7 +1131,12 @@ class Stitched:
         with self._lock:
             if self._made is None:
                 tune = options.tune() if self._tune is None else self._tune
-                device, kernels = find_device("gpu"), list[XlaKernel]()
+                device = find_device("gpu")
+
+                def assemble(kernels: Sequence[XlaKernel]) -> None:
+                    if device is not None and self._code is Code.PTX:
+                        assemble_ahead([Unit(k.symbol, k.code) for k in kernels], device)
+
                 # While plans are measured nothing else may run on the GPU.
                 with tune_ahead(None if tune else device) as begin_to_tune:
                     compilation, module = compile_for_xla(
@@ -1142,12 +1147,10 @@ class Stitched:
                         strict=self._strict,
                         code=self._code,
                         announce_scopes=begin_to_tune,
-                        hand_out=kernels.extend,
+                        hand_out=assemble,
                     )
-                if device is not None and self._code is Code.PTX:
-                    assemble_ahead([Unit(kernel.symbol, kernel.code) for kernel in kernels], device)
-                trace_compilation(self.hlo, compilation)
-                self._made = compilation, to_stablehlo(module)
+                    trace_compilation(self.hlo, compilation)
+                    self._made = compilation, to_stablehlo(module)
         return self._made
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -133,12 +134,13 @@ class Compiler:
     """XLA, which waits until it may go on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go_on, self.done = threading.Event(), False
+        self.begun, self.go_on, self.done = threading.Event(), threading.Event(), False
         self.given: list[tuple[bytes, Any, Mapping[str, bool | int]]] = []
         monkeypatch.setattr(library_ahead, "compile_module", self)
 
     def __call__(self, module: bytes, device: Any, settings: Mapping[str, bool | int]) -> None:
         self.given.append((module, device, settings))
+        self.begun.set()
         assert self.go_on.wait(60)
         self.done = True
         raise ValueError("XLA's words")
@@ -151,12 +153,39 @@ def test_the_end_of_the_block_waits_and_errors_are_not_told(
     compiler = Compiler(monkeypatch)
     with tune_ahead("device") as begin:
         begin(scopes)
-        assert not compiler.done
+        assert compiler.begun.wait(60) and not compiler.done
         compiler.go_on.set()
     assert compiler.done
     assert compiler.given == [
         (export_library_calls(find_library_calls(scopes)), "device", AROUND_KERNELS)
     ]
+
+
+@pytest.mark.usefixtures("_many_cores")
+def test_what_is_not_begun_when_the_block_ends_is_left_to_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fn(x: jax.Array, *others: jax.Array) -> list[jax.Array]:
+        return [x @ other for other in others]
+
+    many = read(fn, normal(8, 16), *(normal(16, width) for width in range(1, 8)))
+    calls = find_library_calls(many)
+    compiler = Compiler(monkeypatch)
+    compiler.go_on.set()
+    with tune_ahead("device") as begin:
+        begin(many)
+        while len(compiler.given) < library_ahead.PARTS:
+            time.sleep(0.001)
+    parts = [calls[0:2], calls[2:4], calls[4:6], calls[6:]]
+    assert [module for module, _, _ in compiler.given] == [*map(export_library_calls, parts)]
+    compiler.given.clear()
+    compiler.begun.clear()
+    compiler.go_on.clear()
+    with tune_ahead("device") as begin:
+        begin(many)
+        assert compiler.begun.wait(60)
+        threading.Timer(0.05, compiler.go_on.set).start()
+    assert [module for module, _, _ in compiler.given] == [export_library_calls(parts[0])]
 
 
 @pytest.mark.usefixtures("_many_cores")
@@ -179,15 +208,18 @@ def test_calls_that_cannot_be_written_down_are_not_tuned(
 ) -> None:
     """The compilation goes on without."""
     asked: list[Any] = []
+    refused = threading.Event()
 
     def refuse(calls: Any) -> bytes:
         asked.append(calls)
+        refused.set()
         raise IllegalProduct("no such attribute in HLO")
 
     compiler = Compiler(monkeypatch)
     monkeypatch.setattr(library_ahead, "export_library_calls", refuse)
     with tune_ahead("device") as begin:
         begin(scopes)
+        assert refused.wait(60)
     assert asked == [find_library_calls(scopes)] and not compiler.given
 
 
