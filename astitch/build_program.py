@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from astitch import kernel_ir as k
 from astitch.arena import Lifetime, plan_arena
 from astitch.emit_cuda import emit_cuda
+from astitch.epilogues import find_epilogues
 from astitch.hlo_export import export_nodes
 from astitch.ir import (
     ArrayType,
@@ -27,6 +28,7 @@ from astitch.plan import Plan
 from astitch.program import (
     Buffer,
     CudaKernel,
+    Epilogue,
     IslandStep,
     KernelStep,
     LibraryStep,
@@ -64,8 +66,19 @@ def make_cuda_kernel(kernel: k.Kernel) -> CudaKernel:
 class _ProgramBuilder:
     """Orders the steps and gives every stored value a buffer."""
 
-    def __init__(self, graph: Graph, scopes: Scopes, plans: Sequence[Plan], *, islands: bool):
+    def __init__(
+        self,
+        graph: Graph,
+        scopes: Scopes,
+        plans: Sequence[Plan],
+        *,
+        islands: bool,
+        epilogues: bool,
+    ) -> None:
         self.graph, self.scopes, self.islands = graph, scopes, islands
+        self.wants_epilogues = epilogues
+        self.epilogues: tuple[Epilogue, ...] = ()
+        self.no_epilogues: tuple[str, ...] = ()
         self.outside = {refusal.producer: refusal.reason for refusal in scopes.outside}
         self.plans = {plan.scope.name: plan for plan in plans}
         self.stored: dict[str, ArrayType] = {}
@@ -243,8 +256,25 @@ class _ProgramBuilder:
             else:
                 self.add_kernel(item)
         self.add_others(others)
+        if self.wants_epilogues:
+            self.find_epilogues()
         outputs = tuple(self.view(o) for o in self.graph.outputs)
         return self.assemble(name, outputs)
+
+    def find_epilogues(self) -> None:
+        """Notes them, and keeps the operands of their products until the kernel, which may multiply."""
+        scopes = {plan.kernel.name: plan.scope for plan in self.plans.values()}
+        self.epilogues, self.no_epilogues = find_epilogues(self.graph, scopes, self.steps)
+        kernels = {
+            step.kernel.name: number
+            for number, step in enumerate(self.steps)
+            if isinstance(step, KernelStep)
+        }
+        until = {epilogue.product: kernels[epilogue.kernel] for epilogue in self.epilogues}
+        for step in self.steps:
+            if isinstance(step, LibraryStep) and step.node.name in until:
+                for view in step.operands:
+                    self.last[view.buffer] = max(self.last[view.buffer], until[step.node.name])
 
     def assemble(self, name: str, outputs: tuple[View, ...]) -> Program:
         parameters = []
@@ -286,14 +316,23 @@ class _ProgramBuilder:
             tuple(self.steps),
             outputs,
             arena_bytes,
+            epilogues=self.epilogues,
+            no_epilogues=self.no_epilogues,
         )
 
 
 def build_program(
-    graph: Graph, scopes: Scopes, plans: Sequence[Plan], *, islands: bool = False
+    graph: Graph,
+    scopes: Scopes,
+    plans: Sequence[Plan],
+    *,
+    islands: bool = False,
+    epilogues: bool = True,
 ) -> Program:
     """The program that computes the graph's outputs with one kernel for each plan.
 
     islands: leave what no kernel and no library computes to XLA; else to the reference interpreter.
+    epilogues: name the kernels that a product's library could compute.
     """
-    return _ProgramBuilder(graph, scopes, plans, islands=islands).build(graph.name)
+    builder = _ProgramBuilder(graph, scopes, plans, islands=islands, epilogues=epilogues)
+    return builder.build(graph.name)

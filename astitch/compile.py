@@ -225,6 +225,7 @@ def compile_graph(
     spell: Spell | None = None,
     layouts_apart: bool = False,
     split_k: bool = False,
+    epilogues: bool = True,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
@@ -235,6 +236,7 @@ def compile_graph(
     spell: the texts that will be compiled: the cache gets them while other kernels are planned.
     layouts_apart: parameters are laid out for products by stitch ops of their own, see stitch_remotely.
     split_k: kernels add the parts of products that fill the device only in parts, see split_products.
+    epilogues: name the kernels that a product's library could compute, see epilogues.py.
     """
     seconds = {} if seconds is None else seconds
 
@@ -264,7 +266,10 @@ def compile_graph(
     announce_scopes(scopes)
     planned = timed("plan", lambda: plan_scopes(scopes, gpu, tune=tune, spell=spell))
     split, plans = planned.scopes, planned.plans
-    program = timed("program", lambda: build_program(split.graph, split, plans, islands=has_jax()))
+    program = timed(
+        "program",
+        lambda: build_program(split.graph, split, plans, islands=has_jax(), epilogues=epilogues),
+    )
     if strict:
         refuse_outside(program, find_planned(split.graph, loops) if loops else ())
     return Compilation(gpu, left.graph, split, plans, program, seconds, planned.splits)

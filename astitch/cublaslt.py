@@ -21,6 +21,7 @@ import numpy as np
 from astitch import options
 from astitch.kernel_cache import ByteCache
 from astitch.matmul import CanonicalDot, DotOperand, ProductTypes
+from astitch.program import Activation
 
 WORKSPACE_BYTES = 32 << 20
 """What an algorithm may use; NVIDIA's advice for Hopper."""
@@ -33,11 +34,29 @@ ALIGNMENT_BYTES = 16
 """What the addresses of all operands are multiples of."""
 
 LIMIT_BYTES = 4 << 20
-FORMAT = "astitch product 1"
+FORMAT = "astitch product 2"
+
+SOME_BIAS = 256
+"""An address for the heuristic, which wants to see one, aligned as all are; nothing lies there."""
 
 
 class NoAlgorithm(Exception):
-    """cuBLASLt has nothing for a product of these types, sizes and strides."""
+    """cuBLASLt has nothing for a product of these types, sizes and strides, or nothing that is worth it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What is done to a sum before it is written: activation(sum + residual + bias), in this order.
+
+    residual: an array like the product.  bias: a number for each of its n columns.
+    """
+
+    residual: bool = False
+    bias: bool = False
+    activation: Activation = Activation.NONE
+
+
+PLAIN = Finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +66,19 @@ class Product:
     dot: CanonicalDot
     types: ProductTypes
     device: str
+    finish: Finish = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the arrays of a product lie; 0 for those that its Finish has not."""
+
+    lhs: int
+    rhs: int
+    result: int
+    workspace: int
+    residual: int = 0
+    bias: int = 0
 
 
 class ProductCache(ByteCache):
@@ -108,7 +140,9 @@ class Bindings:
             self._set("matrix_layout", layout, attribute.STRIDED_BATCH_OFFSET, batch.stride)
         return layout
 
-    def make_operation(self, types: ProductTypes, scale: int, a: bool, b: bool) -> int:
+    def make_operation(
+        self, types: ProductTypes, scale: int, a: bool, b: bool, finish: Finish = PLAIN
+    ) -> int:
         """The product's description; a, b: is the operand transposed?"""
         lt = self.lt
         operation = int(lt.matmul_desc_create(self.compute_type(types.compute), scale))
@@ -117,15 +151,28 @@ class Bindings:
             (lt.MatmulDescAttribute.TRANSB, b),
         ):
             self._set("matmul_desc", operation, attribute, int(transposed))  # CUBLAS_OP_N 0, T 1
+        parts = [*_ACTIVATION_NAME[finish.activation], *(["BIAS"] if finish.bias else [])]
+        if parts:
+            epilogue = int(lt.Epilogue["_".join(parts)])
+            self._set("matmul_desc", operation, lt.MatmulDescAttribute.EPILOGUE, epilogue)
+        if finish.bias:
+            self.set_bias(operation, SOME_BIAS)
         return operation
 
-    def make_preference(self) -> int:
+    def set_bias(self, operation: int, address: int) -> None:
+        """Where the bias lies: of the result's type, a number for each row of the column-major result, so each column
+        of ours."""
+        self._set("matmul_desc", operation, self.lt.MatmulDescAttribute.BIAS_POINTER, address)
+
+    def make_preference(self, finish: Finish = PLAIN) -> int:
         """What algorithms are asked for: such that give the same bits in each run."""
         lt = self.lt
         preference = int(lt.matmul_preference_create())
         attribute, scheme = lt.MatmulPreferenceAttribute, lt.ReductionScheme
         # In place, parts of a split sum are added in the order in which they come.
         ordered = int(scheme.MASK) & ~int(scheme.INPLACE)
+        if finish != PLAIN:  # parts are not rounded to the result's type before the rest is done
+            ordered &= ~int(scheme.OUTPUT_TYPE)
         self._set("matmul_preference", preference, attribute.REDUCTION_SCHEME_MASK, ordered)
         self._set("matmul_preference", preference, attribute.MAX_WORKSPACE_BYTES, WORKSPACE_BYTES)
         for operand in "ABCD":
@@ -165,13 +212,14 @@ class Matmul:
         self._cache = open_cache() if cache is None else cache
         self._key = key_of_product(product, bindings.version)
         dot, types = product.dot, product.types
-        one, zero = np.ones(1, types.scalar), np.zeros(1, types.scalar)
-        self._one, self._zero = one, zero
+        self._finish = product.finish
+        self._one = np.ones(1, types.scalar)
+        self._beta = np.full(1, product.finish.residual, types.scalar)
         lhs, rhs, result = map(bindings.data_type, (types.lhs, types.rhs, types.result))
         scale = bindings.data_type(_SCALE_TYPE[np.dtype(types.scalar).name])
         # cuBLAS is column-major, where our row-major product is its transpose: rhs^T lhs^T.
         self._operation = bindings.make_operation(
-            types, scale, dot.rhs.transposed, dot.lhs.transposed
+            types, scale, dot.rhs.transposed, dot.lhs.transposed, product.finish
         )
         self._layouts = (
             _operand_layout(bindings, rhs, dot.rhs, dot.n, dot.k, dot.batch),
@@ -182,40 +230,48 @@ class Matmul:
         self._chosen = self._candidates[0] if len(self._candidates) == 1 else None
 
     @property
+    def is_settled(self) -> bool:
+        """Is the algorithm chosen?"""
+        return self._chosen is not None
+
+    @property
     def workspace_bytes(self) -> int:
         """What a launch needs now; less after the first."""
         if self._chosen is not None:
             return int(self._chosen["workspace_size"][0])
-        return max(int(c["workspace_size"][0]) for c in self._candidates)
+        return max((int(c["workspace_size"][0]) for c in self._candidates), default=0)
 
-    def launch(self, lhs: int, rhs: int, result: int, workspace: int, stream: int) -> None:
-        """Enqueue the product of arrays at these addresses; the first call chooses the algorithm, and waits.
+    def launch(
+        self, addresses: Addresses, stream: int, apart: Callable[[int], None] | None = None
+    ) -> None:
+        """Enqueue the product; the first call chooses the algorithm, and waits.
 
-        Raises NoAlgorithm in the first call if no candidate runs.
+        apart: enqueues on a stream what gives the same arrays without this product; where that is faster, which is kept
+        too, this one has no algorithm.  Raises NoAlgorithm in the first call if no candidate runs, and in all then.
         """
         if self._chosen is None:
-            self._chosen = self._choose(lhs, rhs, result, workspace, stream)
-        self._launch(self._chosen, lhs, rhs, result, workspace, stream)
+            self._chosen = self._choose(addresses, stream, apart)
+        self._launch(self._chosen, addresses, stream)
 
-    def _launch(
-        self, candidate: np.ndarray, lhs: int, rhs: int, result: int, workspace: int, stream: int
-    ) -> None:
+    def _launch(self, candidate: np.ndarray, addresses: Addresses, stream: int) -> None:
         a, b, d = self._layouts
+        if self._finish.bias:
+            self._bindings.set_bias(self._operation, addresses.bias)
         self._bindings.lt.matmul(
             self._bindings.handle,
             self._operation,
             self._one.ctypes.data,
-            rhs,
+            addresses.rhs,
             a,
-            lhs,
+            addresses.lhs,
             b,
-            self._zero.ctypes.data,
-            result,
+            self._beta.ctypes.data,
+            addresses.residual or addresses.result,
             d,
-            result,
+            addresses.result,
             d,
             candidate["algo"].ctypes.data,
-            workspace,
+            addresses.workspace,
             int(candidate["workspace_size"][0]),
             stream,
         )
@@ -225,7 +281,7 @@ class Matmul:
         lt = self._bindings.lt
         found = np.zeros(CANDIDATES, lt.matmul_heuristic_result_dtype)
         count = np.zeros(1, np.int32)
-        preference = self._bindings.make_preference()
+        preference = self._bindings.make_preference(self._finish)
         a, b, d = self._layouts
         try:
             lt.matmul_algo_get_heuristic(
@@ -250,12 +306,14 @@ class Matmul:
         return usable
 
     def _load(self) -> list[np.ndarray]:
-        """The algorithm that won in an earlier process, if cuBLASLt still takes it."""
+        """The algorithm that won in an earlier process, if cuBLASLt still takes it.  Raises NoAlgorithm if none did."""
         lt = self._bindings.lt
         try:
             entry = json.loads(self._cache.load_bytes(self._key) or b"{}")
             if not isinstance(entry, dict) or entry.get("format") != FORMAT:
                 return []
+            if entry["algorithm"] == "":
+                raise NoAlgorithm(_SLOWER)
             kept = np.zeros(1, lt.matmul_heuristic_result_dtype)
             algorithm = np.frombuffer(bytes.fromhex(entry["algorithm"]), lt.matmul_algo_dtype)
             kept["algo"] = algorithm
@@ -279,20 +337,23 @@ class Matmul:
         kept["workspace_size"] = size
         return [kept]
 
-    def _choose(self, lhs: int, rhs: int, result: int, workspace: int, stream: int) -> np.ndarray:
+    def _choose(
+        self, addresses: Addresses, stream: int, apart: Callable[[int], None] | None
+    ) -> np.ndarray:
         """The algorithm that is kept by now, or the fastest, which is kept then."""
         kept = [c for c in self._load() if c["workspace_size"][0] <= self.workspace_bytes]
         if kept:
             return kept[0]
         times = []
         for candidate in self._candidates:
-            launch = functools.partial(self._launch, candidate, lhs, rhs, result, workspace)
+            launch = functools.partial(self._launch, candidate, addresses)
             try:
                 times.append(self._time_launch(launch, stream))
             except (self._bindings.lt.cuBLASLtError, RuntimeError):  # the latter is CuPy's
                 times.append(float("inf"))  # the heuristic does not know everything
-        best = int(np.argmin(times))
-        if times[best] == float("inf"):
+        best = int(np.argmin(times)) if times else 0
+        if not times or times[best] == float("inf"):
+            self._candidates = []
             raise NoAlgorithm("none of those that cuBLASLt names runs")
         if times[best] > (1 - LEAST_GAIN) * times[0]:
             best = 0
@@ -303,9 +364,24 @@ class Matmul:
             "time_us": round(times[best], 2),
             "first_us": round(times[0], 2) if times[0] < float("inf") else None,
         }
+        if apart:
+            apart_us = self._time_launch(apart, stream)
+            entry["apart_us"] = round(apart_us, 2)
+            if apart_us < times[best]:
+                entry["algorithm"], self._candidates = "", []
         self._cache.store_bytes(self._key, json.dumps(entry, sort_keys=True).encode())
+        if not self._candidates:
+            raise NoAlgorithm(_SLOWER)
         return chosen
 
+
+_SLOWER = "the product and the kernel behind it are faster apart"
+
+_ACTIVATION_NAME = {
+    Activation.NONE: (),
+    Activation.RELU: ("RELU",),
+    Activation.GELU: ("GELU",),
+}
 
 _SCALE_TYPE = {
     "int32": "CUDA_R_32I",
@@ -329,6 +405,7 @@ def key_of_product(product: Product, version: int) -> str:
     fields = {
         "dot": dataclasses.asdict(product.dot),
         "types": {**dataclasses.asdict(product.types), "scalar": product.types.scalar.__name__},
+        "finish": [product.finish.residual, product.finish.bias, product.finish.activation.value],
         "device": product.device,
         "version": version,
         "format": FORMAT,

@@ -148,6 +148,14 @@ def show_outside(program: Program) -> list[str]:
     return lines
 
 
+def show_epilogues(program: Program) -> list[str]:
+    """Which kernels are epilogues of products, and why others that read products are not."""
+    if not program.epilogues and not program.no_epilogues:
+        return []
+    lines = [f"epilogues, where cuBLASLt is there and faster: {len(program.epilogues)}"]
+    return [*lines, *(f"  {note}" for note in (*program.epilogues, *program.no_epilogues))]
+
+
 def explain(
     scopes: Scopes,
     plans: Sequence[Plan],
@@ -163,6 +171,7 @@ def explain(
         "",
         f"library calls: {len(library_steps(program))}",
         *show_outside(program),
+        *show_epilogues(program),
     ]
     for plan in plans:
         work = measure_work(plan.arrangement.graph, plan.scope.members)

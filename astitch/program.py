@@ -147,11 +147,43 @@ class ReferenceStep:
 Step = KernelStep | LibraryStep | IslandStep | ReferenceStep
 
 
+class Activation(enum.Enum):
+    """What is done to each element of a product last.  GELU: by its approximation with tanh."""
+
+    NONE = "none"
+    RELU = "ReLU"
+    GELU = "GELU"
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """A kernel that only computes activation(product + residual + bias), in this order, and rounds it to its result's
+    type: a library can do so before it writes the product, and an engine that has none runs both steps.
+
+    product: the node of its LibraryStep, whose result only the kernel reads; its operands are there until the kernel.
+    residual: as many elements as the product.  bias: one for each column of the row-major product.
+    """
+
+    product: str
+    kernel: str
+    result: View
+    residual: View | None
+    bias: View | None
+    activation: Activation
+
+    def __str__(self) -> str:
+        terms = [f"%{view.buffer}" for view in (self.residual, self.bias) if view]
+        name = None if self.activation is Activation.NONE else self.activation.value
+        spelled = " + ".join([f"%{self.product}", *terms])
+        return f"{self.kernel} = {f'{name}({spelled})' if name else spelled}"
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """parameters, constants: buffer names in order.  outputs: a View for each result, in order (may repeat, and may
     view a parameter or constant).  arena_bytes: size of the one allocation that holds all ARENA and BARRIER buffers.
-    notes: what was left to XLA after planning, and why.
+    notes: what was left to XLA after planning, and why.  epilogues: products and kernels that may be one step.
+    no_epilogues: other kernels that read products, each with the reason why not.
     """
 
     name: str
@@ -162,6 +194,8 @@ class Program:
     outputs: tuple[View, ...]
     arena_bytes: int
     notes: tuple[str, ...] = field(default=())
+    epilogues: tuple[Epilogue, ...] = field(default=())
+    no_epilogues: tuple[str, ...] = field(default=())
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:

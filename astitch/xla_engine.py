@@ -1030,6 +1030,7 @@ def compile_for_xla(
             spell=lambda plan: spell_plan(plan, donated),
             layouts_apart=True,
             split_k=True,
+            epilogues=False,
         )
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -14,6 +14,8 @@ class Attribute(enum.IntEnum):
     TRANSB = 4
     BATCH_COUNT = 5
     STRIDED_BATCH_OFFSET = 6
+    EPILOGUE = 7
+    BIAS_POINTER = 8
     MAX_WORKSPACE_BYTES = 101
     REDUCTION_SCHEME_MASK = 103
     MIN_ALIGNMENT_A_BYTES = 105
@@ -35,7 +37,16 @@ class Compute(enum.IntEnum):
 
 class Scheme(enum.IntEnum):
     INPLACE = 1
+    OUTPUT_TYPE = 4
     MASK = 7
+
+
+class Epilogue(enum.IntEnum):
+    RELU = 2
+    BIAS = 4
+    RELU_BIAS = 6
+    GELU = 32
+    GELU_BIAS = 36
 
 
 class FakeLt:
@@ -45,7 +56,7 @@ class FakeLt:
         pass
 
     MatmulDescAttribute = MatrixLayoutAttribute = MatmulPreferenceAttribute = Attribute
-    ReductionScheme = Scheme
+    ReductionScheme, Epilogue = Scheme, Epilogue
     matmul_algo_dtype = np.dtype([("data_", "<u8", (8,))])
     matmul_heuristic_result_dtype = np.dtype(
         [
@@ -88,7 +99,11 @@ class FakeLt:
         self.asked = self.objects[preference]
 
     def _dtype(self, attribute: Attribute) -> type[np.generic]:
-        wide = (Attribute.STRIDED_BATCH_OFFSET, Attribute.MAX_WORKSPACE_BYTES)
+        wide = (
+            Attribute.STRIDED_BATCH_OFFSET,
+            Attribute.MAX_WORKSPACE_BYTES,
+            Attribute.BIAS_POINTER,
+        )
         return np.int64 if attribute in wide else np.int32
 
     get_matrix_layout_attribute_dtype = get_matmul_desc_attribute_dtype = _dtype
@@ -121,7 +136,7 @@ class FakeLt:
         row["workspace_size"][0] = 64
 
     def matmul(self, *given: Any) -> None:
-        (_, operation, alpha, a, a_layout, b, b_layout, beta, _, _, d, d_layout) = given[:12]
+        (_, operation, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout) = given[:12]
         algorithm, _, _, _ = given[12:]
         number = ctypes.c_uint64.from_address(algorithm).value
         if number in self.broken:
@@ -132,15 +147,35 @@ class FakeLt:
         scale = [
             np.frombuffer((ctypes.c_uint8 * 8).from_address(x), real)[0] for x in (alpha, beta)
         ]
-        assert scale == [1, 0]
-        layouts = [self.objects[layout] for layout in (a_layout, b_layout, d_layout)]
-        for i in range(layouts[2].get(Attribute.BATCH_COUNT, 1)):
-            left, right, out = (
-                read(address, layout, i) for address, layout in zip((a, b, d), layouts, strict=True)
+        assert scale[0] == 1
+        layouts = [self.objects[layout] for layout in (a_layout, b_layout, c_layout, d_layout)]
+        epilogue = description.get(Attribute.EPILOGUE, 1)
+        for i in range(layouts[3].get(Attribute.BATCH_COUNT, 1)):
+            left, right, other, out = (
+                read(address, layout, i)
+                for address, layout in zip((a, b, c, d), layouts, strict=True)
             )
             left = left.T if description[Attribute.TRANSA] else left
             right = right.T if description[Attribute.TRANSB] else right
-            out[...] = left @ right
+            total = left @ right
+            if scale[1]:
+                total = total + scale[1] * other
+            if epilogue & Epilogue.BIAS:
+                rows = len(out)
+                data = (ctypes.c_uint8 * (out.itemsize * rows)).from_address(
+                    description[Attribute.BIAS_POINTER]
+                )
+                total = total + np.frombuffer(data, out.dtype)[:, None]
+            out[...] = finish(epilogue & ~Epilogue.BIAS, total)
+
+
+def finish(epilogue: int, x: np.ndarray) -> np.ndarray:
+    """The function of an epilogue without its bias."""
+    if epilogue == Epilogue.RELU:
+        return np.maximum(x, 0)
+    if epilogue == Epilogue.GELU:
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return x
 
 
 def read(address: int, layout: dict[Any, Any], number: int) -> np.ndarray:

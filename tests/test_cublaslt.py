@@ -15,7 +15,10 @@ from fake_cublaslt import Attribute, Compute, FakeLt, Types
 from astitch.cublaslt import (
     ALIGNMENT_BYTES,
     CANDIDATES,
+    PLAIN,
+    Addresses,
     Bindings,
+    Finish,
     Matmul,
     NoAlgorithm,
     Product,
@@ -24,13 +27,20 @@ from astitch.cublaslt import (
 )
 from astitch.ir import ArrayType, DotAttrs, DType, Node
 from astitch.matmul import canonical_dot, choose_product_types
+from astitch.program import Activation
 from astitch.reference import eval_node
 
 STREAM = 7
 
 
 def make_matmul(
-    lt: FakeLt, attrs: DotAttrs, lhs: Any, rhs: Any, cache: Any, times: Any = ()
+    lt: FakeLt,
+    attrs: DotAttrs,
+    lhs: Any,
+    rhs: Any,
+    cache: Any,
+    times: Any = (),
+    finish: Finish = PLAIN,
 ) -> Matmul:
     """times: what each candidate takes, in turn."""
     dtype = DType.of(lhs.dtype)
@@ -44,13 +54,12 @@ def make_matmul(
         launch(stream)
         return float(next(turns))
 
-    product = Product(canonical_dot(attrs, left, right), types, "A GPU")
+    product = Product(canonical_dot(attrs, left, right), types, "A GPU", finish)
     return Matmul(Bindings(lt, Types, Compute), product, time_launch, cache)
 
 
 def call(matmul: Matmul, lhs: np.ndarray, rhs: np.ndarray, result: np.ndarray) -> None:
-    addresses = [x.ctypes.data for x in (lhs, rhs, result)]
-    matmul.launch(*addresses, 0, STREAM)
+    matmul.launch(Addresses(lhs.ctypes.data, rhs.ctypes.data, result.ctypes.data, 0), STREAM)
 
 
 @pytest.fixture
@@ -144,7 +153,7 @@ def test_what_the_library_takes_no_longer_is_asked_anew(cache: Any) -> None:
     assert lt.launched == [10, 12, 10]
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format": "astitch product 1"}'])
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format": "astitch product 2"}'])
 def test_damaged_entries_do_not_exist(text: bytes, cache: Any) -> None:
     matmul = make_matmul(FakeLt(), ATTRS, X, W, cache)
     cache.store_bytes(matmul._key, text)
@@ -173,6 +182,78 @@ def test_products_that_differ_have_entries_of_their_own(cache: Any) -> None:
     ):
         keys.add(make_matmul(FakeLt(), attrs, np.ones(shapes, np.float32), W, cache)._key)
     assert len(keys) == 4
+
+
+# ---- what is done to a sum before it is written ----------------------------------------------------------------
+
+FINISHES = [
+    Finish(residual, bias, activation)
+    for residual, bias, activation in itertools.product((False, True), (False, True), Activation)
+]
+
+
+@pytest.mark.parametrize("finish", FINISHES, ids=str)
+def test_finishes(finish: Finish, cache: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, w, residual, bias = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((4, 6), (6, 2), (4, 2), (2,))
+    )
+    result = np.full((4, 2), np.nan, np.float32)
+    matmul = make_matmul(FakeLt(1), ATTRS, x, w, cache, finish=finish)
+    assert matmul.is_settled
+    matmul.launch(
+        Addresses(
+            x.ctypes.data,
+            w.ctypes.data,
+            result.ctypes.data,
+            0,
+            residual.ctypes.data if finish.residual else 0,
+            bias.ctypes.data if finish.bias else 0,
+        ),
+        STREAM,
+    )
+    want = x @ w + finish.residual * residual + finish.bias * bias
+    if finish.activation is Activation.RELU:
+        want = np.maximum(want, 0)
+    if finish.activation is Activation.GELU:
+        want = 0.5 * want * (1 + np.tanh(np.sqrt(2 / np.pi) * (want + 0.044715 * want**3)))
+    np.testing.assert_allclose(result, want, rtol=1e-6)
+
+
+def test_each_finish_has_an_entry_of_its_own(cache: Any) -> None:
+    keys = {make_matmul(FakeLt(), ATTRS, X, W, cache, finish=f)._key for f in FINISHES}
+    assert len(keys) == len(FINISHES) == 12
+
+
+def test_parts_of_sums_are_not_rounded_before_they_are_finished(cache: Any) -> None:
+    lt = FakeLt()
+    make_matmul(lt, ATTRS, X, W, cache, finish=Finish(bias=True))
+    assert lt.asked[Attribute.REDUCTION_SCHEME_MASK] == 2  # in the type of the sum
+
+
+@pytest.mark.parametrize(("apart_us", "joined"), [(6.0, True), (4.0, False)])
+def test_the_faster_of_one_step_and_two_is_kept(apart_us: float, joined: bool, cache: Any) -> None:
+    residual, result = np.ones((4, 2), np.float32), np.empty((4, 2), np.float32)
+    addresses = Addresses(X.ctypes.data, W.ctypes.data, result.ctypes.data, 0, residual.ctypes.data)
+    finish, streams = Finish(residual=True), list[int]()
+
+    def make(lt: FakeLt, *times: float) -> Matmul:
+        return make_matmul(lt, ATTRS, X, W, cache, times, finish)
+
+    lt = FakeLt()
+    matmul = make(lt, 9.0, 5.0, 7.0, apart_us)
+    if joined:
+        matmul.launch(addresses, STREAM, streams.append)
+        assert lt.launched[-1] == 11
+        assert make(FakeLt()).is_settled
+    else:
+        for _ in range(2):
+            with pytest.raises(NoAlgorithm):
+                matmul.launch(addresses, STREAM, streams.append)
+        assert lt.launched == [10, 11, 12]
+        with pytest.raises(NoAlgorithm, match="faster apart"):
+            make(FakeLt())  # a later process
+    assert streams == [STREAM]
 
 
 def test_bindings_that_do_not_work_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
