@@ -1283,7 +1283,8 @@ class LoopLowering(Values):
         saved = self.frames[Zone.TASK].statements
         self.frames[Zone.TASK].statements = []
         with self.inner_frames():
-            element = self.spell(ix.linearize(place.root.result_index, shape))[0]
+            results = ix.linearize(place.root.result_index, shape)
+            element = self.spell(results)[0]
             slot, zone = self.slot_position(place)
             level = max(zone, Zone.TASK)
             reducer = self.declarations.reducer(name)
@@ -1294,8 +1295,22 @@ class LoopLowering(Values):
             else:
                 form = ix.add(ix.scale(part, math.prod(shape)), element)
                 arrays = self.declarations.partial_arrays(place, write=True)
+                width = self.mapping.vector
+                whole = (
+                    zone is Zone.LANE and math.prod(shape) % width == 0 and self.is_vector(results)
+                )
                 for number, (array, dtype) in enumerate(zip(arrays, reducer.fields, strict=True)):
-                    stores.append(k.Store(array, form, dtype, k.Field(state, slot, number)))
+                    field = k.Field(state, slot, number)
+                    if not whole:
+                        stores.append(k.Store(array, form, dtype, field))
+                        continue
+                    # One element at a time a warp would touch a sector of the memory for each of its threads.
+                    vector = self.fresh(f"{array}_w")
+                    self.emit(Zone.COLUMN, k.VectorVariable(vector, dtype, width))
+                    self.emit(Zone.LANE, k.StoreLane(vector, dtype, field))
+                    at_once = k.StoreVector(array, at_first_lane(form), vector, dtype, width)
+                    for statement in self.guarded(guards, (at_once,)):
+                        self.emit(Zone.AFTER, statement)
             for statement in self.guarded(guards, stores):
                 self.emit(level, statement)
             nest = self.nest(row=row)

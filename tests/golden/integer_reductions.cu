@@ -314,11 +314,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int l = 0;
         const int col = l * 128 + tx * 2;
         if (col < 70) {
+          Vec<int, 2> p_reduce_prod_7_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            if (to < 1) {
-              p_reduce_prod_7_partial0_0[first * 70 + col + lane] = store_as<int>(reduce_prod_7_state_0[l * 2 + lane].f0);
-            }
+            p_reduce_prod_7_partial0_0_w_0.v[lane] = store_as<int>(reduce_prod_7_state_0[l * 2 + lane].f0);
+          }
+          if (to < 1) {
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_prod_7_partial0_0 + (first * 70 + col)) = p_reduce_prod_7_partial0_0_w_0;
           }
         }
       }
@@ -333,11 +335,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int l = 0;
         const int col = l * 128 + tx * 2;
         if (col < 70) {
+          Vec<int, 2> p_reduce_and_14_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            if (to < 1) {
-              p_reduce_and_14_partial0_0[first * 70 + col + lane] = store_as<int>(reduce_and_14_state_0[l * 2 + lane].f0);
-            }
+            p_reduce_and_14_partial0_0_w_0.v[lane] = store_as<int>(reduce_and_14_state_0[l * 2 + lane].f0);
+          }
+          if (to < 1) {
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_and_14_partial0_0 + (first * 70 + col)) = p_reduce_and_14_partial0_0_w_0;
           }
         }
       }
@@ -398,11 +402,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int l = 0;
         const int col = l * 128 + tx * 2;
         if (col < 70) {
+          Vec<unsigned char, 2> p_reduce_sum_22_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            if (to < 1) {
-              p_reduce_sum_22_partial0_0[first * 70 + col + lane] = store_as<unsigned char>(reduce_sum_22_state_0[l * 2 + lane].f0);
-            }
+            p_reduce_sum_22_partial0_0_w_0.v[lane] = store_as<unsigned char>(reduce_sum_22_state_0[l * 2 + lane].f0);
+          }
+          if (to < 1) {
+            *reinterpret_cast<Vec<unsigned char, 2>*>(p_reduce_sum_22_partial0_0 + (first * 70 + col)) = p_reduce_sum_22_partial0_0_w_0;
           }
         }
       }
@@ -469,11 +475,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int l = 0;
         const int col = l * 128 + tx * 2;
         if (col < 70) {
+          Vec<bool, 2> p_reduce_or_15_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            if (to < 1) {
-              p_reduce_or_15_partial0_0[first * 70 + col + lane] = store_as<bool>(reduce_or_15_state_0[l * 2 + lane].f0);
-            }
+            p_reduce_or_15_partial0_0_w_0.v[lane] = store_as<bool>(reduce_or_15_state_0[l * 2 + lane].f0);
+          }
+          if (to < 1) {
+            *reinterpret_cast<Vec<bool, 2>*>(p_reduce_or_15_partial0_0 + (first * 70 + col)) = p_reduce_or_15_partial0_0_w_0;
           }
         }
       }

@@ -237,10 +237,12 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
       for (int l = 0; l < 2; ++l) {
         const int col = l * 512 + tx * 4;
         if (col < 768) {
+          Vec<float, 4> p_reduce_sum_81_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            p_reduce_sum_81_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_81_state_0[l * 4 + lane].f0);
+            p_reduce_sum_81_partial0_0_w_0.v[lane] = store_as<float>(reduce_sum_81_state_0[l * 4 + lane].f0);
           }
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_81_partial0_0 + (first * 768 + col)) = p_reduce_sum_81_partial0_0_w_0;
         }
       }
     }
@@ -249,10 +251,12 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
       for (int l = 0; l < 2; ++l) {
         const int col = l * 512 + tx * 4;
         if (col < 768) {
+          Vec<float, 4> p_reduce_sum_79_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            p_reduce_sum_79_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_79_state_0[l * 4 + lane].f0);
+            p_reduce_sum_79_partial0_0_w_0.v[lane] = store_as<float>(reduce_sum_79_state_0[l * 4 + lane].f0);
           }
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_79_partial0_0 + (first * 768 + col)) = p_reduce_sum_79_partial0_0_w_0;
         }
       }
     }

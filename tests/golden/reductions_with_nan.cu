@@ -287,11 +287,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int l = 0;
         const int col = l * 128 + tx * 2;
         if (col < 90) {
+          Vec<float, 2> p_reduce_min_14_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            if (to < 1) {
-              p_reduce_min_14_partial0_0[first * 90 + col + lane] = store_as<float>(reduce_min_14_state_0[l * 2 + lane].f0);
-            }
+            p_reduce_min_14_partial0_0_w_0.v[lane] = store_as<float>(reduce_min_14_state_0[l * 2 + lane].f0);
+          }
+          if (to < 1) {
+            *reinterpret_cast<Vec<float, 2>*>(p_reduce_min_14_partial0_0 + (first * 90 + col)) = p_reduce_min_14_partial0_0_w_0;
           }
         }
       }
@@ -301,12 +303,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int l = 0;
         const int col = l * 128 + tx * 2;
         if (col < 90) {
+          Vec<float, 2> p_reduce_25_partial0_0_w_0;
+          Vec<int, 2> p_reduce_25_partial1_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            if (to < 1) {
-              p_reduce_25_partial0_0[first * 90 + col + lane] = store_as<float>(reduce_25_state_0[l * 2 + lane].f0);
-              p_reduce_25_partial1_0[first * 90 + col + lane] = store_as<int>(reduce_25_state_0[l * 2 + lane].f1);
-            }
+            p_reduce_25_partial0_0_w_0.v[lane] = store_as<float>(reduce_25_state_0[l * 2 + lane].f0);
+            p_reduce_25_partial1_0_w_0.v[lane] = store_as<int>(reduce_25_state_0[l * 2 + lane].f1);
+          }
+          if (to < 1) {
+            *reinterpret_cast<Vec<float, 2>*>(p_reduce_25_partial0_0 + (first * 90 + col)) = p_reduce_25_partial0_0_w_0;
+          }
+          if (to < 1) {
+            *reinterpret_cast<Vec<int, 2>*>(p_reduce_25_partial1_0 + (first * 90 + col)) = p_reduce_25_partial1_0_w_0;
           }
         }
       }
@@ -316,11 +324,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int l = 0;
         const int col = l * 128 + tx * 2;
         if (col < 90) {
+          Vec<bool, 2> p_reduce_and_7_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            if (to < 1) {
-              p_reduce_and_7_partial0_0[first * 90 + col + lane] = store_as<bool>(reduce_and_7_state_0[l * 2 + lane].f0);
-            }
+            p_reduce_and_7_partial0_0_w_0.v[lane] = store_as<bool>(reduce_and_7_state_0[l * 2 + lane].f0);
+          }
+          if (to < 1) {
+            *reinterpret_cast<Vec<bool, 2>*>(p_reduce_and_7_partial0_0 + (first * 90 + col)) = p_reduce_and_7_partial0_0_w_0;
           }
         }
       }
@@ -373,11 +383,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int l = 0;
         const int col = l * 128 + tx * 2;
         if (col < 90) {
+          Vec<f16, 2> p_reduce_max_15_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 2; ++lane) {
-            if (to < 1) {
-              p_reduce_max_15_partial0_0[first * 90 + col + lane] = store_as<f16>(reduce_max_15_state_0[l * 2 + lane].f0);
-            }
+            p_reduce_max_15_partial0_0_w_0.v[lane] = store_as<f16>(reduce_max_15_state_0[l * 2 + lane].f0);
+          }
+          if (to < 1) {
+            *reinterpret_cast<Vec<f16, 2>*>(p_reduce_max_15_partial0_0 + (first * 90 + col)) = p_reduce_max_15_partial0_0_w_0;
           }
         }
       }

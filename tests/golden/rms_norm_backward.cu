@@ -134,11 +134,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int l = 0;
         const int col = l * 1024 + tx * 4;
         if (col < 768) {
+          Vec<float, 4> p_reduce_sum_36_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            if (to < 1) {
-              p_reduce_sum_36_partial0_0[first * 768 + col + lane] = store_as<float>(reduce_sum_36_state_0[l * 4 + lane].f0);
-            }
+            p_reduce_sum_36_partial0_0_w_0.v[lane] = store_as<float>(reduce_sum_36_state_0[l * 4 + lane].f0);
+          }
+          if (to < 1) {
+            *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_36_partial0_0 + (first * 768 + col)) = p_reduce_sum_36_partial0_0_w_0;
           }
         }
       }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 24 x 512 threads, 98432 B shared
+// stitch_0: grid 12 x 1024 threads, 256 B shared
 //   jit(rms_norm_backward)/transpose(jvp())/mul
 //   jit(rms_norm_backward)/jvp()/square
 //   jit(rms_norm_backward)/jvp()/reduce_sum
@@ -25,7 +25,7 @@ struct Reduce0 {
     return State{shuffle_value(s.f0, mask)};
   }
 };
-extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
+extern "C" __global__ void __launch_bounds__(1024, 1) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_dy_1,
     const float* __restrict__ p_gamma_1,
@@ -33,20 +33,21 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_reduce_sum_36,
     float* p_reduce_sum_36_partial0_0,
     unsigned int* barrier) {
-  assume_threads<512>();
-  ASTITCH_SHARED_ARENA(98432);
-  ASTITCH_SHARED(float, dy_1_kept_0, 0, 12288);
-  ASTITCH_SHARED(float, x_1_kept_0, 49152, 12288);
-  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 98304, 32);
-  {  // loop 0: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 512 threads x 6 x 4; 3 tasks; row-reduce: a block a row
+  assume_threads<1024>();
+  ASTITCH_SHARED_ARENA(256);
+  ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 64);
+  {  // loop 0: outer 3 / 1 threads, row 1 / 1 threads x 1, col 12000 / 1024 threads x 3 x 4; 3 tasks; row-reduce: a block a row
     const int thread = threadIdx.x;
     const int tx = threadIdx.x;
     const int ty = 0;
     const int to = 0;
     const int first = blockIdx.x;
-    Reduce0::State reduce_sum_36_state_0[24];
+    words_of<Vec<float, 4>>::type dy_1_kept_0[3];
+    words_of<Vec<float, 4>>::type x_1_kept_0[3];
+    float mul_30_kept_0[12];
+    Reduce0::State reduce_sum_36_state_0[12];
     #pragma unroll
-    for (int i = 0; i < 24; ++i) reduce_sum_36_state_0[i] = Reduce0::identity();
+    for (int i = 0; i < 12; ++i) reduce_sum_36_state_0[i] = Reduce0::identity();
     if (first < 3) {
       const int task = first;
       const int outer = task;
@@ -59,23 +60,24 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       {
         const int k = 0;
         #pragma unroll
-        for (int l = 0; l < 6; ++l) {
-          const int col = l * 2048 + tx * 4;
+        for (int l = 0; l < 3; ++l) {
+          const int col = l * 4096 + tx * 4;
           if (col < 12000) {
             const int at_0 = outer * 12000 + col;
             const Vec<float, 4> x_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0));
+            x_1_kept_0[k * 3 + l] = to_words(x_1_v_0);
             const Vec<float, 4> dy_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_dy_1 + (at_0));
+            dy_1_kept_0[k * 3 + l] = to_words(dy_1_v_0);
             const Vec<float, 4> gamma_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
-              x_1_kept_0[k * 12288 + l * 2048 + thread * 4 + lane] = store_as<float>(x_1);
               const float square_1 = hlo_multiply(x_1, x_1);
               reduce_sum_35_state_0[0].f0 = hlo_multiply_add(x_1, x_1, reduce_sum_35_state_0[0].f0);
               const float dy_1 = load_as<float>(dy_1_v_0.v[lane]);
-              dy_1_kept_0[k * 12288 + l * 2048 + thread * 4 + lane] = store_as<float>(dy_1);
               const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
               const float mul_30 = hlo_multiply(dy_1, gamma_1);
+              mul_30_kept_0[k * 12 + l * 4 + lane] = mul_30;
               const float mul_31 = hlo_multiply(x_1, mul_30);
               reduce_sum_38_state_0[0].f0 = hlo_multiply_add(x_1, mul_30, reduce_sum_38_state_0[0].f0);
             }
@@ -84,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       reduce_warps_together<Reduce0>(exchange_0_0, reduce_sum_35_state_0, reduce_sum_38_state_0);
       __syncthreads();
-      combine_warps_together<Reduce0, 512>(exchange_0_0, reduce_sum_35_state_0, reduce_sum_38_state_0);
+      combine_warps_together<Reduce0, 1024>(exchange_0_0, reduce_sum_35_state_0, reduce_sum_38_state_0);
       const float reduce_sum_35 = reduce_sum_35_state_0[0].f0;
       const float div_3_divide_0 = hlo_divide_shared(reduce_sum_35, 12000.0f);
       const float add_1_add_0 = hlo_add(div_3_divide_0, 1e-06f);
@@ -98,19 +100,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       {
         const int k = 0;
         #pragma unroll
-        for (int l = 0; l < 6; ++l) {
-          const int col = l * 2048 + tx * 4;
+        for (int l = 0; l < 3; ++l) {
+          const int col = l * 4096 + tx * 4;
           if (col < 12000) {
-            const Vec<float, 4> dy_1_v_0__1 = shared_vec<float, 4>(dy_1_kept_0, (k * 3072 + l * 512 + thread) * 4);
-            const Vec<float, 4> gamma_1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_gamma_1 + (col));
-            const Vec<float, 4> x_1_v_0__1 = shared_vec<float, 4>(x_1_kept_0, (k * 3072 + l * 512 + thread) * 4);
+            const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k * 3 + l]);
             const int at_0__1 = outer * 12000 + col;
             Vec<float, 4> add_any_1_w_0;
+            const Vec<float, 4> dy_1_v_0__1 = from_words<Vec<float, 4>>(dy_1_kept_0[k * 3 + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
-              const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
-              const float gamma_1__1 = load_as<float>(gamma_1_v_0__1.v[lane]);
-              const float mul_30__1 = hlo_multiply(dy_1__1, gamma_1__1);
+              const float mul_30__1 = mul_30_kept_0[k * 12 + l * 4 + lane];
               const float mul_35 = hlo_multiply(mul_30__1, rsqrt_1_rsqrt_0);
               const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
               const float mul_20 = hlo_multiply(x_1__1, 2.0f);
@@ -118,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float add_any_1 = hlo_add(mul_35, mul_37);
               add_any_1_w_0.v[lane] = store_as<float>(add_any_1);
               const float mul_25 = hlo_multiply(x_1__1, rsqrt_1_rsqrt_0);
+              const float dy_1__1 = load_as<float>(dy_1_v_0__1.v[lane]);
               const float mul_26 = hlo_multiply(mul_25, dy_1__1);
               reduce_sum_36_state_0[l * 4 + lane].f0 = hlo_multiply_add(mul_25, dy_1__1, reduce_sum_36_state_0[l * 4 + lane].f0);
             }
@@ -128,19 +128,21 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     }
     if (first < 3) {
       #pragma unroll
-      for (int l = 0; l < 6; ++l) {
-        const int col = l * 2048 + tx * 4;
+      for (int l = 0; l < 3; ++l) {
+        const int col = l * 4096 + tx * 4;
         if (col < 12000) {
+          Vec<float, 4> p_reduce_sum_36_partial0_0_w_0;
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
-            p_reduce_sum_36_partial0_0[first * 12000 + col + lane] = store_as<float>(reduce_sum_36_state_0[l * 4 + lane].f0);
+            p_reduce_sum_36_partial0_0_w_0.v[lane] = store_as<float>(reduce_sum_36_state_0[l * 4 + lane].f0);
           }
+          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_36_partial0_0 + (first * 12000 + col)) = p_reduce_sum_36_partial0_0_w_0;
         }
       }
     }
   }
   ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.36 before level 1
-  {  // loop 1: outer 1 / 1 threads, row 3 / 1 threads x 3, col 12000 / 512 threads x 1 x 1; 24 tasks; column-reduce: 1 rows x 512 threads a block
+  {  // loop 1: outer 1 / 1 threads, row 3 / 1 threads x 3, col 12000 / 1024 threads x 1 x 1; 12 tasks; column-reduce: 1 rows x 1024 threads a block
     const int thread = threadIdx.x;
     const int tx = threadIdx.x;
     const int ty = 0;
@@ -158,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
         const int row = k + ty;
         {
           const int l = 0;
-          const int col_raw = l * 512 + tx + col_tile * 512;
+          const int col_raw = l * 1024 + tx + col_tile * 1024;
           const int col = clamped(col_raw, 11999);
           const int at_0__2 = row * 12000 + col;
           reduce_sum_36_state_0__1[l] = Reduce0::combine(reduce_sum_36_state_0__1[l], Reduce0::State{load_as<float>(p_reduce_sum_36_partial0_0[at_0__2])});
@@ -166,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       {
         const int l = 0;
-        const int col = l * 512 + tx + col_tile * 512;
+        const int col = l * 1024 + tx + col_tile * 1024;
         if (col < 12000) {
           const float reduce_sum_36 = reduce_sum_36_state_0__1[l].f0;
           p_reduce_sum_36[col] = store_as<float>(reduce_sum_36);
