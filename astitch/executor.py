@@ -15,10 +15,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from astitch import options
 from astitch.cublaslt import (
     PLAIN,
     Addresses,
@@ -27,6 +29,15 @@ from astitch.cublaslt import (
     NoAlgorithm,
     Product,
     find_bindings,
+)
+from astitch.cuda_graph import (
+    CapturedRun,
+    GraphCache,
+    GraphCounts,
+    Key,
+    WorkRooms,
+    capture,
+    split_runs,
 )
 from astitch.errors import (
     ArgumentMismatch,
@@ -64,6 +75,7 @@ from astitch.program import (
     View,
 )
 from astitch.reference import eval_node
+from astitch.result_memory import MOST_FREE, ResultPool, follows_stream, give_back_all
 from astitch.xla_island import (
     Island,
     compile_island,
@@ -219,11 +231,13 @@ class _RenamedDlpack:
 # ---- the executor ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Call:
     """One call: its arguments on the device, the memory of its outputs, where every buffer lies, the stream.
 
-    A result that XLA computes lies where XLA put it: its step sets the address.  lent: JAX arrays in use until the end.
+    A result that XLA computes lies where XLA put it: its step sets the address.  lent: what is in use until the end,
+    JAX arrays and graphs.  tables: where launches that are captured leave the memory of their tables of pointers.
+    step: how many steps were launched.
     """
 
     arguments: Sequence[DeviceArray]
@@ -231,9 +245,37 @@ class _Call:
     addresses: dict[str, int]
     stream: int
     lent: list[Any]
+    tables: list[Any] | None = None
+    step: int = 0
 
 
 Launch = Callable[[_Call], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Capturable:
+    """A launch that a CUDA graph can repeat: it only enqueues, on the call's stream, and does the same for the same
+    addresses.  What it allocates is the executor's (`_allocate`)."""
+
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive steps.  read: the addresses that calls change, of those that they work on.  graphs: None where they
+    cannot be a graph."""
+
+    launches: tuple[Launch, ...]
+    read: Callable[[Mapping[str, int]], Key]
+    graphs: GraphCache | None
+
+
+SMALL_BYTES, MOST_SMALL = 1024, 8
+"""Small results are what callers keep, losses for one: they are copied out of a place that stays the same, so that
+the other addresses of a call can repeat.  Of a program with more of them than that, they are not."""
+
+KEPT_SHARE = 16
+"""Free memory of results is kept up to this part of the GPU's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +292,8 @@ class GpuExecutor:
 
     Work goes to CuPy's current stream.  JAX arrays that a call reads stay alive until a later call finds that it ended.
     What XLA computes runs on the same GPU where JAX has it, else, with a warning, on the host.
+    Consecutive kernels and products are launched as one CUDA graph where their addresses are those of an earlier call;
+    graph_counts says what became of it.
     Raises EngineUnavailable without CuPy or a GPU, KernelCompileError, IslandRefused, OutOfMemory, and LaunchRefused
     for a kernel whose blocks wait for each other but cannot all be resident.
     """
@@ -270,7 +314,14 @@ class GpuExecutor:
         self._is_here: dict[Any, bool] = {}
         self._is_row_major: dict[Any, bool] = {}
         # The JAX array that came last as each argument, and where it lies.
-        self._recalled: dict[int, tuple[weakref.ref[Any], DeviceArray]] = {}
+        self._recalled: list[Callable[[], Any]] = [_nothing] * len(program.parameters)
+        self._placed = [DeviceArray(0, view.type, None) for view in program.parameters]
+        self._held: set[int] = set()  # arguments that JAX would give to others while we read them
+        self._wanted = [self._types[v.type.dtype.numpy, v.type.shape] for v in program.parameters]
+        self.graph_counts = GraphCounts()
+        # While launches are captured: where they find memory, and the stream of the call.
+        self._rooms: WorkRooms | None = None
+        self._outside: Any = None
         with self.device:
             self._end = self.cupy.cuda.Event(disable_timing=True)
             self._arena = self._allocate(program.arena_bytes, "the arena")
@@ -279,7 +330,9 @@ class GpuExecutor:
                 self._upload(literal.numpy(), f"constant {name}")
                 for name, literal in program.constants
             ]
-            self._parameters = self._in_space(Space.PARAMETER)
+            self._parameters: list[list[str]] = [[] for _ in program.parameters]
+            for b in self._in_space(Space.PARAMETER):
+                self._parameters[b.index].append(b.name)
             # The addresses that no call changes.
             self._fixed = {
                 b.name: int(self._constants[b.index].ptr) for b in self._in_space(Space.CONSTANT)
@@ -289,13 +342,27 @@ class GpuExecutor:
             self._functions = self._load_kernels()
             self._made_by_xla: set[str] = set()
             self._matmuls: dict[tuple[CanonicalDot, ProductTypes, Finish], Matmul] = {}
-            self._apart = [self._prepare_step(step) for step in program.steps]
-            self._launches = self._join_epilogues(self._apart)
+            prepared = [self._prepare_step(step) for step in program.steps]
+            self._apart = [p.launch if isinstance(p, Capturable) else p for p in prepared]
+            prepared = self._join_epilogues(prepared)
+            self._launches = [p.launch if isinstance(p, Capturable) else p for p in prepared]
             self._outputs = [
                 b for b in self._in_space(Space.OUTPUT) if b.name not in self._made_by_xla
             ]
+            self._runs = self._make_runs([isinstance(p, Capturable) for p in prepared])
+            if any(run.graphs is not None for run in self._runs):
+                self._land_small_results()
+                self._capture_stream = self.cupy.cuda.Stream(non_blocking=True)
+                self._work_rooms = WorkRooms(self._allocate_outside)
+            # The fixed addresses with those of the parameters of the latest call.
+            self._latest = self._fixed.copy()
+            result_bytes = sum(b.type.bytes for b in self._outputs)
+            kept = self.device.mem_info[1] // KEPT_SHARE // max(result_bytes, 1)
+            self._results = ResultPool(min(MOST_FREE, kept))
             # The zeroed arena and the constants are there before any stream uses them.
             self.cupy.cuda.runtime.deviceSynchronize()
+        # What is under way when the last reference goes uses arena, constants and graphs.
+        weakref.finalize(self, _wait_for, self._end).atexit = False
 
     def run(self, arguments: Sequence[Any]) -> list[DeviceArray]:
         """The outputs, new arrays that share memory with no argument; ready in the order of CuPy's current stream.
@@ -308,19 +375,23 @@ class GpuExecutor:
             stream = self.cupy.cuda.get_current_stream()
             self._wait_for_last_call(stream)
             call = self._place_buffers(arguments, stream.ptr)
-            launched = 0
             try:
-                for launch in self._launches:
-                    launch(call)
-                    launched += 1
+                for run in self._runs:
+                    if run.graphs is None or not self._replay(run, run.graphs, call, stream):
+                        for launch in run.launches:
+                            launch(call)
+                            call.step += 1
                 return self._take_outputs(call)
             except Exception as error:
+                if isinstance(error, OutOfMemory) or _is_shortage(error):
+                    call.outputs.clear()
+                    give_back_all()
                 if not _is_shortage(error):
                     raise
                 names = [*map(_name_of, self.program.steps), "the results"]
-                raise self._no_room(f"step {launched}, {names[launched]}", error) from None
+                raise self._no_room(f"step {call.step}, {names[call.step]}", error) from None
             finally:  # what was launched before a failure still uses the arena and the arguments
-                self._finish_call(stream, arguments, call.lent)
+                self._finish_call(stream, call.lent)
 
     def time_steps(self, arguments: Sequence[Any], repeats: int = 20) -> list[StepTime]:
         """GPU time of each step: the median of `repeats` runs of the whole program, after one to warm up."""
@@ -339,7 +410,7 @@ class GpuExecutor:
                 if repeat:
                     for row, (start, end) in zip(times, pairwise(events), strict=True):
                         row.append(1e3 * self.cupy.cuda.get_elapsed_time(start, end))
-            self._finish_call(stream, arguments, call.lent)
+            self._finish_call(stream, call.lent)
         return [
             StepTime(_name_of(step), type(step).__name__, statistics.median(row))
             for step, row in zip(self.program.steps, times, strict=True)
@@ -376,23 +447,100 @@ class GpuExecutor:
             while self._borrowed and self._borrowed[0][0].done:
                 self._free_events.append(self._borrowed.pop(0)[0])
 
+    # -- CUDA graphs --
+
+    def _make_runs(self, capturable: Sequence[bool]) -> list[_Run]:
+        """The steps in parts that are launched as one graph, or one by one."""
+        runs = []
+        allowed = options.graphs()
+        for first, end, able in split_runs(capturable):
+            steps = self.program.steps[first:end]
+            used = dict.fromkeys(view.buffer for step in steps for view in _views_of(step))
+            for name in map(_name_of, steps):  # of products in place of kernels
+                used.update(dict.fromkeys(self._multiplied.get(name, ())))
+            small = self._small_results()
+            moving = [name for name in used if name not in self._fixed and name not in small]
+            read = itemgetter(*moving) if moving else _no_addresses
+            name = f"{self.program.name}, steps {first} to {end - 1}"
+            graphs = GraphCache(name, self.graph_counts) if able and allowed else None
+            runs.append(_Run(tuple(self._launches[first:end]), read, graphs))
+        return runs
+
+    def _small_results(self) -> list[str]:
+        small = [b.name for b in self._outputs if b.type.bytes <= SMALL_BYTES]
+        return small if len(small) <= MOST_SMALL else []
+
+    def _land_small_results(self) -> None:
+        """Gives small results a place that stays the same."""
+        small = self._small_results()
+        landing = self._landing = self._allocate(SMALL_BYTES * len(small), "small results")
+        for number, name in enumerate(small):
+            self._fixed[name] = int(landing.ptr) + SMALL_BYTES * number
+        self._outputs = [b for b in self._outputs if b.name not in small]
+
+    def _replay(self, run: _Run, graphs: GraphCache, call: _Call, stream: Any) -> bool:
+        """The run as a graph, if there is one for these addresses, or if it is time for one."""
+        key = run.read(call.addresses)
+        captured = graphs.find(key)
+        if captured is None:
+            captured = self._capture(run, graphs, key, call, stream) if graphs.is_due(key) else None
+        if captured is not None:
+            try:
+                captured.graph.launch(stream)
+            except Exception as error:
+                call.lent.extend(graphs.refuse(error))
+            else:
+                self.graph_counts.replayed += 1
+                call.step += len(run.launches)
+                return True
+        self.graph_counts.direct += 1
+        return False
+
+    def _capture(
+        self, run: _Run, graphs: GraphCache, key: Key, call: _Call, stream: Any
+    ) -> CapturedRun | None:
+        """A graph of the run for the addresses of this call; None where it cannot be, which is told once."""
+        tables: list[Any] = []
+        captured_call = replace(call, stream=self._capture_stream.ptr, tables=tables)
+        rooms = self._rooms = self._work_rooms
+        self._outside = stream
+        try:
+            with self._capture_stream, capture(self._capture_stream) as found:
+                for launch in run.launches:
+                    rooms.begin_launch()
+                    launch(captured_call)
+        except Exception as error:
+            if not isinstance(error, OutOfMemory) and not _is_shortage(error):
+                call.lent.extend(graphs.refuse(error))
+            return None
+        finally:
+            self._rooms = self._outside = None
+        for table, pointers in tables:
+            self._write(int(table.ptr), pointers, call.stream)
+        captured = CapturedRun(found[0], tuple(table for table, _ in tables))
+        dropped = graphs.keep(key, captured)
+        if dropped is not None:
+            call.lent.append(dropped)
+        return captured
+
     def _wait_for_last_call(self, stream: Any) -> None:
         """There is one arena: a call on another stream starts when the latest call has ended."""
         if self._last is not None and self._last.ptr != stream.ptr:
             stream.wait_event(self._end)
+            # Who is held, and until when, is asked anew.
+            self._recalled = [_nothing] * len(self._recalled)
+            self._held.clear()
         while self._borrowed and self._borrowed[0][0].done:
             self._free_events.append(self._borrowed.pop(0)[0])
 
-    def _finish_call(self, stream: Any, arguments: Sequence[Any], lent: Sequence[Any]) -> None:
+    def _finish_call(self, stream: Any, lent: list[Any]) -> None:
         # Recorded now: by the next call the stream may be gone.
         self._last = stream
         self._end.record(stream)
-        owners = [a.owner if isinstance(a, DeviceArray) else a for a in arguments]
-        borrowed = [*lent, *(a for a in owners if _is_jax(a))]
-        if borrowed:
+        if lent:
             event = self._take_event()
             event.record(stream)
-            self._borrowed.append((event, borrowed))
+            self._borrowed.append((event, lent))
 
     def _take_event(self) -> Any:
         if self._free_events:
@@ -403,10 +551,20 @@ class GpuExecutor:
 
     def _allocate(self, count: int, what: str) -> Any:
         """Device memory of `count` bytes (at least one, so that it has an address of its own)."""
+        allocate = self.cupy.cuda.alloc if self._rooms is None else self._rooms.take
         try:
-            return self.cupy.cuda.alloc(max(count, 1))
+            return allocate(max(count, 1))
+        except self.cupy.cuda.memory.OutOfMemoryError:
+            give_back_all()
+        try:
+            return allocate(max(count, 1))
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             raise self._no_room(f"{what}, {count} bytes", error) from None
+
+    def _allocate_outside(self, count: int) -> Any:
+        """Memory that is no part of the graph that is being captured."""
+        with self._outside:
+            return self.cupy.cuda.alloc(count)
 
     def _no_room(self, what: str, error: Exception) -> OutOfMemory:
         return OutOfMemory(
@@ -436,20 +594,39 @@ class GpuExecutor:
             runtime.memcpyAsync(to, source, count, runtime.memcpyDeviceToDevice, stream)
 
     def _place_buffers(self, arguments: Sequence[Any], stream: int) -> _Call:
-        placed = [
-            self._recall_argument(number, a) or self._place_argument(number, a)
-            for number, a in enumerate(arguments)
+        if len(arguments) != len(self._recalled):
+            placed = [self._place_argument(n, a, stream) for n, a in enumerate(arguments)]
+            self.program.check_arguments([array.type for array in placed])
+        # JAX arrays that were ready when they came in the same place before need no second look: weights come call
+        # after call.  They do not move or change, but they may be deleted.
+        changed = [
+            number
+            for number, (recall, argument) in enumerate(zip(self._recalled, arguments, strict=True))
+            if recall() is not argument or argument is None or argument.is_deleted()
         ]
-        self.program.check_arguments([array.type for array in placed])
-        outputs = {b.name: self._allocate(b.type.bytes, b.name) for b in self._outputs}
-        addresses = dict(self._fixed)
-        for buffer in self._parameters:
-            addresses[buffer.name] = placed[buffer.index].pointer
+        placed = self._placed.copy()
+        lent = []
+        for number in changed:
+            array = placed[number] = self._place_argument(number, arguments[number], stream)
+            for name in self._parameters[number]:
+                self._latest[name] = array.pointer
+            if _is_jax(array.owner) and number not in self._held:
+                lent.append(array.owner)
+        if any(placed[number].type is not self._wanted[number] for number in changed):
+            self.program.check_arguments([array.type for array in placed])
+        lent += [arguments[number] for number in self._held]
+        outputs = {
+            b.name: self._results.take(
+                b.name, stream, functools.partial(self._allocate, b.type.bytes, b.name)
+            )
+            for b in self._outputs
+        }
+        addresses = self._latest.copy()
         for name, memory in outputs.items():
-            addresses[name] = int(memory.ptr)
+            addresses[name] = memory.ptr
         # The call holds `placed` until all is launched.  Copies of host arguments then go back to CuPy's pool,
         # which hands memory on in the order of the stream.
-        return _Call(placed, outputs, addresses, stream, [])
+        return _Call(placed, outputs, addresses, stream, lent)
 
     def _in_space(self, *spaces: Space) -> list[Buffer]:
         return [b for b in self.program.buffers.values() if b.space in spaces]
@@ -461,27 +638,18 @@ class GpuExecutor:
             self._types[key] = ArrayType(DType.of(dtype), shape)
         return self._types[key]
 
-    def _recall_argument(self, number: int, argument: Any) -> DeviceArray | None:
-        """Where a JAX array lies that came in the same place before: weights come call after call.
-
-        It was ready then, and JAX's arrays do not move or change, but they may be deleted.
-        """
-        known = self._recalled.get(number)
-        if known is None:
-            return None
-        array, placed = known[0](), known[1]
-        same = array is not None and array is argument and not array.is_deleted()
-        return placed if same else None
-
-    def _place_argument(self, number: int, argument: Any) -> DeviceArray:
+    def _place_argument(self, number: int, argument: Any, stream: int) -> DeviceArray:
         """The argument on this device: where it lies if it is there, row-major and aligned, else a copy."""
+        if number < len(self._recalled):
+            self._recalled[number] = _nothing
+            self._held.discard(number)
         if isinstance(argument, DeviceArray):
             return argument
         try:
             if isinstance(argument, self.cupy.ndarray):
                 return self._place_cupy(argument)
             if _is_jax(argument):
-                return self._place_jax(argument, number)
+                return self._place_jax(argument, number, stream)
             if hasattr(argument, "__cuda_array_interface__"):
                 return self._place_cupy(self.cupy.asarray(argument))
             return self._place_host(np.asarray(argument), number)
@@ -505,7 +673,7 @@ class GpuExecutor:
             array = array.copy(order="C")
         return DeviceArray(int(array.data.ptr), type_, array)
 
-    def _place_jax(self, array: Any, number: int) -> DeviceArray:
+    def _place_jax(self, array: Any, number: int, stream: int) -> DeviceArray:
         type_ = self._type_of(array.dtype, array.shape)
         here = self._is_here.get(array.sharding)
         if here is None:
@@ -522,8 +690,13 @@ class GpuExecutor:
         # JAX computes on streams of its own: the array must be finished before ours may read it.
         array.block_until_ready()
         pointer = int(array.unsafe_buffer_pointer())
-        self._recalled[number] = weakref.ref(array), DeviceArray(pointer, type_, None)
-        return DeviceArray(pointer, type_, array)
+        if number < len(self._recalled):
+            self._recalled[number] = weakref.ref(array)
+            self._placed[number] = DeviceArray(pointer, type_, None)
+            # JAX knows nothing of our streams; a result of ours is written again only in the order of its own.
+            if not follows_stream(pointer, stream):
+                self._held.add(number)
+        return DeviceArray(pointer, type_, None)
 
     def _has_rows(self, array: Any, rank: int) -> bool:
         """Is a JAX array row-major?  Its own layout object, where JAX shows it, saves making one for each question."""
@@ -602,15 +775,15 @@ class GpuExecutor:
                 "  compile for this device: gpu.from_device()"
             )
 
-    def _prepare_kernel(self, step: KernelStep) -> Launch:
+    def _prepare_kernel(self, step: KernelStep) -> Capturable:
         kernel, driver = step.kernel, self.cupy.cuda.driver
         function = int(self._functions[kernel].ptr)
         names = [view.buffer for view in step.arguments]
-        pointers = (ctypes.c_uint64 * max(len(names), 1))()
+        pointers: Any = (ctypes.c_uint64 * max(len(names), 1))()
         pointer_bytes = 8 * len(names)
         table = self._allocate(pointer_bytes, "a pointer table") if kernel.pointer_table else None
         # cuLaunchKernel takes the address of each parameter: of each pointer, or of the table's address.
-        values = pointers if table is None else (ctypes.c_uint64 * 1)(int(table.ptr))
+        values: Any = pointers if table is None else (ctypes.c_uint64 * 1)(int(table.ptr))
         slots = (ctypes.c_void_p * len(values))(
             *[ctypes.addressof(values) + 8 * i for i in range(len(values))]
         )
@@ -618,28 +791,44 @@ class GpuExecutor:
         grid_and_block = (kernel.grid, 1, 1, kernel.block, 1, 1, kernel.shared_bytes)
         runtime = self.cupy.cuda.runtime
 
+        read = itemgetter(*names) if len(names) > 1 else None
+        written: tuple[int, ...] = ()  # what the table holds
+
         # `keep`: what `block` points into lives as long as the function.
         def launch(call: _Call, keep: Any = (values, slots)) -> None:
-            pointers[: len(names)] = [call.addresses[name] for name in names]
-            if table is not None:
-                runtime.memcpyAsync(
-                    table.ptr,
-                    ctypes.addressof(pointers),
-                    pointer_bytes,
-                    runtime.memcpyHostToDevice,
-                    call.stream,
-                )
+            nonlocal written
+            addresses = call.addresses
+            given = read(addresses) if read else tuple([addresses[name] for name in names])
+            if table is None:
+                pointers[: len(names)] = given
+            elif call.tables is not None:
+                # A graph has a table of its own, filled once it is known to be a graph.
+                own = self._allocate_outside(pointer_bytes)
+                call.tables.append((own, np.array(given, np.uint64)))
+                values[0] = int(own.ptr)
+            else:
+                values[0] = int(table.ptr)
+                if given != written:
+                    pointers[: len(names)] = given
+                    runtime.memcpyAsync(
+                        table.ptr,
+                        ctypes.addressof(pointers),
+                        pointer_bytes,
+                        runtime.memcpyHostToDevice,
+                        call.stream,
+                    )
+                    written = given
             if kernel.cooperative:
                 driver.launchCooperativeKernel(function, *grid_and_block, call.stream, block)
             else:
                 driver.launchKernel(function, *grid_and_block, call.stream, block, 0)
 
-        return launch
+        return Capturable(launch)
 
     # -- products and the rest --
 
-    def _prepare_step(self, step: Step) -> Launch:
-        """The step as a function of a call."""
+    def _prepare_step(self, step: Step) -> Launch | Capturable:
+        """The step as a function of a call, marked where a CUDA graph can repeat it."""
         if isinstance(step, KernelStep):
             return self._prepare_kernel(step)
         if isinstance(step, LibraryStep) and isinstance(step.node.attrs, DotAttrs):
@@ -661,7 +850,7 @@ class GpuExecutor:
 
     def _prepare_dot(
         self, attrs: DotAttrs, types: ProductTypes, lhs: View, rhs: View, result: View
-    ) -> Launch | None:
+    ) -> Launch | Capturable | None:
         """Through cuBLASLt where its bindings are installed, else through cuBLAS; None where neither has it."""
         dot = canonical_dot(attrs, lhs.type, rhs.type, contiguous_depth=types.only_lt)
         runtime = self.cupy.cuda.runtime
@@ -673,7 +862,7 @@ class GpuExecutor:
                         call.addresses[result.buffer], 0, result.type.bytes, call.stream
                     )
 
-            return clear
+            return Capturable(clear)
         other = None if types.only_lt else self._prepare_gemm(dot, types, lhs, rhs, result)
         matmul = self._find_matmul(dot, types)
         return (
@@ -713,7 +902,7 @@ class GpuExecutor:
         rhs: View,
         result: View,
         other: Launch | None,
-    ) -> Launch:
+    ) -> Capturable:
         """other: where none of cuBLASLt's algorithms turns out to run."""
 
         def multiply(call: _Call) -> None:
@@ -730,19 +919,23 @@ class GpuExecutor:
             # To the pool, which hands them on in the order of the stream.
             del a_memory, b_memory, memory
 
-        return multiply
+        return Capturable(multiply)
 
-    def _join_epilogues(self, prepared: Sequence[Launch]) -> list[Launch]:
-        """The steps, where products that cuBLASLt can finish are launched in place of the kernels behind them."""
+    def _join_epilogues(self, prepared: Sequence[Launch | Capturable]) -> list[Launch | Capturable]:
+        """The steps, where products that cuBLASLt can finish are launched in place of the kernels behind them.
+
+        Notes the buffers that these read then."""
         places = {_name_of(step): number for number, step in enumerate(self.program.steps)}
         joined = list(prepared)
+        self._multiplied: dict[str, list[str]] = {}
         for epilogue in self.program.epilogues:
             first, second = places[epilogue.product], places[epilogue.kernel]
             step = self.program.steps[first]
             assert isinstance(step, LibraryStep)
             both = self._prepare_epilogue(step, epilogue, self._apart[first], self._apart[second])
             if both is not None:
-                joined[first], joined[second] = both
+                joined[first], joined[second] = map(Capturable, both)
+                self._multiplied[epilogue.kernel] = [view.buffer for view in step.operands]
         return joined
 
     def _prepare_epilogue(
@@ -957,6 +1150,31 @@ _SHORTAGES = ("OutOfMemoryError", "OUT_OF_MEMORY", "cudaErrorMemoryAllocation", 
 def _is_shortage(error: Exception) -> bool:
     text = f"{type(error).__name__}: {error}"
     return not isinstance(error, AstitchError) and any(word in text for word in _SHORTAGES)
+
+
+_NOTHING = object()
+
+
+def _nothing() -> object:
+    """What no argument is."""
+    return _NOTHING
+
+
+def _no_addresses(_: Mapping[str, int]) -> Key:
+    """Of a run that works on nothing that calls change."""
+    return ()
+
+
+def _wait_for(event: Any) -> None:
+    """Lets the GPU come to an event."""
+    try:
+        event.synchronize()
+    except Exception:  # a GPU that failed has nothing under way
+        pass
+
+
+def _views_of(step: Step) -> tuple[View, ...]:
+    return step.arguments if isinstance(step, KernelStep) else (*step.operands, *step.results)
 
 
 def _is_jax(argument: Any) -> bool:

@@ -60,6 +60,7 @@ def lt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLt:
     lt.kernels, lt.times = 0, iter(())
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ASTITCH_GRAPHS", "0")
     monkeypatch.setattr(cublaslt, "open_cache", cublaslt.open_cache.__wrapped__)
     monkeypatch.setattr(executor_module, "import_cupy", lambda: fake)
     bindings = cublaslt.Bindings(lt, Types, Compute)
