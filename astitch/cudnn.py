@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from astitch import options
 from astitch.convolution import CanonicalConvolution, ConvolutionTypes, Form, Tensor
 from astitch.kernel_cache import ByteCache
@@ -205,19 +207,17 @@ class Convolution:
         plans = self._candidates if self._chosen is None else [self._chosen]
         return self._copies_bytes + max(plan.workspace_bytes for plan in plans)
 
-    def launch(self, lhs: int, rhs: int, result: int, workspace: int, stream: int) -> None:
-        """Enqueue the convolution of arrays at these addresses; the first call chooses the plan, and waits.
+    def launch(self, addresses: Sequence[int], workspace: int, stream: int) -> None:
+        """Enqueue the convolution; the first call chooses the plan, and waits.
 
-        Raises NoPlan in the first call if no candidate runs.
+        addresses: of left operand, right operand and result.  Raises NoPlan in the first call if no candidate runs.
         """
         if self._chosen is None:
-            self._chosen = self._choose((lhs, rhs, result), workspace, stream)
+            self._chosen = self._choose(addresses, workspace, stream)
             self._candidates = [self._chosen]
-        self._launch(self._chosen, (lhs, rhs, result), workspace, stream)
+        self._launch(self._chosen, addresses, workspace, stream)
 
-    def _launch(
-        self, plan: Plan, addresses: tuple[int, int, int], workspace: int, stream: int
-    ) -> None:
+    def _launch(self, plan: Plan, addresses: Sequence[int], workspace: int, stream: int) -> None:
         places = [
             address if offset is None else workspace + offset
             for address, offset in zip(addresses, self._offsets, strict=True)
@@ -279,7 +279,7 @@ class Convolution:
         plan = self._build(graph, names.index(name), name) if name in names else None
         return [] if plan is None else [plan]
 
-    def _choose(self, addresses: tuple[int, int, int], workspace: int, stream: int) -> Plan:
+    def _choose(self, addresses: Sequence[int], workspace: int, stream: int) -> Plan:
         """The plan that is kept by now, or the fastest, which is kept then."""
         room = self.workspace_bytes - self._copies_bytes
         kept = [plan for plan in self._load() if plan.workspace_bytes <= room]
@@ -310,6 +310,41 @@ class Convolution:
 
 
 _BYTES = {"HALF": 2, "BFLOAT16": 2, "FLOAT": 4, "DOUBLE": 8}
+
+
+def find_convolution(
+    cupy: Any,
+    device: int,
+    problem: Problem,
+    time_launch: Callable[[Callable[[int], None], int], float],
+) -> Convolution | None:
+    """The convolution on the current device, which has this number; None without the bindings or a plan."""
+    bindings = find_bindings(device)
+    if bindings is None:
+        return None
+    try:
+        copy = functools.partial(_copy_tensor, cupy, _BYTES[problem.types.tensor])
+        return Convolution(bindings, problem, copy, time_launch)
+    except NoPlan:
+        return None
+
+
+def _copy_tensor(
+    cupy: Any, width: int, tensor: Tensor, lies: int, packed: int, back: bool, stream: int
+) -> None:
+    """A Copy by CuPy.  width: bytes of an element."""
+    assert tensor.copied is not None
+    extents, strides = zip(*tensor.copied, strict=True)
+    word = np.dtype(f"u{width}")
+
+    def view(address: int, steps: Sequence[int] | None) -> Any:
+        memory = cupy.cuda.UnownedMemory(address, tensor.size * width, None)
+        return cupy.ndarray(extents, word, cupy.cuda.MemoryPointer(memory, 0), strides=steps)
+
+    array, copy = view(lies, [n * width for n in strides]), view(packed, None)
+    to, source = (array, copy) if back else (copy, array)
+    with cupy.cuda.ExternalStream(stream):
+        to[...] = source
 
 
 def _align(count: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import statistics
+import sys
 import threading
 import warnings
 import weakref
@@ -21,6 +22,13 @@ from typing import Any
 import numpy as np
 
 from astitch import options
+from astitch.convolution import (
+    CanonicalConvolution,
+    ConvolutionTypes,
+    NoForm,
+    canonical_convolution,
+    choose_convolution_types,
+)
 from astitch.cublaslt import (
     PLAIN,
     Addresses,
@@ -39,6 +47,7 @@ from astitch.cuda_graph import (
     capture,
     split_runs,
 )
+from astitch.cudnn import Convolution, NoPlan, Problem, find_convolution
 from astitch.errors import (
     ArgumentMismatch,
     AstitchError,
@@ -49,7 +58,7 @@ from astitch.errors import (
     UnsupportedType,
 )
 from astitch.hlo_export import export_call
-from astitch.ir import ArrayType, DotAttrs, DType
+from astitch.ir import ArrayType, ConvolutionAttrs, DotAttrs, DType
 from astitch.kernel_cache import compile_cached
 from astitch.launch_time import time_launch
 from astitch.matmul import (
@@ -172,8 +181,27 @@ class DeviceArray:
     def lend_to_jax(self) -> Any:
         """A JAX array on the same memory, of at least one element; ready when CuPy's current stream has come here,
         and JAX, which does not own the memory, never gives it to another array."""
-        import cupy
         import jax
+
+        return jax.dlpack.from_dlpack(self._to_dlpack())
+
+    def adopt_by_jax(self, device: Any, queue: int) -> Any:
+        """What to_jax gives, for a device of JAX's and a stream of its own, which waits for this array already.
+
+        As jax.dlpack does it, a tenth of whose time goes into the array.
+        """
+        from jax._src.lib import _jax  # type: ignore[attr-defined]
+
+        if (
+            not self.type.size or self.type.dtype.bytes > _WORD_BYTES
+        ):  # wider ones JAX may have to narrow
+            return self.to_jax()
+        capsule = self._to_dlpack().__dlpack__(stream=_NO_WAIT)
+        return _jax.dlpack_managed_tensor_to_buffer(capsule, device, queue, None, _DLPACK_CUDA)
+
+    def _to_dlpack(self) -> Any:
+        """The array as an object of DLPack's protocol."""
+        import cupy
 
         dtype = self.type.dtype
         # DLPack names bool and the numbers; the narrow floats travel as words of their size.
@@ -181,7 +209,7 @@ class DeviceArray:
         memory = cupy.cuda.UnownedMemory(self.pointer, self.type.bytes, self)
         words = cupy.ndarray(self.type.shape, carrier, cupy.cuda.MemoryPointer(memory, 0))
         is_known = dtype not in _DLPACK_CARRIER and words.__dlpack_device__()[0] != _DLPACK_MANAGED
-        return jax.dlpack.from_dlpack(words if is_known else _RenamedDlpack(words, dtype))
+        return words if is_known else _RenamedDlpack(words, dtype)
 
 
 _DLPACK_CARRIER = {
@@ -191,6 +219,11 @@ _DLPACK_CARRIER = {
 }
 _DLPACK_CODE = {DType.BF16: 4, DType.F8E4M3FN: 10, DType.F8E5M2: 12}
 """DLDataTypeCode of the narrow floats (dlpack.h, DLPack 1.1)."""
+
+_WORD_BYTES = 4
+
+_NO_WAIT = -1
+"""For __dlpack__: whoever takes the array has seen to it that it is ready."""
 
 _DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
 """DLDeviceType of a GPU's memory, and of memory that it shares with the host."""
@@ -322,6 +355,7 @@ class GpuExecutor:
         # While launches are captured: where they find memory, and the stream of the call.
         self._rooms: WorkRooms | None = None
         self._outside: Any = None
+        self._jax_device = find_device("gpu", self.device.id) if "jax" in sys.modules else None
         with self.device:
             self._end = self.cupy.cuda.Event(disable_timing=True)
             self._arena = self._allocate(program.arena_bytes, "the arena")
@@ -342,6 +376,9 @@ class GpuExecutor:
             self._functions = self._load_kernels()
             self._made_by_xla: set[str] = set()
             self._matmuls: dict[tuple[CanonicalDot, ProductTypes, Finish], Matmul] = {}
+            self._convolutions: dict[
+                tuple[CanonicalConvolution, ConvolutionTypes], Convolution
+            ] = {}
             prepared = [self._prepare_step(step) for step in program.steps]
             self._apart = [p.launch if isinstance(p, Capturable) else p for p in prepared]
             prepared = self._join_epilogues(prepared)
@@ -392,6 +429,17 @@ class GpuExecutor:
                 raise self._no_room(f"step {call.step}, {names[call.step]}", error) from None
             finally:  # what was launched before a failure still uses the arena and the arguments
                 self._finish_call(stream, call.lent)
+
+    def run_to_jax(self, arguments: Sequence[Any]) -> list[Any]:
+        """What run gives, as JAX arrays: on the same memory where JAX runs on this GPU, else copies."""
+        results = self.run(arguments)
+        if self._jax_device is None:
+            return [array.to_jax() for array in results]
+        # One event for all: whatever JAX does with them comes after it.
+        queue = self._jax_device.get_stream_for_external_ready_events()
+        with self.device:
+            self.cupy.cuda.runtime.streamWaitEvent(queue, self._end.ptr)
+            return [array.adopt_by_jax(self._jax_device, queue) for array in results]
 
     def time_steps(self, arguments: Sequence[Any], repeats: int = 20) -> list[StepTime]:
         """GPU time of each step: the median of `repeats` runs of the whole program, after one to warm up."""
@@ -687,9 +735,10 @@ class GpuExecutor:
             self._is_here[array.sharding] = here
         if not here or not type_.size or (type_.rank > 1 and not self._has_rows(array, type_.rank)):
             return self._place_host(np.asarray(array), number)
-        # JAX computes on streams of its own: the array must be finished before ours may read it.
-        array.block_until_ready()
         pointer = int(array.unsafe_buffer_pointer())
+        if not follows_stream(pointer, stream):
+            # JAX computes on streams of its own: the array must be finished before ours may read it.
+            array.block_until_ready()
         if number < len(self._recalled):
             self._recalled[number] = weakref.ref(array)
             self._placed[number] = DeviceArray(pointer, type_, None)
@@ -840,10 +889,19 @@ class GpuExecutor:
                 launch = self._prepare_dot(step.node.attrs, types, lhs, rhs, result)
                 if launch is not None:
                     return launch
+        if isinstance(step, LibraryStep) and isinstance(step.node.attrs, ConvolutionAttrs):
+            convolve = self._prepare_convolution(step, step.node.attrs)
+            if convolve is not None:
+                return convolve
+        return self._prepare_other(step)
+
+    def _prepare_other(self, step: Step) -> Launch:
+        """A step that no library does which is called from here."""
+        assert not isinstance(step, KernelStep)
         if isinstance(step, IslandStep):
             return self._prepare_island(step.name, step.hlo, step.operands, step.results)
         if isinstance(step, LibraryStep) and has_jax():
-            # Convolutions, and products that cuBLAS has no types for: through XLA into the libraries that it calls.
+            # Through XLA into the libraries that it calls.
             hlo = export_call(step.node, [view.type for view in step.operands])
             return self._prepare_island(f"%{step.node.name}", hlo, step.operands, step.results)
         return self._prepare_reference(step)
@@ -920,6 +978,37 @@ class GpuExecutor:
             del a_memory, b_memory, memory
 
         return Capturable(multiply)
+
+    def _prepare_convolution(self, step: LibraryStep, attrs: ConvolutionAttrs) -> Capturable | None:
+        """Through cuDNN where its bindings are installed and have the convolution, else None."""
+        (lhs, rhs), (result,) = step.operands, step.results
+        conv = canonical_convolution(attrs, lhs.type, rhs.type, result.type)
+        types = choose_convolution_types(attrs, lhs.type.dtype, rhs.type.dtype, result.type.dtype)
+        if isinstance(conv, NoForm) or isinstance(types, NoForm):
+            return None
+        found = self._convolutions.get((conv, types))
+        if found is None:
+            properties = self.cupy.cuda.runtime.getDeviceProperties(self.device.id)
+            problem = Problem(conv, types, properties["name"].decode())
+            found = find_convolution(self.cupy, self.device.id, problem, self._time_launch)
+            if found is None:
+                return None
+            self._convolutions[conv, types] = found
+        convolution, other = found, list[Launch]()
+
+        def convolve(call: _Call) -> None:
+            if other:
+                other[0](call)
+                return
+            addresses = [call.addresses[view.buffer] for view in (lhs, rhs, result)]
+            memory = self._allocate(convolution.workspace_bytes, "a convolution's workspace")
+            try:
+                convolution.launch(addresses, int(memory.ptr), call.stream)
+            except NoPlan:  # in the first call: what cuDNN names does not run
+                other.append(self._prepare_other(step))
+                other[0](call)
+
+        return Capturable(convolve)
 
     def _join_epilogues(self, prepared: Sequence[Launch | Capturable]) -> list[Launch | Capturable]:
         """The steps, where products that cuBLASLt can finish are launched in place of the kernels behind them.

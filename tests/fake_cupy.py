@@ -39,12 +39,21 @@ class Memory:
 class Array:
     """A cupy.ndarray on given memory."""
 
-    def __init__(self, shape: Any, dtype: Any, memory: Any, view: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        shape: Any,
+        dtype: Any,
+        memory: Any,
+        view: np.ndarray | None = None,
+        strides: Any = None,
+    ) -> None:
         self.memory = memory
         if view is None:
             count = int(np.prod(shape)) * np.dtype(dtype).itemsize
             data = (ctypes.c_uint8 * count).from_address(memory.ptr)
             view = np.frombuffer(data, dtype).reshape(shape)
+            if strides is not None:
+                view = np.lib.stride_tricks.as_strided(view, shape, strides)
         self.view, self.shape, self.data = view, view.shape, memory
 
     def transpose(self, order: Any) -> Array:

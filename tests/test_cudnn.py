@@ -100,7 +100,7 @@ class Call:
         self.result[...] = np.nan
         workspace = np.full(self.convolution.workspace_bytes, 99, np.uint8)
         addresses = [x.ctypes.data for x in (*self.arrays, self.result)]
-        self.convolution.launch(*addresses, workspace.ctypes.data, STREAM)
+        self.convolution.launch(addresses, workspace.ctypes.data, STREAM)
         node = Node("c", "convolution", self.type, ("x", "k"), self.attrs)
         np.testing.assert_array_equal(self.result, eval_node(node, self.arrays)[0])
         assert self.cudnn.stream == STREAM
