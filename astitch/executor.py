@@ -192,9 +192,7 @@ class DeviceArray:
         """
         from jax._src.lib import _jax  # type: ignore[attr-defined]
 
-        if (
-            not self.type.size or self.type.dtype.bytes > _WORD_BYTES
-        ):  # wider ones JAX may have to narrow
+        if not self.type.size or self.type.dtype.bytes > _WORD_BYTES:  # the latter JAX may narrow
             return self.to_jax()
         capsule = self._to_dlpack().__dlpack__(stream=_NO_WAIT)
         return _jax.dlpack_managed_tensor_to_buffer(capsule, device, queue, None, _DLPACK_CUDA)

@@ -166,6 +166,8 @@ class JitFunction:
             fn, jax_options.get("static_argnums"), jax_options.get("static_argnames")
         )
         self._compiled: dict[Hashable, Compiled] = {}
+        # What decided the latest call, the types of its arrays, and what ran it.
+        self._latest: tuple[Hashable, list[Any], Compiled] | None = None
         # Reentrant: tracing runs the user's function, which may call this one on other arrays.
         self._lock = threading.RLock()
 
@@ -194,14 +196,21 @@ class JitFunction:
 
         dynamic, static = self._statics.split(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten(dynamic)
-        if _is_traced(leaves) or _is_jit_disabled():
+        # Hundreds of arrays come call after call, so that whatever is asked of each counts.
+        array_type = _array_type()
+        all_arrays = set(map(type, leaves)) <= {array_type}
+        if not self._is_untraced() or _is_jit_disabled() or (not all_arrays and _is_traced(leaves)):
             return self._jax_jit(*args, **kwargs)
         if self.engine == "xla":
             self._through_xla = True  # from now on it is jax.jit's own call
             return self._call_xla(args, kwargs)
         try:
-            avals = tuple([jax.typeof(leaf) for leaf in leaves])
-            key: Hashable = (tree, avals, static, _jax_settings())
+            avals = [leaf.aval if all_arrays else jax.typeof(leaf) for leaf in leaves]
+            decided: Hashable = (tree, static, _jax_settings())
+            latest = self._latest
+            if latest is not None and latest[0] == decided and _are_same(latest[1], avals):
+                return latest[2].run_flat(leaves, all_arrays=all_arrays)
+            key: Hashable = (decided, tuple(avals))
             compiled = self._compiled.get(key)
         except TypeError:  # a leaf that is no array, a static value that has no hash
             self._jax_jit.trace(*args, **kwargs)  # raises JAX's own words
@@ -212,7 +221,8 @@ class JitFunction:
                 if compiled is None:
                     lowered = self._lower_alone(args, kwargs)
                     compiled = self._compiled[key] = lowered.compile()
-        return compiled.run_flat(leaves)
+        self._latest = decided, avals, compiled
+        return compiled.run_flat(leaves, all_arrays=all_arrays)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method of a class."""
@@ -245,6 +255,7 @@ class JitFunction:
         """Forget every compiled signature, and which engine runs them."""
         with self._lock:
             self._compiled.clear()
+            self._latest = None
             self._stitched_jit.clear_cache()
             self._through_xla = False
             self.__dict__.pop("engine", None)
@@ -525,6 +536,7 @@ class Compiled:
         self._argument_names = [jax.tree_util.keystr(path) for path, _ in paths]
         self._in_avals = [aval for _, aval in paths]
         self._is_key = [_is_key(aval) for aval in self._in_avals]
+        self._takes_keys = any(self._is_key)
         self._finishes = [_choose_finish(type_) for type_ in jax.tree_util.tree_leaves(out_info)]
         if len(self.program.parameters) != len(self._in_avals):
             raise IllegalProduct(
@@ -559,23 +571,31 @@ class Compiled:
         self._check_types([jax.typeof(leaf) for leaf in leaves])
         return self.run_flat(leaves)
 
-    def run_flat(self, leaves: Sequence[Any]) -> Any:
-        """The result for the flat arguments, whose types were checked."""
+    def run_flat(self, leaves: Sequence[Any], *, all_arrays: bool = False) -> Any:
+        """The result for the flat arguments, whose types were checked.  all_arrays: are all of them JAX's own?"""
         import jax
-        import numpy as np
 
-        arguments = [
-            (jax.random.key_data(x) if is_key else x)
-            if isinstance(x, jax.Array)
-            else np.asarray(x, aval.dtype)
-            for x, aval, is_key in zip(leaves, self._in_avals, self._is_key, strict=True)
-        ]
+        arguments: Sequence[Any] = leaves
+        if not all_arrays or self._takes_keys:
+            arguments = self._make_arguments(leaves)
         results = self._engine(arguments)
         outputs = [
             array if finish is None else finish(array)
             for array, finish in zip(results, self._finishes, strict=True)
         ]
         return jax.tree_util.tree_unflatten(self.out_tree, outputs)
+
+    def _make_arguments(self, leaves: Sequence[Any]) -> list[Any]:
+        """What the engine takes for the flat arguments."""
+        import jax
+        import numpy as np
+
+        return [
+            (jax.random.key_data(x) if is_key else x)
+            if isinstance(x, jax.Array)
+            else np.asarray(x, aval.dtype)
+            for x, aval, is_key in zip(leaves, self._in_avals, self._is_key, strict=True)
+        ]
 
     def _check_types(self, given: Sequence[Any]) -> None:
         mismatches = [
@@ -655,10 +675,7 @@ def make_engine(program: Program, device: int | None) -> Engine:
 
         executor = GpuExecutor(program, device)
 
-        def run_on_gpu(arguments: Sequence[Any]) -> list[Any]:
-            return [array.to_jax() for array in executor.run(arguments)]
-
-        return run_on_gpu
+        return executor.run_to_jax
 
     from astitch.host_engine import HostEngine
 
@@ -727,11 +744,25 @@ def _find_statics(
 
 
 def _is_traced(leaves: Sequence[Any]) -> bool:
-    """Whether a JAX transformation is under way, around this call or in its arguments."""
+    """Whether a JAX transformation is under way in the arguments of a call."""
     import jax
-    from jax._src.core import trace_state_clean
 
-    return not trace_state_clean() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+@functools.cache
+def _array_type() -> type:
+    """JAX's class of arrays of numbers on devices, neither tracers nor random keys."""
+    from jax._src.array import ArrayImpl
+
+    return ArrayImpl
+
+
+def _are_same(avals: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Are the types of arrays equal?  Those of arrays that came before are the same objects: equality takes longer."""
+    return len(avals) == len(others) and all(
+        a is b or a == b for a, b in zip(avals, others, strict=True)
+    )
 
 
 def _jax_settings() -> Hashable:
