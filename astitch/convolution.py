@@ -100,7 +100,8 @@ def canonical_convolution(
         readings = [read(call) for read in forms]
         found = [reading for reading in readings if isinstance(reading, CanonicalConvolution)]
         if found:
-            # A gradient's arrays lie as those of its convolution do: read as that they need few copies.
+            # The same product either way.  The arrays of a gradient lie as those of its convolution do: read as that
+            # they need few copies.
             return min(found, key=lambda reading: sum(t.size for t in reading.tensors if t.copied))
         reasons += [reading.reason for reading in readings if isinstance(reading, NoForm)]
     return NoForm("; ".join(reasons))

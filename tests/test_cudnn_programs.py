@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import gzip
 import importlib
 import sys
 from pathlib import Path
@@ -18,10 +18,15 @@ from jax import lax
 
 from astitch import cudnn
 from astitch.compile import compile_hlo
+from astitch.convolution import CanonicalConvolution, canonical_convolution
 from astitch.executor import GpuExecutor
+from astitch.hlo_export import export_call
+from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
+from astitch.ir import ArrayType, ConvolutionAttrs, Node
 from astitch.program import LibraryStep, Program
-from tests.hlo_runner import lower
+from astitch.xla_island import compile_island, find_device, put_array
+from tests.hlo_runner import lower, run_xla
 
 executor_module = importlib.import_module("astitch.executor")
 
@@ -89,3 +94,147 @@ def test_what_does_not_run_is_an_island_from_then_on(library: FakeCudnn) -> None
     (want,) = HostEngine(program).run([X, K])
     for _ in range(2):
         np.testing.assert_array_equal(executor.run([X, K])[0].to_numpy(), want)
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------------------------
+
+MODULES = Path(__file__).parent / "data" / "hlo"
+
+F16, BF16, F32, F64 = jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64
+
+
+def run_with_cudnn(
+    program: Program, arguments: list[np.ndarray], convolutions: int
+) -> list[np.ndarray]:
+    """The results, of the first call and of a graph; nothing is left to XLA."""
+    pytest.importorskip("cudnn")
+    executor = GpuExecutor(program)
+    found = [step for step in program.steps if isinstance(step, LibraryStep)]
+    assert len(found) == convolutions
+    first = [result.to_numpy() for result in executor.run(arguments)]
+    placed = [executor.cupy.asarray(a) if a.dtype != BF16 else a for a in arguments]
+    for _ in range(4):
+        again = [result.to_numpy() for result in executor.run(placed)]
+        for one, other in zip(first, again, strict=True):
+            np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+    assert executor._convolutions and not executor._made_by_xla
+    return first
+
+
+def assert_near(found: np.ndarray, want: np.ndarray, error: float) -> None:
+    """error: of the largest number."""
+    found, want = found.astype(np.float64), np.asarray(want).astype(np.float64)
+    assert np.isfinite(found).all()
+    assert np.abs(found - want).max() <= error * max(np.abs(want).max(), 1)
+
+
+def step_of(**options: Any) -> Any:
+    """A layer and both of its gradients."""
+
+    def step(x: Any, k: Any, y: Any) -> Any:
+        result, pull = jax.vjp(lambda x, k: lax.conv_general_dilated(x, k, **options), x, k)
+        return result, *pull(y)
+
+    return step
+
+
+def layer_case(
+    x: Any, k: Any, layout: Any = LAST, stride: Any = (1, 1), padding: Any = "SAME", **more: Any
+) -> Any:
+    return {"window_strides": stride, "padding": padding, "dimension_numbers": layout, **more}, x, k
+
+
+LAYERS = {
+    "last": layer_case((4, 12, 20, 16), (3, 3, 16, 32)),
+    "first": layer_case((4, 16, 12, 20), (32, 16, 3, 3), FIRST),
+    "strided": layer_case((4, 13, 20, 16), (3, 3, 16, 32), stride=(2, 3)),
+    "strided, first": layer_case((4, 16, 13, 20), (32, 16, 3, 3), FIRST, stride=(2, 2)),
+    "asymmetric": layer_case((4, 12, 20, 16), (3, 2, 16, 32), padding=((0, 2), (1, 0))),
+    "dilated": layer_case((4, 12, 20, 16), (3, 3, 16, 32), rhs_dilation=(2, 3)),
+    "transposed": layer_case(
+        (4, 12, 10, 16), (3, 3, 16, 32), padding=((1, 2), (2, 1)), lhs_dilation=(2, 2)
+    ),
+    "groups": layer_case((4, 12, 20, 16), (3, 3, 4, 32), feature_group_count=4),
+    "depthwise": layer_case((4, 12, 20, 16), (3, 3, 1, 16), feature_group_count=16),
+    "few channels": layer_case((4, 32, 20, 1), (3, 3, 1, 3)),
+    "other orders": layer_case((16, 12, 20, 4), (16, 3, 32, 3), ("CHWN", "IHOW", "HNWC")),
+    "1-d": layer_case((4, 40, 16), (5, 16, 24), ("NWC", "WIO", "NWC"), (2,)),
+    "3-d": layer_case((2, 6, 7, 8, 8), (3, 3, 3, 8, 16), ("NDHWC", "DHWIO", "NDHWC"), (1, 1, 1)),
+    "1 x 1": layer_case((4, 12, 20, 16), (1, 1, 16, 32)),
+    "patches": layer_case((4, 32, 32, 3), (8, 8, 3, 48), stride=(8, 8), padding="VALID"),
+}
+
+
+def lower_layer(name: str, dtype: Any) -> tuple[bytes, list[np.ndarray]]:
+    """The layer with its gradients, and arguments of whole numbers."""
+    options, x_shape, k_shape = LAYERS[name]
+    x, k = whole(*x_shape, dtype=dtype), whole(*k_shape, dtype=dtype)
+    with jax.enable_x64(dtype is F64):
+        shape = jax.eval_shape(lambda x, k: lax.conv_general_dilated(x, k, **options), x, k).shape
+        arguments = [x, k, whole(*shape, dtype=dtype)]
+        return lower(step_of(**options), *arguments), arguments
+
+
+def find_convolutions(hlo: bytes) -> list[tuple[Node, list[ArrayType]]]:
+    graph = import_hlo(hlo)
+    return [
+        (node, [graph[operand].array for operand in node.operands])
+        for node in graph
+        if isinstance(node.attrs, ConvolutionAttrs)
+    ]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_and_their_gradients_have_forms(name: str) -> None:
+    found = find_convolutions(lower_layer(name, F32)[0])
+    assert len(found) == 3
+    for node, types in found:
+        assert isinstance(node.attrs, ConvolutionAttrs)
+        reading = canonical_convolution(node.attrs, *types, node.array)
+        assert isinstance(reading, CanonicalConvolution), reading
+
+
+def run_layer(name: str, dtype: Any) -> None:
+    hlo, arguments = lower_layer(name, dtype)
+    found = run_with_cudnn(compile_hlo(hlo, gpu="h100").program, arguments, 3)
+    error = {F16: 2e-3, BF16: 2e-2, F32: 1e-3, F64: 1e-12}[dtype]
+    for one, other in zip(found, run_xla(hlo, arguments), strict=True):
+        assert_near(one, other, error)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_and_their_gradients(name: str) -> None:
+    run_layer(name, F32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [F16, BF16, F64])
+@pytest.mark.parametrize("name", ["last", "first", "strided"])
+def test_types(name: str, dtype: Any) -> None:
+    run_layer(name, dtype)
+
+
+@pytest.mark.gpu
+def test_the_highest_precision_is_f32s() -> None:
+    rng = np.random.default_rng(0)
+    x, k = (rng.normal(size=s).astype(np.float32) for s in ((4, 12, 20, 16), (3, 3, 16, 32)))
+    hlo = lower(lambda x, k: layer(x, k, precision="highest"), x, k)
+    (found,) = run_with_cudnn(compile_hlo(hlo, gpu="h100").program, [x, k], 1)
+    assert_near(found, run_xla(hlo, [x, k])[0], 1e-5)
+
+
+@pytest.mark.gpu
+def test_the_convolutions_of_a_training_step_of_crnn() -> None:
+    found = find_convolutions(gzip.decompress((MODULES / "crnn_train.hlo.pb.gz").read_bytes()))
+    assert len(found) == 20
+    device = find_device("gpu")
+    if device is None:
+        pytest.skip("needs JAX on the GPU")
+    for node, types in found:
+        hlo = export_call(node, types)
+        arguments = [whole(*t.shape) for t in types]
+        (result,) = run_with_cudnn(compile_hlo(hlo, gpu="h100").program, arguments, 1)
+        island = compile_island(hlo, device, node.name)
+        (want,) = island.run([put_array(a, device) for a in arguments])
+        assert_near(result, np.asarray(want), 1e-3)
