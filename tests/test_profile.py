@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,13 @@ BAD = {
     "proto that does not parse": (["{pb}"], "HLO module: "),
     "shapes of a module": (["{hlo}", "--args", "f32[1]"], "an HLO module has its own shapes"),
     "empty dump": (["{folder}"], "no *before_optimizations* file in it"),
+    "one file": (
+        ["{py}", "--html", "both", "--json", "./both"],
+        "--json and --html both name both",
+    ),
+    "no number": (["{py}", "--runs", "many"], "argument --runs: invalid int value: 'many'"),
+    "no such option": (["{py}", "--bogus"], "unrecognized arguments: --bogus"),
+    "no target": ([], "the following arguments are required: TARGET"),
     "preset": (["{py}", "--gpu", "h900"], "no GPU preset 'h900'"),
     "emulation": (["{py}", "--gpu", "host"], "--gpu host is the emulation"),
     "no Nsight": (["{py}", "--ncu"], "--ncu needs Nsight Compute"),
@@ -360,7 +368,12 @@ def test_bad_input_is_one_line_and_status_2(
     places |= {"pb": "module.pb", "folder": "folder"}
     typed, message = BAD[case]
     before = sorted(tmp_path.iterdir())
-    assert main([word.format(**places) if "[" not in word else word for word in typed]) == 2
+    words = [word.format(**places) if "[" not in word else word for word in typed]
+    try:
+        status = main(words)
+    except SystemExit as left:  # argparse's own
+        status = left.code
+    assert status == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     (line,) = shown.err.splitlines()
@@ -404,6 +417,34 @@ def test_an_output_that_cannot_be_written_leaves_nothing(
     assert main([str(module), "--gpu", "h100", "--no-ablation", "--json", str(old)]) == 2
     assert told in capsys.readouterr().err
     assert old.read_text() == "old" and [p.name for p in folder.iterdir()] == ["report.json"]
+
+
+def test_a_file_system_that_refuses_is_found_before_anything_takes_time(
+    module: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert main([str(module), "--gpu", "h100", "--json", "report.json"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "report.json cannot be written" in shown.err
+
+
+def test_a_page_that_cannot_be_made_leaves_no_json_either(
+    module: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(report: Report) -> str:
+        raise AstitchError("no page")
+
+    monkeypatch.setattr(Report, "to_html", fail)
+    outputs = ["--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]
+    assert main([str(module), "--gpu", "h100", "--no-ablation", *outputs]) == 2
+    assert "no page" in capsys.readouterr().err
+    assert not [*tmp_path.glob("a.*")]
 
 
 # ---- the command -----------------------------------------------------------------------------------------------

@@ -222,6 +222,16 @@ def count(
     return counters.count_kernels(replace(target, typed=("soft.py",)), BOTH, None, 10, {})
 
 
+def test_the_first_of_many_launches_does_not_count_for_all() -> None:
+    rows = [
+        ("turn", {"instructions": 4.0, "DRAM read transactions": reads}) for reads in (900, 2, 1)
+    ]
+    of_many = counters.sum_up_rows(rows, {"turn": 104.0})["turn"]
+    assert of_many == {"DRAM read transactions": 2, "instructions": 4.0}
+    of_all = counters.sum_up_rows(rows, {"turn": 3.0})["turn"]
+    assert of_all["DRAM read transactions"] == 301  # of a call: the three as they were counted
+
+
 def test_counters_are_averaged_and_told_for_a_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

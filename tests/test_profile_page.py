@@ -149,6 +149,21 @@ def test_counters_have_a_table_of_their_own(report: Report) -> None:
     assert 'id="counters"' in text and 'id="counters"' not in report.to_html()
 
 
+def test_a_program_without_a_stitch_op_has_a_page_too() -> None:
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 32), (32, 64))]
+    found = astitch.profile(jnp.matmul, *arguments, gpu="h100")
+    assert all(row.us == 0 for row in found.ablation if row.us is not None)
+    tags = Tags()
+    tags.feed(found.to_html())
+    assert tags.open == [] and "program" in tags.ids
+
+
+def test_watts_are_no_megahertz(report: Report) -> None:
+    clocks = {"SM clock": 1980.0, "power limit (W)": 700.0}
+    text = replace(report, machine=replace(report.machine, clocks=clocks)).to_html()
+    assert "<dd>1,980 MHz</dd>" in text and "<dt>power limit (W)</dt><dd>700</dd>" in text
+
+
 def test_many_refusals_are_folded(report: Report) -> None:
     many = tuple(Refusal(f"a{n}", "b", "no", ()) for n in range(30))
     text = replace(report, refusals=many).to_html()
@@ -353,6 +368,30 @@ def test_paper_has_no_buttons_and_a_light_ground(page: Any) -> None:
     assert page.locator(".filters").is_hidden() and page.locator("nav").is_hidden()
     assert page.locator("#kernel-table").is_visible()
     assert len(page.pdf()) > 20_000
+
+
+def test_paper_shows_what_the_screen_folds(browser: Any, report: Report, tmp_path: Path) -> None:
+    kernels = tuple(Kernel(f"k{n}", "memory", 1.0, bound_us=100.0 - n) for n in range(60))
+    refusals = tuple(Refusal(f"a{n}", "b", "no", ()) for n in range(30))
+    file = tmp_path / "long.html"
+    long = replace(report, xla=Side("xla", kernels=kernels), refusals=refusals)
+    file.write_text(long.to_html(), "utf-8")
+    context = browser.new_context(offline=True)
+    opened = context.new_page()
+    opened.goto(file.as_uri())
+    visible = opened.locator("#kernel-table tbody tr:visible")
+    last = opened.locator("#refusals code", has_text="a29")
+    assert visible.count() == 40 and last.is_hidden()
+    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert visible.count() > 60 and last.is_visible()
+    opened.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert visible.count() == 40 and last.is_hidden()
+    context.close()
+
+
+def test_all_columns_of_the_kernels_fit_a_wide_screen(page: Any) -> None:
+    frame = page.locator("#kernels .scroll")
+    assert frame.evaluate("e => e.scrollWidth - e.clientWidth") <= 0
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from astitch.errors import AstitchError
 from astitch.gpu import PRESETS
@@ -29,8 +30,15 @@ REGRESSED, FAILED = 1, 2
 """Exit status: slower than --compare's base; an error."""
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """What is typed wrong is told as every other error is, without the list of options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(FAILED, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=PROGRAM,
         description="XLA and astitch side by side on one target: measured on a GPU, compiled for a preset without one.",
         epilog="exit status: 0; 1 where --compare found a regression; 2 after a one-line error",
@@ -123,9 +131,11 @@ def check_options(options: argparse.Namespace) -> None:
         from astitch.profiling.counters import find_ncu
 
         find_ncu()
-    for path in (options.json, options.html):
-        if path is not None:
-            check_writable(path)
+    outputs = [path for path in (options.json, options.html) if path is not None]
+    for path in outputs:
+        check_writable(path)
+    if len({path.resolve() for path in outputs}) < len(outputs):
+        raise AstitchError(f"--json and --html both name {options.html}\n  name two files")
 
 
 def check_writable(path: Path) -> None:
@@ -135,7 +145,13 @@ def check_writable(path: Path) -> None:
         raise AstitchError(f"{path} is a folder\n  give the name of a file")
     if not folder.is_dir():
         raise AstitchError(f"{path}: there is no folder {folder}\n  make it, or name another")
-    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+    try:
+        # Asked by doing it: some file systems refuse what their permissions allow.
+        with tempfile.TemporaryFile(dir=folder):
+            refused = path.exists() and not os.access(path, os.W_OK)
+    except OSError:
+        refused = True
+    if refused:
         raise AstitchError(f"{path} cannot be written\n  name a file in a folder of yours")
 
 
@@ -180,16 +196,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def write_outputs(options: argparse.Namespace, report: Report) -> None:
-    """The files, each whole."""
-    if options.json:
-        write_whole(options.json, json.dumps(report.to_dict(), separators=(",", ":")) + "\n")
-        print(f"wrote {options.json}", file=sys.stderr)
+    """The files, each whole; nothing is written before all of them are made."""
     page = options.html
     if options.open and page is None:
         page = Path(tempfile.mkdtemp(prefix="astitch_profile_")) / "report.html"
+    texts: dict[Path, str] = {}
+    if options.json:
+        texts[options.json] = json.dumps(report.to_dict(), separators=(",", ":")) + "\n"
     if page:
-        write_whole(page, report.to_html())
-        print(f"wrote {page}", file=sys.stderr)
+        texts[page] = report.to_html()
+    for path, text in texts.items():
+        write_whole(path, text)
+        print(f"wrote {path}", file=sys.stderr)
     if options.open:
         import webbrowser
 

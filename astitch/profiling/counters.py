@@ -11,6 +11,7 @@ import io
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -92,8 +93,8 @@ def _configure(settings: Mapping[str, Any]) -> None:
 def count_kernels(
     target: Target, sides: Sequence[Side], engine: str | None, most: int, shared: Mapping[str, str]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """By side and kernel the counters of one launch, the mean of those that were counted: up to MOST_LAUNCHES of each
-    launch shape, so one that is launched once weighs as much as one of every turn.
+    """By side and kernel the counters of one launch: see sum_up_rows.  Up to MOST_LAUNCHES of each launch shape are
+    counted, so one that is launched once weighs as much as one of every turn.
 
     sides: measured; the `most` slowest kernels of each are counted.  shared: see keep_compiled.  Raises AstitchError
     where nothing can be counted.
@@ -108,7 +109,8 @@ def count_kernels(
         if not names:
             continue
         text, errors = _watch(ncu, names, [side.name, *_entry(target, engine)], shared)
-        found[side.name] = average_rows(read_rows(text))
+        launches = {kernel.name: kernel.launches for kernel in side.kernels}
+        found[side.name] = sum_up_rows(read_rows(text), launches)
         if not found[side.name]:
             said = [line for line in (*text.splitlines(), *errors.splitlines()) if line.strip()]
             complaints = [line for line in said if "==ERROR==" in line or "Error" in line]
@@ -197,19 +199,25 @@ def read_rows(text: str) -> Iterator[tuple[str, dict[str, float]]]:
         yield named["Kernel Name"].partition("(")[0].strip(), found
 
 
-def average_rows(rows: Iterable[tuple[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """By kernel, the mean over its launches."""
+def sum_up_rows(
+    rows: Iterable[tuple[str, dict[str, float]]], launches: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    """By kernel, its counters of one launch: the mean where all of a call's launches were counted, else the median,
+    since the first of many finds a colder L2 than the others.  launches: of each kernel in a call."""
     listed: dict[str, list[dict[str, float]]] = {}
     for name, found in rows:
         listed.setdefault(name, []).append(found)
-    return {name: dict(_average(launches)) for name, launches in listed.items()}
+    return {
+        name: dict(_sum_up(counted, len(counted) >= launches.get(name, 0.0)))
+        for name, counted in listed.items()
+    }
 
 
-def _average(launches: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, float]]:
+def _sum_up(counted: Sequence[Mapping[str, float]], complete: bool) -> Iterator[tuple[str, float]]:
     for name in METRICS:
-        values = [launch[name] for launch in launches if name in launch]
+        values = [launch[name] for launch in counted if name in launch]
         if values:
-            yield name, sum(values) / len(values)
+            yield name, statistics.fmean(values) if complete else statistics.median(values)
 
 
 def add_counters(side: Side, counters: Mapping[str, Mapping[str, float]]) -> Side:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 
 from astitch.profiling.report import MEMORY, PROJECTED, Ablation, Event, Kernel, Report, Side, Step
 from astitch.profiling.wording import (
@@ -74,7 +75,7 @@ def draw_split(report: Report) -> str:
                 f'height="{BAR_HEIGHT}" '
                 f"{_tip(tip)}/>"
             )
-            if width > 52:
+            if width > 58:
                 out.append(_text(x + width / 2, y + 20, format_us(us), "inbar", anchor="middle"))
             x += width
         out.append(_text(x + 8, y + 20, format_us(known[number]), "label strong"))
@@ -87,7 +88,7 @@ def draw_ablation(rows: Sequence[Ablation]) -> str:
     if not times:
         return ""
     left, right, step = 170, 190, 34
-    scale = (BAR_WIDTH - left - right) / max(times)
+    scale = (BAR_WIDTH - left - right) / max(*times, 1e-9)  # no kernel at all: no time
     out = [_open_svg(BAR_WIDTH, step * len(rows) + 6, "Ablation")]
     for number, row in enumerate(rows):
         y = number * step + 4
@@ -156,7 +157,9 @@ def draw_roofline(report: Report) -> str:
     roof = [place(start, start * machine.peak_gbs), place(ridge, flops), place(x_high, flops)]
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in roof)
     out.append(f'<polyline class="roof" points="{points}"/>')
-    at = start ** (2 / 3) * ridge ** (1 / 3)  # left of the middle, where most dots are
+    room = [x_low, *sorted(x for x in xs if x < ridge), ridge]
+    left, right = max(pairwise(room), key=lambda gap: gap[1] / gap[0])  # where no dot hides it
+    at = math.sqrt(max(left, start) * right)
     middle = place(at, at * machine.peak_gbs)
     angle = -math.degrees(math.atan2(roof[0][1] - roof[1][1], roof[1][0] - roof[0][0]))
     label = f"memory: {machine.peak_gbs:,.0f} GB/s"

@@ -22,6 +22,7 @@ from astitch.profiling.figures import (
 from astitch.profiling.report import KINDS, MEMORY, Group, Kernel, Refusal, Report, Side, Stitch
 from astitch.profiling.wording import (
     ABOVE_LIGHT,
+    COUNTED,
     KIND_NAMES,
     SHORT_NAMES,
     SIDE_NAMES,
@@ -32,6 +33,7 @@ from astitch.profiling.wording import (
     format_percent,
     format_ratio,
     format_seconds,
+    format_setting,
     format_spread,
     format_us,
     label_kernels,
@@ -126,13 +128,14 @@ def _list_sections(report: Report) -> Iterator[tuple[str, str, str]]:
 def render_head(report: Report, sections: Sequence[tuple[str, str]]) -> str:
     """sections: (what to call it, its id) of what is on the page."""
     kind = "measured" if report.measured else "projected"
+    basis = name_basis(report).removeprefix(f"{kind} ")
     links = "".join(f'<a href="#{name}">{title}</a>' for title, name in sections)
     return f"""\
 <header>
 <div class="bar"><span class="mark">astitch<b>profile</b></span><nav aria-label="Sections">{links}</nav>
 <button id="theme" type="button" aria-label="Change between light and dark">◐</button></div>
 <h1>{escape(report.target)}</h1>
-<p class="basis"><span class="badge {kind}">{kind}</span> {escape(name_basis(report))} · {escape(report.date)}</p>
+<p class="basis"><span class="badge {kind}">{kind}</span> {escape(basis)} · {escape(report.date)}</p>
 </header>"""
 
 
@@ -397,8 +400,8 @@ def render_counters(report: Report) -> str:
         "Hardware counters",
         '<div class="scroll"><table class="plain named"><thead><tr><th>side</th><th>kernel</th><th>time</th>'
         f"{heads}<th>achieved occupancy</th><th>SM efficiency</th></tr></thead><tbody>{body}</tbody></table></div>",
-        "The slowest kernels of each side under Nsight Compute, which replays each with the L2 as it finds it; counts "
-        "of one call, a transaction being 32 bytes.",
+        f"The slowest kernels of each side under Nsight Compute, which replays each with the L2 as it finds it. "
+        f"{COUNTED}; a transaction is 32 bytes.",
     )
 
 
@@ -631,7 +634,7 @@ def render_machine(report: Report) -> str:
         ("bandwidth of a copy", f"{machine.peak_gbs:,.0f} GB/s"),
         ("fp32 multiply-adds", f"{machine.fp32_gflops / 1e3:,.1f} TFLOP/s"),
         ("engine", report.engine),
-        *((name, f"{value:,.0f} MHz") for name, value in machine.clocks.items()),
+        *((name, format_setting(name, value)) for name, value in machine.clocks.items()),
         *([("driver", machine.driver)] if machine.driver else []),
         *([("L2", machine.l2)] if machine.l2 else []),
         *machine.versions.items(),

@@ -296,7 +296,8 @@ def describe_steps(
                 plan = scopes[kernel.name]
                 label = format_ops(len(plan.scope.members))
                 if kernel.global_barriers:
-                    label += f", {kernel.global_barriers} barriers"
+                    plural = "s" if kernel.global_barriers > 1 else ""
+                    label += f", {kernel.global_barriers} barrier{plural}"
                 yield Step(number, "kernel", kernel.name, label, producers)
             case LibraryStep(node=node):
                 yield Step(number, "library", node.name, f"{node.op} {node.type}", producers)

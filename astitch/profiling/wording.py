@@ -30,6 +30,9 @@ ABOVE_LIGHT = (
 )
 """What a share of the speed of light beyond 1 means."""
 
+COUNTED = "Counts of one call; of kernels with more launches than were counted, as often the median launch"
+"""What hardware counters are of."""
+
 NUMBERED = re.compile(r"((loop_|input_)?(fusion|call|computation)[._]?)?\d*")
 """Names of XLA's that tell nothing."""
 
@@ -81,6 +84,11 @@ def format_seconds(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else f"{seconds:.2f} s"
 
 
+def format_setting(name: str, value: float) -> str:
+    """A clock in MHz, or what its name says in brackets: power limit (W)."""
+    return f"{value:,.0f}" if name.endswith(")") else f"{value:,.0f} MHz"
+
+
 def name_basis(report: Report) -> str:
     """What the times of a report are."""
     if report.measured:
@@ -130,9 +138,11 @@ def label_kernels(kernels: Iterable[Kernel], most: int) -> dict[str, str]:
 
 
 def describe_name(kernel: Kernel) -> str:
-    """A kernel's name; where that is a number only, the ops that it came from too."""
+    """A kernel's name, of a library's C++ without its namespaces; where it is a number only, the ops that it came from
+    too."""
     if not NUMBERED.fullmatch(kernel.name):
-        return kernel.name
+        head, angle, arguments = kernel.name.removeprefix("void ").partition("<")
+        return head.rpartition("::")[2] + angle + arguments
     ops = dict.fromkeys(source.rpartition("/")[2].rpartition(" ")[2] for source in kernel.source)
     return f"{kernel.name} {', '.join(ops)}" if ops else kernel.name
 

@@ -89,6 +89,26 @@ if (table) {
   }
 }
 
+// On paper nothing can be unfolded: all kernels and all refusals are there.
+const folds = $$("#refusals details");
+let unfolded = [];
+addEventListener("beforeprint", () => {
+  unfolded = folds.filter((fold) => !fold.open);
+  for (const fold of unfolded) fold.open = true;
+  if (table) {
+    all.dataset.before = all.getAttribute("aria-expanded");
+    all.setAttribute("aria-expanded", "true");
+    filterRows();
+  }
+});
+addEventListener("afterprint", () => {
+  for (const fold of unfolded) fold.open = false;
+  if (table) {
+    all.setAttribute("aria-expanded", all.dataset.before);
+    filterRows();
+  }
+});
+
 // ---- stitch ops that open --------------------------------------------------------------------------------------
 
 const steps = $$(".step");
