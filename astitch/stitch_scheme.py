@@ -379,6 +379,7 @@ class RootReads:
                 space,
                 held_words=self.held_words(group, space),
                 again_words=self.words_read_again(group, space),
+                arrays=self.count_arrays(group),
                 element_bytes=self.element_bytes(group, space),
                 awaited=self.is_awaited(group, space),
                 flat=flat,
@@ -498,6 +499,10 @@ class RootReads:
         widths = [w for w in read if sum(b for other, b in read.items() if other >= w) >= half]
         return max(widths, default=MAX_ALIGNED)
 
+    def count_arrays(self, group: Group) -> int:
+        roots = map(self.root_of, group.roots)
+        return len({array for root in roots for array in self.reads_of(root).arrays})
+
     def words_read_again(self, group: Group, space: Space) -> float:
         """Words for each element of the space that more than one root of the group reads there."""
         roots = [self.root_of(name) for name in group.roots]
@@ -569,7 +574,10 @@ class _Arranger:
             and not self.is_better_apart(root, group, mapping)
         ):
             return mapping
-        return self.map_space(root.space)
+        if root.kind is not RootKind.POINTWISE:
+            return self.map_space(root.space)
+        alone = replace(group, dominant=root.name, sub_dominants=())
+        return self.map_space(self.known.space_of(alone))
 
     def is_better_apart(self, root: Root, group: Group, mapping: Mapping) -> bool:
         """A sum over all tasks that the group's dominant waits for: nothing stays on chip from the one to the other,

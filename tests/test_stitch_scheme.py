@@ -155,6 +155,19 @@ def test_an_element_wise_group_joins_the_loop_of_its_producer() -> None:
     assert schemes(arrangement) == {"total": "regional", "next": "independent"}
 
 
+def test_outputs_of_other_arrays_are_accessed_as_widely_as_the_first() -> None:
+    """What is f32 only between load and store does not narrow the accesses to bf16."""
+    g = GraphBuilder()
+    scale, outputs = g.same("negate", g.parameter("f32[64]")), []
+    for columns in (1024, 512):
+        x = g.convert(g.parameter(f"bf16[64,{columns}]"), "f32")
+        factor = g.broadcast(scale, (64, columns), (0,))
+        outputs.append(g.convert(g.same("multiply", x, factor), "bf16"))
+    arrangement = arrange(g.build(*outputs))
+    assert len(arrangement.groups.groups) == 1
+    assert [loop.mapping.vector for loop in arrangement.loops] == [8, 8]
+
+
 def test_a_kept_value_read_at_its_own_index_is_local() -> None:
     g = GraphBuilder()
     x = g.parameter("f32[4096]")

@@ -416,6 +416,8 @@ def test_flat_tiles_take_more_steps_only_when_the_device_is_full() -> None:
     gpu = preset("h100")
     small, large = (map_space(space((n,)), gpu, 256, 1056) for n in (1 << 20, 1 << 26))
     assert small.col_steps == 1 < large.col_steps
+    several = map_space(replace(space((1 << 26,)), arrays=3), gpu, 256, 1056)
+    assert several.col_steps == 1, "three loads are on their way as it is"
     assert small.tasks == (1 << 20) // (256 * 4)
     assert large.reason == "element-wise: flat tiles"
 

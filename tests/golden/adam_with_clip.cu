@@ -2316,7 +2316,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             }
           }
         }
-        {  // loop 30: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x2x2x2x2 / 512 threads x 1 x 2; 1 tasks; element-wise: flat tiles
+        {  // loop 30: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2x2x2x2x2 / 512 threads x 1 x 4; 1 tasks; element-wise: flat tiles
           const int thread = threadIdx.x;
           const int tx = threadIdx.x;
           const int ty = 0;
@@ -2385,17 +2385,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const int k = 0;
               {
                 const int l = 0;
-                const int col = l * 1024 + tx * 2;
+                const int col = l * 2048 + tx * 4;
                 if (col < 32) {
-                  const Vec<float, 2> flat_56__1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_flat_56__1 + (col));
-                  const Vec<float, 2> flat_36__1_v_0__1 = *reinterpret_cast<const Vec<float, 2>*>(p_flat_36__1 + (col));
-                  Vec<float, 2> add_176_w_0;
-                  const Vec<float, 2> flat_76__1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_flat_76__1 + (col));
-                  Vec<float, 2> add_177_w_0;
-                  const Vec<float, 2> flat_16__1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_flat_16__1 + (col));
-                  Vec<float, 2> sub_110_w_0;
+                  const Vec<float, 4> flat_56__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_56__1 + (col));
+                  const Vec<float, 4> flat_36__1_v_0__1 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_36__1 + (col));
+                  Vec<float, 4> add_176_w_0;
+                  const Vec<float, 4> flat_76__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_76__1 + (col));
+                  Vec<float, 4> add_177_w_0;
+                  const Vec<float, 4> flat_16__1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_flat_16__1 + (col));
+                  Vec<float, 4> sub_110_w_0;
                   #pragma unroll
-                  for (int lane = 0; lane < 2; ++lane) {
+                  for (int lane = 0; lane < 4; ++lane) {
                     const float flat_56__1 = load_as<float>(flat_56__1_v_0.v[lane]);
                     const float mul_406 = hlo_multiply(flat_56__1, 0.9f);
                     const float flat_36__1__1 = load_as<float>(flat_36__1_v_0__1.v[lane]);
@@ -2419,9 +2419,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
                     const float sub_110 = hlo_subtract(flat_16__1, div_182);
                     sub_110_w_0.v[lane] = store_as<float>(sub_110);
                   }
-                  *reinterpret_cast<Vec<float, 2>*>(p_add_176 + (col)) = add_176_w_0;
-                  *reinterpret_cast<Vec<float, 2>*>(p_add_177 + (col)) = add_177_w_0;
-                  *reinterpret_cast<Vec<float, 2>*>(p_sub_110 + (col)) = sub_110_w_0;
+                  *reinterpret_cast<Vec<float, 4>*>(p_add_176 + (col)) = add_176_w_0;
+                  *reinterpret_cast<Vec<float, 4>*>(p_add_177 + (col)) = add_177_w_0;
+                  *reinterpret_cast<Vec<float, 4>*>(p_sub_110 + (col)) = sub_110_w_0;
                 }
               }
             }

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 29 x 256 threads, 64 B shared
+// stitch_0: grid 22 x 256 threads, 64 B shared
 //   jit(f8_storage)/convert_element_type
 //   jit(f8_storage)/mul
 //   jit(f8_storage)/reduce_sum
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       }
     }
   }
-  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 40x90 / 256 threads x 1 x 2; 8 tasks; element-wise: flat tiles
+  {  // loop 2: outer 1 / 1 threads, row 1 / 1 threads x 1, col 40x90 / 256 threads x 1 x 16; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = threadIdx.x;
     const int ty = 0;
@@ -210,17 +210,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int first = int(blockIdx.x) - 21;
     if (first >= 0) {
       const int task = first;
-      const int col_tile = task;
       {
         const int k = 0;
         {
           const int l = 0;
-          const int col = l * 512 + tx * 2 + col_tile * 512;
+          const int col = l * 4096 + tx * 16;
           if (col < 3600) {
-            const Vec<f8e5m2, 2> g_1_v_0__1 = *reinterpret_cast<const Vec<f8e5m2, 2>*>(p_g_1 + (col));
-            Lanes<f8e5m2, 2> add_3_w_0;
+            const Vec<f8e5m2, 16> g_1_v_0__1 = *reinterpret_cast<const Vec<f8e5m2, 16>*>(p_g_1 + (col));
+            Lanes<f8e5m2, 16> add_3_w_0;
             #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
+            for (int lane = 0; lane < 16; ++lane) {
               const float g_1__1 = load_as<float>(g_1_v_0__1.v[lane]);
               const float abs_1 = hlo_abs(g_1__1);
               const float neg_1 = hlo_negate(abs_1);

@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         }
       }
     }
-    {  // loop 1: outer 1 / 1 threads, row 1 / 1 threads x 1, col 8x10 / 256 threads x 1 x 2; 1 tasks; element-wise: flat tiles
+    {  // loop 1: outer 1 / 1 threads, row 1 / 1 threads x 1, col 8x10 / 256 threads x 1 x 1; 1 tasks; element-wise: flat tiles
       const int thread = threadIdx.x;
       const int tx = threadIdx.x;
       const int ty = 0;
@@ -59,25 +59,20 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           const int k = 0;
           {
             const int l = 0;
-            const int col = l * 512 + tx * 2;
+            const int col = l * 256 + tx;
             if (col < 80) {
               const int col_0__1 = ((col) / 10);
               const int col_1__1 = ((col) % 10);
-              Vec<float, 2> pad_5_w_0;
-              #pragma unroll
-              for (int lane = 0; lane < 2; ++lane) {
-                float pad_5;
-                if (col_0__1 + 2 < 9 && col_1__1 + lane - 3 >= 0 && col_1__1 + lane - 3 < 11) {
-                  const int at_0__1 = col_1__1 + col_0__1 * 11 + 19;
-                  const float x_1__1 = load_as<float>(p_x_1[at_0__1 + lane]);
-                  pad_5 = x_1__1;
-                } else {
-                  const float value_1__1 = load_as<float>(p_value_1[0]);
-                  pad_5 = value_1__1;
-                }
-                pad_5_w_0.v[lane] = store_as<float>(pad_5);
+              float pad_5;
+              if (col_0__1 + 2 < 9 && col_1__1 - 3 >= 0) {
+                const int at_0__1 = col_1__1 + col_0__1 * 11 + 19;
+                const float x_1__1 = load_as<float>(p_x_1[at_0__1]);
+                pad_5 = x_1__1;
+              } else {
+                const float value_1__1 = load_as<float>(p_value_1[0]);
+                pad_5 = value_1__1;
               }
-              *reinterpret_cast<Vec<float, 2>*>(p_pad_5 + (col)) = pad_5_w_0;
+              p_pad_5[col] = store_as<float>(pad_5);
             }
           }
         }
