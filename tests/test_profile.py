@@ -340,6 +340,7 @@ BAD = {
     "runs": (["{py}", "--runs", "0"], "--runs 0: give 1 or more"),
     "no folder": (["{py}", "--json", "nowhere/x.json"], "there is no folder nowhere"),
     "folder": (["{py}", "--html", "{folder}"], "is a folder"),
+    "pipe": (["{py}", "--html", "pipe"], "is no ordinary file"),
     "base": (["{py}", "--compare", "{py}"], "not JSON"),
     "no base": (["{py}", "--compare", "no.json"], "no.json: No such file"),
 }
@@ -364,6 +365,7 @@ def test_bad_input_is_one_line_and_status_2(
         (tmp_path / f"{name}.{'txt' if name == 'hlo' else 'py'}").write_text(text)
     (tmp_path / "module.pb").write_bytes(b"\x0a\xff\xff nothing")
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     places = {"py": module, "plain": "plain.py", "broken": "broken.py", "hlo": "hlo.txt"}
     places |= {"pb": "module.pb", "folder": "folder"}
     typed, message = BAD[case]

@@ -145,9 +145,11 @@ def check_writable(path: Path) -> None:
         raise AstitchError(f"{path} is a folder\n  give the name of a file")
     if not folder.is_dir():
         raise AstitchError(f"{path}: there is no folder {folder}\n  make it, or name another")
+    if path.exists() and not path.is_file():  # a device, a pipe: a file would take its place
+        raise AstitchError(f"{path} is no ordinary file\n  give the name of a file")
     try:
         # Asked by doing it: some file systems refuse what their permissions allow.
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=path.resolve().parent):
             refused = path.exists() and not os.access(path, os.W_OK)
     except OSError:
         refused = True
@@ -157,6 +159,7 @@ def check_writable(path: Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Into a file beside it that takes its place at the end.  Raises AstitchError, nothing written."""
+    path = path.resolve()  # a link stays, what it points to is replaced
     partial: str | None = None
     try:
         number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
