@@ -340,3 +340,19 @@ _TYPES = {
     DType.F32: "FLOAT",
     DType.F64: "DOUBLE",
 }
+
+
+def describe_convolution(
+    attrs: ConvolutionAttrs, lhs: ArrayType, rhs: ArrayType, result: ArrayType
+) -> str:
+    """cuDNN's form, and what is copied for it; or why XLA does it."""
+    conv = canonical_convolution(attrs, lhs, rhs, result)
+    types = choose_convolution_types(attrs, lhs.dtype, rhs.dtype, result.dtype)
+    for found in (conv, types):
+        if isinstance(found, NoForm):
+            return f"XLA's: {found.reason}"
+    assert isinstance(conv, CanonicalConvolution)
+    names = ("left operand", "right operand", "result")
+    copied = [name for name, t in zip(names, conv.tensors, strict=True) if t.copied]
+    mirrored = ", of the mirrored filter" if conv.mirrored else ""
+    return f"{conv.form.value}{mirrored}, {' and '.join(copied) or 'nothing'} copied"

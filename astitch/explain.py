@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from astitch.convolution import describe_convolution
 from astitch.dimensions import is_embedded
 from astitch.gpu import Gpu
-from astitch.ir import Graph
+from astitch.ir import ConvolutionAttrs, Graph
 from astitch.kernel_cache import compile_cached
 from astitch.nvrtc import Request, Resources, compile_many_cuda
 from astitch.plan import Plan
@@ -148,6 +149,17 @@ def show_outside(program: Program) -> list[str]:
     return lines
 
 
+def show_convolutions(program: Program) -> list[str]:
+    """Which of cuDNN's forms the convolutions are where CuPy launches the program, and why others are left to XLA."""
+    lines = []
+    for step in library_steps(program):
+        attrs = step.node.attrs
+        if isinstance(attrs, ConvolutionAttrs):
+            types = [view.type for view in (*step.operands, *step.results)]
+            lines.append(f"  %{step.node.name}: {describe_convolution(attrs, *types)}")
+    return ["convolutions, where CuPy launches them and cuDNN is there:", *lines] if lines else []
+
+
 def show_epilogues(program: Program) -> list[str]:
     """Which kernels are epilogues of products, and why others that read products are not."""
     if not program.epilogues and not program.no_epilogues:
@@ -171,6 +183,7 @@ def explain(
         "",
         f"library calls: {len(library_steps(program))}",
         *show_outside(program),
+        *show_convolutions(program),
         *show_epilogues(program),
     ]
     for plan in plans:

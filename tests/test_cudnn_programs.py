@@ -78,6 +78,22 @@ def test_a_convolution_of_a_program_is_cudnns(library: FakeCudnn) -> None:
     assert library.launched == ["eng0"]
 
 
+def test_explain_says_what_cudnn_does() -> None:
+    def convolve(x: Any, k: Any) -> Any:
+        back = layer(x, k, stride=(2, 2), precision="highest")
+        spread = jnp.int32(layer(x.astype(jnp.int32), k.astype(jnp.int32)))
+        return back, spread, jax.grad(lambda x: jnp.sum(layer(x, k, stride=(2, 2))))(x)
+
+    text = compile_hlo(lower(convolve, X, K), gpu="h100").explain()
+    (start,) = (i for i, line in enumerate(text.splitlines()) if line.startswith("convolutions,"))
+    shown = [line.split(": ", 1)[1] for line in text.splitlines()[start + 1 : start + 4]]
+    assert sorted(shown) == [
+        "XLA's: s32, for which cuDNN is not asked",
+        "conv_dgrad, of the mirrored filter, right operand copied",
+        "conv_fprop, right operand copied",
+    ]
+
+
 def test_what_cudnn_has_not_is_an_island(library: FakeCudnn) -> None:
     library.names = ()
     check(compile_fn(layer, X, K), X, K)
