@@ -25,6 +25,7 @@ from astitch.build_program import make_cuda_kernel
 from astitch.compile import Compilation, compile_graph
 from astitch.driver_ahead import Unit, assemble_ahead
 from astitch.emit_loop import LoopKernel, emit_loop
+from astitch.epilogues import find_epilogues
 from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
@@ -51,6 +52,7 @@ from astitch.module_cache import open_cache
 from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda, count_threads
 from astitch.plan import Plan
 from astitch.program import (
+    Activation,
     CudaKernel,
     IslandStep,
     KernelStep,
@@ -299,6 +301,21 @@ def find_moves(compilation: Compilation) -> dict[str, str]:
         if moves and between:
             left[name] = "it only permutes what products give or take"
     return left
+
+
+def find_finished(compilation: Compilation, in_place: Collection[str]) -> dict[str, str]:
+    """The kernels that only finish a product, with the reason: XLA does so as it multiplies.
+
+    Not GELU, which reads the sum more than once: XLA's own products end before that.  in_place: kernels whose results
+    take over memory, where XLA would copy.
+    """
+    scopes = {plan.kernel.name: plan.scope for plan in compilation.plans}
+    found, _ = find_epilogues(compilation.scopes.graph, scopes, compilation.program.steps)
+    return {
+        epilogue.kernel: f"it only finishes a product: {epilogue}"
+        for epilogue in found
+        if epilogue.activation is not Activation.GELU and epilogue.kernel not in in_place
+    }
 
 
 def _admit(
@@ -1037,7 +1054,7 @@ def compile_for_xla(
         raise
     pool.shutdown(wait=False)  # whoever asks for a kernel waits for it
     in_place = find_in_place(compilation, donated)
-    left = find_moves(compilation)
+    left = {**find_moves(compilation), **find_finished(compilation, in_place)}
     kernels = prepare_kernels(compilation.program, gpu, in_place, left, code)
     compilation = _note_refusals(compilation, kernels)
     if wanted is options.Loops.BODIES:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.compile import compile_hlo
+from astitch.compile import compile_graph, compile_hlo
 from astitch.hlo_import import import_hlo
 from astitch.program import Activation, Epilogue, KernelStep, LibraryStep, Program, Space
 from astitch.program_file import pack_program, unpack_program
@@ -267,3 +267,20 @@ def test_programs_inside_xla_have_none() -> None:
     compilation, _ = compile_for_xla(import_hlo(lower(mlp, *MLP)), preset("h100"))
     assert compilation.program.epilogues == () == compilation.program.no_epilogues
     assert "epilogue" not in compilation.explain()
+
+
+@pytest.mark.parametrize(("activation", "left"), [(jax.nn.relu, 1), (tanh_gelu, 0)])
+def test_xla_finishes_its_products_itself(activation: Any, left: int) -> None:
+    """But for what takes the sum more than once, and what is to be written over an argument."""
+    from astitch.gpu import preset
+    from astitch.xla_engine import find_finished
+
+    hlo = lower(lambda x, w, b: activation(x @ w + b), *arrays(*XW, (16,)))
+    compilation = compile_graph(import_hlo(hlo), preset("h100"), epilogues=False)
+    (plan,) = compilation.plans
+    found = find_finished(compilation, ())
+    assert len(found) == left
+    for name, reason in found.items():
+        assert name == plan.kernel.name
+        assert reason.startswith(f"it only finishes a product: {name} = ReLU(%")
+    assert find_finished(compilation, (plan.kernel.name,)) == {}
