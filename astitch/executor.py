@@ -13,7 +13,8 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
@@ -353,6 +354,7 @@ class GpuExecutor:
         # While launches are captured: where they find memory, and the stream of the call.
         self._rooms: WorkRooms | None = None
         self._outside: Any = None
+        self._work_rooms = WorkRooms(self._allocate_outside)
         self._jax_device = find_device("gpu", self.device.id) if "jax" in sys.modules else None
         with self.device:
             self._end = self.cupy.cuda.Event(disable_timing=True)
@@ -379,6 +381,7 @@ class GpuExecutor:
             ] = {}
             prepared = [self._prepare_step(step) for step in program.steps]
             self._apart = [p.launch if isinstance(p, Capturable) else p for p in prepared]
+            self._capturable = [isinstance(p, Capturable) for p in prepared]
             prepared = self._join_epilogues(prepared)
             self._launches = [p.launch if isinstance(p, Capturable) else p for p in prepared]
             self._outputs = [
@@ -388,7 +391,6 @@ class GpuExecutor:
             if any(run.graphs is not None for run in self._runs):
                 self._land_small_results()
                 self._capture_stream = self.cupy.cuda.Stream(non_blocking=True)
-                self._work_rooms = WorkRooms(self._allocate_outside)
             # The fixed addresses with those of the parameters of the latest call.
             self._latest = self._fixed.copy()
             result_bytes = sum(b.type.bytes for b in self._outputs)
@@ -472,15 +474,31 @@ class GpuExecutor:
         """The CUfunction of one of the program's kernels, its shared memory allowed and its residency proved."""
         return int(self._functions[kernel].ptr)
 
-    def run_step(self, number: int, addresses: Mapping[str, int], stream: int) -> None:
+    def can_capture(self, number: int) -> bool:
+        """Can a CUDA graph repeat this step?"""
+        return self._capturable[number]
+
+    def run_step(
+        self,
+        number: int,
+        addresses: Mapping[str, int],
+        stream: int,
+        *,
+        captured: bool = False,
+    ) -> None:
         """Enqueue one step that is no kernel on `stream`, a CUstream of the caller's.
 
-        addresses: where the buffers that it reads and writes lie, each with room for its bytes.
+        addresses: where the buffers that it reads and writes lie, each with room for its bytes.  captured: the stream
+        is capturing, and the step, which has run before, becomes part of a graph of the caller's.
         """
         step = self.program.steps[number]
         assert not isinstance(step, KernelStep)
         with self.device, self._lock, self.cupy.cuda.ExternalStream(stream):
             call = _Call((), {}, dict(addresses), stream, [])
+            if captured:
+                with self._working_in_rooms(self.cupy.cuda.Stream.null):
+                    self._apart[number](call)
+                return
             self._apart[number](call)
             for view in step.results:
                 found = call.addresses[view.buffer]
@@ -548,19 +566,15 @@ class GpuExecutor:
         """A graph of the run for the addresses of this call; None where it cannot be, which is told once."""
         tables: list[Any] = []
         captured_call = replace(call, stream=self._capture_stream.ptr, tables=tables)
-        rooms = self._rooms = self._work_rooms
-        self._outside = stream
         try:
             with self._capture_stream, capture(self._capture_stream) as found:
                 for launch in run.launches:
-                    rooms.begin_launch()
-                    launch(captured_call)
+                    with self._working_in_rooms(stream):
+                        launch(captured_call)
         except Exception as error:
             if not isinstance(error, OutOfMemory) and not _is_shortage(error):
                 call.lent.extend(graphs.refuse(error))
             return None
-        finally:
-            self._rooms = self._outside = None
         for table, pointers in tables:
             self._write(int(table.ptr), pointers, call.stream)
         captured = CapturedRun(found[0], tuple(table for table, _ in tables))
@@ -568,6 +582,16 @@ class GpuExecutor:
         if dropped is not None:
             call.lent.append(dropped)
         return captured
+
+    @contextmanager
+    def _working_in_rooms(self, outside: Any) -> Iterator[None]:
+        """While one launch is captured: it allocates where all of them do.  outside: a stream that is not capturing."""
+        self._rooms, self._outside = self._work_rooms, outside
+        self._work_rooms.begin_launch()
+        try:
+            yield
+        finally:
+            self._rooms = self._outside = None
 
     def _wait_for_last_call(self, stream: Any) -> None:
         """There is one arena: a call on another stream starts when the latest call has ended."""

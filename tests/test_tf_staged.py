@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,18 @@ class FakeCuda:
         self.library.fake_cuda_blocks.restype = ctypes.c_int64
         self.library.fake_cuda_set(launch_table.emulation_address())
         self.functions: list[FakeFunction] = []
+        self.kept: list[Any] = []
+
+    def enqueue(self, stream: int, work: Callable[[], int]) -> None:
+        """Does the work, or leaves it to a graph."""
+        called = ctypes.CFUNCTYPE(ctypes.c_int)(work)
+        self.kept.append(called)
+        assert self.library.fake_cuda_enqueue(ctypes.c_void_p(stream), called) == 0
+
+    @property
+    def graphs(self) -> tuple[int, int]:
+        """Made and launched."""
+        return self.count(4), self.count(5)
 
     def count(self, which: int) -> int:
         return int(self.library.fake_cuda_counter(which))
@@ -63,6 +76,7 @@ class FakeCudaRunner(launch_table.HostRunner):
 
     kind = rows.CUDA_KERNEL
     staged = True
+    stream, capture_stream = 64, 128
 
     def __init__(self, program: Program, cuda: FakeCuda) -> None:
         super().__init__(program)
@@ -77,6 +91,21 @@ class FakeCudaRunner(launch_table.HostRunner):
         constant = self._constants[index]
         self._cuda.library.fake_cuda_own(constant.ctypes.data, max(constant.nbytes, 1))
         return int(constant.ctypes.data)
+
+    def can_capture(self, number: int) -> bool:
+        return isinstance(self._program.steps[number], LibraryStep)
+
+    def run_step(self, number: int, addresses: Any, stream: int) -> None:
+        allowed = (self.stream, self.capture_stream) if self.can_capture(number) else (self.stream,)
+        assert stream in allowed
+        given = list(addresses[: len(self._program.buffers)])
+        run = super().run_step
+
+        def work() -> int:
+            run(number, given, stream)
+            return 0
+
+        self._cuda.enqueue(stream, work)
 
     def function_address(self, kernel: CudaKernel) -> int:
         address = super().function_address(kernel)
@@ -221,11 +250,15 @@ def test_a_step_gets_the_addresses_of_its_own_buffers(monkeypatch: pytest.Monkey
         def __init__(self, *_: Any) -> None:
             pass
 
-        def run_step(self, number: int, addresses: dict[str, int], stream: int) -> None:
+        def run_step(
+            self, number: int, addresses: dict[str, int], stream: int, *, captured: bool
+        ) -> None:
+            assert captured == (stream == 5)
             calls.append((number, addresses, stream))
 
     monkeypatch.setattr(launch_table, "GpuExecutor", Executor)
-    monkeypatch.setattr(launch_table, "open_stream", lambda _: (1, SimpleNamespace(ptr=2)))
+    streams = SimpleNamespace(ptr=2), SimpleNamespace(ptr=5)
+    monkeypatch.setattr(launch_table, "open_streams", lambda _: (1, *streams))
     products = tf.function(lambda x, y: tf.sin(x @ y) @ y, jit_compile=True)
     x = tf.zeros([128, 128])
     hlo = products.experimental_get_compiler_ir(x, x)(stage="hlo_serialized")
@@ -235,8 +268,89 @@ def test_a_step_gets_the_addresses_of_its_own_buffers(monkeypatch: pytest.Monkey
     addresses = (ctypes.c_void_p * len(places))(*places.values())
     for number, step in enumerate(program.steps):
         if isinstance(step, LibraryStep):
-            runner.run_step(number, addresses, 3)
             used = {view.buffer for view in (*step.operands, *step.results)}
-            assert calls.pop() == (number, {name: places[name] for name in used}, 3)
+            for stream in (3, 5):
+                runner.run_step(number, addresses, stream)
+                assert calls.pop() == (number, {name: places[name] for name in used}, stream)
     assert program.kernels
     assert sum(isinstance(step, LibraryStep) for step in program.steps) == 2
+
+
+# ---- CUDA graphs -------------------------------------------------------------------------------------------------
+
+
+class Network:
+    """Two layers, trained: products between kernels."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.weights = [
+            tf.Variable(rng.normal(size=(16, 16)).astype("f") / 4, name=f"w{i}") for i in range(2)
+        ]
+        self.step = tf.function(self.train, jit_compile=True)
+
+    def train(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            y = x
+            for weight in self.weights:
+                y = tf.tanh(tf.sin(y) @ weight)
+            loss = tf.reduce_mean((y - x) ** 2)
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+
+X = np.random.default_rng(1).normal(size=(4, 16)).astype("f")
+
+
+def run_network(calls: int, feeds: Callable[[int], Any]) -> list[np.ndarray]:
+    network = Network()
+    losses = [float(network.step(tf.constant(feeds(n)))) for n in range(calls)]
+    return [np.array(losses), *(weight.numpy() for weight in network.weights)]
+
+
+def check_graphs(cuda: FakeCuda, x: np.ndarray) -> None:
+    ours = run_network(20, lambda n: x + n / 10)
+    made, launched = cuda.graphs
+    # Two sets of memory take turns for the variables; orders of them repeat too.
+    assert 1 <= made <= 8 and launched >= 8, cuda.graphs
+    assert switch.the_switch.install().count_graphs()[0] >= made
+    tf_addon.disable()
+    assert_equal(ours, run_network(20, lambda n: x + n / 10), rtol=1e-4, atol=1e-5)
+
+
+def test_calls_with_the_same_addresses_are_graphs(cuda: FakeCuda) -> None:
+    check_graphs(cuda, X)
+
+
+def test_a_refused_capture_is_no_failure(cuda: FakeCuda) -> None:
+    cuda.library.fake_cuda_refuse(1)
+    try:
+        ours = run_network(10, lambda n: X[:2] * (n + 2))
+    finally:
+        cuda.library.fake_cuda_refuse(0)
+    assert cuda.graphs == (0, 0)
+    tf_addon.disable()
+    assert_equal(ours, run_network(10, lambda n: X[:2] * (n + 2)), rtol=1e-4, atol=1e-5)
+
+
+def test_graphs_in_several_threads(cuda: FakeCuda) -> None:
+    square = tf.function(lambda x, w: tf.sin(tf.sin(tf.sin(x) @ w) @ w) @ w, jit_compile=True)
+    w = tf.constant(np.eye(16, dtype="f")[::-1].copy())
+    wanted = [np.sin(np.sin(np.sin(X * n) @ w.numpy()) @ w.numpy()) @ w.numpy() for n in range(4)]
+    square(tf.constant(X), w)
+
+    def work(n: int) -> list[Any]:
+        return [square(tf.constant(X * n), w).numpy() for _ in range(10)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for n, found in enumerate(pool.map(work, range(4))):
+            for result in found:
+                np.testing.assert_allclose(result, wanted[n], atol=1e-5)
+    assert cuda.graphs[1] > 0
+
+
+def test_tables_of_pointers_in_graphs(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astitch.lower.MAX_POINTERS", 4)
+    check_graphs(cuda, X[:3])
+    assert any(function.table for function in cuda.functions)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from astitch import options
 from astitch.emulate import compile_many, load_runtime
 from astitch.executor import GpuExecutor, import_cupy
 from astitch.host_engine import allocate_aligned
@@ -40,12 +41,14 @@ class Runner(Protocol):
 
     kind: HOST_KERNEL or CUDA_KERNEL.  staged: tensors of the host are copied to a GPU and back.
     context, stream: CUDA's, for the launches; the stream is that of staged programs.
+    capture_stream: on which runs of steps are captured into CUDA graphs; 0: none are.
     """
 
     kind: int
     staged: bool
     context: int
     stream: int
+    capture_stream: int
 
     def constant_address(self, index: int) -> int:
         """Where constant `index` of the program lies."""
@@ -55,8 +58,13 @@ class Runner(Protocol):
         """What is launched for a kernel."""
         ...
 
+    def can_capture(self, number: int) -> bool:
+        """Does a step that is no kernel only enqueue work, so that a CUDA graph can repeat it?"""
+        ...
+
     def run_step(self, number: int, addresses: Any, stream: int) -> None:
-        """A step that is no kernel.  addresses: of each buffer of the program, in its order."""
+        """A step that is no kernel.  addresses: of each buffer of the program, in its order.  stream: the runner's
+        capture_stream where the step is to become part of a graph."""
         ...
 
 
@@ -69,7 +77,7 @@ class HostRunner:
 
     kind = rows.HOST_KERNEL
     staged = False
-    context = stream = 0
+    context = stream = capture_stream = 0
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -88,6 +96,9 @@ class HostRunner:
 
     def function_address(self, kernel: CudaKernel) -> int:
         return self._modules[kernel.source].kernels[kernel.name].address
+
+    def can_capture(self, number: int) -> bool:
+        return False
 
     def run_step(self, number: int, addresses: Any, stream: int) -> None:
         step = self._program.steps[number]
@@ -148,8 +159,9 @@ class CudaRunner:
             for step in program.steps
         ]
         self.staged = staged
-        self.context, self._owned = open_stream(device)
-        self.stream = int(self._owned.ptr)
+        self.context, *self._owned = open_streams(device)
+        self.stream, captured = (int(stream.ptr) for stream in self._owned)
+        self.capture_stream = captured if options.graphs() else 0
 
     def constant_address(self, index: int) -> int:
         return self._executor.constant_address(index)
@@ -157,9 +169,12 @@ class CudaRunner:
     def function_address(self, kernel: CudaKernel) -> int:
         return self._executor.function_address(kernel)
 
+    def can_capture(self, number: int) -> bool:
+        return self._executor.can_capture(number)
+
     def run_step(self, number: int, addresses: Any, stream: int) -> None:
         placed = {name: addresses[place] or 0 for name, place in self._places[number]}
-        self._executor.run_step(number, placed, stream)
+        self._executor.run_step(number, placed, stream, captured=stream == self.capture_stream)
 
 
 _DRIVER = {
@@ -178,14 +193,25 @@ _DRIVER = {
     "synchronize": "cuStreamSynchronize",
 }
 
+_GRAPH_DRIVER = {
+    "begin_capture": "cuStreamBeginCapture_v2",
+    "end_capture": "cuStreamEndCapture",
+    "instantiate": "cuGraphInstantiateWithFlags",
+    "launch_graph": "cuGraphLaunch",
+    "destroy_graph": "cuGraphDestroy",
+    "destroy_executable": "cuGraphExecDestroy",
+}
+"""CUDA 11.4's; without one of them there are no graphs."""
+
 
 @functools.cache
-def open_stream(device: int) -> tuple[int, Any]:
-    """The primary context of a GPU, and a stream of our own on it, the same for all programs."""
+def open_streams(device: int) -> tuple[int, Any, Any]:
+    """The primary context of a GPU, and two streams of our own on it, the same for all programs: one for work, one on
+    which graphs are captured."""
     cupy = import_cupy()
     with cupy.cuda.Device(device):
-        stream = cupy.cuda.Stream(non_blocking=True)
-        return int(cupy.cuda.driver.ctxGetCurrent()), stream
+        streams = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        return int(cupy.cuda.driver.ctxGetCurrent()), *streams
 
 
 def find_driver(library: ctypes.CDLL, *, managed: bool = True) -> rows.CudaDriver:
@@ -193,6 +219,9 @@ def find_driver(library: ctypes.CDLL, *, managed: bool = True) -> rows.CudaDrive
     driver = rows.CudaDriver()
     for field, symbol in _DRIVER.items():
         if managed or field != "allocate_managed":
+            setattr(driver, field, ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
+    if all(hasattr(library, symbol) for symbol in _GRAPH_DRIVER.values()):
+        for field, symbol in _GRAPH_DRIVER.items():
             setattr(driver, field, ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
     return driver
 
@@ -231,9 +260,10 @@ def make_table(program: Program, runner: Runner, key: int) -> LaunchTable:
     operands: list[int] = []
     steps: list[rows.StepRow] = []
     scratch_bytes = program.arena_bytes
-    for step in program.steps:
+    for number, step in enumerate(program.steps):
         if not isinstance(step, KernelStep):
-            steps.append(rows.StepRow(kind=rows.PYTHON_STEP))
+            flags = rows.CAPTURABLE * runner.can_capture(number)
+            steps.append(rows.StepRow(kind=rows.PYTHON_STEP, flags=flags))
             continue
         kernel = step.kernel
         flags = rows.COOPERATIVE * kernel.cooperative | rows.POINTER_TABLE * kernel.pointer_table
@@ -281,6 +311,7 @@ def make_table(program: Program, runner: Runner, key: int) -> LaunchTable:
         scratch_bytes,
         runner.context,
         runner.stream,
+        runner.capture_stream,
         *(ctypes.addressof(part) for part in parts),
     )
     return LaunchTable(row, parts)

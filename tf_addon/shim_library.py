@@ -19,7 +19,7 @@ log = logging.getLogger("tf_addon")
 
 PARAMETER, CONSTANT, RESULT, SCRATCH = range(4)
 HOST_KERNEL, CUDA_KERNEL, PYTHON_STEP = range(3)
-COOPERATIVE, POINTER_TABLE = 1, 2
+COOPERATIVE, POINTER_TABLE, CAPTURABLE = 1, 2, 4
 STITCHED, XLA, OP_BY_OP = range(3)
 
 _i32, _i64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
@@ -74,6 +74,7 @@ class ProgramRow(ctypes.Structure):
         ("scratch_bytes", _i64),
         ("context", _pointer),
         ("stream", _pointer),
+        ("capture_stream", _pointer),
         ("buffers", _pointer),
         ("steps", _pointer),
         ("operands", _pointer),
@@ -100,6 +101,8 @@ class CudaDriver(ctypes.Structure):
             *("push", "pop", "launch", "launch_cooperative"),
             *("copy_to_device", "copy_to_host", "copy", "fill"),
             *("allocate", "release", "allocate_managed", "count_memory", "synchronize"),
+            *("begin_capture", "end_capture", "instantiate"),
+            *("launch_graph", "destroy_graph", "destroy_executable"),
         )
     )
 
@@ -143,6 +146,7 @@ class Shim:
             ) from error
         self._library.astitch_tf_add_program.restype = _i64
         self._library.astitch_tf_count_runs.restype = _i64
+        self._library.astitch_tf_count_graphs.restype = _i64
         self._library.astitch_tf_set_host.argtypes = [_pointer]
         # Kept as long as the process: TensorFlow's kernels call them.
         self._callbacks = _make_callbacks(handlers)
@@ -167,6 +171,11 @@ class Shim:
     def count_runs(self, function: str, device: str, outcome: int) -> int:
         """How many calls of a function ended so (STITCHED, XLA, OP_BY_OP)."""
         return int(self._library.astitch_tf_count_runs(function.encode(), device.encode(), outcome))
+
+    def count_graphs(self) -> tuple[int, int]:
+        """How many CUDA graphs were captured, and how often any was launched, in this process."""
+        count = self._library.astitch_tf_count_graphs
+        return int(count(1)), int(count(0))
 
     def list_functions(self) -> list[tuple[str, str]]:
         """Name and device of each function that was called since the last reset."""

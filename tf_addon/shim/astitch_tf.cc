@@ -8,10 +8,12 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
@@ -58,7 +60,8 @@ struct BufferRow {
 };
 
 enum StepKind : int32_t { kHostKernel = 0, kCudaKernel = 1, kPythonStep = 2 };
-enum StepFlag : int32_t { kCooperative = 1, kPointerTable = 2 };
+// kCapturable: of a step of Python's, which only enqueues work; launches of kernels always do.
+enum StepFlag : int32_t { kCooperative = 1, kPointerTable = 2, kCapturable = 4 };
 
 struct StepRow {
   int32_t kind;
@@ -90,6 +93,7 @@ struct ProgramRow {
   int64_t scratch_bytes;
   void* context;  // of its GPU, or null
   void* stream;   // of its GPU, for staged programs; a GPU's own tensors are used on TensorFlow's
+  void* capture_stream;  // on which launches are captured into graphs, or null: none are
   const BufferRow* buffers;
   const StepRow* steps;
   const int32_t* operands;
@@ -138,6 +142,12 @@ struct CudaDriver {
   int (*allocate_managed)(uint64_t* address, size_t bytes, unsigned flags);  // null: the host cannot use it meanwhile
   int (*count_memory)(size_t* free, size_t* total);
   int (*synchronize)(void* stream);
+  int (*begin_capture)(void* stream, int mode);  // this and the rest: null where the driver is too old
+  int (*end_capture)(void* stream, void** graph);
+  int (*instantiate)(void** executable, void* graph, unsigned long long flags);
+  int (*launch_graph)(void* executable, void* stream);
+  int (*destroy_graph)(void* graph);
+  int (*destroy_executable)(void* executable);
 };
 
 struct Callbacks {
@@ -153,8 +163,18 @@ using namespace tensorflow;
 constexpr int kMessageBytes = 2048;
 constexpr int kAlignment = 16;  // the widest access of a kernel
 constexpr int kScratchAlignment = 256;
+constexpr int kLeastLaunches = 3;  // fewer are no slower one by one
+constexpr size_t kMostGraphs = 16, kMostSeen = 64;  // sets of addresses of one program: with graphs, and seen once
 constexpr char kMark[] = "api_preferred_device";  // survives into forward and backward functions
 constexpr char kMarked[] = "astitch";
+
+// Consecutive steps, which are one graph if they can be captured.
+struct StepRun {
+  size_t first, end;
+  bool captured;
+};
+
+class GraphSet;
 
 struct Program {
   ProgramRow row;
@@ -163,7 +183,27 @@ struct Program {
   std::vector<int32_t> operands;
   std::vector<ResultRow> results;
   std::vector<ZeroRow> zeros;
+  std::vector<StepRun> runs;
+  // The graphs of the sets of addresses that came last, the latest first; and hashes of sets that came once.
+  mutable mutex graphs_mu;
+  mutable std::deque<std::shared_ptr<GraphSet>> graphs;
+  mutable std::deque<size_t> seen;
+  mutable bool no_graphs = false;
 };
+
+std::vector<StepRun> split_runs(const std::vector<StepRow>& steps) {
+  std::vector<StepRun> runs;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const bool captured = steps[i].kind == kCudaKernel || (steps[i].kind == kPythonStep && steps[i].flags & kCapturable);
+    if (!runs.empty() && runs.back().captured == captured) {
+      runs.back().end = i + 1;
+    } else {
+      runs.push_back({i, i + 1, captured});
+    }
+  }
+  for (StepRun& run : runs) run.captured = run.captured && run.end - run.first >= kLeastLaunches;
+  return runs;
+}
 
 struct Counts {
   std::atomic<int64_t> runs[kOutcomes] = {};
@@ -174,7 +214,8 @@ struct State {
   Callbacks callbacks{};
   HostLaunchFn host_launch = nullptr;
   CudaDriver cuda{};
-  mutex mu;
+  mutex mu, capture_mu;
+  std::atomic<int64_t> graphs_captured{0}, graphs_launched{0};
   std::vector<std::unique_ptr<Program>> programs;
   std::map<std::pair<std::string, std::string>, std::unique_ptr<Counts>> counts;
 };
@@ -262,6 +303,73 @@ bool make_resident(DataType type, const TensorShape& shape, Tensor* tensor) {
   return tensor->IsInitialized();
 }
 
+// ---- memory of staged calls --------------------------------------------------------------------------------------
+
+// One block holds all that a call needs besides the variables, and goes back when the call ends: all calls of a GPU
+// share a stream.  The smallest that is large enough is taken, so that equal calls get equal addresses.
+class BlockPool {
+ public:
+  int take(void* context, size_t bytes, void* stream, uint64_t* address, size_t* size) {
+    mutex_lock lock(mu_);
+    auto& free = free_[context];
+    auto found = free.lower_bound(bytes);
+    if (found != free.end()) {
+      *size = found->first;
+      *address = found->second;
+      free.erase(found);
+      return 0;
+    }
+    // Too small, all of them.
+    for (auto& [_, block] : free) state().cuda.release(block, stream);
+    free.clear();
+    *size = bytes;
+    return state().cuda.allocate(address, bytes, stream);
+  }
+
+  void give(void* context, uint64_t address, size_t size) {
+    mutex_lock lock(mu_);
+    free_[context].emplace(size, address);
+  }
+
+ private:
+  mutex mu_;
+  std::map<void*, std::multimap<size_t, uint64_t>> free_;
+};
+
+// Never destroyed, as the variables.
+BlockPool& blocks() {
+  static BlockPool* pool = new BlockPool();
+  return *pool;
+}
+
+// ---- CUDA graphs -------------------------------------------------------------------------------------------------
+
+// The graphs of a program for one set of addresses: one for each run of steps that can be one.
+class GraphSet {
+ public:
+  GraphSet(std::vector<void*> addresses, void* stream) : addresses(std::move(addresses)), stream_(stream) {}
+
+  // In the context of the program's GPU.  What is running ends first: executables are destroyed thereafter, memory in
+  // the order of the stream.
+  ~GraphSet() {
+    for (void* executable : executables)
+      if (executable) state().cuda.destroy_executable(executable);
+    for (uint64_t table : tables) state().cuda.release(table, stream_);
+  }
+
+  const std::vector<void*> addresses;
+  std::vector<void*> executables;
+  std::vector<uint64_t> tables;
+
+ private:
+  void* const stream_;
+};
+
+size_t hash_of(const std::vector<void*>& addresses) {
+  return std::hash<absl::string_view>()(
+      absl::string_view(reinterpret_cast<const char*>(addresses.data()), addresses.size() * sizeof(void*)));
+}
+
 // ---- one run of a launch table -----------------------------------------------------------------------------------
 
 bool is_host_device(const OpKernelContext* ctx) {
@@ -277,11 +385,13 @@ class Run {
     staged_ = !on_gpu && program.row.staged;
     if (on_gpu) stream_ = ctx->op_device_context()->stream()->platform_specific_handle().stream;
     if (staged_) stream_ = program.row.stream;
+    call_stream_ = stream_;
     if (uses_cuda_) entered_ = cuda_.push(program.row.context) == 0;
   }
 
   ~Run() {
-    for (uint64_t address : staging_) cuda_.release(address, stream_);
+    graphs_.reset();
+    if (block_) blocks().give(program_.row.context, block_, block_bytes_);
     void* context = nullptr;
     if (entered_) cuda_.pop(&context);
   }
@@ -294,23 +404,21 @@ class Run {
     tsl::port::ScopedDontFlushDenormal keep_denormals;
     if (uses_cuda_ && !entered_) return absl::InternalError("astitch: the GPU's context cannot be entered");
     TF_RETURN_IF_ERROR(place(parameters, results));
-    const size_t count = state().dry ? 0 : program_.steps.size();
-    for (size_t number = 0; number < count; ++number) TF_RETURN_IF_ERROR(run_step(number));
+    if (!state().dry) TF_RETURN_IF_ERROR(launch_all());
     return finish(results);
   }
 
  private:
   absl::Status place(const std::vector<const Tensor*>& parameters, const std::vector<Tensor*>& results) {
+    given_.resize(parameters.size());
+    made_.resize(results.size());
+    TF_RETURN_IF_ERROR(reserve(parameters, results));
     char* scratch = nullptr;
     TF_RETURN_IF_ERROR(allocate(program_.row.scratch_bytes, &scratch));
     scratch_ = scratch;
-    for (const ZeroRow& zero : program_.zeros) TF_RETURN_IF_ERROR(fill_zero(scratch + zero.offset, zero.bytes));
-    given_.resize(parameters.size());
     for (size_t i = 0; i < parameters.size(); ++i) TF_RETURN_IF_ERROR(place_parameter(*parameters[i], &given_[i]));
-    made_.resize(results.size());
     for (size_t i = 0; i < results.size(); ++i) {
-      made_[i] = results[i]->data();
-      if (staged_ && !resident().owns(made_[i])) {
+      if (!made_[i]) {
         char* room = nullptr;
         TF_RETURN_IF_ERROR(allocate(program_.results[i].bytes, &room));
         made_[i] = room;
@@ -329,22 +437,132 @@ class Run {
     return absl::OkStatus();
   }
 
-  // Where a kernel may read the tensor: where it lies, if it is there and aligned.
+  // Finds the tensors that kernels may use where they lie, and one block for the others and for scratch memory.
+  absl::Status reserve(const std::vector<const Tensor*>& parameters, const std::vector<Tensor*>& results) {
+    size_t bytes = room_for(program_.row.scratch_bytes);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      void* data = parameters[i]->data();
+      const bool there = reinterpret_cast<uintptr_t>(data) % kAlignment == 0 && (!staged_ || resident().owns(data));
+      given_[i] = there ? data : nullptr;
+      if (!there) bytes += room_for(parameters[i]->TotalBytes());
+    }
+    for (size_t i = 0; i < results.size(); ++i) {
+      const bool there = !staged_ || resident().owns(results[i]->data());
+      made_[i] = there ? results[i]->data() : nullptr;
+      if (!there) bytes += room_for(program_.results[i].bytes);
+    }
+    if (!staged_) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(cuda_status(blocks().take(program_.row.context, bytes, stream_, &block_, &block_bytes_),
+                                   "room on the GPU"));
+    next_ = block_;
+    return absl::OkStatus();
+  }
+
+  static size_t room_for(size_t bytes) {
+    return (std::max<size_t>(bytes, 1) + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+  }
+
+  // Copies the tensor to where a kernel may read it, if it does not lie there.
   absl::Status place_parameter(const Tensor& tensor, void** address) {
+    if (*address) return absl::OkStatus();
     void* data = tensor.data();
     const size_t bytes = tensor.TotalBytes();
-    const bool there = !staged_ || resident().owns(data);
-    if (there && reinterpret_cast<uintptr_t>(data) % kAlignment == 0) {
-      *address = data;
-      return absl::OkStatus();
-    }
     char* room = nullptr;
     TF_RETURN_IF_ERROR(allocate(bytes, &room));
     *address = room;
     if (!bytes) return absl::OkStatus();
-    if (!there)
+    if (staged_ && !resident().owns(data))
       return cuda_status(cuda_.copy_to_device(reinterpret_cast<uint64_t>(room), data, bytes, stream_), "a copy");
     return copy(room, data, bytes);
+  }
+
+  absl::Status launch_all() {
+    find_graphs();
+    for (size_t i = 0; i < program_.runs.size(); ++i) {
+      if (graphs_ && graphs_->executables[i]) {
+        mutex_lock lock(program_.graphs_mu);  // an executable is launched by one thread at a time
+        const int code = cuda_.launch_graph(graphs_->executables[i], stream_);
+        if (code == 0) {
+          state().graphs_launched++;
+          continue;
+        }
+        refuse_graphs(cuda_status(code, "the launch of a graph"));
+      }
+      TF_RETURN_IF_ERROR(launch_steps(program_.runs[i]));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status launch_steps(const StepRun& run) {
+    if (run.first == 0)
+      for (const ZeroRow& zero : program_.zeros) TF_RETURN_IF_ERROR(fill_zero(scratch_ + zero.offset, zero.bytes));
+    for (size_t number = run.first; number < run.end; ++number) TF_RETURN_IF_ERROR(run_step(number));
+    return absl::OkStatus();
+  }
+
+  // The graphs for the addresses of this call, if it has come with them before: they are captured the second time.
+  void find_graphs() {
+    if (!uses_cuda_ || !program_.row.capture_stream || !cuda_.begin_capture) return;
+    mutex_lock lock(program_.graphs_mu);
+    if (program_.no_graphs) return;
+    auto& graphs = program_.graphs;
+    auto known = std::find_if(graphs.begin(), graphs.end(),
+                              [this](const auto& set) { return set->addresses == addresses_; });
+    if (known != graphs.end()) {
+      graphs_ = *known;
+      std::rotate(graphs.begin(), known, known + 1);
+      return;
+    }
+    auto& seen = program_.seen;
+    const size_t hash = hash_of(addresses_);
+    const auto before = std::find(seen.begin(), seen.end(), hash);
+    if (before == seen.end()) {
+      seen.push_back(hash);
+      if (seen.size() > kMostSeen) seen.pop_front();
+      return;
+    }
+    seen.erase(before);
+    const absl::Status status = capture();
+    if (!status.ok()) return refuse_graphs(status);
+    graphs.push_front(graphs_);
+    if (graphs.size() > kMostGraphs) graphs.pop_back();
+  }
+
+  // Once a program: from then on its steps are launched one by one.
+  void refuse_graphs(const absl::Status& status) {
+    graphs_.reset();
+    program_.graphs.clear();
+    program_.no_graphs = true;
+    LOG(WARNING) << "no CUDA graph, steps are launched one by one: " << status.message();
+  }
+
+  absl::Status capture() {
+    mutex_lock lock(state().capture_mu);
+    auto graphs = std::make_shared<GraphSet>(addresses_, stream_);
+    graphs->executables.resize(program_.runs.size());
+    captured_ = graphs.get();
+    absl::Status status;
+    for (size_t i = 0; i < program_.runs.size() && status.ok(); ++i)
+      if (program_.runs[i].captured) status = capture_run(program_.runs[i], &graphs->executables[i]);
+    captured_ = nullptr;
+    if (status.ok()) graphs_ = graphs;
+    return status;
+  }
+
+  absl::Status capture_run(const StepRun& run, void** executable) {
+    const int relaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED: what other threads do does not matter
+    void* capture_stream = program_.row.capture_stream;
+    TF_RETURN_IF_ERROR(cuda_status(cuda_.begin_capture(capture_stream, relaxed), "the begin of a capture"));
+    void* stream = std::exchange(stream_, capture_stream);
+    absl::Status status = launch_steps(run);
+    stream_ = stream;
+    void* graph = nullptr;
+    const int ended = cuda_.end_capture(capture_stream, &graph);
+    if (status.ok()) status = cuda_status(ended, "a capture");
+    if (status.ok()) status = cuda_status(cuda_.instantiate(executable, graph, 0), "making a graph");
+    if (graph) cuda_.destroy_graph(graph);
+    if (status.ok()) state().graphs_captured++;
+    return status;
   }
 
   absl::Status run_step(int number) {
@@ -376,10 +594,18 @@ class Run {
     void* table = scratch_ + step.table_offset;
     void* table_parameter = &table;
     if (has_table) {
+      const size_t bytes = pointers.size() * sizeof(void*);
+      if (captured_) {
+        // A graph has tables of its own, filled in front of it.
+        uint64_t own = 0;
+        TF_RETURN_IF_ERROR(cuda_status(cuda_.allocate(&own, bytes, call_stream_), "room for a table of pointers"));
+        captured_->tables.push_back(own);
+        table = reinterpret_cast<void*>(own);
+      }
       // From pageable memory this returns once the bytes are staged: `pointers` may go.
-      TF_RETURN_IF_ERROR(cuda_status(cuda_.copy_to_device(reinterpret_cast<uint64_t>(table), pointers.data(),
-                                                          pointers.size() * sizeof(void*), stream_),
-                                     "a table of pointers"));
+      TF_RETURN_IF_ERROR(cuda_status(
+          cuda_.copy_to_device(reinterpret_cast<uint64_t>(table), pointers.data(), bytes, call_stream_),
+          "a table of pointers"));
     }
     void* function = reinterpret_cast<void*>(step.function);
     void** passed = has_table ? &table_parameter : parameters.data();
@@ -406,15 +632,12 @@ class Run {
 
   // Memory that lives as long as the call.
   absl::Status allocate(size_t bytes, char** address) {
-    bytes = std::max<size_t>(bytes, 1);
     if (staged_) {
-      uint64_t found = 0;
-      TF_RETURN_IF_ERROR(cuda_status(cuda_.allocate(&found, bytes, stream_), "room on the GPU"));
-      staging_.push_back(found);
-      *address = reinterpret_cast<char*>(found);
+      *address = reinterpret_cast<char*>(next_);
+      next_ += room_for(bytes);
       return absl::OkStatus();
     }
-    const int64_t room = bytes + kScratchAlignment;
+    const int64_t room = std::max<size_t>(bytes, 1) + kScratchAlignment;
     Tensor tensor;
     TF_RETURN_IF_ERROR(ctx_->allocate_temp(DT_UINT8, TensorShape({room}), &tensor));
     const uintptr_t start = reinterpret_cast<uintptr_t>(tensor.data());
@@ -443,9 +666,13 @@ class Run {
   const Program& program_;
   const CudaDriver& cuda_;
   bool uses_cuda_ = false, staged_ = false, entered_ = false;
-  void* stream_ = nullptr;
+  void* stream_ = nullptr;       // where work goes: to be captured, or at once
+  void* call_stream_ = nullptr;  // at once
   char* scratch_ = nullptr;
-  std::vector<uint64_t> staging_;
+  uint64_t block_ = 0, next_ = 0;
+  size_t block_bytes_ = 0;
+  std::shared_ptr<GraphSet> graphs_;
+  GraphSet* captured_ = nullptr;
   std::vector<Tensor> temporaries_;
   std::vector<void*> given_, made_, addresses_;
 };
@@ -864,6 +1091,7 @@ EXPORT int64_t astitch_tf_add_program(const ProgramRow* row) {
   program->operands.assign(row->operands, row->operands + row->operand_count);
   program->results.assign(row->results, row->results + row->result_count);
   program->zeros.assign(row->zeros, row->zeros + row->zero_count);
+  program->runs = split_runs(program->steps);
   mutex_lock lock(state().mu);
   state().programs.push_back(std::move(program));
   return state().programs.size() - 1;
@@ -874,6 +1102,11 @@ EXPORT int64_t astitch_tf_count_runs(const char* function, const char* device, i
   mutex_lock lock(state().mu);
   auto found = state().counts.find({function, device});
   return found == state().counts.end() ? 0 : found->second->runs[outcome].load();
+}
+
+// How many CUDA graphs were launched since the process began, or (1) captured.
+EXPORT int64_t astitch_tf_count_graphs(int32_t captured) {
+  return captured ? state().graphs_captured.load() : state().graphs_launched.load();
 }
 
 // Tells the functions that ran since the last reset.
