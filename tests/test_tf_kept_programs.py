@@ -95,6 +95,9 @@ def test_keys_differ_by_what_decides_a_program(monkeypatch: pytest.MonkeyPatch) 
     ]
     monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
     keys.append(kept_programs.key_of(content, host, strict=False))
+    for package in ("jax", "jaxlib.version"):
+        monkeypatch.setattr(f"{package}.__version__", "another")
+        keys.append(kept_programs.key_of(content, host, strict=False))
     assert None not in keys
     assert len(set(keys)) == len(keys)
 

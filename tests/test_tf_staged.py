@@ -129,7 +129,7 @@ def cuda(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
     place = programs.Place(gpu=99, staged=True)
     monkeypatch.setattr(programs, "choose_place", lambda *_: place)
     monkeypatch.setattr(programs, "make_runner", lambda program, _: FakeCudaRunner(program, driver))
-    monkeypatch.setattr(programs, "find_cuda", lambda _: launch_table.find_driver(driver.library))
+    monkeypatch.setattr(programs, "find_cuda", lambda: launch_table.find_driver(driver.library))
     monkeypatch.setattr(programs, "from_device", lambda _: preset("host"))
     driver.library.fake_cuda_reset()
     tf_addon.report(reset=True)
@@ -222,6 +222,19 @@ def test_variables_travel_where_the_host_cannot_share_memory(cuda: FakeCuda) -> 
     finally:
         shim.set_cuda(launch_table.find_driver(cuda.library))
     assert cuda.count(3) == 0
+
+
+@pytest.mark.parametrize(("shares", "managed"), [((True, True), True), ((True, False), False)])
+def test_managed_memory_is_for_gpus_that_all_share_it(
+    shares: tuple[bool, ...], managed: bool, driver: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(programs.ctypes, "CDLL", lambda name: driver.library)
+    monkeypatch.setattr(programs, "count_gpus", lambda: len(shares))
+    monkeypatch.setattr(programs, "shares_memory", shares.__getitem__)
+    monkeypatch.setattr(programs, "keep_scratch", lambda library, gpu: kept.append(gpu))
+    assert bool(programs.find_cuda().allocate_managed) == managed
+    assert kept == [0, 1]
 
 
 def test_a_table_of_pointers(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

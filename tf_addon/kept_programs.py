@@ -41,8 +41,10 @@ def key_of(content: bytes, gpu: Gpu, *, strict: bool) -> str | None:
     if shown or options.tune() or b"custom-call" in content:
         return None
     import jax
+    import jaxlib.version
 
-    switches = (strict, options.loops().name, jax.__version__, _compiler_version(gpu))
+    versions = (jax.__version__, jaxlib.version.__version__, _compiler_version(gpu))
+    switches = (strict, options.loops().name, *versions)
     parts = [content, fingerprint(), _own_sources(), repr(astuple(gpu)).encode()]
     digest = hashlib.sha256()
     for part in (*parts, repr(switches).encode()):

@@ -21,7 +21,7 @@ from typing import Any
 from astitch import hlo_schema, options
 from astitch.compile import Compilation, compile_graph, spell_kernel
 from astitch.errors import EngineUnavailable
-from astitch.executor import current_gpu
+from astitch.executor import count_gpus, current_gpu
 from astitch.gpu import Gpu, from_device, preset
 from astitch.hlo_import import import_hlo
 from astitch.jit import choose_engine
@@ -132,7 +132,7 @@ class Programs:
             if place.gpu is None:
                 self._shim.set_host(emulation_address())
             else:
-                self._shim.set_cuda(find_cuda(place.gpu))
+                self._shim.set_cuda(find_cuda())
             self._prepared.add(on_gpu)
 
     def run_step(self, key: int, number: int, stream: int, addresses: Any) -> None:
@@ -207,11 +207,13 @@ def make_runner(program: Program, place: Place) -> Runner:
     return CudaRunner(program, place.gpu, staged=place.staged)
 
 
-def find_cuda(gpu: int) -> CudaDriver:
-    """libcuda's entries on this machine, for a GPU."""
+def find_cuda() -> CudaDriver:
+    """libcuda's entries on this machine, for all of its GPUs: managed memory only where every one of them shares it."""
     library = ctypes.CDLL("libcuda.so.1")
-    keep_scratch(library, gpu)
-    return find_driver(library, managed=shares_memory(gpu))
+    gpus = range(count_gpus())
+    for gpu in gpus:
+        keep_scratch(library, gpu)
+    return find_driver(library, managed=all(map(shares_memory, gpus)))
 
 
 def read_module(hlo: bytes) -> Module:
