@@ -146,6 +146,9 @@ def _choose_forms(call: _Call) -> tuple[tuple[Callable[[_Call], Reading], ...], 
     if True in call.reversed and all(w.stride == 1 for w in attrs.window):
         # Of stride 1 the gradient is a convolution itself, but as a gradient its filter is not mirrored.
         return (_read_input_gradient,), (_read_forward,)
+    if all(w.size == 1 and w.stride == 1 for w in attrs.window):
+        # A product, whose filter HWIO lies as that of a gradient does.
+        return ((_read_forward, _read_filter_gradient, _read_input_gradient),)
     return (_read_forward, _read_filter_gradient), (_read_input_gradient,)
 
 

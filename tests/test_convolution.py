@@ -209,6 +209,22 @@ def test_a_layer_and_its_gradients(layout: Any, stride: int) -> None:
     assert convs[0].post_padding == (1, 1)
 
 
+def test_a_kernel_of_one_position_is_not_copied() -> None:
+    def convolve(x: jax.Array, k: jax.Array) -> Any:
+        return lax.conv_general_dilated(
+            x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    module = lower(
+        convolve, np.zeros((8, 16, 16, 32), np.float32), np.zeros((1, 1, 32, 64), np.float32)
+    )
+    (call,) = find_convolutions(import_hlo(module))
+    conv = read(*call)
+    assert conv.form is Form.INPUT_GRADIENT and not conv.mirrored
+    assert all(tensor.copied is None for tensor in conv.tensors)
+    check_meaning(conv, call[0], call[2])
+
+
 def test_a_training_step_of_crnn() -> None:
     graph = import_hlo(gzip.decompress((MODULES / "crnn_train.hlo.pb.gz").read_bytes()))
     convs = [read(*call) for call in find_convolutions(graph)]
