@@ -37,19 +37,15 @@ def convolve(
         view(flat, t.shape, t.strides)
         for flat, t in zip((image, filter_, response), tensors, strict=True)
     )
-    wide = np.pad(
-        np.zeros_like(x) if conv.form is Form.INPUT_GRADIENT else x,
-        [(0, 0), (0, 0), *zip(conv.pre_padding, conv.post_padding, strict=True)],
-    )
+    computed = {Form.FORWARD: y, Form.INPUT_GRADIENT: x, Form.FILTER_GRADIENT: w}
+    computed[conv.form][...] = 0
+    around = [(0, 0), (0, 0), *zip(conv.pre_padding, conv.post_padding, strict=True)]
     groups = x.shape[1] // w.shape[1]
-    split = wide.reshape(x.shape[0], groups, -1, *wide.shape[2:])
-    filters = w.reshape(groups, -1, *w.shape[1:])
-    out = np.zeros if conv.form is Form.FORWARD else np.array
-    y_split = out(y.shape if conv.form is Form.FORWARD else y, x.dtype).reshape(
-        y.shape[0], groups, -1, *y.shape[2:]
-    )
-    if conv.form is Form.FILTER_GRADIENT:
-        filters = np.zeros(filters.shape, x.dtype)
+    # Copies, with a dimension for the groups; what the form names goes back at the end.
+    images = np.pad(x, around)
+    split = images.reshape(x.shape[0], groups, -1, *images.shape[2:])
+    filters = w.copy().reshape(groups, -1, *w.shape[1:])
+    responses = y.copy().reshape(y.shape[0], groups, -1, *y.shape[2:])
     for r in product(*map(range, w.shape[2:])):
         at = tuple(
             slice(i * d, i * d + (n - 1) * s + 1, s)
@@ -59,20 +55,20 @@ def convolve(
         patch, tap = split[(..., *at)], filters[(..., *k)]
         match conv.form:
             case Form.FORWARD:
-                y_split += np.einsum("ngc...,gkc->ngk...", patch, tap)
+                responses += np.einsum("ngc...,gkc->ngk...", patch, tap)
             case Form.INPUT_GRADIENT:
-                patch += np.einsum("ngk...,gkc->ngc...", y_split, tap)
+                patch += np.einsum("ngk...,gkc->ngc...", responses, tap)
             case Form.FILTER_GRADIENT:
                 spatial = "xyz"[: len(r)]
-                tap += np.einsum(f"ngc{spatial},ngk{spatial}->gkc", patch, y_split)
+                tap += np.einsum(f"ngc{spatial},ngk{spatial}->gkc", patch, responses)
     match conv.form:
         case Form.FORWARD:
-            y[...] = y_split.reshape(y.shape)
+            y[...] = responses.reshape(y.shape)
         case Form.INPUT_GRADIENT:
             inside = tuple(
                 slice(p, p + n) for p, n in zip(conv.pre_padding, x.shape[2:], strict=True)
             )
-            x[...] = wide[(..., *inside)]
+            x[...] = images[(..., *inside)]
         case Form.FILTER_GRADIENT:
             w[...] = filters.reshape(w.shape)
 
