@@ -99,13 +99,12 @@ def find_bindings(device: int) -> Bindings | None:
     not work, which a RuntimeWarning tells."""
     try:
         types = importlib.import_module("nvmath")
-    except ImportError:
-        return None
-    try:
         lt = importlib.import_module("nvmath.bindings.cublasLt")
         compute = importlib.import_module("nvmath.bindings.cublas")
         return Bindings(lt, types.CudaDataType, compute.ComputeType)
     except Exception as error:  # no driver, no library: each has an exception of its own
+        if isinstance(error, ModuleNotFoundError) and error.name == "nvmath":
+            return None
         warnings.warn(
             f"nvmath-python is installed, but cuBLASLt does not work: {error}; cuBLAS multiplies",
             RuntimeWarning,

@@ -260,7 +260,7 @@ def test_bindings_that_do_not_work_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     find = find_bindings.__wrapped__
     monkeypatch.setitem(sys.modules, "nvmath", None)  # not installed
     assert find(0) is None
-    monkeypatch.setitem(sys.modules, "nvmath", ModuleType("nvmath"))
+    monkeypatch.setitem(sys.modules, "nvmath", ModuleType("nvmath"))  # without what it depends on
     monkeypatch.setitem(sys.modules, "nvmath.bindings.cublasLt", None)
     with pytest.warns(RuntimeWarning, match="cuBLASLt does not work: .*; cuBLAS multiplies"):
         assert find(0) is None
