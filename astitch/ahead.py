@@ -29,26 +29,31 @@ class _Rank(enum.IntEnum):
 
 
 class _Turn:
-    """A lock; of those that wait the first by rank has it next, of equal ones the one that came first."""
+    """A lock, handed to the first by rank of those that wait, of equal ones to the one that came first.  Nobody else is
+    woken."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._waiting: list[tuple[_Rank, int]] = []
+        self._waiting: list[tuple[_Rank, int, threading.Lock]] = []
         self._taken = False
 
     def take(self, rank: _Rank) -> None:
-        with self._changed:
-            mine = rank, next(self._numbers)
-            heapq.heappush(self._waiting, mine)
-            self._changed.wait_for(lambda: not self._taken and self._waiting[0] == mine)
-            heapq.heappop(self._waiting)
-            self._taken = True
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return
+            gate = threading.Lock()
+            gate.acquire()
+            heapq.heappush(self._waiting, (rank, next(self._numbers), gate))
+        gate.acquire()
 
     def give(self) -> None:
-        with self._changed:
-            self._taken = False
-            self._changed.notify_all()
+        with self._lock:
+            if self._waiting:
+                heapq.heappop(self._waiting)[-1].release()
+            else:
+                self._taken = False
 
 
 class Ahead:

@@ -83,13 +83,17 @@ def _check_nodes(graph: Graph, checked: dict[int, Graph]) -> None:
     types: dict[str, Type] = {}
     for key, node in graph.nodes.items():
         try:
-            _require(key == node.name, f"is stored under the name {key!r}")
+            if key != node.name:
+                raise IllegalProduct(f"is stored under the name {key!r}")
             for operand in node.operands:
-                _require(operand in graph.nodes, f"operand %{operand} does not exist")
-                _require(operand in types, f"operand %{operand} comes after its user")
+                if operand not in types:
+                    late = operand in graph.nodes
+                    what = "comes after its user" if late else "does not exist"
+                    raise IllegalProduct(f"operand %{operand} {what}")
             _check_parameter(graph, node)
             inferred = infer_type(node, [types[o] for o in node.operands])
-            _require(_elements(inferred) == _elements(node.type), f"the operands give {inferred}")
+            if inferred != node.type and _elements(inferred) != _elements(node.type):
+                raise IllegalProduct(f"the operands give {inferred}")
         except IllegalProduct as fault:
             raise IllegalProduct(_show_fault(graph, node, str(fault))) from None
         for region in node.regions:
@@ -145,6 +149,7 @@ def _show_fault(graph: Graph, node: Node, sentence: str) -> str:
 
 
 def _require(condition: bool, sentence: str) -> None:
+    """Where the sentence would show types, which takes long, rules test the condition themselves."""
     if not condition:
         raise IllegalProduct(sentence)
 
@@ -169,9 +174,8 @@ def _arrays(types: Sequence[Type], count: int | None = None) -> list[ArrayType]:
         if isinstance(type, TupleType):
             raise IllegalProduct(f"operand {i} is a tuple, {type}")
         arrays.append(type)
-    _require(
-        count is None or len(arrays) == count, f"has {len(arrays)} operands, the op takes {count}"
-    )
+    if count is not None and len(arrays) != count:
+        raise IllegalProduct(f"has {len(arrays)} operands, the op takes {count}")
     return arrays
 
 
@@ -190,10 +194,8 @@ def _check_distinct(what: str, dimensions: Sequence[int], rank: int) -> None:
 
 def _check_index(types: Sequence[ArrayType]) -> None:
     for i, type in enumerate(types):
-        _require(
-            type.shape == () and type.dtype.is_integer,
-            f"index {i} is {type}, not an integer scalar",
-        )
+        if type.shape or not type.dtype.is_integer:
+            raise IllegalProduct(f"index {i} is {type}, not an integer scalar")
 
 
 def _check_region(
@@ -209,11 +211,11 @@ def _check_region(
         for name in names:
             _require(name in region.nodes, f"region {region.name} {what} %{name}, a node it lacks")
         found = [region[name].type for name in names]
-        _require(
-            found == list(expected),
-            f"region {region.name} {what} ({', '.join(map(str, found))}), "
-            f"not ({', '.join(map(str, expected))})",
-        )
+        if found != list(expected):
+            raise IllegalProduct(
+                f"region {region.name} {what} ({', '.join(map(str, found))}), "
+                f"not ({', '.join(map(str, expected))})"
+            )
 
 
 def _without(shape: Sequence[int], dropped: Sequence[int]) -> tuple[int, ...]:
@@ -261,7 +263,8 @@ def _infer_same(node: Node, operands: Sequence[Type]) -> Type:
     """Every operand and the result have one type."""
     arrays = _arrays(operands, 2 if node.op in _BINARY else 1)
     for i, array in enumerate(arrays[1:], 1):
-        _require(array == arrays[0], f"operand 0 is {arrays[0]}, operand {i} is {array}")
+        if array != arrays[0]:
+            raise IllegalProduct(f"operand 0 is {arrays[0]}, operand {i} is {array}")
     dtype = arrays[0].dtype
     if node.op in _INTEGERS:
         legal = dtype.is_integer
@@ -290,18 +293,18 @@ def _infer_is_finite(node: Node, operands: Sequence[Type]) -> Type:
 def _infer_compare(node: Node, operands: Sequence[Type]) -> Type:
     x, y = _arrays(operands, 2)
     direction = _attrs(node, CompareAttrs).direction
-    _require(x == y, f"operand 0 is {x}, operand 1 is {y}")
+    if x != y:
+        raise IllegalProduct(f"operand 0 is {x}, operand 1 is {y}")
     _require(direction in ("EQ", "NE", "LT", "LE", "GT", "GE"), f"unknown direction {direction!r}")
     return ArrayType(DType.PRED, x.shape)
 
 
 def _infer_select(node: Node, operands: Sequence[Type]) -> Type:
     predicate, x, y = _arrays(operands, 3)
-    _require(
-        predicate == ArrayType(DType.PRED, x.shape),
-        f"operand 0 is {predicate}, not a pred of the shape of {x}",
-    )
-    _require(x == y, f"operand 1 is {x}, operand 2 is {y}")
+    if predicate != ArrayType(DType.PRED, x.shape):
+        raise IllegalProduct(f"operand 0 is {predicate}, not a pred of the shape of {x}")
+    if x != y:
+        raise IllegalProduct(f"operand 1 is {x}, operand 2 is {y}")
     return x
 
 
@@ -353,20 +356,22 @@ def _infer_broadcast(node: Node, operands: Sequence[Type]) -> Type:
     (x,) = _arrays(operands, 1)
     result, dimensions = _array(node), _attrs(node, BroadcastAttrs).dimensions
     _check_distinct("dimensions", dimensions, result.rank)
-    _require(len(dimensions) == x.rank, f"{len(dimensions)} dimensions for an operand of {x}")
+    if len(dimensions) != x.rank:
+        raise IllegalProduct(f"{len(dimensions)} dimensions for an operand of {x}")
     for i, d in enumerate(dimensions):
-        _require(
-            x.shape[i] == result.shape[d],
-            f"operand dimension {i} has {x.shape[i]} elements, result dimension {d} has "
-            f"{result.shape[d]}",
-        )
+        if x.shape[i] != result.shape[d]:
+            raise IllegalProduct(
+                f"operand dimension {i} has {x.shape[i]} elements, result dimension {d} has "
+                f"{result.shape[d]}"
+            )
     return ArrayType(x.dtype, result.shape)
 
 
 def _infer_reshape(node: Node, operands: Sequence[Type]) -> Type:
     (x,) = _arrays(operands, 1)
     result = _array(node)
-    _require(x.size == result.size, f"{x} has {x.size} elements, the result {result.size}")
+    if x.size != result.size:
+        raise IllegalProduct(f"{x} has {x.size} elements, the result {result.size}")
     return ArrayType(x.dtype, result.shape)
 
 
@@ -388,10 +393,8 @@ def _infer_slice(node: Node, operands: Sequence[Type]) -> Type:
         f"starts, limits and strides are not {x.rank} each",
     )
     for i, (start, limit, stride) in enumerate(zip(a.starts, a.limits, a.strides, strict=True)):
-        _require(
-            0 <= start <= limit <= x.shape[i] and stride >= 1,
-            f"[{start}:{limit}:{stride}] of dimension {i} of {x}",
-        )
+        if not (0 <= start <= limit <= x.shape[i] and stride >= 1):
+            raise IllegalProduct(f"[{start}:{limit}:{stride}] of dimension {i} of {x}")
     spans = zip(a.starts, a.limits, a.strides, strict=True)
     return ArrayType(x.dtype, tuple(-((start - limit) // stride) for start, limit, stride in spans))
 

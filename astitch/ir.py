@@ -46,6 +46,9 @@ class DType(enum.Enum):
     C64 = "c64"
     C128 = "c128"
 
+    # Types are parts of many keys, and an Enum's own hash is that of its name, in Python.
+    __hash__ = object.__hash__
+
     @property
     def numpy(self) -> np.dtype:
         """The NumPy dtype (from ml_dtypes where NumPy has none)."""
@@ -485,6 +488,21 @@ class Node:
     regions: tuple[Graph, ...] = ()
     op_name: str = ""
     source: str = ""
+
+    def read(self, operands: tuple[str, ...]) -> Node:
+        """The node with these operands: itself where it has them."""
+        if operands == self.operands:
+            return self
+        return Node(
+            self.name,
+            self.op,
+            self.type,
+            operands,
+            self.attrs,
+            self.regions,
+            self.op_name,
+            self.source,
+        )
 
     @property
     def array(self) -> ArrayType:

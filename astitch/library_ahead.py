@@ -26,7 +26,7 @@ LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
 
 PARTS, LEAST_CALLS = 4, 2
-"""Modules at most, and calls of one at least.  When planning ends none is begun any more, and the whole program measures
+"""Modules at most, and calls of one at least.  When planning ends no other is begun, and the whole program measures
 what is left: more of them leave less to wait for, but each repeats what XLA does once for a module."""
 
 

@@ -574,8 +574,7 @@ class _Hoister:
             return replace(node, attrs=GetTupleElementAttrs(numbers[node.attrs.index]))
 
         def put(node: Node) -> None:
-            operands = tuple(renamed.get(o, o) for o in node.operands)
-            nodes[node.name] = replace(node, operands=operands)
+            nodes[node.name] = node.read(tuple([renamed.get(o, o) for o in node.operands]))
 
         for node in self.graph:
             if node.name == made.name:

@@ -398,8 +398,10 @@ class LoopPlanner:
         cuts = self._cuts.get(key)
         found: dict[int, Share] = {}
         for cut in _list_cuts(axes, gpu) if cuts is None else cuts:
+            if beside and cut.grid > gpu.sms:
+                continue
             share = try_cut(loop, axes, steps, used, gpu, cut)
-            if share is None or (beside and cut.grid > gpu.sms):
+            if share is None:
                 continue
             if cut.block not in found or share.us < found[cut.block].us:
                 found[cut.block] = share
@@ -450,7 +452,7 @@ def leave_starts(graph: Graph) -> tuple[Graph, dict[str, str]]:
                 operands[number] = names[start.name]
                 nodes[operands[number]] = replace(start, name=operands[number])
                 reasons[operands[number]] = START
-        nodes[node.name] = replace(node, operands=tuple(operands))
+        nodes[node.name] = node.read(tuple(operands))
     live = keep_live_nodes(nodes, graph.outputs)
     return replace(graph, nodes=live), reasons
 
@@ -772,7 +774,7 @@ def _list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
 
 @functools.cache
 def _count_registers(gpu: Gpu, block: int, resident: int) -> int:
-    return gpu.max_registers(block, resident)
+    return min(gpu.max_registers(block, resident), 255)
 
 
 def try_cut(
@@ -785,8 +787,10 @@ def try_cut(
 ) -> Share | None:
     """A share by a cut, if it fits the device."""
     columns = [m.parts * cut.width for m in steps.products]
-    most = max(columns, default=1)
-    if most * cut.rows > 64 or cut.small_width > cut.block:
+    most, block = max(columns, default=1), cut.block
+    if most * cut.rows > 64 or cut.small_width > block:
+        return None
+    if cut.members > 1 and cut.grid > gpu.sms:
         return None
     ahead = 2 if steps.reads_ahead else 1
     other = OTHER_REGISTERS + cut.owned * (ahead * steps.loaded + 8) + cut.rows * (most + 4)
@@ -795,11 +799,13 @@ def try_cut(
         if crossing > MAX_CROSSING:
             return None
         other += cut.small_owned * (ahead * steps.small_loaded + 4) + crossing
+    if _count_registers(gpu, block, 1) < other:
+        return None
+    fixed = place_slots(steps, cut)[1] + count_crossing_bytes(steps, cut)
     found: list[Share] = []
     for resident in (1, 2):
-        registers = _count_registers(gpu, cut.block, resident)
-        bound = min(registers, 255)
-        room = min(bound - other, MATRIX_REGISTERS)
+        registers = _count_registers(gpu, block, resident)
+        room = min(registers - other, MATRIX_REGISTERS)
         if room < 0:
             continue
         held: list[int] = []
@@ -809,10 +815,9 @@ def try_cut(
             fit = min(total, max(0, room) // (4 * count))
             held.append(fit)
             room -= 4 * count * fit
-            left += (total - fit) * 16 * count * cut.block
-        shared = left + place_slots(steps, cut)[1] + count_crossing_bytes(steps, cut)
-        bps = gpu.blocks_per_sm(cut.block, registers, shared)
-        if bps < resident or (cut.members > 1 and cut.grid > gpu.sms):
+            left += (total - fit) * 16 * count * block
+        bps = gpu.blocks_per_sm(block, registers, left + fixed)
+        if bps < resident:
             continue
         us = _project(loop, steps, cut, gpu, resident, columns, held)
         found.append(Share(axes, steps, cut, used, tuple(held), resident, us))
@@ -836,7 +841,7 @@ def place_slots(steps: Steps, cut: Cut) -> tuple[tuple[Slot, ...], int]:
     anyway between the last product that reads them and the words of the next turn.
     """
     meetings = {m.stage for m in steps.moved} | {m.stage for m in steps.crossings}
-    slots: list[Slot] = []
+    placed: list[tuple[int, int, bool]] = []
     lent: dict[int, int] = {}
     offset = 0
     for number, moved in enumerate(steps.moved):
@@ -845,16 +850,16 @@ def place_slots(steps: Steps, cut: Cut) -> tuple[tuple[Slot, ...], int]:
         # Where rows are padded with zeros they keep their place.
         many = steps.stages >= MANY_STAGES and cut.stride == cut.units
         if cut.members > 1 and many and last == moved.stage:
-            slots.append(Slot(lent.get(last, 0), 1, True))
+            placed.append((lent.get(last, 0), 1, True))
             lent[last] = lent.get(last, 0) + size
         else:
             met = max(meetings) > last or moved.stage > min(meetings)
             buffers = 1 if met and cut.members > 1 else 2
-            slots.append(Slot(offset, buffers, False))
+            placed.append((offset, buffers, False))
             offset += buffers * size
     most = max(lent.values(), default=0)
-    placed = [slot if slot.lent else replace(slot, offset=slot.offset + most) for slot in slots]
-    return tuple(placed), most + offset
+    slots = [Slot(at if shared else at + most, count, shared) for at, count, shared in placed]
+    return tuple(slots), most + offset
 
 
 def count_crossing(multiply: Multiply, cut: Cut) -> int:

@@ -282,7 +282,7 @@ class _Projector:
             Unit.SHUFFLE.value: gpu.shuffle_lanes,
         }
         used = {name: np.zeros(gpu.sms) for name in lanes}
-        blocks_by_sm = self.by_sm(np.ones(kernel.grid))
+        blocks_by_sm = kernel.grid // gpu.sms + (np.arange(gpu.sms) < kernel.grid % gpu.sms) * 1.0
         chains = np.zeros(kernel.grid)
         read = written = l2 = latency_us = longest_us = most_rounds = 0.0
         for section in sections:

@@ -100,7 +100,7 @@ def rewrite_graph(
     draft = Draft(graph, log)
     values: dict[str, str] = {}
     for node in graph if order is None else order:
-        moved = replace(node, operands=tuple(values[o] for o in node.operands))
+        moved = node.read(tuple([values[o] for o in node.operands]))
         changed = change(moved, draft, values)
         values[node.name] = draft.put(moved) if changed is None else changed
     outputs = tuple(values[o] for o in graph.outputs)

@@ -6,12 +6,21 @@ none.
 
 from __future__ import annotations
 
+import functools
+
 from astitch.compile import Compilation
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.hlo_import import import_hlo
+from astitch.ir import Graph
 from astitch.loop_analysis import LoopKey, loop_key
 from astitch.loop_plan import LoopPlan, LoopPlanner
 from astitch.program import IslandStep
+
+
+@functools.lru_cache(maxsize=64)
+def read_island(hlo: bytes) -> Graph:
+    """The graph of an island, which is looked at several times: for its loops, in notes, to be written down."""
+    return import_hlo(hlo)
 
 
 def find_loops(
@@ -24,7 +33,7 @@ def find_loops(
     for step in compilation.program.steps:
         if not isinstance(step, IslandStep):
             continue
-        graph = import_hlo(step.hlo)
+        graph = read_island(step.hlo)
         for node in graph:
             if node.op != "while" or not graph.users[node.name]:
                 continue

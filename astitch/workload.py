@@ -7,6 +7,7 @@ evaluated for 32 threads at once: how many sectors of 32 bytes it touches, and o
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,21 @@ from astitch.propagation import Guard, Within
 SECTOR_BYTES = 32
 LINE_BYTES = 128
 WARP = 32
+
+
+@functools.lru_cache(maxsize=256)
+def _list_threads(count: int, cols: int, rows: int) -> Mapping[str, np.ndarray]:
+    """By the names of their coordinates, where the first `count` threads of a block stand."""
+    thread = np.arange(count)
+    places = {
+        "thread": thread,
+        "tx": thread % cols,
+        "ty": thread // cols % rows,
+        "to": thread // (rows * cols),
+    }
+    for place in places.values():
+        place.flags.writeable = False
+    return places
 
 
 class Unit(enum.Enum):
@@ -319,7 +335,7 @@ class _Counter:
         self.values: dict[str, np.ndarray] = {}
         self.spans: dict[str, tuple[int, int]] = {}
         self.still: dict[str, tuple[int, int]] = {}  # within one task
-        self.threads: dict[str, np.ndarray] = {}
+        self.threads: Mapping[str, np.ndarray] = {}
         self.loop = LoopWork(0, 1, True)
         self.in_task = False
         self.lag = 0  # tasks that blocks are behind what they published
@@ -341,14 +357,8 @@ class _Counter:
     # -- where a warp stands -----------------------------------------------------------------------------------------
 
     def set_threads(self, section: k.Section) -> None:
-        thread = np.arange(min(WARP, self.block))
         cols, rows = section.col_threads, section.row_threads
-        self.values = {
-            "thread": thread,
-            "tx": thread % cols,
-            "ty": thread // cols % rows,
-            "to": thread // (rows * cols),
-        }
+        self.values = {**_list_threads(min(WARP, self.block), cols, rows)}
         self.spans = {
             "thread": (0, self.block - 1),
             "tx": (0, cols - 1),
@@ -357,12 +367,7 @@ class _Counter:
             "first": (0, self.kernel.grid - 1),
         }
         self.still = {**self.spans, "first": (0, 0)}
-        self.threads = {
-            "tx": (np.arange(self.block) % cols),
-            "ty": np.arange(self.block) // cols % rows,
-            "to": np.arange(self.block) // (rows * cols),
-            "thread": np.arange(self.block),
-        }
+        self.threads = _list_threads(self.block, cols, rows)
 
     def evaluate(self, form: Linear) -> np.ndarray:
         """The form's value for each lane of a vector and each thread of a warp."""
@@ -418,7 +423,7 @@ class _Counter:
     def passing(self, guards: Sequence[Guard]) -> tuple[float, float]:
         """(share of threads, share of warps) for which the guards hold."""
         threads, warps = 1.0, 1.0
-        mask = np.ones(self.block, bool)
+        mask: np.ndarray | None = None
         for guard in guards:
             if not isinstance(guard, Within):
                 threads /= guard.by
@@ -429,12 +434,15 @@ class _Counter:
                 for term, c in guard.form.terms:
                     if isinstance(term, Symbol):
                         position += c * self.threads[term.name]
-                mask &= (position >= guard.low) & (position < guard.high)
+                inside = (position >= guard.low) & (position < guard.high)
+                mask = inside if mask is None else mask & inside
                 continue
             low, high = self.bounds(guard.form, self.spans)
             share = (min(high + 1, guard.high) - max(low, guard.low)) / (high - low + 1)
             share = min(max(share, 0.0), 1.0)
             threads, warps = threads * share, warps * share
+        if mask is None:
+            return threads, warps
         padded = np.zeros(-(-self.block // WARP) * WARP, bool)
         padded[: self.block] = mask
         return threads * float(mask.mean()), warps * float(padded.reshape(-1, WARP).any(1).mean())
@@ -497,11 +505,12 @@ class _Counter:
         address = np.broadcast_to(self.evaluate(position), (self.lanes, len(self.values["tx"])))
         if not frame.in_lanes:
             address = address[:1]
-        at = np.unique(address * size)
-        sectors = len(np.unique(at // SECTOR_BYTES))
+        # Some dozens of numbers, for which np.unique takes five times as long.
+        at = set(address.ravel().tolist())
+        sectors = len({element * size // SECTOR_BYTES for element in at})
         if width > 1:
             sectors = max(sectors, math.ceil(len(at) * size * width / SECTOR_BYTES))
-        lines = len(np.unique(address[0] * size // LINE_BYTES))
+        lines = len({element * size // LINE_BYTES for element in address[0].tolist()})
         threads = self.block * (self.loop.tasks if self.in_task else self.kernel.grid)
         asked = frame.threads * threads * size * width
         requests = frame.trips * threads / WARP

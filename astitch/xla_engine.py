@@ -22,7 +22,7 @@ import numpy as np
 from astitch import kernel_ir as k
 from astitch import options
 from astitch.build_program import make_cuda_kernel
-from astitch.compile import Compilation, compile_graph
+from astitch.compile import Compilation, compile_graph, pause_collector
 from astitch.driver_ahead import Unit, assemble_ahead
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.epilogues import find_epilogues
@@ -62,7 +62,7 @@ from astitch.program import (
     View,
 )
 from astitch.remote_stitch import LAYOUT_OPS
-from astitch.stitch_loops import find_loops
+from astitch.stitch_loops import find_loops, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes
 from astitch.storage import storage_name, storage_type
@@ -785,7 +785,7 @@ def _note_loops(
     steps: list[Step] = []
     for step in program.steps:
         if isinstance(step, IslandStep):
-            graph = import_hlo(step.hlo)
+            graph = read_island(step.hlo)
             taken = {n.name for n in graph if n.op == "while" and loop_key(graph, n) in calls}
             left = (op for op in step.ops if op.name not in taken and op.reason != START)
             step = replace(step, ops=tuple(left))
@@ -930,7 +930,7 @@ class _ModuleWriter:
 
     def add_island(self, step: IslandStep) -> None:
         """What XLA was to compile by itself, as a part of the module."""
-        graph = import_hlo(step.hlo)
+        graph = read_island(step.hlo)
         names: dict[str, str] = {}
         results: dict[str, list[str]] = {}
         for node in graph:
@@ -1010,6 +1010,7 @@ def _row_major(rank: int) -> tuple[int, ...]:
 # ---- the program in JAX ----------------------------------------------------------------------------------------
 
 
+@pause_collector()
 def compile_for_xla(
     graph: Graph,
     gpu: Gpu,
@@ -1114,7 +1115,8 @@ class Stitched:
         self._made: tuple[Compilation, bytes] | None = None
         self._kept: bytes | None = None
         self.hlo = bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
-        self.graph = import_hlo(self.hlo)
+        with pause_collector():
+            self.graph = import_hlo(self.hlo)
 
     @property
     def compilation(self) -> Compilation:
