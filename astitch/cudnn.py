@@ -253,8 +253,8 @@ class Convolution:
         """The heuristics' candidates, the best first."""
         graph, names = self._make_graph()
         found: list[Plan] = []
-        for index, name in enumerate(names):
-            plan = self._build(graph, index, name)
+        for name in dict.fromkeys(names):  # some are named by both heuristics
+            plan = self._build(graph, names.index(name), name)
             if plan is not None:
                 found.append(plan)
             if len(found) == CANDIDATES:

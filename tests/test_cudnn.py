@@ -240,6 +240,12 @@ def test_plans_that_need_too_much_room_are_left_out(cache: Any) -> None:
     assert Call(cudnn, cache)().cudnn.launched == ["eng1"]
 
 
+def test_a_plan_that_is_named_twice_is_measured_once(cache: Any) -> None:
+    cudnn = FakeCudnn("eng0", "eng1", "eng0")
+    Call(cudnn, cache, (9.0, 5.0))()
+    assert cudnn.launched == ["eng0", "eng1", "eng1"]
+
+
 def test_few_plans_are_measured(cache: Any) -> None:
     cudnn = FakeCudnn(*(f"eng{i}" for i in range(CANDIDATES + 5)))
     Call(cudnn, cache, range(CANDIDATES, 0, -1))()
