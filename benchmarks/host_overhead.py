@@ -1,7 +1,10 @@
 """The host's time for one call, in steady state: jax.jit beside astitch.jit through XLA and through CuPy.
 
-`python -m benchmarks.host_overhead [--json FILE]` on a GPU.  The function adds up its arguments, 64 numbers each, so
-the GPU has next to nothing to do.  idle: the device has finished the call before; queued: the calls follow each other.
+`python -m benchmarks.host_overhead [--json FILE]` on a GPU.  One function adds up its arguments, 64 numbers each, so
+the GPU has next to nothing to do; the other is small layers on each other, a product and a softmax each, so that there
+are many launches, which CuPy makes one by one ("steps") or as a CUDA graph ("executor").
+idle: the device has finished the call before; queued: the calls follow each other; kept: the same, and the caller keeps
+the results of the last calls, so that addresses change.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ import argparse
 import functools
 import json
 import operator
+import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +33,9 @@ CALLS = 200
 QUEUE = 20
 """Calls in flight: few enough that no queue of the driver's fills up, which the host would wait for."""
 
-ENGINES = ("jax.jit", "xla", "executor")
+LAYERS, WIDTH = 16, 32
+
+ENGINES = ("jax.jit", "xla", "executor", "steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +43,46 @@ class Overhead:
     """Microseconds of the host for a call, medians."""
 
     engine: str
+    function: str
     arguments: int
     idle_us: float
     queued_us: float
+    kept_us: float
 
 
 def add_up(*arrays: jax.Array) -> jax.Array:
     return functools.reduce(operator.add, arrays)
 
 
-def compile_for(engine: str) -> Callable[..., Any]:
-    """add_up for an engine: "jax.jit", or one of astitch's.  Raises EngineUnavailable."""
+def stack_layers(x: jax.Array, *weights: jax.Array) -> jax.Array:
+    for weight in weights:
+        x = jax.nn.softmax(x @ weight) * WIDTH
+    return x
+
+
+def compile_for(engine: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for an engine: "jax.jit", or one of astitch's.  Raises EngineUnavailable."""
     if engine == "jax.jit":
-        return jax.jit(add_up)
-    return astitch.jit(add_up, engine=engine)
+        return jax.jit(function)
+    return astitch.jit(function, engine="executor" if engine == "steps" else engine)
 
 
-def measure(fn: Callable[..., Any], arrays: Sequence[jax.Array], calls: int) -> tuple[float, float]:
-    """Median microseconds of a call on an idle device, and of one among QUEUE that follow each other."""
+@contextmanager
+def graphs_for(engine: str) -> Iterator[None]:
+    """Programs that are made inside have CUDA graphs, but for "steps"."""
+    before = os.environ.get("ASTITCH_GRAPHS")
+    os.environ["ASTITCH_GRAPHS"] = "0" if engine == "steps" else "1"
+    try:
+        yield
+    finally:
+        os.environ.pop("ASTITCH_GRAPHS")
+        if before is not None:
+            os.environ["ASTITCH_GRAPHS"] = before
+
+
+def measure(fn: Callable[..., Any], arrays: Sequence[jax.Array], calls: int) -> list[float]:
+    """Median microseconds of a call on an idle device, of one among QUEUE that follow each other, and of one that finds
+    the results of those before kept."""
     for _ in range(3):
         jax.block_until_ready(fn(*arrays))
     idle = []
@@ -62,14 +91,40 @@ def measure(fn: Callable[..., Any], arrays: Sequence[jax.Array], calls: int) -> 
         result = fn(*arrays)
         idle.append(time.perf_counter() - start)
         jax.block_until_ready(result)
-    queued = []
-    for _ in range(max(calls // QUEUE, 3)):
-        start = time.perf_counter()
-        for _ in range(QUEUE):
-            result = fn(*arrays)
-        queued.append((time.perf_counter() - start) / QUEUE)
-        jax.block_until_ready(result)
-    return statistics.median(idle) * 1e6, statistics.median(queued) * 1e6
+    times = [statistics.median(idle)]
+    for keeps in (False, True):
+        queued = []
+        for _ in range(max(calls // QUEUE, 3)):
+            kept = []
+            start = time.perf_counter()
+            for _ in range(QUEUE):
+                result = fn(*arrays)
+                if keeps:
+                    kept.append(result)
+            queued.append((time.perf_counter() - start) / QUEUE)
+            jax.block_until_ready(result)
+        times.append(statistics.median(queued))
+    return [1e6 * seconds for seconds in times]
+
+
+def make_cases(counts: Sequence[int]) -> list[tuple[str, Callable[..., Any], list[jax.Array], Any]]:
+    """Name, function, arguments and result of what is measured."""
+    random = np.random.default_rng(0)
+    cases: list[tuple[str, Callable[..., Any], list[jax.Array], Any]] = []
+    for count in counts:
+        arrays = [jax.device_put(random.normal(size=64).astype(np.float32)) for _ in range(count)]
+        cases.append(
+            ("sum", add_up, arrays, np.sum([np.asarray(a, np.float64) for a in arrays], axis=0))
+        )
+    x, *weights = (random.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(LAYERS + 1))
+    # A softmax of large numbers is steep: products of few bits are another function.
+    small = [jax.device_put(a) for a in (x, *(w / WIDTH for w in weights))]
+    want = x.astype(np.float64)
+    for weight in small[1:]:
+        powers = np.exp(want @ np.asarray(weight, np.float64))
+        want = WIDTH * powers / powers.sum(axis=1, keepdims=True)
+    cases.append(("layers", stack_layers, small, want))
+    return cases
 
 
 def measure_all(
@@ -77,26 +132,30 @@ def measure_all(
 ) -> tuple[list[Overhead], dict[str, str]]:
     """The rows, and why engines are missing."""
     rows, missing = [], {}
-    random = np.random.default_rng(0)
-    for count in counts:
-        arrays = [jax.device_put(random.normal(size=64).astype(np.float32)) for _ in range(count)]
-        want = np.sum([np.asarray(a, np.float64) for a in arrays], axis=0)
+    for name, function, arrays, want in make_cases(counts):
         for engine in engines:
+            if engine == "steps" and name != "layers":
+                continue
             try:
-                fn = compile_for(engine)
-                np.testing.assert_allclose(np.asarray(fn(*arrays)), want, rtol=1e-3, atol=1e-3)
+                with graphs_for(engine):
+                    fn = compile_for(engine, function)
+                    np.testing.assert_allclose(np.asarray(fn(*arrays)), want, rtol=1e-2, atol=1e-2)
             except EngineUnavailable as error:
                 missing[engine] = str(error).splitlines()[0]
                 continue
-            rows.append(Overhead(engine, count, *measure(fn, arrays, calls)))
+            rows.append(Overhead(engine, name, len(arrays), *measure(fn, arrays, calls)))
     return rows, missing
 
 
 def format_table(rows: Sequence[Overhead], missing: dict[str, str]) -> str:
-    """One line for each engine and number of arguments."""
-    lines = [f"{'arguments':>9}  {'engine':10}{'idle us':>9}{'queued us':>11}"]
+    """One line for each function, number of arguments and engine."""
+    lines = [
+        f"{'function':8}{'arguments':>10}  {'engine':10}{'idle us':>9}{'queued us':>11}{'kept us':>9}"
+    ]
     lines += [
-        f"{row.arguments:9}  {row.engine:10}{row.idle_us:9.1f}{row.queued_us:11.1f}" for row in rows
+        f"{row.function:8}{row.arguments:10}  {row.engine:10}"
+        f"{row.idle_us:9.1f}{row.queued_us:11.1f}{row.kept_us:9.1f}"
+        for row in rows
     ]
     lines += [f"{engine}: {reason}" for engine, reason in missing.items()]
     return "\n".join(lines)

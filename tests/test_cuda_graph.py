@@ -664,3 +664,43 @@ def test_a_call_in_steady_state_is_one_launch(monkeypatch: pytest.MonkeyPatch) -
         if turn >= 2:
             assert launched == ["memcpyAsync"]  # of the small result
             assert executor.graph_counts.replayed == replayed + 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("donated", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_training_loop_of_jax(donated: bool, waits: bool) -> None:
+    """New parameters each step, which are the arguments of the next; nothing waits unless the caller does."""
+    import jax
+    import jax.numpy as jnp
+
+    import astitch
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            y = x
+            for weight in weights:
+                y = jnp.tanh(jax.nn.softmax(y) @ weight)
+            return jnp.mean((y - x) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return value, [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)]
+
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=(64, 64)).astype("f") / 8 for _ in range(3)]
+    batches = [rng.normal(size=(32, 64)).astype("f") for _ in range(3)]
+    found = []
+    for fn in (
+        astitch.jit(step, engine="executor", donate_argnums=(0,) if donated else ()),
+        jax.jit(step),
+    ):
+        now, losses = [jax.device_put(w) for w in weights], []
+        placed = [jax.device_put(b) for b in batches]
+        for turn in range(30):
+            value, now = fn(now, placed[turn % 3])
+            losses.append(value)
+            if waits:
+                jax.block_until_ready(now)
+        found.append([np.array(losses), *map(np.asarray, now)])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=2e-3)

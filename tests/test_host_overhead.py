@@ -20,10 +20,11 @@ def test_rows_reasons_and_file(
         ["--arguments", "1", "3", "--calls", "3", "--json", str(file), "--engines", *engines]
     )
     rows = json.loads(file.read_text())["rows"]
-    assert [(row["arguments"], row["engine"]) for row in rows] == [
-        (1, "jax.jit"), (1, "host"), (3, "jax.jit"), (3, "host")
+    assert [(row["function"], row["arguments"], row["engine"]) for row in rows] == [
+        ("sum", 1, "jax.jit"), ("sum", 1, "host"), ("sum", 3, "jax.jit"), ("sum", 3, "host"),
+        ("layers", 17, "jax.jit"), ("layers", 17, "host"),
     ]  # fmt: skip
-    assert all(row["idle_us"] > 0 and row["queued_us"] > 0 for row in rows)
+    assert all(row[name] > 0 for row in rows for name in ("idle_us", "queued_us", "kept_us"))
     *lines, missing = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + len(rows)
     assert missing == "xla: engine='xla', but CuPy sees no GPU"
