@@ -393,9 +393,9 @@ class GpuExecutor:
                 self._capture_stream = self.cupy.cuda.Stream(non_blocking=True)
             # The fixed addresses with those of the parameters of the latest call.
             self._latest = self._fixed.copy()
-            result_bytes = sum(b.type.bytes for b in self._outputs)
-            kept = self.device.mem_info[1] // KEPT_SHARE // max(result_bytes, 1)
-            self._results = ResultPool(min(MOST_FREE, kept))
+            sizes = [(b.name, b.type.bytes) for b in self._outputs]
+            kept = self.device.mem_info[1] // KEPT_SHARE // max(sum(n for _, n in sizes), 1)
+            self._results = ResultPool(sizes, min(MOST_FREE, kept))
             # The zeroed arena and the constants are there before any stream uses them.
             self.cupy.cuda.runtime.deviceSynchronize()
         # What is under way when the last reference goes uses arena, constants and graphs.
@@ -685,12 +685,7 @@ class GpuExecutor:
         if any(placed[number].type is not self._wanted[number] for number in changed):
             self.program.check_arguments([array.type for array in placed])
         lent += [arguments[number] for number in self._held]
-        outputs = {
-            b.name: self._results.take(
-                b.name, stream, functools.partial(self._allocate, b.type.bytes, b.name)
-            )
-            for b in self._outputs
-        }
+        outputs: dict[str, Any] = dict(self._results.take(stream, self._allocate))
         addresses = self._latest.copy()
         for name, memory in outputs.items():
             addresses[name] = memory.ptr

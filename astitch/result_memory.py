@@ -1,18 +1,23 @@
-"""Memory of a program's results: what a caller let go of is where the same result of a later call lies.
+"""Memory of a program's results: where a call wrote them, a later call writes when the caller let go of all of them.
 
-So the addresses of a program repeat from call to call, as its CUDA graphs want, and nobody asks an allocator.
+So the addresses of a program repeat from call to call, all of a set together, as its CUDA graphs want, and nobody asks
+an allocator.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST_FREE = 2
-"""Blocks that are kept for one result: two sets take turns where results become the next call's arguments."""
+"""Sets that are kept: two take turns where results become the next call's arguments."""
+
+MOST_OPEN, MOST_PARTIAL = 16, 4
+"""Sets that callers hold, and those of which they hold a part: the blocks of older ones go their own ways."""
 
 MOST_STREAMS = 4
 
@@ -21,52 +26,101 @@ _owners: dict[int, int] = {}
 
 
 class ResultMemory:
-    """A block that holds a result.  ptr: its address.  When nobody holds it, it goes where its like is free."""
+    """A block that holds a result.  ptr: its address."""
 
-    __slots__ = ("_block", "_free", "_most", "ptr")
+    __slots__ = ("_block", "_name", "_set", "ptr")
 
-    def __init__(self, block: Any, free: list[Any], most: int, stream: int) -> None:
+    def __init__(self, name: str, block: Any, results: ResultSet, stream: int) -> None:
         self.ptr = int(block.ptr)
-        self._block, self._free, self._most = block, free, most
+        self._name, self._block, self._set = name, block, results
         _owners[self.ptr] = stream
 
     def __del__(self, owners: dict[int, int] = _owners) -> None:
         owners.pop(self.ptr, None)
-        if len(self._free) < self._most:
-            self._free.append(self._block)
+        self._set.take_back(self._name, self._block)
+
+
+class ResultSet:
+    """The blocks of one call that callers let go of.  With the last it is free for another call.
+
+    Called from wherever a reference goes, in any thread: without locks, of which the thread may hold one.
+    """
+
+    __slots__ = ("__weakref__", "_count", "_free", "_most", "_parted", "_returned", "_turns")
+
+    def __init__(self, count: int, free: list[dict[str, Any]], most: int) -> None:
+        self._count, self._free, self._most = count, free, most
+        self._returned: list[tuple[str, Any]] = []
+        self._turns = itertools.count(1)
+        self._parted = False
+
+    def take_back(self, name: str, block: Any) -> None:
+        """One block less that a caller holds."""
+        if self._parted:
+            return
+        self._returned.append((name, block))
+        if next(self._turns) == self._count and len(self._free) < self._most:
+            self._free.append(dict(self._returned))
+
+    @property
+    def is_partial(self) -> bool:
+        """Did callers let go of some?"""
+        return bool(self._returned)
+
+    def part(self) -> None:
+        """The blocks that nobody holds go their own ways, as the others will."""
+        self._parted = True
+        self._returned.clear()
 
 
 def follows_stream(address: int, stream: int) -> bool:
-    """Is this the address of a result that is used again only in the order of this stream?"""
+    """Is this the address of a result that is written again only in the order of this stream?"""
     return _owners.get(address) == stream
 
 
 class ResultPool:
-    """The free blocks of a program's results, for each stream: whoever reads a result in the order of its stream has
-    read it before it is written again.  most: how many for each result."""
+    """Memory for a program's results, for each stream: whoever reads a result in the order of its stream has read it
+    before it is written again.
 
-    def __init__(self, most: int = MOST_FREE) -> None:
-        self._most = most
-        self._streams: OrderedDict[int, dict[str, list[Any]]] = OrderedDict()
+    sizes: names and bytes of the results.  most: how many free sets are kept.
+    """
+
+    def __init__(self, sizes: Sequence[tuple[str, int]], most: int = MOST_FREE) -> None:
+        self._sizes, self._most = tuple(sizes), most
+        self._streams: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()
+        self._open: deque[weakref.ref[ResultSet]] = deque()  # the latest first
         with _pools_lock:
             _pools.add(self)
 
-    def take(self, name: str, stream: int, allocate: Callable[[], Any]) -> ResultMemory:
-        """A block for result `name`, to be written in the order of `stream`; the one that was let go last."""
-        lists = self._streams.get(stream)
-        if lists is None:
-            lists = self._streams[stream] = {}
+    def take(self, stream: int, allocate: Callable[[int, str], Any]) -> dict[str, ResultMemory]:
+        """A block for each result, to be written in the order of `stream`: the set that was let go last, or what
+        `allocate` gives for bytes and name."""
+        free = self._streams.get(stream)
+        if free is None:
+            free = self._streams[stream] = []
             if len(self._streams) > MOST_STREAMS:
                 self._streams.popitem(last=False)
-        free = lists.setdefault(name, [])
-        block = free.pop() if free else allocate()
-        return ResultMemory(block, free, self._most, stream)
+        blocks = free.pop() if free else {n: allocate(count, n) for n, count in self._sizes}
+        results = ResultSet(len(blocks), free, self._most)
+        self._part_old()
+        self._open.appendleft(weakref.ref(results))
+        return {n: ResultMemory(n, blocks[n], results, stream) for n, _ in self._sizes}
+
+    def _part_old(self) -> None:
+        partial = 0
+        for number, known in enumerate(self._open):
+            results = known()
+            if results is not None:
+                partial += results.is_partial
+                if partial > MOST_PARTIAL or number == MOST_OPEN - 1:
+                    results.part()
+        if len(self._open) == MOST_OPEN:
+            self._open.pop()
 
     def clear(self) -> None:
-        """Gives all free blocks back."""
-        for lists in list(self._streams.values()):
-            for free in lists.values():
-                free.clear()
+        """Gives all free sets back."""
+        for free in list(self._streams.values()):
+            free.clear()
 
 
 _pools: weakref.WeakSet[ResultPool] = weakref.WeakSet()
@@ -74,7 +128,7 @@ _pools_lock = threading.Lock()
 
 
 def give_back_all() -> None:
-    """Gives the free blocks of all programs back: memory is short."""
+    """Gives the free sets of all programs back: memory is short."""
     with _pools_lock:
         pools = list(_pools)
     for pool in pools:

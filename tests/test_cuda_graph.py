@@ -33,6 +33,7 @@ from astitch.program import (
     Step,
     View,
 )
+from astitch.result_memory import ResultMemory, ResultPool, follows_stream
 
 executor_module = importlib.import_module("astitch.executor")
 
@@ -493,31 +494,63 @@ def test_rooms_are_the_same_for_all_launches_and_outlive_what_outgrows_them() ->
     assert fake.used == 210  # graphs may still use the second
 
 
+def take(fake: Fake, pool: ResultPool, stream: int = 1) -> dict[str, ResultMemory]:
+    return pool.take(stream, lambda count, _: Memory(fake, count))
+
+
+def places(results: dict[str, ResultMemory]) -> list[int]:
+    return [memory.ptr for memory in results.values()]
+
+
 def test_memory_of_results_follows_its_stream() -> None:
-    fake = Fake()
-    pool = result_memory.ResultPool()
-
-    def take(stream: int) -> result_memory.ResultMemory:
-        return pool.take("y", stream, lambda: Memory(fake, 100))
-
-    first = take(1)
-    pointer = first.ptr
-    assert result_memory.follows_stream(pointer, 1)
-    assert not result_memory.follows_stream(pointer, 2)
-    del first
-    assert not result_memory.follows_stream(pointer, 1)
-    assert take(2).ptr != pointer
-    again = take(1)
-    assert again.ptr == pointer
-    many = [take(1) for _ in range(5)]
-    del many
-    assert fake.used == (1 + 1 + result_memory.MOST_FREE) * 100
+    fake, pool = Fake(), ResultPool([("y", 100), ("z", 50)])
+    first = take(fake, pool)
+    where = places(first)
+    assert all(follows_stream(place, 1) and not follows_stream(place, 2) for place in where)
+    first.clear()
+    assert not any(follows_stream(place, 1) for place in where)
+    assert places(take(fake, pool, 2)) != where
+    assert places(take(fake, pool)) == where
+    many = [take(fake, pool) for _ in range(5)]
+    many.clear()
+    assert fake.used == (1 + result_memory.MOST_FREE) * 150
     for stream in range(3, 3 + result_memory.MOST_STREAMS):
-        take(stream)
-    assert take(1).ptr != pointer
-    pool.clear()
-    del again
+        take(fake, pool, stream).clear()
+    assert fake.used == result_memory.MOST_STREAMS * 150
+    result_memory.give_back_all()
     assert fake.used == 0
+
+
+def test_results_of_which_a_part_is_kept_hold_no_more_than_a_few_sets() -> None:
+    fake, pool, kept = Fake(), ResultPool([("y", 100), ("z", 5000)]), []
+    for _ in range(50):
+        results = take(fake, pool)
+        kept.append(results["y"])
+        del results
+    assert len({memory.ptr for memory in kept}) == 50
+    assert fake.used <= 50 * 100 + (result_memory.MOST_PARTIAL + 1) * 5000
+    kept.clear()
+    assert fake.used <= result_memory.MOST_FREE * 5100
+
+
+def test_results_that_are_kept_for_long_are_sets_no_more() -> None:
+    fake, pool, kept = Fake(), ResultPool([("y", 100), ("z", 100)]), []
+    for _ in range(2 * result_memory.MOST_OPEN):
+        kept.append(take(fake, pool))
+    used = fake.used
+    kept[0].clear()
+    assert fake.used == used - 200
+    kept[-1].clear()
+    assert fake.used == used - 200
+
+
+def test_results_that_go_in_another_order_keep_their_sets() -> None:
+    fake, pool = Fake(), ResultPool([("y", 100), ("z", 100)])
+    first, second = take(fake, pool), take(fake, pool)
+    sets = {tuple(places(first)), tuple(places(second))}
+    del first["y"], second["z"], second["y"], first["z"]
+    again = take(fake, pool), take(fake, pool)
+    assert {tuple(places(results)) for results in again} == sets
 
 
 # ---- on a device -------------------------------------------------------------------------------------------------
