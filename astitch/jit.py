@@ -280,6 +280,7 @@ def _stitch(
 
     @functools.wraps(fn)
     def stitched(*args: Any, **kwargs: Any) -> Any:
+        from astitch.nvrtc import find_ahead
         from astitch.xla_engine import Stitched, call_stitched
 
         if _is_jit_disabled():
@@ -321,6 +322,7 @@ def _stitch(
             results.append(found)
             return found.data
 
+        find_ahead()  # while JAX traces
         run.__name__ = _name_of(fn)
         types = [_type_of(x.aval) for x in data]
         traced = jax.jit(run, keep_unused=True).trace(*types)

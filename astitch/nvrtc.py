@@ -13,6 +13,7 @@ import glob
 import importlib.util
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -163,9 +164,22 @@ def _accepts(library: ctypes.CDLL, flag: str) -> bool:
     return status == 0
 
 
-@functools.cache
+_finding = threading.Lock()
+
+
 def find_nvrtcs() -> tuple[Nvrtc, ...]:
     """All NVRTC libraries of this machine, newest first."""
+    with _finding:
+        return _find_nvrtcs()
+
+
+def find_ahead() -> None:
+    """Begins to look for the libraries, of 100 MB each, in a thread; find_nvrtcs waits for what is left of it."""
+    threading.Thread(target=find_nvrtcs, name="astitch-nvrtc", daemon=True).start()
+
+
+@functools.cache
+def _find_nvrtcs() -> tuple[Nvrtc, ...]:
     opened = [nvrtc for path in _candidate_paths() if (nvrtc := _open(path)) is not None]
     by_version = {
         nvrtc.version: nvrtc for nvrtc in reversed(opened)

@@ -286,3 +286,24 @@ def test_waits_have_one_policy() -> None:
     texts = [file.read_text("utf-8") for file in folder.glob("*.cuh")]
     assert sum(text.count("__trap()") for text in texts) == 1
     assert sum(text.count("patience.wait()") for text in texts) == 4
+
+
+def test_libraries_are_looked_for_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    looked: list[str] = []
+
+    def find_paths() -> tuple[str, ...]:
+        looked.append(threading.current_thread().name)
+        begun.set()
+        assert go_on.wait(60)
+        return ()
+
+    monkeypatch.setattr(nvrtc, "_candidate_paths", find_paths)
+    nvrtc._find_nvrtcs.cache_clear()
+    try:
+        nvrtc.find_ahead()
+        assert begun.wait(60)
+        threading.Timer(0.02, go_on.set).start()
+        assert find_nvrtcs() == () and looked == ["astitch-nvrtc"]
+    finally:
+        nvrtc._find_nvrtcs.cache_clear()
