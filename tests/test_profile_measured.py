@@ -123,6 +123,32 @@ def test_a_librarys_kernel_has_the_work_of_the_ops_that_called_it() -> None:
     assert found["loop_add"].bound_us == 0.5
 
 
+def test_products_in_a_cuda_graph_are_known_by_their_order() -> None:
+    """What an H100's profiler says of two layers: no instruction is named, equal fusions are one kernel."""
+    work: Any = {"limit": "DRAM", "read_bytes": 4, "written_bytes": 2}
+    known = [
+        Kernel("cublas-gemm.1", PRODUCT, 1.0, bound_us=8.0, flops=30, **work),
+        Kernel("gemm_fusion_dot.23", PRODUCT, 1.0, bound_us=5.0, flops=2, **work),
+        Kernel("loop_add", MEMORY, 1.0, bound_us=0.5),
+        Kernel("cublas-gemm.2", PRODUCT, 1.0, bound_us=9.0, flops=40, **work),
+        Kernel("gemm_fusion_dot.25", PRODUCT, 1.0, bound_us=5.0, flops=2, **work),
+    ]
+    names = ["sm90_gemm", "gemm_fusion_dot_23", "loop_add", "sm90_gemm", "gemm_fusion_dot_23"]
+
+    def join(names: list[str]) -> dict[str, Kernel]:
+        launches = [Launch(name, 20.0, 30.0 * n, DETAILS) for n, name in enumerate(names)]
+        rows = measured.join_traced(measured.sum_calls(launches, 1), known, preset("h100"))
+        return {row.name: row for row in rows}
+
+    gemm = join(names)["sm90_gemm"]
+    assert (gemm.us, gemm.launches, gemm.bound_us, gemm.flops) == (40.0, 2.0, 17.0, 70)
+    fusion = join(names)["gemm_fusion_dot_23"]
+    assert (fusion.launches, fusion.bound_us) == (2.0, 10.0)
+    assert join([*names, "sm90_gemm"])["sm90_gemm"].bound_us is None  # one too many
+    known[:2] = known[1], known[0]
+    assert join(names)["sm90_gemm"].bound_us is None  # a kernel in another's place
+
+
 @pytest.mark.usefixtures("on_a_gpu")
 def test_a_training_step_carries_its_state() -> None:
     x = jnp.ones((16, 128))

@@ -30,6 +30,7 @@ from astitch.profiling.kernel_trace import (
 )
 from astitch.profiling.report import (
     MEASURED,
+    PRODUCT,
     Ablation,
     Event,
     Kernel,
@@ -309,7 +310,7 @@ def join_traced(traced: Traced, known: Sequence[Kernel], gpu: Gpu) -> tuple[Kern
     by_name: dict[str, Kernel] = {}
     for kernel in known:
         by_name.setdefault(spell_as_xla(kernel.name), kernel)
-    called = find_called(traced, by_name)
+    called = {**find_in_order(traced.timeline, known), **find_called(traced, by_name)}
     rows = []
     for name, (us, count, first) in traced.launches.items():
         kernel = (
@@ -333,6 +334,32 @@ def find_called(traced: Traced, known: Mapping[str, Kernel]) -> dict[str, Kernel
             called = known[op]
             parts.setdefault(name, []).append(repeat(called, names[name][1] / called.launches))
     return {name: join_called(name, calls) for name, calls in parts.items()}
+
+
+def find_in_order(events: Sequence[Event], known: Sequence[Kernel]) -> dict[str, Kernel]:
+    """By the name of a library's kernel, the work of XLA's instructions that called it, where the profiler names none,
+    as in a CUDA graph: the products of the schedule are launched in its order.
+
+    events: of one call.  known: in the order of the schedule.  Nothing is found where products and launches are not as
+    many, or where a kernel of XLA's own stands in the place of another.
+    """
+    launched = [event for event in events if event.kind == PRODUCT]
+    products = [kernel for kernel in known if kernel.kind == PRODUCT]
+    if len(launched) != len(products) or any(product.launches != 1 for product in products):
+        return {}
+    own = {spell_as_xla(kernel.name) for kernel in known}
+    parts: dict[str, list[Kernel]] = {}
+    for event, product in zip(launched, products, strict=True):
+        if spell_as_xla(event.name) not in own:
+            parts.setdefault(event.name, []).append(product)
+        elif drop_number(event.name) != drop_number(product.name):
+            return {}
+    return {name: join_called(name, calls) for name, calls in parts.items()}
+
+
+def drop_number(name: str) -> str:
+    """What equal fusions, of which XLA launches one kernel, have in common."""
+    return re.sub(r"_\d+$", "", spell_as_xla(name))
 
 
 def join_called(name: str, calls: Sequence[Kernel]) -> Kernel:
