@@ -343,13 +343,10 @@ class Matmul:
         kept = [c for c in self._load() if c["workspace_size"][0] <= self.workspace_bytes]
         if kept:
             return kept[0]
-        times = []
-        for candidate in self._candidates:
-            launch = functools.partial(self._launch, candidate, addresses)
-            try:
-                times.append(self._time_launch(launch, stream))
-            except (self._bindings.lt.cuBLASLtError, RuntimeError):  # the latter is CuPy's
-                times.append(float("inf"))  # the heuristic does not know everything
+        times = [
+            self._time(functools.partial(self._launch, candidate, addresses), stream)
+            for candidate in self._candidates
+        ]
         best = int(np.argmin(times)) if times else 0
         if not times or times[best] == float("inf"):
             self._candidates = []
@@ -364,14 +361,22 @@ class Matmul:
             "first_us": round(times[0], 2) if times[0] < float("inf") else None,
         }
         if apart:
-            apart_us = self._time_launch(apart, stream)
-            entry["apart_us"] = round(apart_us, 2)
+            apart_us = self._time(apart, stream)
+            if apart_us < float("inf"):
+                entry["apart_us"] = round(apart_us, 2)
             if apart_us < times[best]:
                 entry["algorithm"], self._candidates = "", []
         self._cache.store_bytes(self._key, json.dumps(entry, sort_keys=True).encode())
         if not self._candidates:
             raise NoAlgorithm(_SLOWER)
         return chosen
+
+    def _time(self, launch: Callable[[int], None], stream: int) -> float:
+        """Microseconds; endless if it fails: the heuristic does not know everything."""
+        try:
+            return self._time_launch(launch, stream)
+        except (self._bindings.lt.cuBLASLtError, RuntimeError):  # the latter is CuPy's
+            return float("inf")
 
 
 _SLOWER = "the product and the kernel behind it are faster apart"

@@ -256,6 +256,20 @@ def test_the_faster_of_one_step_and_two_is_kept(apart_us: float, joined: bool, c
     assert streams == [STREAM]
 
 
+def test_two_steps_that_cannot_be_timed_are_no_rival(cache: Any) -> None:
+    result = np.empty((4, 2), np.float32)
+    addresses = Addresses(X.ctypes.data, W.ctypes.data, result.ctypes.data, 0)
+
+    def fail(stream: int) -> None:
+        raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+
+    lt = FakeLt()
+    times = (9.0, 5.0, 7.0)
+    matmul = make_matmul(lt, ATTRS, X, W, cache, times, Finish(activation=Activation.RELU))
+    matmul.launch(addresses, STREAM, fail)
+    assert lt.launched[-1] == 11
+
+
 def test_bindings_that_do_not_work_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     find = find_bindings.__wrapped__
     monkeypatch.setitem(sys.modules, "nvmath", None)  # not installed

@@ -131,6 +131,46 @@ def finish(program: Program, epilogue: Epilogue, arguments: list[Any]) -> np.nda
     return rows.reshape(type_.shape).astype(type_.dtype.numpy)
 
 
+STEPS: dict[str, Callable[..., Any]] = {
+    "residual": lambda y, r, b: y + r,
+    "bias": lambda y, r, b: b + y,
+    "part": lambda y, r, b: (y.reshape(6, 4, 4) + b.reshape(4, 4)).reshape(6, 16),
+    "backwards": lambda y, r, b: y + b[::-1],
+    "rows": lambda y, r, b: y + r[:, :1],
+    "relu": lambda y, r, b: jax.nn.relu(y),
+    "gelu": lambda y, r, b: tanh_gelu(y),
+    "once": lambda y, r, b: y * 1.0,
+    "above": lambda y, r, b: jnp.maximum(y, 1e-3),
+    "negated": lambda y, r, b: -y,
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_found_behind_products_is_what_xla_computes(seed: int) -> None:
+    """Any steps in any order, most of which are no epilogue."""
+    rng = np.random.default_rng(seed)
+    names = rng.choice(list(STEPS), rng.integers(1, 5))
+    dtype = (F32, BF16)[seed % 2]
+    arguments = arrays(*XW, (6, 16), (16,), dtype=dtype)
+
+    def fn(x: Any, w: Any, r: Any, b: Any) -> Any:
+        y = in_f32(x, w)
+        for name in names:
+            y = STEPS[name](y, r, b)
+        return y.astype(dtype)
+
+    hlo = lower(fn, *arguments, keep_unused=True)
+    program = compile_hlo(hlo, gpu="h100").program
+    assert len(program.epilogues) + len(program.no_epilogues) <= 1
+    for epilogue in program.epilogues:
+        got = finish(program, epilogue, arguments)
+        (want,) = run_xla(hlo, arguments, optimise=False)
+        loose = 1e-5 if dtype is F32 else 1e-2
+        np.testing.assert_allclose(
+            np.float32(got).ravel(), np.float32(want).ravel(), rtol=loose, atol=loose
+        )
+
+
 def erf_gelu(x: Any) -> Any:
     return jax.nn.gelu(x, approximate=False)
 
