@@ -135,6 +135,18 @@ def test_inside_of_a_graph() -> None:
     assert_equal(outer(x), plain(x))
 
 
+def test_a_function_of_this_tier_stays_it_where_all_are_taken_over() -> None:
+    @function
+    def squash(x: Any) -> Any:
+        return tf.tanh(x) * 2.0
+
+    x = normal(4, 5)
+    with tf_addon.enabled():
+        assert_equal(squash(x), np.tanh(x) * 2)
+    (refused,) = [r for f in tf_addon.report().functions for r in f.refused]
+    assert "it is astitch's already" in refused.reason
+
+
 def test_what_it_cannot_is_xla_s_and_told() -> None:
     @function
     def total(x: Any) -> Any:

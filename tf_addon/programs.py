@@ -31,6 +31,8 @@ from astitch.loop_steps import fold_ends, take_loops
 from astitch.program import Program
 from astitch.simplify import simplify
 from tf_addon import kept_programs
+from tf_addon.errors import UnsupportedSignature
+from tf_addon.ffi import TARGET
 from tf_addon.launch_table import (
     CudaRunner,
     HostRunner,
@@ -96,6 +98,10 @@ class Programs:
 
     def compile(self, function: str, device: str, hlo: bytes, tensorflow_gpu: int) -> int:
         """The number of the program for a module.  Raises AstitchError for what astitch cannot compile or run."""
+        if TARGET.encode() in hlo:
+            raise UnsupportedSignature(
+                "it is astitch's already: XLA calls the kernels of a function of tier='python'"
+            )
         place = choose_place(tensorflow_gpu, self.engine)
         module = read_module(hlo)
         key = hashlib.sha256(repr((place, self.strict)).encode() + module.content).digest()
