@@ -497,10 +497,24 @@ class _KernelCheck:
         for name, variable in names.items():
             self.define(name, variable)
         trace: _Trace = []
+        before: k.Statement | None = None
         for statement in body:
+            stored = self.count_stores()
             trace += self.check_statement(statement, uniform)
+            if _goes_on(before, statement):
+                self.forget_stores_since(stored)
+            before = statement
         self.scopes.pop()
         return trace
+
+    def count_stores(self) -> dict[str, int]:
+        return {name: len(levels) for name, levels in self.write_levels.items()}
+
+    def forget_stores_since(self, stored: dict[str, int]) -> None:
+        """Of arrays that were stored before: the other case of a choice, or other steps of a nest, stores them too."""
+        for name, levels in self.write_levels.items():
+            if stored.get(name):
+                del levels[stored[name] :]
 
     def check_statement(self, statement: k.Statement, uniform: bool) -> _Trace:
         integer = _Variable("integer")
@@ -555,11 +569,12 @@ class _KernelCheck:
                 self.check_width(name, dtype, width)
                 self.require(count > 0, f"{name} holds {count} vectors")
                 self.define(name, _Variable("ahead", dtype))
-            case k.KeepVector(target, at, dtype, vector):
+            case k.KeepVector(target, at, dtype, vector, width):
                 self.check_form(at)
-                same = self.find(target, "ahead").dtype is dtype
+                self.check_width(vector, dtype, width)
+                trace = self.use_ahead(target, dtype)
                 self.require(
-                    same and self.find(vector, "vector").dtype is dtype,
+                    self.find(vector, "vector").dtype is dtype,
                     f"{vector} is kept in {target} as {dtype.value}",
                 )
             case k.Advance(target, source, _):
@@ -684,9 +699,12 @@ class _KernelCheck:
                 trace = self.check_body(body, {}, uniform=False)
             case k.Switch(cases):
                 self.require(bool(cases), "a choice of nothing")
-                for found in cases:
+                for number, found in enumerate(cases):
                     self.check_guards(found.guards)
+                    stored = self.count_stores()
                     trace += self.check_body(found.body, {}, uniform=False)
+                    if number:
+                        self.forget_stores_since(stored)
             case k.Choose(name, dtype, branches):
                 self.require(
                     bool(branches) and not branches[-1].guards,
@@ -976,6 +994,12 @@ class _KernelCheck:
             not clash,
             f"shared {a.slot} ({a.kind}) and {b.slot} ({b.kind}) meet in one place: no block barrier lies between",
         )
+
+
+def _goes_on(before: k.Statement | None, statement: k.Statement) -> bool:
+    """Are they two parts of one nest, each with some of its steps?"""
+    parts = (before, statement)
+    return all(isinstance(part, k.Loop) and part.variable == "turn" for part in parts)
 
 
 def _overlap(a: k.Slot, b: k.Slot) -> bool:

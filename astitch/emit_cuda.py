@@ -266,8 +266,12 @@ class _Printer:
                 yield f"{pad}{array}[{spell_form(position)}] = {spell_store(dtype, expr)};"
             case k.Ahead(name, dtype, width, count):
                 yield f"{pad}words_of<Vec<{STORAGE[dtype]}, {width}>>::type {name}[{count}];"
-            case k.KeepVector(target, at, _, vector):
-                yield f"{pad}{target}[{spell_form(at)}] = to_words({vector});"
+            case k.KeepVector(target, at, dtype, vector, width):
+                if target in self.slot_names:
+                    place = f"shared_vec<{STORAGE[dtype]}, {width}>({target}, ({spell_form(at)}) * {width})"
+                    yield f"{pad}{place} = {vector};"
+                else:
+                    yield f"{pad}{target}[{spell_form(at)}] = to_words({vector});"
             case k.Advance(target, source, count):
                 yield f"{pad}#pragma unroll"
                 yield f"{pad}for (int i = 0; i < {count}; ++i) {target}[i] = {source}[i];"

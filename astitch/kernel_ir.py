@@ -230,12 +230,13 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class KeepVector:
-    """target[at] = a vector variable; target: an Ahead."""
+    """target[at] = a vector variable.  target: an Ahead, or a shared slot; at counts vectors."""
 
     target: str
     at: Linear
     dtype: DType
     vector: str
+    width: int
 
 
 @dataclass(frozen=True, slots=True)

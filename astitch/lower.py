@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from astitch import kernel_ir as k
 from astitch.declarations import Declarations
 from astitch.lower_loop import LoopLowering
-from astitch.residency import find_streams
+from astitch.residency import Carried, find_carried, find_streams
 from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import Arrangement, Scheme
 from astitch.storage import storage_type
 from astitch.store_rounding import round_at_stores
+from astitch.zones import Key
 
 REGISTERS_FOR_CODE = 28
 """Registers that a kernel needs beside what it keeps: addresses, temporaries, accumulators."""
@@ -54,34 +55,77 @@ def lower(
     """
     declarations = Declarations(arrangement)
     body: list[k.Statement] = []
-    level, offset, shared_in_level = 0, 0, False
+    offsets = _place_loops(arrangement, grid)
+    carried = find_carried(arrangement, offsets, grid, keep_shared_bytes)
+    slots_of = [declare_carried(declarations, arrangement, c) for c in carried]
+    level, shared_in_level = 0, False
     streams: dict[str, int] = {}  # large inputs -> the first level that reads them
     for loop in arrangement.loops:
         if loop.level != level:
             body += _global_barriers(arrangement, level, loop.level)
-            level, offset, shared_in_level = loop.level, 0, False
+            level, shared_in_level = loop.level, False
         slots = len(declarations.slots)
         reads = find_streams(arrangement, loop) if arrangement.levels > 1 else frozenset()
         again = any(streams.setdefault(name, level) < level for name in reads)
-        section = LoopLowering(
+        filled = sum(c.bytes for c in carried if c.first <= loop.number <= c.last)
+        lowering = LoopLowering(
             declarations,
             loop,
             grid=grid,
-            offset=offset % grid if arrangement.team_parts == 1 else 0,
+            offset=offsets[loop.number],
             keep_registers=keep_registers,
-            keep_shared_bytes=keep_shared_bytes,
+            keep_shared_bytes=keep_shared_bytes - filled,
             schedule=schedule,
             backward=again,
-        ).lower()
+        )
+        for c, named in zip(carried, slots_of, strict=True):
+            if loop.number in (c.first, c.last):
+                lowering.carried_steps = c.steps
+            if loop.number == c.first:
+                lowering.keeps_for_later = named
+            if loop.number == c.last:
+                lowering.kept_before = named
+        section = lowering.lower()
         if len(declarations.slots) > slots:
             if shared_in_level:
                 body.append(k.Barrier("block", "the next task loop takes over the shared memory"))
             shared_in_level = True
         body.append(section)
-        offset += loop.mapping.tasks
     return _assemble(declarations, name, grid, blocks_per_sm, tuple(body)), tuple(
         declarations.notes
     )
+
+
+def _place_loops(arrangement: Arrangement, grid: int) -> list[int]:
+    """By loop, the block that has its first task: loops of a level lie side by side."""
+    offsets: list[int] = []
+    level, offset = 0, 0
+    for loop in arrangement.loops:
+        if loop.level != level:
+            level, offset = loop.level, 0
+        offsets.append(offset % grid if arrangement.team_parts == 1 else 0)
+        offset += loop.mapping.tasks
+    return offsets
+
+
+def declare_carried(
+    declarations: Declarations, arrangement: Arrangement, carried: Carried
+) -> dict[Key, str]:
+    """The shared slots of what stays across a barrier, by value."""
+    m = arrangement.loops[carried.first].mapping
+    steps = m.row_steps if m.row_steps > 1 else m.col_steps
+    named: dict[Key, str] = {}
+    for key in carried.keys:
+        dtype = declarations.graph[key[0]].dtype
+        named[key] = declarations.fresh(f"{key[0]}_carried")
+        count = m.row_steps * m.col_steps // steps * carried.steps * m.vector * m.block
+        span = ((carried.first, 0), (carried.last, 1))
+        declarations.add_slot(named[key], dtype, None, count, dtype.bytes, *span)
+    part = "" if carried.steps == steps else f", {carried.steps} steps of {steps}"
+    declarations.notes.append(
+        f"loop {carried.first}: {carried.bytes} B a block stay in shared memory for loop {carried.last}{part}"
+    )
+    return named
 
 
 def _global_barriers(arrangement: Arrangement, level: int, to_level: int) -> list[k.Statement]:

@@ -121,7 +121,7 @@ class LoopLowering(Values):
         self.ring, self.ahead, self.lag = 0, 1, 0
         self.after_meeting: list[k.Statement] = []
         self.carried_states: list[k.Statement] = []
-        self.clamps = self.runs_ahead = False
+        self.clamps = self.runs_ahead = self.in_whole_tile = False
         self.exchanges = 0
         self.exchange_slots: dict[tuple[int, int, int], str] = {}
 
@@ -587,7 +587,23 @@ class LoopLowering(Values):
         yield
 
     def nest(self, *, row: bool = True) -> list[k.Statement]:
-        """The loops over a thread's elements around what the inner zones hold."""
+        """The loops over a thread's elements around what the inner zones hold.
+
+        Where rows are split over blocks and only the last tile ends early, all others do without a test for each row:
+        a branch around each load would have them wait for each other.
+        """
+        m = self.mapping
+        nest = self.build_nest(row=row)
+        whole = m.row_size // m.row_tile if m.row_tiles > 1 else 0
+        if not (nest and row and whole and self.unrolled and self.row_bound is not None):
+            return nest
+        self.in_whole_tile = True
+        inside = Within(ix.of_symbol(Symbol("row_tile", m.row_tiles)), 0, whole)
+        cases = (k.If((inside,), tuple(self.build_nest(row=row))), k.If((), tuple(nest)))
+        self.in_whole_tile = False
+        return [k.Switch(cases)]
+
+    def build_nest(self, *, row: bool) -> list[k.Statement]:
         m = self.mapping
         frames = self.frames
         lanes = frames[Zone.LANE].statements
@@ -596,6 +612,8 @@ class LoopLowering(Values):
             column.append(k.Loop("lane", m.vector, True, tuple(lanes)))
         column += frames[Zone.AFTER].statements
         full = self.unrolled
+        if any(isinstance(s, k.LoadVector) and s.name in self.taken_before for s in column):
+            return self.nest_in_parts(column)
         inner: list[k.Statement] = [*frames[Zone.ROW].statements]
         if column:
             inner.append(
@@ -608,6 +626,38 @@ class LoopLowering(Values):
         if self.runs_ahead:
             return list(self.rows_ahead(inner))
         return [self.loop_over("k", m.row_steps, self.row_bound, full, self.enter_row, inner)]
+
+    def nest_in_parts(self, column: Sequence[k.Statement]) -> list[k.Statement]:
+        """The steps whose vectors an earlier task loop kept, then all others."""
+        taken = [
+            self.taken_before.get(s.name, s) if isinstance(s, k.LoadVector) else s for s in column
+        ]
+        kept, rows, full = self.carried_steps, self.mapping.row_steps > 1, self.unrolled
+        parts = [(taken, 0, kept), (column, kept, self.most_steps - kept)]
+        first_row = self.frames[Zone.ROW].statements
+
+        def columns(body: Sequence[k.Statement]) -> k.Statement:
+            steps, bound = self.mapping.col_steps, self.col_bound
+            return self.loop_over("l", steps, bound, full, self.enter_column, [*body])
+
+        if rows:
+            return [self.steps_from([*first_row, columns(b)], at, n) for b, at, n in parts if n]
+        inner = [*first_row, *(self.steps_from(b, at, n) for b, at, n in parts if n)]
+        return [self.loop_over("k", 1, self.row_bound, full, self.enter_row, inner)]
+
+    def steps_from(self, body: Sequence[k.Statement], first: int, count: int) -> k.Statement:
+        """A loop over `count` steps from the step `first` on."""
+        rows, full = self.mapping.row_steps > 1, self.unrolled
+        enter = self.enter_row if rows else self.enter_column
+        bound = self.row_bound if rows else self.col_bound
+        early = bound is not None and not full
+        step = self.step_of("turn", count, bound)
+        plain, self.backward = self.backward, False
+        inside = tuple(enter([*body], bound is not None and not early))
+        self.backward = plain
+        index = k.Index(self.step_symbol.name, ix.offset(step, first))
+        end = ix.offset(bound, -first) if bound is not None and early else None
+        return k.Loop("turn", count, full, (index, *inside), end)
 
     @staticmethod
     def loop_over(
@@ -630,7 +680,7 @@ class LoopLowering(Values):
         if not self.backward or self.unrolled:
             return turn
         last = ix.constant(count - 1)
-        if bound is not None and count > 1:
+        if bound is not None and (count > 1 or variable == "turn"):
             last = ix.offset(ix.of_symbol(Symbol(f"{variable}_end", count + 1)), -1)
         return ix.add(last, ix.scale(turn, -1))
 
@@ -666,7 +716,11 @@ class LoopLowering(Values):
         """Steps over rows that lie inside; None where all do."""
         m = self.mapping
         tiles = m.rounds * m.abreast if m.carried == "row" else m.row_tiles
-        if m.row_size == 1 or tiles * m.row_steps * m.row_threads <= m.row_size:
+        if (
+            self.in_whole_tile
+            or m.row_size == 1
+            or tiles * m.row_steps * m.row_threads <= m.row_size
+        ):
             return None
         tile = ix.scale(ix.of_symbol(Symbol("row_tile", m.row_tiles)), -m.row_tile)
         return steps_inside(m.row_size, tile if m.row_tiles > 1 else ix.ZERO, "ty", m.row_threads)

@@ -7,8 +7,8 @@ memory (at slots of the thread's own, so that no barrier is needed), else it is 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from astitch import index as ix
 from astitch.dimensions import array_of, is_embedded
@@ -224,6 +224,67 @@ def find_late_loads(arrangement: Arrangement, loop: TaskLoop) -> tuple[Key, ...]
         for key, chosen in analysis.loads(phase).items():
             later[key] = chosen or later.get(key, False)
     return tuple(key for key, chosen in later.items() if not chosen and key not in first)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Values that stay in shared memory from one task loop to another behind a global barrier.
+
+    first, last: numbers of the loops.  keys: what both load.  steps: so many of a thread's steps along its rows (its
+    columns, where it has one row) stay, as many as fit.  bytes: of a block.
+    """
+
+    first: int
+    last: int
+    keys: tuple[Key, ...]
+    steps: int
+    bytes: int
+
+
+def find_carried(
+    arrangement: Arrangement, offsets: Sequence[int], grid: int, shared_bytes: int
+) -> tuple[Carried, ...]:
+    """Where a block has the same one task in two loops, a vector of an input that both load need not be loaded twice.
+
+    offsets: by loop, the block that has its first task.  shared_bytes: shared memory of a block for all of them.
+    """
+    found: list[Carried] = []
+    taken: set[int] = set()
+    for last in arrangement.loops:
+        phases = [p for p in arrangement.placements.values() if p.loop == last.number]
+        if not all(p.root.kind is RootKind.POINTWISE and p.phase == 0 for p in phases):
+            continue
+        for first in arrangement.loops[: last.number]:
+            m = first.mapping
+            same = replace(last.mapping, reason="") == replace(m, reason="")
+            once = m.tasks <= grid and offsets[first.number] == offsets[last.number]
+            apart = first.level == 0 < last.level  # at level 0 nothing is walked over backward
+            plain = m.vector > 1 and not m.carried and not m.team
+            if not (same and once and apart and plain) or first.number in taken:
+                continue
+            keys = _find_common(arrangement, first, last)
+            steps = m.row_steps if m.row_steps > 1 else m.col_steps
+            others = m.row_steps * m.col_steps // steps
+            types = [arrangement.graph[name].dtype for name, _ in keys]
+            step_bytes = sum(t.bytes for t in types) * m.vector * others * m.block
+            kept = min(steps, shared_bytes // step_bytes) if keys else 0
+            if kept:
+                found.append(Carried(first.number, last.number, keys, kept, kept * step_bytes))
+                shared_bytes -= kept * step_bytes
+                taken.add(first.number)
+                break
+    return tuple(found)
+
+
+def _find_common(arrangement: Arrangement, first: TaskLoop, last: TaskLoop) -> tuple[Key, ...]:
+    """The large inputs that both loops load at the same place, in no branch of a choice."""
+    streams = find_streams(arrangement, first) & find_streams(arrangement, last)
+    before, again = (_Analysis(arrangement, loop).loads(0) for loop in (first, last))
+    return tuple(
+        key
+        for key, chosen in again.items()
+        if key[0] in streams and key in before and not chosen and not before[key]
+    )
 
 
 def choose_residency(

@@ -33,8 +33,8 @@ class Schedule:
     split: parts that a long row, or the rows of a column reduction, are cut into, each for a block; 1: never.
         Rule: as many as fill the device, where rows are long and few.
     keep: see Keep.  Rule: registers.
-    elementwise_steps: vectors of one thread in a group without a reduce.  Rule: 2 where the device is full and one array is
-        read, else 1.
+    elementwise_steps: vectors of one thread in a group without a reduce.  Rule: 2 where the device is full and one
+        array is read, else 1.
     prefetch: load what the next task needs before this one is worked on.  Rule: where a block has many tasks and its
         threads wait for each other in each.
     persistent: no more blocks than the device holds at once, each with many tasks; False: a block for each task

@@ -127,6 +127,11 @@ class Values:
         self.vector_loads: dict[tuple[str, Linear], VectorLoad] = {}
         self.staged: dict[tuple[str, Linear], Staged] = {}
         self.first_fetched = False  # is Stage.FIRST on its way?
+        # What stays in shared memory across a global barrier, of so many first steps: slots by value.
+        self.keeps_for_later: dict[Key, str] = {}
+        self.kept_before: dict[Key, str] = {}
+        self.carried_steps = 0
+        self.taken_before: dict[str, k.TakeVector] = {}  # by vector: instead of its load
         self.evaluating: str = ""
         self.states: dict[str, str] = {}
         self.slots_of: dict[str, str] = {}
@@ -509,9 +514,11 @@ class Values:
                     self.emit(Zone.COLUMN, load)
                     kept = self.kept.get(key) if not self.conditionals else None
                     if kept is not None and not kept.shared and kept.zone is Zone.LANE:
-                        keep = k.KeepVector(kept.name, self.own_step(), dtype, vector)
+                        keep = k.KeepVector(kept.name, self.own_step(), dtype, vector, width)
                         self.emit(Zone.COLUMN, keep)
                         self.kept_whole.add(key)
+                    if not self.conditionals:
+                        self.carry_over(key, load)
                 else:
                     at = self.staged_position(staged, self.turn)
                     self.emit(Zone.COLUMN, k.TakeVector(vector, dtype, staged.name, at, width))
@@ -527,6 +534,29 @@ class Values:
         variable = self.fresh(name)
         self.emit(zone, k.Load(variable, dtype, array, position))
         return k.Name(variable), zone
+
+    def carry_over(self, key: Key, load: k.LoadVector) -> None:
+        """Keep a vector for a task loop behind a global barrier, or remember where an earlier one kept it."""
+        at, width = self.own_vector(), self.mapping.vector
+        if slot := self.keeps_for_later.get(key):
+            keep: k.Statement = k.KeepVector(slot, at, load.dtype, load.name, width)
+            if self.carried_steps < self.most_steps:
+                inside = Within(ix.of_symbol(self.step_symbol), 0, self.carried_steps)
+                keep = k.If((inside,), (keep,))
+            self.emit(Zone.COLUMN, keep)
+        elif slot := self.kept_before.get(key):
+            taken = k.TakeVector(load.name, load.dtype, slot, at, width)
+            self.taken_before[load.name] = taken
+
+    @property
+    def most_steps(self) -> int:
+        """Steps of a thread along its rows, or along its columns where it has one row."""
+        m = self.mapping
+        return m.row_steps if m.row_steps > 1 else m.col_steps
+
+    @property
+    def step_symbol(self) -> Symbol:
+        return Symbol("k" if self.mapping.row_steps > 1 else "l", self.most_steps)
 
     def is_vector(self, form: Linear) -> bool:
         """The `vector` lanes lie side by side in memory and start at a multiple of `vector`."""

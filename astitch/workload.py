@@ -632,8 +632,11 @@ class _Counter:
                 self.born[name], self.dies[name] = self.turn, ALWAYS
             case k.Advance(target, _, _):
                 self.add({_I: self.words[target]}, frame.trips, frame.copies)
-            case k.KeepVector(target, _, _, _):
-                self.add({_I: self.words[target]}, frame.trips, frame.copies)
+            case k.KeepVector(target, _, dtype, _, width):
+                if target in self.slots:
+                    self.add({Unit.SHARED: width * dtype.bytes / 16}, frame.trips, frame.copies)
+                else:
+                    self.add({_I: self.words[target]}, frame.trips, frame.copies)
             case k.CopyWait():
                 self.add({_I: 1.0}, frame.trips)
             case k.Prefetch(first, _, inner, ahead):

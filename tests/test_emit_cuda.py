@@ -533,7 +533,8 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "s[i] = Reduce0::combine(s[i], _of<Reduce0>(b));",
     ),
     (k.Ahead("a", BF16, 8, 2), "words_of<Vec<bf16, 8>>::type a[2];"),
-    (k.KeepVector("a", AT, BF16, "v"), "a[i] = to_words(v);"),
+    (k.KeepVector("a", AT, BF16, "v", 8), "a[i] = to_words(v);"),
+    (k.KeepVector("ring", AT, BF16, "v", 8), "shared_vec<bf16, 8>(ring, (i) * 8) = v;"),
     (
         k.AccumulateProduct("s", AT, VALUE, VALUE),
         "s[i].f0 = hlo_multiply_add(value, value, s[i].f0);",

@@ -23,10 +23,10 @@ from astitch.plan import Plan, plan_scope
 from astitch.reducers import make_reducer
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
-from astitch.schedule import DEFAULT, Schedule
+from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.stitch_scope import find_scopes
 from astitch.storage import storage_name
-from tests.small_gpu import find_statements
+from tests.small_gpu import few_sms, find_statements
 
 
 def plan(graph: Graph, gpu: str = "h100", schedule: Schedule | None = None) -> Plan:
@@ -357,3 +357,61 @@ def test_names_of_the_module_become_identifiers() -> None:
     results = HostEngine(program, check=True).run([x] * len(NASTY))
     assert [r[0] for r in results] == [n + 2 for n in range(len(NASTY))]
     assert list(compile_cuda(emit_cuda(kernel), "sm_90").kernels) == ["stitch_0"]
+
+
+# ---- what stays on chip across a barrier of the grid
+
+
+def centred_columns(rows: int, cols: int, dtype: str = "f32") -> Graph:
+    g = GraphBuilder()
+    x = g.parameter(f"{dtype}[{rows},{cols}]", "x")
+    total = g.reduce(g.convert(x, "f32"), (0,), "add", name="total")
+    y = g.same("subtract", g.convert(x, "f32"), g.broadcast(total, (rows, cols), (1,)))
+    return g.build(g.convert(y, dtype, name="y"))
+
+
+def count_carried(found: Plan) -> tuple[int, int]:
+    """(steps of a thread that stay in shared memory, all of its steps)"""
+    notes = [n for n in found.notes if "stay in shared memory for loop" in n]
+    steps = found.arrangement.loops[0].mapping.row_steps
+    match = re.search(r"(\d+) steps of (\d+)", " ".join(notes))
+    return (int(match[1]), int(match[2])) if match else (steps if notes else 0, steps)
+
+
+@pytest.mark.parametrize(
+    ("rows", "whole"),
+    [(25_088, True), (150_000, False)],
+    ids=["all of it", "as much as fits"],
+)
+def test_what_fits_is_loaded_once_across_a_barrier_of_the_grid(rows: int, whole: bool) -> None:
+    found = plan(centred_columns(rows, 256))
+    kept, steps = count_carried(found)
+    assert found.kernel.global_barriers
+    assert kept == steps if whole else 0 < kept < steps
+    # Behind the barrier only what was not kept is loaded: in whole tiles, and in the last one.
+    assert loads_of(found.kernel, "x") == (2 if whole else 1) + (0 if whole else 1)
+    nothing = plan(centred_columns(rows, 256), schedule=Schedule(keep=Keep.NOTHING))
+    assert count_carried(nothing)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "sms"),
+    [(3000, "f32", 4), (4001, "bf16", 4), (6001, "f32", 4), (6001, "bf16", 4), (6300, "f32", 8)],
+)
+def test_what_stays_across_a_barrier_is_what_was_loaded(rows: int, dtype: str, sms: int) -> None:
+    graph = centred_columns(rows, 64, dtype)
+    compiled = compile_graph(graph, few_sms(sms))
+    assert any("stay in shared memory for loop" in note for p in compiled.plans for note in p.notes)
+    x = np.random.default_rng(0).standard_normal((rows, 64)).astype(DType(dtype).numpy)
+    (got,) = HostEngine(compiled.program, check=True).run([x])
+    (want,) = run_graph(graph, [x])
+    np.testing.assert_allclose(got.astype("f4"), want.astype("f4"), rtol=0.02, atol=0.3)
+
+
+def test_rows_split_over_blocks_are_tested_in_the_last_tile_only() -> None:
+    found = plan(centred_columns(25_088, 256))
+    switches = [s for s in find_statements(found.kernel.body, k.Switch) if len(s.cases) == 2]
+    whole = [s.cases[0] for s in switches if "row_tile" in str(s.cases[0].guards)]
+    assert len(whole) == 2, "one where rows are summed and one behind the barrier"
+    rows = [g for case in whole for s in find_statements(case.body, k.If) for g in s.guards]
+    assert not [g for g in rows if "'row'" in str(g)]
