@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import statistics
 import sys
 import threading
@@ -94,6 +95,8 @@ from astitch.xla_island import (
     host_device,
     put_array,
 )
+
+log = logging.getLogger("astitch")
 
 INSTALL = "pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 12"
 
@@ -187,14 +190,13 @@ class DeviceArray:
         return jax.dlpack.from_dlpack(self._to_dlpack())
 
     def adopt_by_jax(self, device: Any, queue: int) -> Any:
-        """What to_jax gives, for a device of JAX's and a stream of its own, which waits for this array already.
+        """A JAX array of exactly this type on the same memory, of at least one element, for a device of JAX's and a
+        stream of its own, which waits for this array already.
 
         As jax.dlpack does it, a tenth of whose time goes into the array.
         """
         from jax._src.lib import _jax  # type: ignore[attr-defined]
 
-        if not self.type.size or self.type.dtype.bytes > _WORD_BYTES:  # the latter JAX may narrow
-            return self.to_jax()
         capsule = self._to_dlpack().__dlpack__(stream=_NO_WAIT)
         return _jax.dlpack_managed_tensor_to_buffer(capsule, device, queue, None, _DLPACK_CUDA)
 
@@ -350,6 +352,7 @@ class GpuExecutor:
         self._placed = [DeviceArray(0, view.type, None) for view in program.parameters]
         self._held: set[int] = set()  # arguments that JAX would give to others while we read them
         self._wanted = [self._types[v.type.dtype.numpy, v.type.shape] for v in program.parameters]
+        self._adopts = True  # does JAX take arrays at its back door?
         self.graph_counts = GraphCounts()
         # While launches are captured: where they find memory, and the stream of the call.
         self._rooms: WorkRooms | None = None
@@ -435,11 +438,30 @@ class GpuExecutor:
         results = self.run(arguments)
         if self._jax_device is None:
             return [array.to_jax() for array in results]
-        # One event for all: whatever JAX does with them comes after it.
-        queue = self._jax_device.get_stream_for_external_ready_events()
+        # JAX may have to narrow wider numbers, and shares no array without elements.
+        alike = [a for a in results if a.type.size and a.type.dtype.bytes <= _WORD_BYTES]
         with self.device:
-            self.cupy.cuda.runtime.streamWaitEvent(queue, self._end.ptr)
-            return [array.adopt_by_jax(self._jax_device, queue) for array in results]
+            adopted = iter(self._adopt(alike, self._jax_device, self._end))
+        return [
+            next(adopted) if a.type.size and a.type.dtype.bytes <= _WORD_BYTES else a.to_jax()
+            for a in results
+        ]
+
+    def _adopt(self, arrays: Sequence[DeviceArray], device: Any, event: Any) -> list[Any]:
+        """The arrays as JAX's of exactly their types, on the same memory, ready when the stream has come to `event`."""
+        if self._adopts:
+            try:
+                # One wait for all: whatever JAX does with them comes after it.
+                queue = device.get_stream_for_external_ready_events()
+                self.cupy.cuda.runtime.streamWaitEvent(queue, event.ptr)
+                return [array.adopt_by_jax(device, queue) for array in arrays]
+            except (AttributeError, TypeError, RuntimeError) as error:
+                log.warning("arrays go to JAX through jax.dlpack, which takes longer: %s", error)
+                self._adopts = False
+        import jax
+
+        with jax.enable_x64(True):  # else JAX takes 64-bit numbers for 32-bit ones
+            return [array.lend_to_jax() for array in arrays]
 
     def time_steps(self, arguments: Sequence[Any], repeats: int = 20) -> list[StepTime]:
         """GPU time of each step: the median of `repeats` runs of the whole program, after one to warm up."""
@@ -1176,7 +1198,7 @@ class GpuExecutor:
         self._made_by_xla.update(view.buffer for view in results)
 
         def run(call: _Call) -> None:
-            found = island.run([self._lend(call, view, island) for view in operands])
+            found = island.run(self._lend(call, operands, island))
             for view, array in zip(results, found, strict=True):
                 # No copy: the steps that follow read it where XLA put it.
                 call.addresses[view.buffer] = (
@@ -1188,19 +1210,28 @@ class GpuExecutor:
 
         return run
 
-    def _lend(self, call: _Call, view: View, island: Island) -> Any:
-        """The JAX array of an operand, on the same memory if it lies where XLA wants its own."""
-        if not view.type.size:
-            return put_array(np.empty(view.type.shape, view.type.dtype.numpy), island.device)
-        import jax
+    def _lend(self, call: _Call, views: Sequence[View], island: Island) -> list[Any]:
+        """The JAX arrays of operands, on the same memory where they lie as XLA wants its own."""
+        arrays = [self._align(call, view) for view in views if view.type.size]
+        event = self._take_event()
+        event.record()
+        lent = iter(self._adopt(arrays, island.device, event))
+        self._free_events.append(event)
+        return [
+            next(lent)
+            if view.type.size
+            else put_array(np.empty(view.type.shape, view.type.dtype.numpy), island.device)
+            for view in views
+        ]
 
-        array = DeviceArray(call.addresses[view.buffer], view.type, None)
-        if array.pointer % ALIGNMENT_BYTES:  # an argument that is part of a larger array
-            memory = self._allocate(view.type.bytes, f"a copy of {view.buffer}")
-            self._copy(int(memory.ptr), array.pointer, view.type.bytes, call.stream)
-            array = DeviceArray(int(memory.ptr), view.type, memory)
-        with jax.enable_x64(True):  # else JAX takes 64-bit numbers for 32-bit ones
-            return array.lend_to_jax()
+    def _align(self, call: _Call, view: View) -> DeviceArray:
+        """The array where it lies, or a copy of an argument that is part of a larger array."""
+        pointer = call.addresses[view.buffer]
+        if not pointer % ALIGNMENT_BYTES:
+            return DeviceArray(pointer, view.type, None)
+        memory = self._allocate(view.type.bytes, f"a copy of {view.buffer}")
+        self._copy(int(memory.ptr), pointer, view.type.bytes, call.stream)
+        return DeviceArray(int(memory.ptr), view.type, memory)
 
     def _prepare_host_island(
         self, island: Island, operands: Sequence[View], results: Sequence[View], why: str

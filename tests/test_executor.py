@@ -308,6 +308,54 @@ def test_what_xla_refuses_for_the_gpu_runs_on_the_host(
     np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), z @ z.swapaxes(-1, -2))
 
 
+@pytest.mark.parametrize("works", [True, False], ids=["back door", "front door"])
+def test_results_go_to_jax_behind_one_event(
+    works: bool, fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """JAX's CPU stands for its GPU."""
+    import jax
+    from jax._src.lib import _jax
+
+    arguments, want = product_arguments()
+    asked: list[Any] = []
+    take = _jax.dlpack_managed_tensor_to_buffer
+
+    class Gpu:
+        def get_stream_for_external_ready_events(self) -> int:
+            return 77
+
+    def adopt(capsule: Any, device: Any, queue: int, copy: Any, kind: int) -> Any:
+        if not works:
+            raise TypeError("another number of arguments")
+        asked.append((queue, copy, kind))
+        return take(capsule, jax.devices()[0], None, copy, 1)
+
+    class Words:
+        def __init__(self, array: DeviceArray) -> None:
+            self.array = array.to_numpy()
+
+        def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+            asked.append(stream)
+            return self.array.__dlpack__()
+
+        def __dlpack_device__(self) -> Any:
+            return self.array.__dlpack_device__()
+
+    monkeypatch.setattr(_jax, "dlpack_managed_tensor_to_buffer", adopt)
+    monkeypatch.setattr(DeviceArray, "_to_dlpack", lambda array: Words(array))
+    monkeypatch.setattr(DeviceArray, "lend_to_jax", lambda a: jax.device_put(a.to_numpy()))
+    monkeypatch.setattr(executor_module, "find_device", lambda *_: Gpu())
+    waits: list[Any] = []
+    fake.cuda.runtime.streamWaitEvent = lambda *given: waits.append(given)
+    executor = GpuExecutor(product_program())
+    for _ in range(3):
+        (result,) = executor.run_to_jax(arguments)
+        assert isinstance(result, jax.Array)
+        np.testing.assert_array_equal(np.asarray(result), want)
+    assert asked[:2] == ([-1, (77, None, 2)] if works else [-1])
+    assert len(waits) == (3 if works else 1) and len(caplog.records) == (not works)
+
+
 def upload(fake: Fake, array: np.ndarray) -> Any:
     memory = fake.cuda.alloc(array.nbytes)
     fake.cuda.runtime.memcpyAsync(memory.ptr, array.ctypes.data, array.nbytes)
