@@ -10,7 +10,6 @@ import ctypes
 import functools
 import logging
 import statistics
-import sys
 import threading
 import warnings
 import weakref
@@ -358,7 +357,6 @@ class GpuExecutor:
         self._rooms: WorkRooms | None = None
         self._outside: Any = None
         self._work_rooms = WorkRooms(self._allocate_outside)
-        self._jax_device = find_device("gpu", self.device.id) if "jax" in sys.modules else None
         with self.device:
             self._end = self.cupy.cuda.Event(disable_timing=True)
             self._arena = self._allocate(program.arena_bytes, "the arena")
@@ -446,6 +444,13 @@ class GpuExecutor:
             next(adopted) if a.type.size and a.type.dtype.bytes <= _WORD_BYTES else a.to_jax()
             for a in results
         ]
+
+    @functools.cached_property
+    def _jax_device(self) -> Any | None:
+        """JAX's name for this GPU, where its arrays lie unless told otherwise."""
+        import jax
+
+        return find_device("gpu", self.device.id) if jax.default_backend() == "gpu" else None
 
     def _adopt(self, arrays: Sequence[DeviceArray], device: Any, event: Any) -> list[Any]:
         """The arrays as JAX's of exactly their types, on the same memory, ready when the stream has come to `event`."""

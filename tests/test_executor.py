@@ -344,7 +344,7 @@ def test_results_go_to_jax_behind_one_event(
     monkeypatch.setattr(_jax, "dlpack_managed_tensor_to_buffer", adopt)
     monkeypatch.setattr(DeviceArray, "_to_dlpack", lambda array: Words(array))
     monkeypatch.setattr(DeviceArray, "lend_to_jax", lambda a: jax.device_put(a.to_numpy()))
-    monkeypatch.setattr(executor_module, "find_device", lambda *_: Gpu())
+    monkeypatch.setattr(GpuExecutor, "_jax_device", Gpu())
     waits: list[Any] = []
     fake.cuda.runtime.streamWaitEvent = lambda *given: waits.append(given)
     executor = GpuExecutor(product_program())
