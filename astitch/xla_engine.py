@@ -1025,7 +1025,8 @@ def compile_for_xla(
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
-    announce_scopes: see compile_graph.  hand_out: is given the kernels that XLA will load.  Raises AstitchError.
+    announce_scopes: see compile_graph.  hand_out: is given the kernels that XLA will load, in parts.
+    Raises AstitchError.
     """
     donated = tuple(donated) or (False,) * len(graph.parameters)
     wanted = options.loops()
@@ -1057,6 +1058,7 @@ def compile_for_xla(
     in_place = find_in_place(compilation, donated)
     left = {**find_moves(compilation), **find_finished(compilation, in_place)}
     kernels = prepare_kernels(compilation.program, gpu, in_place, left, code)
+    hand_out([kernel for kernel in kernels.values() if isinstance(kernel, XlaKernel)])
     compilation = _note_refusals(compilation, kernels)
     if wanted is options.Loops.BODIES:
         compilation = stitch_bodies(compilation, tune=tune)
@@ -1065,14 +1067,13 @@ def compile_for_xla(
     if planner:
         found, notes = find_loops(compilation, planner)
         loops, refused = prepare_loops(found, gpu, code)
+        hand_out([call.kernel for call in loops.values()])
         if strict and refused:
             raise UnsupportedOp(
                 f"program {compilation.program.name}: strict was asked for, and XLA runs a loop\n  "
                 + "\n  ".join(refused)
             )
         compilation = _note_loops(compilation, loops, (*notes, *refused))
-    calls = [kernel for kernel in kernels.values() if isinstance(kernel, XlaKernel)]
-    hand_out([*calls, *(call.kernel for call in loops.values())])
     return compilation, export_program(compilation, kernels, regions, loops)
 
 
