@@ -624,9 +624,7 @@ class GpuExecutor:
         """There is one arena: a call on another stream starts when the latest call has ended."""
         if self._last is not None and self._last.ptr != stream.ptr:
             stream.wait_event(self._end)
-            # Who is held, and until when, is asked anew.
-            self._recalled = [_nothing] * len(self._recalled)
-            self._held.clear()
+            self._forget_arguments()  # who is held, and until when, is asked anew
         while self._borrowed and self._borrowed[0][0].done:
             self._free_events.append(self._borrowed.pop(0)[0])
 
@@ -693,6 +691,7 @@ class GpuExecutor:
     def _place_buffers(self, arguments: Sequence[Any], stream: int) -> _Call:
         if len(arguments) != len(self._recalled):
             placed = [self._place_argument(n, a, stream) for n, a in enumerate(arguments)]
+            self._forget_arguments()
             self.program.check_arguments([array.type for array in placed])
         # JAX arrays that were ready when they came in the same place before need no second look: weights come call
         # after call.  They do not move or change, but they may be deleted.
@@ -710,6 +709,7 @@ class GpuExecutor:
             if _is_jax(array.owner) and number not in self._held:
                 lent.append(array.owner)
         if any(placed[number].type is not self._wanted[number] for number in changed):
+            self._forget_arguments()
             self.program.check_arguments([array.type for array in placed])
         lent += [arguments[number] for number in self._held]
         outputs: dict[str, Any] = dict(self._results.take(stream, self._allocate))
@@ -719,6 +719,11 @@ class GpuExecutor:
         # The call holds `placed` until all is launched.  Copies of host arguments then go back to CuPy's pool,
         # which hands memory on in the order of the stream.
         return _Call(placed, outputs, addresses, stream, lent)
+
+    def _forget_arguments(self) -> None:
+        """The next call looks at all of its arguments."""
+        self._recalled = [_nothing] * len(self._recalled)
+        self._held.clear()
 
     def _in_space(self, *spaces: Space) -> list[Buffer]:
         return [b for b in self.program.buffers.values() if b.space in spaces]
@@ -766,6 +771,8 @@ class GpuExecutor:
         return DeviceArray(int(array.data.ptr), type_, array)
 
     def _place_jax(self, array: Any, number: int, stream: int) -> DeviceArray:
+        if array.is_deleted():  # JAX says so here, and crashes where its layout is asked for
+            array.block_until_ready()
         type_ = self._type_of(array.dtype, array.shape)
         here = self._is_here.get(array.sharding)
         if here is None:

@@ -308,6 +308,26 @@ def test_what_xla_refuses_for_the_gpu_runs_on_the_host(
     np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), z @ z.swapaxes(-1, -2))
 
 
+def test_arrays_of_jax_are_known_again_only_as_what_they_are(fake: Fake) -> None:
+    """JAX's CPU stands for its GPU."""
+    import jax
+
+    arguments, want = product_arguments()
+    executor = GpuExecutor(product_program())
+    executor._is_here[jax.device_put(arguments[0]).sharding] = True
+    x, y, z = (jax.device_put(a) for a in (*arguments, arguments[0] * 2))
+    for _ in range(2):
+        with pytest.raises(ArgumentMismatch, match="argument 1"):
+            executor.run([x, x])
+        with pytest.raises(ArgumentMismatch, match="takes 2 arguments, 1 were given"):
+            executor.run([z])
+        np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), want)
+        np.testing.assert_array_equal(executor.run([z, y])[0].to_numpy(), want * 4)
+    y.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        executor.run([x, y])
+
+
 @pytest.mark.parametrize("works", [True, False], ids=["back door", "front door"])
 def test_results_go_to_jax_behind_one_event(
     works: bool, fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
