@@ -207,6 +207,8 @@ def _fetches(body: Sequence[k.Statement]) -> Iterator[k.Fetch]:
             yield statement
         elif isinstance(statement, k.Loop | k.If):
             yield from _fetches(statement.body)
+        elif isinstance(statement, k.Switch):
+            yield from _fetches(statement.cases)
 
 
 class _Printer:

@@ -595,7 +595,9 @@ class LoopLowering(Values):
         m = self.mapping
         nest = self.build_nest(row=row)
         whole = m.row_size // m.row_tile if m.row_tiles > 1 else 0
-        if not (nest and row and whole and self.unrolled and self.row_bound is not None):
+        loads = [*self.frames[Zone.COLUMN].statements, *self.frames[Zone.LANE].statements]
+        waits = any(isinstance(s, k.LoadVector | k.Load) for s in loads)
+        if not (waits and row and whole and self.unrolled and self.row_bound is not None):
             return nest
         self.in_whole_tile = True
         inside = Within(ix.of_symbol(Symbol("row_tile", m.row_tiles)), 0, whole)

@@ -62,7 +62,7 @@ def _find_packed(
     groups = [vectors for vectors in _filled_together(body) if len(vectors) <= MOST_PACKED]
     pairs = {vector.name for vectors in groups for vector in vectors}
     lanes = [s for s in statements if isinstance(s, k.StoreLane) and s.dtype in F16]
-    stores = Counter(s.vector for s in lanes)
+    stores = Counter(s.vector for s in set(lanes))  # a nest may stand there twice, word for word
     return {
         s.vector: s
         for s in lanes
@@ -92,6 +92,8 @@ def _statements(body: Sequence[k.Statement]) -> Iterator[k.Statement]:
         yield statement
         if isinstance(statement, _BODIES):
             yield from _statements(statement.body)
+        elif isinstance(statement, k.Switch):
+            yield from _statements(statement.cases)
         elif isinstance(statement, k.Choose):
             for branch in statement.branches:
                 yield from _statements(branch.body)
@@ -129,6 +131,12 @@ def _leave_unrounded(
         elif isinstance(statement, _BODIES):
             inner = _leave_unrounded(statement.body, names, packed)
             rewritten.append(dataclasses.replace(statement, body=inner))
+        elif isinstance(statement, k.Switch):
+            cases = tuple(
+                dataclasses.replace(c, body=_leave_unrounded(c.body, names, packed))
+                for c in statement.cases
+            )
+            rewritten.append(dataclasses.replace(statement, cases=cases))
         elif isinstance(statement, k.Choose):
             branches = tuple(
                 dataclasses.replace(b, body=_leave_unrounded(b.body, names, packed))

@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 2 x 512 threads, 4096 B shared
+// stitch_0: grid 2 x 512 threads, 0 B shared
 //   jit(indexed_updates)/lt
 //   jit(indexed_updates)/add
 //   jit(indexed_updates)/select_n
@@ -39,8 +39,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* p_reduce_sum_7,
     unsigned int* barrier) {
   assume_threads<512>();
-  ASTITCH_SHARED_ARENA(4096);
-  ASTITCH_SHARED(float, x_1_carried_0, 0, 1024);
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 20x30 / 512 threads x 1 x 2; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;
     const int tx = threadIdx.x;
@@ -62,7 +60,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             const int select_n_9 = (lt_9 ? add_13 : columns_1);
             const int col_1 = ((col) % 30);
             const Vec<float, 2> x_1_v_0 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (col));
-            shared_vec<float, 2>(x_1_carried_0, (k * 512 + l * 512 + thread) * 2) = x_1_v_0;
             const float y_1 = load_as<float>(p_y_1[col_0]);
             Vec<float, 2> scatter_add_10_w_0;
             int scatter_mul_5_pad_0;
@@ -172,14 +169,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       {
         const int k = 0;
         {
-          const int turn = 0;
-          const int l = turn;
+          const int l = 0;
           const int col = l * 1024 + tx * 2;
           if (col < 600) {
             const int col_0__1 = ((col) / 30);
             const int scatter_mul_5_iota_2__1 = hlo_convert<int>(col_0__1);
             const bool scatter_max_5_compare_0 = hlo_compare_eq(select_n_14_select_0, scatter_mul_5_iota_2__1);
-            const Vec<float, 2> x_1_v_0__1 = shared_vec<float, 2>(x_1_carried_0, (k * 512 + l * 512 + thread) * 2);
+            const Vec<float, 2> x_1_v_0__1 = *reinterpret_cast<const Vec<float, 2>*>(p_x_1 + (col));
             Vec<float, 2> scatter_max_5_w_0;
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
