@@ -62,6 +62,7 @@ from astitch.hlo_export import export_call
 from astitch.ir import ArrayType, ConvolutionAttrs, DotAttrs, DType
 from astitch.kernel_cache import compile_cached
 from astitch.launch_time import time_launch
+from astitch.lending import Lent, last_returned, wait_for_jax
 from astitch.matmul import (
     CanonicalDot,
     DotOperand,
@@ -85,7 +86,13 @@ from astitch.program import (
     View,
 )
 from astitch.reference import eval_node
-from astitch.result_memory import MOST_FREE, ResultPool, follows_stream, give_back_all
+from astitch.result_memory import (
+    MOST_FREE,
+    ResultPool,
+    follows_stream,
+    give_back_all,
+    note_array,
+)
 from astitch.xla_island import (
     Island,
     compile_island,
@@ -186,7 +193,9 @@ class DeviceArray:
         and JAX, which does not own the memory, never gives it to another array."""
         import jax
 
-        return jax.dlpack.from_dlpack(self._to_dlpack())
+        array = jax.dlpack.from_dlpack(self._to_dlpack())
+        note_array(self.pointer, array)
+        return array
 
     def adopt_by_jax(self, device: Any, queue: int) -> Any:
         """A JAX array of exactly this type on the same memory, of at least one element, for a device of JAX's and a
@@ -197,7 +206,9 @@ class DeviceArray:
         from jax._src.lib import _jax  # type: ignore[attr-defined]
 
         capsule = self._to_dlpack().__dlpack__(stream=_NO_WAIT)
-        return _jax.dlpack_managed_tensor_to_buffer(capsule, device, queue, None, _DLPACK_CUDA)
+        array = _jax.dlpack_managed_tensor_to_buffer(capsule, device, queue, None, _DLPACK_CUDA)
+        note_array(self.pointer, array)
+        return array
 
     def _to_dlpack(self) -> Any:
         """The array as an object of DLPack's protocol."""
@@ -206,7 +217,8 @@ class DeviceArray:
         dtype = self.type.dtype
         # DLPack names bool and the numbers; the narrow floats travel as words of their size.
         carrier = _DLPACK_CARRIER.get(dtype, dtype.numpy)
-        memory = cupy.cuda.UnownedMemory(self.pointer, self.type.bytes, self)
+        owner = None if self.owner is None else Lent(self.owner)
+        memory = cupy.cuda.UnownedMemory(self.pointer, self.type.bytes, owner)
         words = cupy.ndarray(self.type.shape, carrier, cupy.cuda.MemoryPointer(memory, 0))
         is_known = dtype not in _DLPACK_CARRIER and words.__dlpack_device__()[0] != _DLPACK_MANAGED
         return words if is_known else _RenamedDlpack(words, dtype)
@@ -352,6 +364,7 @@ class GpuExecutor:
         self._held: set[int] = set()  # arguments that JAX would give to others while we read them
         self._wanted = [self._types[v.type.dtype.numpy, v.type.shape] for v in program.parameters]
         self._adopts = True  # does JAX take arrays at its back door?
+        self._returned = 0  # by JAX, when a stream waited last for what it computes
         self.graph_counts = GraphCounts()
         # While launches are captured: where they find memory, and the stream of the call.
         self._rooms: WorkRooms | None = None
@@ -625,8 +638,16 @@ class GpuExecutor:
         if self._last is not None and self._last.ptr != stream.ptr:
             stream.wait_event(self._end)
             self._forget_arguments()  # who is held, and until when, is asked anew
+        self._wait_for_readers(stream)
         while self._borrowed and self._borrowed[0][0].done:
             self._free_events.append(self._borrowed.pop(0)[0])
+
+    def _wait_for_readers(self, stream: Any = None) -> None:
+        """What JAX let go of may be written now, in the order of the stream: the current one unless it is given."""
+        returned = last_returned()
+        if returned != self._returned:
+            wait_for_jax(self.device.id, (stream or self.cupy.cuda.get_current_stream()).ptr)
+            self._returned = returned
 
     def _finish_call(self, stream: Any, lent: list[Any]) -> None:
         # Recorded now: by the next call the stream may be gone.
@@ -646,7 +667,7 @@ class GpuExecutor:
 
     def _allocate(self, count: int, what: str) -> Any:
         """Device memory of `count` bytes (at least one, so that it has an address of its own)."""
-        allocate = self.cupy.cuda.alloc if self._rooms is None else self._rooms.take
+        allocate = self._allocate_unread if self._rooms is None else self._rooms.take
         try:
             return allocate(max(count, 1))
         except self.cupy.cuda.memory.OutOfMemoryError:
@@ -659,7 +680,13 @@ class GpuExecutor:
     def _allocate_outside(self, count: int) -> Any:
         """Memory that is no part of the graph that is being captured."""
         with self._outside:
-            return self.cupy.cuda.alloc(count)
+            return self._allocate_unread(count)
+
+    def _allocate_unread(self, count: int) -> Any:
+        """Memory that the current stream may write.  Asked then: JAX lets go of memory at any time."""
+        memory = self.cupy.cuda.alloc(count)
+        self._wait_for_readers()
+        return memory
 
     def _no_room(self, what: str, error: Exception) -> OutOfMemory:
         return OutOfMemory(
@@ -713,6 +740,7 @@ class GpuExecutor:
             self.program.check_arguments([array.type for array in placed])
         lent += [arguments[number] for number in self._held]
         outputs: dict[str, Any] = dict(self._results.take(stream, self._allocate))
+        self._wait_for_readers()
         addresses = self._latest.copy()
         for name, memory in outputs.items():
             addresses[name] = memory.ptr
@@ -787,14 +815,14 @@ class GpuExecutor:
         if not here or not type_.size or (type_.rank > 1 and not self._has_rows(array, type_.rank)):
             return self._place_host(np.asarray(array), number)
         pointer = int(array.unsafe_buffer_pointer())
-        if not follows_stream(pointer, stream):
+        if not follows_stream(array, pointer, stream):
             # JAX computes on streams of its own: the array must be finished before ours may read it.
             array.block_until_ready()
         if number < len(self._recalled):
             self._recalled[number] = weakref.ref(array)
             self._placed[number] = DeviceArray(pointer, type_, None)
             # JAX knows nothing of our streams; a result of ours is written again only in the order of its own.
-            if not follows_stream(pointer, stream):
+            if not follows_stream(array, pointer, stream):
                 self._held.add(number)
         return DeviceArray(pointer, type_, None)
 

@@ -24,6 +24,9 @@ MOST_STREAMS = 4
 _owners: dict[int, int] = {}
 """The streams of all blocks that callers hold, by address."""
 
+_arrays: dict[int, weakref.ref[Any]] = {}
+"""The JAX arrays that those of them are which JAX got, by address."""
+
 
 class ResultMemory:
     """A block that holds a result.  ptr: its address."""
@@ -35,8 +38,11 @@ class ResultMemory:
         self._name, self._block, self._set = name, block, results
         _owners[self.ptr] = stream
 
-    def __del__(self, owners: dict[int, int] = _owners) -> None:
+    def __del__(
+        self, owners: dict[int, int] = _owners, arrays: dict[int, weakref.ref[Any]] = _arrays
+    ) -> None:
         owners.pop(self.ptr, None)
+        arrays.pop(self.ptr, None)
         self._set.take_back(self._name, self._block)
 
 
@@ -73,9 +79,19 @@ class ResultSet:
         self._returned.clear()
 
 
-def follows_stream(address: int, stream: int) -> bool:
-    """Is this the address of a result that is written again only in the order of this stream?"""
-    return _owners.get(address) == stream
+def note_array(address: int, array: Any) -> None:
+    """What lies there is a JAX array now."""
+    if address in _owners:
+        _arrays[address] = weakref.ref(array)
+
+
+def follows_stream(array: Any, address: int, stream: int) -> bool:
+    """Is the JAX array, which lies there, a result that is written only in the order of this stream?  Where JAX wrote
+    into a result that was donated to it, there lies another array, which JAX's own stream is still to write."""
+    if _owners.get(address) != stream:
+        return False
+    known = _arrays.get(address)
+    return known is not None and known() is array
 
 
 class ResultPool:

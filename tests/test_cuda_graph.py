@@ -33,7 +33,7 @@ from astitch.program import (
     Step,
     View,
 )
-from astitch.result_memory import ResultMemory, ResultPool, follows_stream
+from astitch.result_memory import ResultMemory, ResultPool, follows_stream, note_array
 
 executor_module = importlib.import_module("astitch.executor")
 
@@ -502,13 +502,25 @@ def places(results: dict[str, ResultMemory]) -> list[int]:
     return [memory.ptr for memory in results.values()]
 
 
+class _Array:
+    """JAX's."""
+
+
 def test_memory_of_results_follows_its_stream() -> None:
     fake, pool = Fake(), ResultPool([("y", 100), ("z", 50)])
     first = take(fake, pool)
     where = places(first)
-    assert all(follows_stream(place, 1) and not follows_stream(place, 2) for place in where)
+    arrays = [_Array() for _ in where]
+    for place, array in zip(where, arrays, strict=True):
+        assert not follows_stream(array, place, 1)
+        note_array(place, array)
+        assert follows_stream(array, place, 1) and not follows_stream(array, place, 2)
+        # What JAX makes in the memory of a donated array is written on JAX's stream.
+        assert not follows_stream(_Array(), place, 1)
     first.clear()
-    assert not any(follows_stream(place, 1) for place in where)
+    for place, array in zip(where, arrays, strict=True):
+        note_array(place, array)
+        assert not follows_stream(array, place, 1)
     assert places(take(fake, pool, 2)) != where
     assert places(take(fake, pool)) == where
     many = [take(fake, pool) for _ in range(5)]

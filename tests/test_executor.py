@@ -9,8 +9,10 @@ import itertools
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import fake_cupy
 import numpy as np
 import pytest
 import stepped_programs as programs
@@ -374,6 +376,53 @@ def test_results_go_to_jax_behind_one_event(
         np.testing.assert_array_equal(np.asarray(result), want)
     assert asked[:2] == ([-1, (77, None, 2)] if works else [-1])
     assert len(waits) == (3 if works else 1) and len(caplog.records) == (not works)
+
+
+def test_memory_that_jax_may_still_read_is_written_behind_jax(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX lets go of an array as soon as what reads it is enqueued, on a stream of its own."""
+    from jax._src.lib import _jax
+
+    class Gpu:
+        def get_stream_for_external_ready_events(self) -> int:
+            return 77
+
+    class Words(fake_cupy.Array):
+        def __dlpack__(self, **_: Any) -> Any:
+            return self
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    class Adopted:
+        def __init__(self, capsule: Any) -> None:
+            self.capsule, self.where = capsule, capsule.data.ptr
+
+    done: list[Any] = []
+    multiply = fake.cuda.cublas.gemmStridedBatchedEx
+    fake.cuda.cublas.gemmStridedBatchedEx = lambda *given: (done.append("write"), multiply(*given))
+    fake.cuda.UnownedMemory = lambda pointer, _, owner: SimpleNamespace(ptr=pointer, owner=owner)
+    fake.cuda.runtime.streamWaitEvent = lambda *_: None
+    fake.ndarray = Words
+    monkeypatch.setattr(_jax, "dlpack_managed_tensor_to_buffer", lambda c, *_: Adopted(c))
+    monkeypatch.setattr(GpuExecutor, "_jax_device", Gpu())
+    monkeypatch.setattr(executor_module, "wait_for_jax", lambda *given: done.append(given))
+    executor, (arguments, _) = GpuExecutor(product_program()), product_arguments()
+    done.clear()
+    (result,) = executor.run_to_jax(arguments)
+    (kept,) = executor.run_to_jax(arguments)
+    assert done == ["write"] * 4
+    where = result.where
+    del result
+    (result,) = executor.run_to_jax(arguments)
+    assert result.where == where != kept.where
+    assert done[4:] == [(0, 0), "write", "write"]
+    executor.run_to_jax(arguments)
+    del kept
+    done.clear()
+    GpuExecutor(product_program()).run(arguments)  # whose memory may be any program's
+    assert done[0] == (0, 0) and done.count((0, 0)) == 1
 
 
 def upload(fake: Fake, array: np.ndarray) -> Any:
