@@ -544,17 +544,24 @@ class LoopLowering(Values):
             )
         return ()
 
-    def leader_guard(self, *, row: bool, col: bool, in_nest: bool = False) -> tuple[Guard, ...]:
+    def leader_guard(
+        self, *, row: bool, col: bool, in_nest: bool = False, in_each_tile: bool = False
+    ) -> tuple[Guard, ...]:
         """One thread of those that stand at the same element: along axes that the value does not vary over.
 
-        in_nest: the statement stands inside the row loop if it varies along the columns.
+        in_nest: the statement stands inside the row loop if it varies along the columns.  in_each_tile: one of each
+        tile of rows, not of the first one alone.
         """
         m = self.mapping
         guards: list[Guard] = []
         if not col and m.col_threads > 1:
             guards.append(Within(ix.of_symbol(Symbol("tx", m.col_threads)), 0, 1))
         if in_nest and col and not row and m.row_size > 1:
-            guards.append(Within(ix.of_symbol(Symbol("row", 1 << 62)), 0, 1))
+            first = ix.of_symbol(Symbol("row", 1 << 62))
+            if in_each_tile and m.row_tiles > 1:
+                tile = ix.of_symbol(Symbol("row_tile", m.row_tiles))
+                first = ix.add(first, ix.scale(tile, -m.row_tile))
+            guards.append(Within(first, 0, 1))
         elif not row and m.row_threads > 1:
             guards.append(Within(ix.of_symbol(Symbol("ty", m.row_threads)), 0, 1))
         return tuple(guards)
@@ -874,6 +881,7 @@ class LoopLowering(Values):
             position = self.with_packed_row(place, position)
             store = k.Store(slot, position, self.graph[name].dtype, expr)
             level = max(zone, where, Zone.TASK)
+            leader = self.leader_guard(row=row, col=col, in_nest=True, in_each_tile=True)
             for statement in self.guarded(leader, (store,)):
                 self.emit(level, statement)
 
@@ -941,7 +949,9 @@ class LoopLowering(Values):
         outer_reduced = any(a in root.space.reduced for a in self.mapping.outer)
         guards = (
             *(self.outer_guard if outer_reduced or not self.mapping.outer else ()),
-            *self.leader_guard(row=row, col=col, in_nest=True),
+            *self.leader_guard(
+                row=row, col=col, in_nest=True, in_each_tile=place.span is Span.TASK
+            ),
             # Summed over all tasks it counts in one tile only; complete within a task, every tile has it.
             *(self.tile_guard(row=row, col=col) if place.span is Span.LOOP else ()),
         )

@@ -24,6 +24,7 @@ from astitch.reducers import make_reducer
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
 from astitch.schedule import DEFAULT, Keep, Schedule
+from astitch.stitch_scheme import Span
 from astitch.stitch_scope import find_scopes
 from astitch.storage import storage_name
 from tests.small_gpu import few_sms, find_statements
@@ -414,3 +415,32 @@ def test_rows_split_over_blocks_are_tested_in_the_last_tile_only() -> None:
     assert len(whole) == 2, "one where rows are summed and one behind the barrier"
     rows = [g for case in whole for s in find_statements(case.body, k.If) for g in s.guards]
     assert not [g for g in rows if "'row'" in str(g)]
+
+
+def test_each_tile_of_rows_has_a_sum_that_is_complete_in_a_task() -> None:
+    """The sum of the sums of columns, computed again by each block that works on some of the rows."""
+    g = GraphBuilder()
+    shape = (3000, 64)
+    x, z = g.parameter("f32[3000,64]"), g.parameter("f32[40,64]")
+    totals = [g.reduce(g.reduce(part, (0,), "add"), (0,), "add") for part in (x, z)]
+    whole = g.same("add", *totals)
+    below = g.same("subtract", z, g.broadcast(whole, (40, 64), ()))
+    graph = g.build(
+        g.same("subtract", x, g.broadcast(whole, shape, ())), below, g.reduce(below, (1,), "add")
+    )
+    compiled = compile_graph(graph, few_sms(4))
+    arranged = [p.arrangement for p in compiled.plans]
+    mixed = [
+        place.root.name
+        for a in arranged
+        for place in a.placements.values()
+        if a.loops[place.loop].mapping.row_tiles > 1
+        and place.span is Span.TASK
+        and not set(place.root.space.atoms) & set(a.loops[place.loop].mapping.row)
+    ]
+    assert mixed, "a sum of columns alone, in a loop of several tiles of rows"
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal(n).astype("f4") for n in (shape, (40, 64))]
+    results = HostEngine(compiled.program, check=True).run(given)
+    for got, want in zip(results, run_graph(graph, given), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-2)
