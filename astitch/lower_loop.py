@@ -647,7 +647,8 @@ class LoopLowering(Values):
 
         def columns(body: Sequence[k.Statement]) -> k.Statement:
             steps, bound = self.mapping.col_steps, self.col_bound
-            return self.loop_over("l", steps, bound, full, self.enter_column, [*body])
+            with self.forward():  # as the loop that kept them
+                return self.loop_over("l", steps, bound, full, self.enter_column, [*body])
 
         if rows:
             return [self.steps_from([*first_row, columns(b)], at, n) for b, at, n in parts if n]
@@ -661,12 +662,18 @@ class LoopLowering(Values):
         bound = self.row_bound if rows else self.col_bound
         early = bound is not None and not full
         step = self.step_of("turn", count, bound)
-        plain, self.backward = self.backward, False
-        inside = tuple(enter([*body], bound is not None and not early))
-        self.backward = plain
+        with self.forward():
+            inside = tuple(enter([*body], bound is not None and not early))
         index = k.Index(self.step_symbol.name, ix.offset(step, first))
         end = ix.offset(bound, -first) if bound is not None and early else None
         return k.Loop("turn", count, full, (index, *inside), end)
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Steps go by their numbers, also where the loop begins at the end."""
+        backward, self.backward = self.backward, False
+        yield
+        self.backward = backward
 
     @staticmethod
     def loop_over(

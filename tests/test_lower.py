@@ -10,6 +10,7 @@ import pytest
 from graphs import GraphBuilder
 
 from astitch import kernel_ir as k
+from astitch.build_program import build_program
 from astitch.check_plan import check_plan
 from astitch.compile import compile_graph
 from astitch.emit_cuda import emit_cuda
@@ -406,6 +407,25 @@ def test_what_stays_across_a_barrier_is_what_was_loaded(rows: int, dtype: str, s
     (got,) = HostEngine(compiled.program, check=True).run([x])
     (want,) = run_graph(graph, [x])
     np.testing.assert_allclose(got.astype("f4"), want.astype("f4"), rtol=0.02, atol=0.3)
+
+
+def test_what_stays_of_several_columns_is_taken_in_their_order() -> None:
+    """Behind the barrier a long nest begins at its end; each vector lies where its own step put it."""
+    g = GraphBuilder()
+    x = g.parameter("f32[40,2,6000]", "x")
+    total = g.reduce(x, (0, 2), "add")
+    graph = g.build(g.same("subtract", x, g.broadcast(total, (40, 2, 6000), (1,))))
+    gpu = few_sms(8)
+    scopes = stitch_remotely(find_scopes(graph))
+    found = plan_scope(graph, scopes.scopes[0], gpu, Schedule(split=5))
+    assert found is not None
+    steps = found.arrangement.loops[0].mapping.col_steps
+    assert steps > 1 and count_carried(found)[0] > 1
+    program = build_program(graph, scopes, [check_plan(found)])
+    given = np.random.default_rng(0).standard_normal((40, 2, 6000)).astype("f4")
+    (got,) = HostEngine(program, check=True).run([given])
+    (want,) = run_graph(graph, [given])
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-2)
 
 
 def test_rows_split_over_blocks_are_tested_in_the_last_tile_only() -> None:
