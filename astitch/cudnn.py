@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib
 import json
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ import numpy as np
 from astitch import options
 from astitch.convolution import CanonicalConvolution, ConvolutionTypes, Form, Tensor
 from astitch.kernel_cache import ByteCache
+
+log = logging.getLogger("astitch")
 
 WORKSPACE_BYTES = 256 << 20
 """What a plan may use; cuDNN's own transposed copies are in it."""
@@ -68,10 +71,9 @@ def find_bindings(device: int) -> Bindings | None:
     work, which a RuntimeWarning tells."""
     try:
         frontend = importlib.import_module("cudnn")
-    except ModuleNotFoundError:
-        return None
     except Exception as error:  # of what it loads
-        _warn(error)
+        if not isinstance(error, ModuleNotFoundError) or error.name != "cudnn":
+            _warn(error)
         return None
     try:
         return Bindings(frontend, frontend.create_handle())
@@ -325,7 +327,8 @@ def find_convolution(
     try:
         copy = functools.partial(_copy_tensor, cupy, _BYTES[problem.types.tensor])
         return Convolution(bindings, problem, copy, time_launch)
-    except NoPlan:
+    except NoPlan as error:
+        log.info("cuDNN has no plan, so XLA convolves: %s: %s", problem.convolution, error)
         return None
 
 

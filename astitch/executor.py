@@ -818,7 +818,8 @@ class GpuExecutor:
         if not follows_stream(array, pointer, stream):
             # JAX computes on streams of its own: the array must be finished before ours may read it.
             array.block_until_ready()
-        if number < len(self._recalled):
+        # One of a wrong type is not known again: another argument may end this call before types are checked.
+        if number < len(self._recalled) and type_ is self._wanted[number]:
             self._recalled[number] = weakref.ref(array)
             self._placed[number] = DeviceArray(pointer, type_, None)
             # JAX knows nothing of our streams; a result of ours is written again only in the order of its own.
@@ -1077,13 +1078,16 @@ class GpuExecutor:
 
         def convolve(call: _Call) -> None:
             if other:
+                if self._rooms is not None:  # XLA's streams would be drawn into the graph
+                    raise RuntimeError(f"%{step.node.name}, which XLA convolves, is in no graph")
                 other[0](call)
                 return
             addresses = [call.addresses[view.buffer] for view in (lhs, rhs, result)]
             memory = self._allocate(convolution.workspace_bytes, "a convolution's workspace")
             try:
                 convolution.launch(addresses, int(memory.ptr), call.stream)
-            except NoPlan:  # in the first call: what cuDNN names does not run
+            except NoPlan as error:  # in the first call: what cuDNN names does not run
+                log.info("%%%s, which XLA convolves: %s", step.node.name, error)
                 other.append(self._prepare_other(step))
                 other[0](call)
 

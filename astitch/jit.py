@@ -208,11 +208,14 @@ class JitFunction:
             avals = [leaf.aval if all_arrays else jax.typeof(leaf) for leaf in leaves]
             decided: Hashable = (tree, static, _jax_settings())
             latest = self._latest
+            key: Hashable = None
             if latest is not None and latest[0] == decided and _are_same(latest[1], avals):
-                return latest[2].run_flat(leaves, all_arrays=all_arrays)
-            key: Hashable = (decided, tuple(avals))
-            compiled = self._compiled.get(key)
-        except TypeError:  # a leaf that is no array, a static value that has no hash
+                compiled: Compiled | None = latest[2]
+            else:
+                key = (decided, tuple(avals))
+                compiled = self._compiled.get(key)
+        except (TypeError, ValueError):
+            # A leaf that is no array, a static value that has no hash or that does not compare.
             self._jax_jit.trace(*args, **kwargs)  # raises JAX's own words
             raise
         if compiled is None:

@@ -66,7 +66,9 @@ class ResultSet:
             return
         self._returned.append((name, block))
         if next(self._turns) == self._count and len(self._free) < self._most:
-            self._free.append(dict(self._returned))
+            blocks = dict(self._returned)
+            if len(blocks) == self._count:  # else another thread parts them just now
+                self._free.append(blocks)
 
     @property
     def is_partial(self) -> bool:

@@ -9,7 +9,7 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -554,6 +554,22 @@ def test_results_that_are_kept_for_long_are_sets_no_more() -> None:
     assert fake.used == used - 200
     kept[-1].clear()
     assert fake.used == used - 200
+
+
+def test_a_set_that_is_parted_while_its_last_goes_is_not_used_again() -> None:
+    fake, pool = Fake(), ResultPool([("y", 100), ("z", 100)])
+    first = take(fake, pool)
+    results = first["y"]._set
+
+    class Turns(Iterator[int]):
+        def __next__(self) -> int:  # here another thread calls
+            results.part()
+            return 2
+
+    del first["y"]
+    results._turns = Turns()
+    first.clear()
+    assert set(take(fake, pool)) == {"y", "z"}
 
 
 def test_results_that_go_in_another_order_keep_their_sets() -> None:

@@ -14,6 +14,7 @@ import pytest
 from convolve import view_copied
 from fake_cudnn import FakeCudnn, Note
 
+from astitch import cudnn
 from astitch.convolution import (
     CanonicalConvolution,
     ConvolutionTypes,
@@ -278,5 +279,15 @@ def test_bindings_that_do_not_work_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "cudnn", ModuleType("cudnn"))
     with pytest.warns(RuntimeWarning, match="cuDNN does not work: .*; XLA convolves"):
         assert find(0) is None
+    missing = ModuleNotFoundError("No module named 'cudnn._compiled_module'")
+    missing.name = "cudnn._compiled_module"
+
+    def fail(_: str) -> None:
+        raise missing
+
+    with monkeypatch.context() as broken:
+        broken.setattr(cudnn.importlib, "import_module", fail)
+        with pytest.warns(RuntimeWarning, match="does not work: No module .*; XLA convolves"):
+            assert find(0) is None
     monkeypatch.setitem(sys.modules, "cudnn", FakeCudnn())
     assert find(0) is not None

@@ -19,7 +19,7 @@ from jax import lax
 from astitch import cudnn
 from astitch.compile import compile_hlo
 from astitch.convolution import CanonicalConvolution, canonical_convolution
-from astitch.executor import GpuExecutor
+from astitch.executor import GpuExecutor, _Call
 from astitch.hlo_export import export_call
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
@@ -110,6 +110,9 @@ def test_what_does_not_run_is_an_island_from_then_on(library: FakeCudnn) -> None
     (want,) = HostEngine(program).run([X, K])
     for _ in range(2):
         np.testing.assert_array_equal(executor.run([X, K])[0].to_numpy(), want)
+    call = _Call((), {}, {}, 0, [])
+    with pytest.raises(RuntimeError, match="in no graph"), executor._working_in_rooms(None):
+        executor._launches[0](call)
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------------------

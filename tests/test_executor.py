@@ -425,6 +425,22 @@ def test_memory_that_jax_may_still_read_is_written_behind_jax(
     assert done[0] == (0, 0) and done.count((0, 0)) == 1
 
 
+def test_an_array_of_a_wrong_type_is_never_known_again(fake: Fake) -> None:
+    """Not even where its call ended for another reason before its type was checked."""
+    import jax
+
+    (x, y), _ = product_arguments()
+    executor = GpuExecutor(product_program())
+    wrong = jax.device_put(x[:1])
+    executor._is_here[wrong.sharding] = True
+    fake.room = fake.used
+    with pytest.raises(OutOfMemory):
+        executor.run([wrong, y])
+    fake.room = 1 << 40
+    with pytest.raises(ArgumentMismatch, match="argument 0"):
+        executor.run([wrong, y])
+
+
 def upload(fake: Fake, array: np.ndarray) -> Any:
     memory = fake.cuda.alloc(array.nbytes)
     fake.cuda.runtime.memcpyAsync(memory.ptr, array.ctypes.data, array.nbytes)

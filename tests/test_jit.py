@@ -300,6 +300,17 @@ def test_a_static_value_without_a_hash_raises_what_jax_raises() -> None:
     assert "Non-hashable static arguments" in text
 
 
+def test_a_static_value_that_does_not_compare_raises_what_jax_raises() -> None:
+    def scale(x: jax.Array, by: tuple[Any, ...]) -> jax.Array:
+        return x * by[0]
+
+    by_astitch = astitch.jit(scale, static_argnums=1, engine="host")
+    by_astitch(X, (2, 3))  # what the next call is compared with
+    kind, text = caught_by(by_astitch, X, (2, np.array([3, 4])))
+    assert (kind, text) == caught_by(jax.jit(scale, static_argnums=1), X, (2, np.array([3, 4])))
+    assert "Non-hashable static arguments" in text
+
+
 def caught_by(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[type, str]:
     with pytest.raises((TypeError, ValueError)) as caught:
         fn(*args, **kwargs)
