@@ -86,7 +86,8 @@ def lower(
             if loop.number == c.last:
                 lowering.kept_before = named
         section = lowering.lower()
-        if len(declarations.slots) > slots:
+        holds = any(loop.number in (c.first, c.last) for c in carried)
+        if holds or len(declarations.slots) > slots:
             if shared_in_level:
                 body.append(k.Barrier("block", "the next task loop takes over the shared memory"))
             shared_in_level = True

@@ -428,6 +428,28 @@ def test_what_stays_of_several_columns_is_taken_in_their_order() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize(("groups", "sms"), [(2, 8), (40, 4)])
+def test_what_stayed_across_a_barrier_is_read_before_its_memory_is_written(
+    groups: int, sms: int
+) -> None:
+    """Beside the loop that takes it from shared memory another one of the level needs some of its own."""
+    g = GraphBuilder()
+    shape = (groups, 64, 64)
+    x, z = g.parameter("f32[6300,64]", "x"), g.parameter(f"f32[{groups},64,64]")
+    total = g.reduce(x, (0,), "add")
+    centred = g.same("subtract", x, g.broadcast(total, (6300, 64), (1,)))
+    scaled = g.same("multiply", z, g.broadcast(total, shape, (1,)))
+    sums = g.reduce(scaled, (1, 2), "add")
+    graph = g.build(centred, sums, g.same("add", scaled, g.broadcast(sums, shape, (0,))))
+    compiled = compile_graph(graph, few_sms(sms))
+    assert any(count_carried(found)[0] for found in compiled.plans)
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal(n).astype("f4") for n in ((6300, 64), shape)]
+    results = HostEngine(compiled.program, check=True).run(given)
+    for got, want in zip(results, run_graph(graph, given), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=np.abs(want).max() * 1e-4)
+
+
 def test_rows_split_over_blocks_are_tested_in_the_last_tile_only() -> None:
     found = plan(centred_columns(25_088, 256))
     switches = [s for s in find_statements(found.kernel.body, k.Switch) if len(s.cases) == 2]
