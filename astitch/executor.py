@@ -563,7 +563,9 @@ class GpuExecutor:
             for name in map(_name_of, steps):  # of products in place of kernels
                 used.update(dict.fromkeys(self._multiplied.get(name, ())))
             small = self._small_results()
-            moving = [name for name in used if name not in self._fixed and name not in small]
+            # What XLA makes lies where XLA puts it, whatever place its buffer has.
+            still = {*self._fixed, *small} - self._made_by_xla
+            moving = [name for name in used if name not in still]
             read = itemgetter(*moving) if moving else _no_addresses
             name = f"{self.program.name}, steps {first} to {end - 1}"
             graphs = GraphCache(name, self.graph_counts) if able and allowed else None
@@ -1076,11 +1078,23 @@ class GpuExecutor:
             self._convolutions[conv, types] = found
         convolution, other = found, list[Launch]()
 
+        def convolve_by_xla(call: _Call) -> None:
+            # Graphs are made for the result's own place by now.
+            place, memory = call.addresses[result.buffer], call.outputs.get(result.buffer)
+            other[0](call)
+            made = call.addresses[result.buffer]
+            if made != place:
+                self._copy(place, made, result.type.bytes, call.stream)
+                call.addresses[result.buffer] = place
+                call.outputs.pop(result.buffer, None)
+                if memory is not None:
+                    call.outputs[result.buffer] = memory
+
         def convolve(call: _Call) -> None:
             if other:
                 if self._rooms is not None:  # XLA's streams would be drawn into the graph
                     raise RuntimeError(f"%{step.node.name}, which XLA convolves, is in no graph")
-                other[0](call)
+                convolve_by_xla(call)
                 return
             addresses = [call.addresses[view.buffer] for view in (lhs, rhs, result)]
             memory = self._allocate(convolution.workspace_bytes, "a convolution's workspace")
@@ -1089,7 +1103,7 @@ class GpuExecutor:
             except NoPlan as error:  # in the first call: what cuDNN names does not run
                 log.info("%%%s, which XLA convolves: %s", step.node.name, error)
                 other.append(self._prepare_other(step))
-                other[0](call)
+                convolve_by_xla(call)
 
         return Capturable(convolve)
 

@@ -10,6 +10,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -370,6 +371,44 @@ def test_steps_that_cannot_be_captured_part_the_graphs(fake: Streams) -> None:
         check(results, W, X)
         del results
     assert found == ["graph", "half", "total"]  # two kernels are no graph
+
+
+def test_results_of_islands_are_read_where_xla_put_them(
+    fake: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another place each time, and their buffers' own place in the arena is not used."""
+    program = training_program(interrupted=True)
+    first, *rest = program.steps
+    island = next(step for step in rest if isinstance(step, ReferenceStep))
+    w, a, b, c, d, y = (programs.view(name, SIZE) for name in "wabcdy")
+    loss = programs.view("loss")
+    steps = (
+        first,
+        replace(island, operands=(a,), results=(d,)),
+        launch("twice", d, b),
+        launch("add_two", w, b, c),
+        launch("half", c, y),
+        launch("total", y, loss),
+    )
+    made: list[Memory] = []
+
+    def prepare(executor: GpuExecutor, step: Any) -> Any:
+        executor._made_by_xla.add("d")
+
+        def run(call: Any) -> None:
+            made.append(Memory(fake, d.type.bytes))
+            ctypes.memmove(made[-1].ptr, call.addresses["a"], d.type.bytes)
+            call.addresses["d"] = made[-1].ptr
+
+        return run
+
+    monkeypatch.setattr(GpuExecutor, "_prepare_reference", prepare)
+    executor = GpuExecutor(replace(program, steps=steps))
+    w_there, x_there = put(fake, W), put(fake, X)
+    for turn in range(5):
+        values = X + turn
+        ctypes.memmove(x_there.pointer, values.ctypes.data, values.nbytes)
+        check(executor.run([w_there, x_there]), W, values)
 
 
 @pytest.mark.parametrize("what", ["add_two", "end", "graph"])

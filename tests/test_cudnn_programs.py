@@ -115,6 +115,35 @@ def test_what_does_not_run_is_an_island_from_then_on(library: FakeCudnn) -> None
         executor._launches[0](call)
 
 
+def test_what_xla_convolves_lies_where_it_would_have(
+    library: FakeCudnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs of other steps were made for that place."""
+    library.names = ("eng0",)
+    program = compile_fn(layer, X, K)
+    (want,) = HostEngine(program).run([X, K])
+
+    def prepare(executor: GpuExecutor, step: Any) -> Any:
+        (result,) = step.results
+
+        def run(call: _Call) -> None:
+            call.addresses[result.buffer] = want.ctypes.data
+            call.outputs[result.buffer] = want
+
+        return run
+
+    def fail(*_: Any) -> None:
+        raise cudnn.NoPlan("none runs")
+
+    monkeypatch.setattr(GpuExecutor, "_prepare_other", prepare)
+    monkeypatch.setattr(cudnn.Convolution, "launch", fail)
+    executor = GpuExecutor(program)
+    for _ in range(2):
+        (result,) = executor.run([X, K])
+        assert result.pointer == result.owner.ptr != want.ctypes.data
+        np.testing.assert_array_equal(result.to_numpy(), want)
+
+
 # ---- on a GPU ----------------------------------------------------------------------------------------------------
 
 MODULES = Path(__file__).parent / "data" / "hlo"
