@@ -151,7 +151,6 @@ __device__ __forceinline__ unsigned long long* astitch_tagged_words(unsigned* wo
     return reinterpret_cast<unsigned long long*>(words + 128);
 }
 
-// N elements moved by one instruction; the address must be a multiple of the whole size.
 // How many threads a block has, for the compiler: it then knows which steps over a row need no test for the row's end,
 // and has the loads of all of them under way at once.
 template <int THREADS> __device__ __forceinline__ void assume_threads()
@@ -161,6 +160,7 @@ template <int THREADS> __device__ __forceinline__ void assume_threads()
 #endif
 }
 
+// N elements moved by one instruction; the address must be a multiple of the whole size.
 template <class T, int N> struct alignas(sizeof(T) * N) Vec { T v[N]; };
 
 // A vector of any type as whole words, for vectors that wait in registers: of a vector of 16-bit elements the compiler
