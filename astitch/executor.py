@@ -194,8 +194,7 @@ class DeviceArray:
         import jax
 
         array = jax.dlpack.from_dlpack(self._to_dlpack())
-        note_array(self.pointer, array)
-        return array
+        return self._noted(array)
 
     def adopt_by_jax(self, device: Any, queue: int) -> Any:
         """A JAX array of exactly this type on the same memory, of at least one element, for a device of JAX's and a
@@ -207,7 +206,12 @@ class DeviceArray:
 
         capsule = self._to_dlpack().__dlpack__(stream=_NO_WAIT)
         array = _jax.dlpack_managed_tensor_to_buffer(capsule, device, queue, None, _DLPACK_CUDA)
-        note_array(self.pointer, array)
+        return self._noted(array)
+
+    def _noted(self, array: Any) -> Any:
+        """The JAX array that this one became; not where it only shows an argument of an island to XLA."""
+        if self.owner is not None:
+            note_array(self.pointer, array)
         return array
 
     def _to_dlpack(self) -> Any:
