@@ -57,7 +57,7 @@ def lower(
     body: list[k.Statement] = []
     offsets = _place_loops(arrangement, grid)
     carried = find_carried(arrangement, offsets, grid, keep_shared_bytes)
-    slots_of = [declare_carried(declarations, arrangement, c) for c in carried]
+    slots_of = [_declare_carried(declarations, arrangement, c) for c in carried]
     level, shared_in_level = 0, False
     streams: dict[str, int] = {}  # large inputs -> the first level that reads them
     for loop in arrangement.loops:
@@ -109,7 +109,7 @@ def _place_loops(arrangement: Arrangement, grid: int) -> list[int]:
     return offsets
 
 
-def declare_carried(
+def _declare_carried(
     declarations: Declarations, arrangement: Arrangement, carried: Carried
 ) -> dict[Key, str]:
     """The shared slots of what stays across a barrier, by value."""

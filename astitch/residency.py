@@ -7,6 +7,7 @@ memory (at slots of the thread's own, so that no barrier is needed), else it is 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,7 @@ from astitch.ir import DType, Graph
 from astitch.ops import OPS, Kind
 from astitch.propagation import Index, Read, access
 from astitch.stitch_scheme import Arrangement, RootKind, TaskLoop, reduce_behind, root_starts
+from astitch.storage import storage_name
 from astitch.zones import Key, Zone, zone_of_index
 
 MAX_UNROLLED_STEPS = 16
@@ -286,10 +288,19 @@ def _find_common(arrangement: Arrangement, first: TaskLoop, last: TaskLoop) -> t
     """The large inputs that both loops load at the same place, in no branch of a choice."""
     streams = find_streams(arrangement, first) & find_streams(arrangement, last)
     before, again = (_Analysis(arrangement, loop).loads(0) for loop in (first, last))
+
+    def find_place(key: Key) -> tuple[str, ix.Linear]:
+        name, index = key
+        shape = array_of(arrangement.graph[name]).shape
+        return storage_name(arrangement.graph, name), ix.linearize(index, shape)
+
+    # What is read by two names is loaded by one of them, which need not be the one that is asked for here.
+    places = Counter(find_place(key) for key in {**before, **again})
     return tuple(
         key
         for key, chosen in again.items()
         if key[0] in streams and key in before and not chosen and not before[key]
+        if places[find_place(key)] == 1
     )
 
 
