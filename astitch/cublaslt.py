@@ -20,6 +20,7 @@ import numpy as np
 
 from astitch import options
 from astitch.kernel_cache import ByteCache
+from astitch.launch_time import find_fastest
 from astitch.matmul import CanonicalDot, DotOperand, ProductTypes
 from astitch.program import Activation
 
@@ -27,8 +28,6 @@ WORKSPACE_BYTES = 32 << 20
 """What an algorithm may use; NVIDIA's advice for Hopper."""
 
 CANDIDATES = 8
-LEAST_GAIN = 0.02
-"""By so much an algorithm must be faster than the heuristic's first: measurements scatter."""
 
 ALIGNMENT_BYTES = 16
 """What the addresses of all operands are multiples of."""
@@ -347,12 +346,10 @@ class Matmul:
             self._time(functools.partial(self._launch, candidate, addresses), stream)
             for candidate in self._candidates
         ]
-        best = int(np.argmin(times)) if times else 0
+        best = find_fastest(times) if times else 0
         if not times or times[best] == float("inf"):
             self._candidates = []
             raise NoAlgorithm("none of those that cuBLASLt names runs")
-        if times[best] > (1 - LEAST_GAIN) * times[0]:
-            best = 0
         chosen = self._candidates[best]
         entry = {
             "format": FORMAT,

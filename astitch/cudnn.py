@@ -23,6 +23,7 @@ import numpy as np
 from astitch import options
 from astitch.convolution import CanonicalConvolution, ConvolutionTypes, Form, Tensor
 from astitch.kernel_cache import ByteCache
+from astitch.launch_time import find_fastest
 
 log = logging.getLogger("astitch")
 
@@ -30,8 +31,6 @@ WORKSPACE_BYTES = 256 << 20
 """What a plan may use; cuDNN's own transposed copies are in it."""
 
 CANDIDATES = 8
-LEAST_GAIN = 0.02
-"""By so much a plan must be faster than the heuristics' first: measurements scatter."""
 
 ALIGNMENT_BYTES = 256
 """Of the parts of the workspace."""
@@ -294,11 +293,9 @@ class Convolution:
                 times.append(self._time_launch(launch, stream))
             except self._bindings.errors:  # CuPy's are RuntimeErrors
                 times.append(float("inf"))
-        best = times.index(min(times))
+        best = find_fastest(times)
         if times[best] == float("inf"):
             raise NoPlan("none of those that cuDNN names runs")
-        if times[best] > (1 - LEAST_GAIN) * times[0]:
-            best = 0
         chosen = self._candidates[best]
         entry = {
             "format": FORMAT,

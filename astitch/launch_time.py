@@ -6,7 +6,7 @@ Takes a function that launches on a stream, hands on microseconds.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 TARGET_US = 1500.0
@@ -14,6 +14,9 @@ TARGET_US = 1500.0
 
 MIN_LAUNCHES, MAX_LAUNCHES = 3, 200
 REPEATS = 5
+
+LEAST_GAIN = 0.02
+"""By so much another must be faster than the first: measurements scatter."""
 
 
 def time_launch(cupy: Any, launch: Callable[[int, bool], None]) -> float:
@@ -40,6 +43,13 @@ def time_launch(cupy: Any, launch: Callable[[int, bool], None]) -> float:
         graph.launch(stream)
         times = [_elapsed(cupy, stream, graph.launch) / count for _ in range(REPEATS)]
     return statistics.median(times)
+
+
+def find_fastest(times_us: Sequence[float]) -> int:
+    """Which of some candidates to take: the fastest, but the first where that is about as fast.  times_us: not empty,
+    endless for what does not run."""
+    best = min(range(len(times_us)), key=times_us.__getitem__)
+    return best if times_us[best] <= (1 - LEAST_GAIN) * times_us[0] else 0
 
 
 def _elapsed(cupy: Any, stream: Any, work: Callable[[Any], None]) -> float:

@@ -114,7 +114,7 @@ def _declare_carried(
 ) -> dict[Key, str]:
     """The shared slots of what stays across a barrier, by value."""
     m = arrangement.loops[carried.first].mapping
-    steps = m.row_steps if m.row_steps > 1 else m.col_steps
+    steps = m.walked_steps
     named: dict[Key, str] = {}
     for key in carried.keys:
         dtype = declarations.graph[key[0]].dtype

@@ -642,7 +642,7 @@ class LoopLowering(Values):
             self.taken_before.get(s.name, s) if isinstance(s, k.LoadVector) else s for s in column
         ]
         kept, rows, full = self.carried_steps, self.mapping.row_steps > 1, self.unrolled
-        parts = [(taken, 0, kept), (column, kept, self.most_steps - kept)]
+        parts = [(taken, 0, kept), (column, kept, self.mapping.walked_steps - kept)]
         first_row = self.frames[Zone.ROW].statements
 
         def columns(body: Sequence[k.Statement]) -> k.Statement:

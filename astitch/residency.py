@@ -271,7 +271,7 @@ def find_carried(
             if not (same and once and apart and plain) or first.number in taken:
                 continue
             keys = _find_common(arrangement, first, last)
-            steps = m.row_steps if m.row_steps > 1 else m.col_steps
+            steps = m.walked_steps
             others = m.row_steps * m.col_steps // steps
             types = [arrangement.graph[name].dtype for name, _ in keys]
             step_bytes = sum(t.bytes for t in types) * m.vector * others * m.block

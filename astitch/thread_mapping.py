@@ -192,6 +192,11 @@ class Mapping:
         return ceil_div(self.col_tile, self.col_threads * self.vector)
 
     @property
+    def walked_steps(self) -> int:
+        """Steps of a thread along the rows of its tile, or along the vectors of a row where it visits one row."""
+        return self.row_steps if self.row_steps > 1 else self.col_steps
+
+    @property
     def elements_per_thread(self) -> int:
         """Elements of one task that one thread visits."""
         return self.row_steps * self.col_steps * self.vector

@@ -23,6 +23,7 @@ from astitch.errors import AstitchError, EngineUnavailable
 from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.kernel_cache import ByteCache
+from astitch.launch_time import find_fastest
 from astitch.measure import compile_plans, import_cupy, measure_plans
 from astitch.nvrtc import read_headers
 from astitch.plan import Plan, plan_scope, rank_plans
@@ -31,9 +32,6 @@ from astitch.stitch_scope import Scope
 
 MOST_MEASURED = 8
 """Plans of a scope that are measured, the rules' among them."""
-
-LEAST_GAIN = 0.02
-"""By so much a plan must be faster than the rules' to be taken: measurements scatter."""
 
 LIMIT_BYTES = 16 * 1024 * 1024
 FORMAT = "astitch plan 1"
@@ -161,9 +159,7 @@ def tune_scopes(
 def choose_fastest(plans: Sequence[Plan], times_us: Sequence[float]) -> tuple[Plan, float, float]:
     """(plan, its time, the first plan's time): the first, unless another is clearly faster."""
     default_us = times_us[0]
-    best = min(range(len(plans)), key=times_us.__getitem__)
-    if times_us[best] > default_us * (1 - LEAST_GAIN):
-        best = 0
+    best = find_fastest(times_us)
     measured = sum(math.isfinite(t) for t in times_us)
     note = f"tuned: {measured} plans measured, {times_us[best]:.1f} us; {default_us:.1f} us by the rules"
     plan = plans[best]

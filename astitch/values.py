@@ -540,7 +540,7 @@ class Values:
         at, width = self.own_vector(), self.mapping.vector
         if slot := self.keeps_for_later.get(key):
             keep: k.Statement = k.KeepVector(slot, at, load.dtype, load.name, width)
-            if self.carried_steps < self.most_steps:
+            if self.carried_steps < self.mapping.walked_steps:
                 inside = Within(ix.of_symbol(self.step_symbol), 0, self.carried_steps)
                 keep = k.If((inside,), (keep,))
             self.emit(Zone.COLUMN, keep)
@@ -549,14 +549,8 @@ class Values:
             self.taken_before[load.name] = taken
 
     @property
-    def most_steps(self) -> int:
-        """Steps of a thread along its rows, or along its columns where it has one row."""
-        m = self.mapping
-        return m.row_steps if m.row_steps > 1 else m.col_steps
-
-    @property
     def step_symbol(self) -> Symbol:
-        return Symbol("k" if self.mapping.row_steps > 1 else "l", self.most_steps)
+        return Symbol("k" if self.mapping.row_steps > 1 else "l", self.mapping.walked_steps)
 
     def is_vector(self, form: Linear) -> bool:
         """The `vector` lanes lie side by side in memory and start at a multiple of `vector`."""
