@@ -103,23 +103,15 @@ class _ProgramBuilder:
         self.stored[source] = storage_type(self.graph, source)
         return View(source, self.stored[source])
 
-    def scratch_view(self, kernel: str, source: str, array: ArrayType) -> View:
-        name = f"{kernel}/{source}"
-        self.stored[name] = array
-        return View(name, array)
-
     def add_kernel(self, plan: Plan) -> None:
         kernel = plan.kernel
-        scratch = {s.source: s.type for s in kernel.scratch}
-        views = []
-        for parameter in kernel.parameters:
-            if parameter.source in scratch:
-                views.append(
-                    self.scratch_view(kernel.name, parameter.source, scratch[parameter.source])
-                )
-            else:
-                views.append(self.stored_view(parameter.source))
-        written = {i for i, p in enumerate(kernel.parameters) if p.written}
+        views = [self.stored_view(parameter.source) for parameter in kernel.arguments]
+        written = {i for i, p in enumerate(kernel.arguments) if p.written}
+        if kernel.scratch:
+            scratch = f"{kernel.name}/scratch"
+            self.stored[scratch] = ArrayType(DType.U8, (kernel.scratch_bytes,))
+            written.add(len(views))
+            views.append(View(scratch, self.stored[scratch]))
         launched = make_cuda_kernel(kernel)
         if launched.cooperative:
             word = f"{kernel.name}/barrier"

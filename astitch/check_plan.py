@@ -16,6 +16,7 @@ from astitch.dimensions import is_embedded
 from astitch.errors import IllegalProduct
 from astitch.index import Linear
 from astitch.ir import DType, Graph
+from astitch.lower import VECTOR_BYTES
 from astitch.ops import OPS
 from astitch.plan import Plan
 from astitch.propagation import Guard, Read, walk_reads
@@ -319,6 +320,13 @@ class _KernelCheck:
                     # A block without a task passes by whatever barriers stand inside.
                     pending += self.check_trace([*pending, *trace])
                     self.section = -1
+                case k.Common(body):
+                    for value in body:
+                        what = type(value).__name__
+                        self.require(
+                            isinstance(value, k.Load | k.Value), f"{what} outside a section"
+                        )
+                        self.check_statement(value, True)
                 case k.Barrier(level, _):
                     self.require(level in ("global", "block"), f"a barrier of level {level!r}")
                     self.level += level == "global"
@@ -342,16 +350,21 @@ class _KernelCheck:
     def check_head(self) -> None:
         kernel = self.kernel
         names = [kernel.name, *(p.name for p in kernel.parameters), *(s.name for s in kernel.slots)]
-        if kernel.cooperative:
-            names.append("barrier")
+        names += ["scratch"] * bool(kernel.scratch) + ["barrier"] * kernel.cooperative
         for number, name in enumerate(names):
             self.require(_IDENTIFIER.fullmatch(name) is not None, f"{name!r} is not an identifier")
             self.require(name not in names[:number], f"two things are named {name}")
         sources = [p.source for p in kernel.parameters]
         for number, source in enumerate(sources):
             self.require(source not in sources[:number], f"%{source} is passed twice")
+        end = 0
         for scratch in kernel.scratch:
-            self.require(scratch.source in sources, f"scratch %{scratch.source} is not passed")
+            self.require(scratch.source in sources, f"scratch %{scratch.source} has no name")
+            self.require(
+                scratch.offset >= end and scratch.offset % VECTOR_BYTES == 0,
+                f"scratch %{scratch.source} at byte {scratch.offset}",
+            )
+            end = scratch.offset + scratch.type.bytes
         self.require(
             kernel.grid > 0 and 0 < kernel.block <= 1024,
             f"a launch of {kernel.grid} x {kernel.block}",
@@ -758,6 +771,8 @@ class _KernelCheck:
                 trace = self.check_meeting(statement, uniform)
             case k.Section():
                 raise self.fault(f"section {statement.number} inside a section")
+            case k.Common():
+                raise self.fault("values of all sections inside a section")
         return trace
 
     def check_area(self, area: k.Area, reducer: int) -> None:

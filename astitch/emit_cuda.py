@@ -407,6 +407,8 @@ class _Printer:
                 yield f"{pad}}}"
             case k.Section():
                 yield from self.section(statement, depth)
+            case k.Common(body):
+                yield from self.block(body, depth)
             case k.TaskLoop(tasks, once, body, ring, lag):
                 if once:
                     yield f"{pad}{self.taking_part(tasks)}{{"
@@ -534,7 +536,9 @@ class _Printer:
             behind = []
             if blocks is None:
                 yield from self.statement(statement, depth)
-                parted = isinstance(statement, k.Barrier)
+                parted = (
+                    parted if isinstance(statement, k.Common) else isinstance(statement, k.Barrier)
+                )
             else:
                 run.append(statement)
                 stop = blocks.stop
@@ -742,7 +746,9 @@ class _Printer:
         bounds = (
             f"{kernel.block}, {kernel.blocks_per_sm}" if kernel.blocks_per_sm else f"{kernel.block}"
         )
-        parameters = [self.parameter(p) for p in kernel.parameters]
+        parameters = [self.parameter(p) for p in kernel.arguments]
+        if kernel.scratch:
+            parameters.append("unsigned char* scratch")
         if kernel.cooperative:
             parameters.append("unsigned int* barrier")
         head = f'extern "C" __global__ void __launch_bounds__({bounds}) {kernel.name}('
@@ -756,6 +762,10 @@ class _Printer:
             yield head
             for number, declared in enumerate(parameters):
                 yield f"    {declared}{',' if number + 1 < len(parameters) else ') {'}"
+        named = {p.source: p for p in kernel.parameters}
+        for array in kernel.scratch:
+            kind, name = STORAGE[named[array.source].dtype], named[array.source].name
+            yield f"  {kind}* const {name} = reinterpret_cast<{kind}*>(scratch + {array.offset});"
         yield f"  assume_threads<{kernel.block}>();"
         if kernel.shared_bytes:
             yield f"  ASTITCH_SHARED_ARENA({kernel.shared_bytes});"

@@ -16,7 +16,8 @@ declarations.py names, values.py and lower_loop.py decide, lower.py puts togethe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 
 from astitch.index import Linear
 from astitch.ir import ArrayType, Attrs, DType, Graph, Literal
@@ -686,6 +687,13 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
+class Common:
+    """Values that are the same in all threads and that several sections read: in scope until the kernel ends."""
+
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Barrier:
     """level: block or global."""
 
@@ -734,11 +742,51 @@ Statement = (
     | Switch
     | Choose
     | Section
+    | Common
     | TaskLoop
     | Current
     | Previous
     | Barrier
 )
+
+
+def list_statements(body: Iterable[Statement]) -> Iterator[Statement]:
+    """The statements of a body and those inside of them."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, Switch):
+            yield from list_statements(statement.cases)
+        elif isinstance(statement, Choose):
+            for branch in statement.branches:
+                yield from list_statements(branch.body)
+        elif isinstance(
+            statement,
+            Section
+            | Common
+            | TaskLoop
+            | Rounds
+            | FetchRound
+            | Current
+            | Previous
+            | Prefetch
+            | Meeting
+            | Loop
+            | If,
+        ):
+            yield from list_statements(statement.body)
+
+
+def list_read(part: object) -> Iterator[str]:
+    """Names of the scalars that a statement, an expression or a tuple of them reads."""
+    if isinstance(part, Name):
+        yield part.name
+    elif isinstance(part, tuple):
+        for element in part:
+            yield from list_read(element)
+    elif type(part).__module__ == __name__ and is_dataclass(part):
+        for field in fields(part):
+            yield from list_read(getattr(part, field.name))
+
 
 # ---- the kernel -----------------------------------------------------------------------------------------------
 
@@ -798,7 +846,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A pointer parameter.  source: the graph value or scratch that it points to."""
+    """An array in global memory.  source: the graph value or scratch that it is."""
 
     name: str
     dtype: DType
@@ -809,10 +857,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Global scratch of a kernel: `type` elements under the name `source` of its Parameter."""
+    """Global scratch of a kernel: `type` elements under the name `source` of its Parameter.
+
+    offset: in bytes, where they lie in the memory that the kernel gets for all of its scratch."""
 
     source: str
     type: ArrayType
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -841,6 +892,16 @@ class Kernel:
     sources: tuple[str, ...]
     teams: int = 0
     tagged_words: int = 0
+
+    @property
+    def arguments(self) -> tuple[Parameter, ...]:
+        """The parameters that are passed one by one: all but scratch, for which one pointer follows them."""
+        scratch = {array.source for array in self.scratch}
+        return tuple(p for p in self.parameters if p.source not in scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return max((array.offset + array.type.bytes for array in self.scratch), default=0)
 
     @property
     def cooperative(self) -> bool:

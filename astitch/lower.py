@@ -6,9 +6,11 @@ puts each value in its zone, residency.py says what stays on chip, lower_loop.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from astitch import kernel_ir as k
+from astitch.common_values import share_values
 from astitch.declarations import Declarations
 from astitch.lower_loop import LoopLowering
 from astitch.residency import Carried, find_carried, find_streams
@@ -16,10 +18,14 @@ from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import Arrangement, Scheme
 from astitch.storage import storage_type
 from astitch.store_rounding import round_at_stores
+from astitch.thread_mapping import LINE_BYTES, ceil_div
 from astitch.zones import Key
 
 REGISTERS_FOR_CODE = 28
 """Registers that a kernel needs beside what it keeps: addresses, temporaries, accumulators."""
+
+VECTOR_BYTES = 16
+"""The widest access: what small arrays of scratch are aligned to."""
 
 MAX_POINTERS = 500
 """Pointers that fit the 4 KB of kernel parameters; beyond it a kernel gets the address of a table of pointers."""
@@ -92,9 +98,10 @@ def lower(
                 body.append(k.Barrier("block", "the next task loop takes over the shared memory"))
             shared_in_level = True
         body.append(section)
-    return _assemble(declarations, name, grid, blocks_per_sm, tuple(body)), tuple(
-        declarations.notes
-    )
+    arrays = {p.name for p in declarations.parameters.values()}
+    shared = share_values(body, arrays, grid)
+    kernel = _assemble(declarations, name, grid, blocks_per_sm, shared)
+    return kernel, tuple(declarations.notes)
 
 
 def _place_loops(arrangement: Arrangement, grid: int) -> list[int]:
@@ -140,6 +147,18 @@ def _global_barriers(arrangement: Arrangement, level: int, to_level: int) -> lis
     return [k.Barrier("global", reason)] * (to_level - level)
 
 
+def _place_scratch(arrays: Iterable[k.Scratch]) -> tuple[k.Scratch, ...]:
+    """Scratch side by side: small arrays share lines of memory, large ones begin with one."""
+    placed: list[k.Scratch] = []
+    end = 0
+    for array in arrays:
+        align = LINE_BYTES if array.type.bytes >= LINE_BYTES else VECTOR_BYTES
+        offset = ceil_div(end, align) * align
+        placed.append(replace(array, offset=offset))
+        end = offset + array.type.bytes
+    return tuple(placed)
+
+
 def _assemble(
     declarations: Declarations,
     name: str,
@@ -156,6 +175,7 @@ def _assemble(
     inputs = [storage_type(graph, p.source) for p in outside if not p.written]
     outputs = [storage_type(graph, p.source) for p in outside if p.source in declarations.outputs]
     sizes = [t.size for t in (*inputs, *outputs, *(s.type for s in scratch.values()))]
+    pointers = len(outside) + bool(scratch) + 1  # the barrier's
     sizes += [
         loop.mapping.tasks
         * loop.mapping.block
@@ -167,7 +187,7 @@ def _assemble(
     return k.Kernel(
         name=name,
         parameters=tuple(parameters),
-        scratch=tuple(scratch.values()),
+        scratch=_place_scratch(scratch.values()),
         reducers=tuple(declarations.reducers.values()),
         slots=tuple(declarations.slots),
         body=round_at_stores(body),
@@ -180,7 +200,7 @@ def _assemble(
         tagged_words=declarations.tagged_words,
         block_barriers=declarations.block_barriers + _count_block_barriers(body),
         wide_index=max(sizes, default=0) >= 1 << 31,
-        pointer_table=len(parameters) + 1 > MAX_POINTERS,
+        pointer_table=pointers > MAX_POINTERS,
         reads_bytes=sum(t.bytes for t in inputs),
         writes_bytes=sum(t.bytes for t in outputs),
         sources=tuple(dict.fromkeys(o for o in op_names if o)),

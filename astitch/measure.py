@@ -95,19 +95,18 @@ class Arguments:
         return self.cupy.full(max(size, 16), 0xFF, self.cupy.uint8)
 
     def of_plan(self, plan: Plan) -> tuple[list[Any], dict[str, Any]]:
-        """(array of each parameter, outputs by name); outputs start as NaNs, so that what is not written shows."""
-        scratch = {s.source: s.type for s in plan.kernel.scratch}
+        """(array of each pointer, outputs by name); outputs start as NaNs, so that what is not written shows."""
         arrays: list[Any] = []
         outputs: dict[str, Any] = {}
-        for parameter in plan.kernel.parameters:
-            if parameter.source in scratch:
-                arrays.append(self.empty(scratch[parameter.source].bytes))
-            elif parameter.written:
+        for parameter in plan.kernel.arguments:
+            if parameter.written:
                 array = self.empty(storage_type(self.graph, parameter.source).bytes)
                 outputs[parameter.source] = array
                 arrays.append(array)
             else:
                 arrays.append(self.input(parameter.source))
+        if plan.kernel.scratch:
+            arrays.append(self.empty(plan.kernel.scratch_bytes))
         if plan.kernel.cooperative:
             arrays.append(self.cupy.zeros(plan.kernel.barrier_words, self.cupy.uint32))
         return arrays, outputs

@@ -139,28 +139,7 @@ class PlannedScopes:
 
 def count_statements(body: Sequence[k.Statement]) -> int:
     """Statements of a kernel, those inside of others included."""
-    count = 0
-    for statement in body:
-        count += 1
-        match statement:
-            case (
-                k.Section()
-                | k.TaskLoop()
-                | k.Rounds()
-                | k.FetchRound()
-                | k.Current()
-                | k.Previous()
-                | k.Prefetch()
-                | k.Meeting()
-                | k.Loop()
-                | k.If()
-            ):
-                count += count_statements(statement.body)
-            case k.Switch():
-                count += count_statements(statement.cases)
-            case k.Choose():
-                count += sum(count_statements(branch.body) for branch in statement.branches)
-    return count
+    return sum(1 for _ in k.list_statements(body))
 
 
 def count_at_once(kernel: k.Kernel) -> int:

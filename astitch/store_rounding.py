@@ -24,6 +24,7 @@ _STORES = k.StoreLane | k.Store | k.KeepSet
 _OF_VECTOR = k.VectorVariable | k.StoreLane | k.StoreVector
 _BODIES = (
     k.Section
+    | k.Common
     | k.TaskLoop
     | k.Rounds
     | k.FetchRound
@@ -38,7 +39,7 @@ _BODIES = (
 def round_at_stores(body: tuple[k.Statement, ...]) -> tuple[k.Statement, ...]:
     """Value(x, f8, e); StoreLane(v, f8, x) -> Value(x, f32, e); StoreLane(v, f8, x), and the same of f16 and bf16 where
     only vectors are stored, then marked unrounded."""
-    statements = tuple(_statements(body))
+    statements = tuple(k.list_statements(body))
     values = {s.name for s in statements if isinstance(s, k.Value) and s.dtype in F8}
     vectors = _find_packed(body, statements)
     values |= {s.expr.name for s in vectors.values() if isinstance(s.expr, k.Name)}
@@ -73,7 +74,10 @@ def _find_packed(
 
 def _filled_together(body: Sequence[k.Statement]) -> Iterator[list[k.VectorVariable]]:
     """The vectors of pairs that are filled side by side."""
-    for inside in (tuple(body), *(s.body for s in _statements(body) if isinstance(s, _BODIES))):
+    for inside in (
+        tuple(body),
+        *(s.body for s in k.list_statements(body) if isinstance(s, _BODIES)),
+    ):
         yield [s for s in inside if isinstance(s, k.VectorVariable) and s.width % 2 == 0]
 
 
@@ -85,18 +89,6 @@ def _is_rounded(value: k.Value, dtype: DType) -> bool:
         case k.Call(op):
             return value.dtype is dtype and op not in k.EXACT
     return False
-
-
-def _statements(body: Sequence[k.Statement]) -> Iterator[k.Statement]:
-    for statement in body:
-        yield statement
-        if isinstance(statement, _BODIES):
-            yield from _statements(statement.body)
-        elif isinstance(statement, k.Switch):
-            yield from _statements(statement.cases)
-        elif isinstance(statement, k.Choose):
-            for branch in statement.branches:
-                yield from _statements(branch.body)
 
 
 def _reads(part: object, packed: Set[str] = frozenset()) -> Iterator[str]:

@@ -338,6 +338,7 @@ class _Counter:
         self.threads: Mapping[str, np.ndarray] = {}
         self.loop = LoopWork(0, 1, True)
         self.in_task = False
+        self.common: tuple[k.Statement, ...] = ()  # counted with the section that comes next
         self.lag = 0  # tasks that blocks are behind what they published
         self.prefetching = False
         self.touched: set[str] = set()
@@ -742,6 +743,8 @@ class _Counter:
                 self.loop.meetings, self.loop.team = met, max(self.loop.team, team)
             case k.Section():
                 self.section(statement)
+            case k.Common(inner):
+                self.common = inner
             case k.TaskLoop():
                 self.tasks(statement)
             case k.Current(_, inner):
@@ -885,7 +888,8 @@ class _Counter:
         first_turn = self.turn
         self.loop = LoopWork(self.level, 1, True, offset=section.offset)
         self.in_task = False
-        self.walk(section.body, _Frame())
+        self.walk((*self.common, *section.body), _Frame())
+        self.common = ()
         self.wait()
         self.loop.kept_words = max(
             self.held_words(turn) for turn in range(first_turn, self.turn + 1)

@@ -469,9 +469,9 @@ def _find_pairs(
 ) -> list[InPlace]:
     """scope: the kernel's.  into: see _match_donated.  reads_last: does nobody read what a buffer holds after the
     kernel?"""
-    scratch = {array.source for array in kernel.scratch}
-    numbers = {p.source: i for i, p in enumerate(kernel.parameters) if p.source not in scratch}
-    written = [i for i in numbers.values() if kernel.parameters[i].written]
+    arguments = kernel.arguments
+    numbers = {p.source: i for i, p in enumerate(arguments)}
+    written = [i for i in numbers.values() if arguments[i].written]
     candidates: list[InPlace] = []
     for source, number in numbers.items():
         read = numbers.get(into.get(source, "")) if number in written else None
@@ -480,9 +480,9 @@ def _find_pairs(
     for source, number in numbers.items():
         array = None if number in written else _used_up(graph, scope, source)
         for result in written if array else ():
-            if storage_type(graph, kernel.parameters[result].source) == array:
+            if storage_type(graph, arguments[result].source) == array:
                 candidates.append(InPlace(number, result))
-    names = {kernel.parameters[i].name for pair in candidates for i in (pair.read, pair.written)}
+    names = {arguments[i].name for pair in candidates for i in (pair.read, pair.written)}
     uses = _find_uses(kernel.body, names) if candidates else {}
     pairs: list[InPlace] = []
     taken: set[int] = set()  # memory has one heir, and a result one place
@@ -561,10 +561,10 @@ def writes_where_it_read(kernel: k.Kernel, pair: InPlace, uses: Mapping[str, Use
     reads it again wants the new one.)
     Where only some threads store, what the others loaded, maybe too late, must be of no use to them.
     """
-    loads = uses[kernel.parameters[pair.read].name]
+    loads = uses[kernel.arguments[pair.read].name]
     stores = [
         use
-        for use in uses[kernel.parameters[pair.written].name]
+        for use in uses[kernel.arguments[pair.written].name]
         if not isinstance(use[-1].statement, k.Load | k.LoadVector)
     ]
     if len(stores) != 1 or not loads:

@@ -231,13 +231,9 @@ def collect(source: Source, gpu: Gpu) -> list[Specimen]:
 
 
 def bind_plan(graph: Graph, plan: Plan, kernel: CudaKernel) -> tuple[Argument, ...]:
-    """What each parameter of a stitched kernel is, in their order."""
-    scratch = {s.source: s.type for s in plan.kernel.scratch}
+    """What each pointer of a stitched kernel is, in their order."""
     arguments: list[Argument] = []
-    for number, parameter in enumerate(plan.kernel.parameters):
-        if parameter.source in scratch:
-            arguments.append(Argument(scratch[parameter.source], Fill.NOTHING))
-            continue
+    for number, parameter in enumerate(plan.kernel.arguments):
         type_ = storage_type(graph, parameter.source)
         attrs = graph[parameter.source.partition("#")[0]].attrs
         if parameter.written:
@@ -247,6 +243,8 @@ def bind_plan(graph: Graph, plan: Plan, kernel: CudaKernel) -> tuple[Argument, .
             arguments.append(Argument(type_, Fill.CONSTANT, value=words))
         else:
             arguments.append(Argument(type_, Fill.VALUES, number))
+    if size := plan.kernel.scratch_bytes:
+        arguments.append(Argument(ArrayType(DType.U8, (size,)), Fill.NOTHING))
     return (*arguments, *bind_barrier(kernel))
 
 

@@ -235,7 +235,20 @@ BROKEN_KERNELS: list[tuple[k.Kernel, str]] = [
         "%x is passed twice",
     ),
     (kernel(section(task_loop(LOAD, STORE)), name="k;"), "'k;' is not an identifier"),
-    (kernel(section(task_loop(LOAD, STORE)), scratch=SCRATCH), "scratch %s is not passed"),
+    (kernel(section(task_loop(LOAD, STORE)), scratch=SCRATCH), "scratch %s has no name"),
+    (
+        kernel(
+            section(task_loop(LOAD, KEEP, FETCH, STORE)),
+            parameters=ALL,
+            scratch=(replace(SCRATCH[0], offset=4),),
+        ),
+        "scratch %s at byte 4",
+    ),
+    (kernel(k.Common((STORE,)), section(task_loop(LOAD, STORE))), "Store outside a section"),
+    (
+        kernel(section(k.Common((LOAD,)), task_loop(LOAD, STORE))),
+        "values of all sections inside a section",
+    ),
     (
         kernel(section(task_loop(LOAD, STORE, k.If((GUARD,), (BLOCK,))))),
         "a barrier where not all threads come by: why",

@@ -615,6 +615,7 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         "  const int ty = threadIdx.x / 32 % 4;\n  const int to = threadIdx.x / 128;\n  const int first = blockIdx.x;\n"
         "  const int x = i;\n}",
     ),
+    (k.Common(BODY), "const int x = i;"),
 ]
 
 

@@ -179,24 +179,25 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_add_185,
     float* __restrict__ p_add_186,
     float* __restrict__ p_sub_119,
-    float* p_reduce_sum_134,
-    float* p_reduce_sum_135,
-    float* p_reduce_sum_136,
-    float* p_reduce_sum_137,
-    float* p_reduce_sum_138,
-    float* p_reduce_sum_139,
-    float* p_reduce_sum_140,
-    float* p_reduce_sum_142,
-    float* p_reduce_sum_143,
-    float* p_reduce_sum_144,
-    float* p_reduce_sum_145,
-    float* p_reduce_sum_146,
-    float* p_reduce_sum_147,
-    float* p_reduce_sum_148,
-    float* p_reduce_sum_149,
-    float* p_reduce_sum_150,
-    float* p_reduce_sum_151,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_reduce_sum_134 = reinterpret_cast<float*>(scratch + 0);
+  float* const p_reduce_sum_135 = reinterpret_cast<float*>(scratch + 16);
+  float* const p_reduce_sum_136 = reinterpret_cast<float*>(scratch + 32);
+  float* const p_reduce_sum_137 = reinterpret_cast<float*>(scratch + 48);
+  float* const p_reduce_sum_138 = reinterpret_cast<float*>(scratch + 64);
+  float* const p_reduce_sum_139 = reinterpret_cast<float*>(scratch + 80);
+  float* const p_reduce_sum_140 = reinterpret_cast<float*>(scratch + 96);
+  float* const p_reduce_sum_142 = reinterpret_cast<float*>(scratch + 112);
+  float* const p_reduce_sum_143 = reinterpret_cast<float*>(scratch + 128);
+  float* const p_reduce_sum_144 = reinterpret_cast<float*>(scratch + 144);
+  float* const p_reduce_sum_145 = reinterpret_cast<float*>(scratch + 160);
+  float* const p_reduce_sum_146 = reinterpret_cast<float*>(scratch + 176);
+  float* const p_reduce_sum_147 = reinterpret_cast<float*>(scratch + 192);
+  float* const p_reduce_sum_148 = reinterpret_cast<float*>(scratch + 208);
+  float* const p_reduce_sum_149 = reinterpret_cast<float*>(scratch + 224);
+  float* const p_reduce_sum_150 = reinterpret_cast<float*>(scratch + 240);
+  float* const p_reduce_sum_151 = reinterpret_cast<float*>(scratch + 256);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);

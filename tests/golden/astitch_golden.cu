@@ -27,9 +27,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_pr2_1,
     const float* __restrict__ p_pr3_1,
     float* __restrict__ p_mul_1,
-    float* p_pow_1,
-    float* p_reduce_sum_15,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_pow_1 = reinterpret_cast<float*>(scratch + 0);
+  float* const p_reduce_sum_15 = reinterpret_cast<float*>(scratch + 768);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);

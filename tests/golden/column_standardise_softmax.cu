@@ -58,11 +58,12 @@ struct Reduce2 {
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_div_11,
-    float* p_div_6,
-    float* p_rsqrt_1,
-    float* p_reduce_max_7_partial0_0,
-    float* p_reduce_max_7,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_div_6 = reinterpret_cast<float*>(scratch + 0);
+  float* const p_rsqrt_1 = reinterpret_cast<float*>(scratch + 1024);
+  float* const p_reduce_max_7_partial0_0 = reinterpret_cast<float*>(scratch + 2048);
+  float* const p_reduce_max_7 = reinterpret_cast<float*>(scratch + 5120);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(6912);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 576);

@@ -46,9 +46,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int* __restrict__ p_labels_1,
     float* __restrict__ p_add_any_1,
     float* __restrict__ p_neg_3,
-    float* p_reduce_sum_31_partial0_0,
-    float* __restrict__ p_reduce_sum_31,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_reduce_sum_31_partial0_0 = reinterpret_cast<float*>(scratch + 0);
+  float* const p_reduce_sum_31 = reinterpret_cast<float*>(scratch + 128);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(256);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 192, 16);

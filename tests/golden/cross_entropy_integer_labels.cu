@@ -46,9 +46,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const int* __restrict__ p_labels_1,
     bf16* __restrict__ p_convert_element_type_3,
     float* __restrict__ p_div_2,
-    float* p_reduce_sum_15_partial0_0,
-    float* __restrict__ p_reduce_sum_15,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_reduce_sum_15_partial0_0 = reinterpret_cast<float*>(scratch + 0);
+  float* const p_reduce_sum_15 = reinterpret_cast<float*>(scratch + 96);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(192);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 128, 16);

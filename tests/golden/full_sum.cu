@@ -20,8 +20,9 @@ struct Reduce0 {
 extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_7,
-    float* p_reduce_sum_7_partial0_0,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_reduce_sum_7_partial0_0 = reinterpret_cast<float*>(scratch + 0);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(64);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 16);

@@ -36,8 +36,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     float* __restrict__ p_scatter_5,
     float* __restrict__ p_scatter_add_11,
     float* __restrict__ p_scatter_max_5,
-    float* p_reduce_sum_7,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_reduce_sum_7 = reinterpret_cast<float*>(scratch + 0);
   assume_threads<512>();
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 20x30 / 512 threads x 1 x 2; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;

@@ -200,13 +200,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     int* __restrict__ p_reduce_xor_7,
     unsigned char* __restrict__ p_reduce_sum_22,
     bool* __restrict__ p_reduce_or_15,
-    int* p_reduce_prod_7_partial0_0,
-    int* p_reduce_max_14_partial0_0,
-    int* p_reduce_and_14_partial0_0,
-    int* p_reduce_xor_7_partial0_0,
-    unsigned char* p_reduce_sum_22_partial0_0,
-    bool* p_reduce_or_15_partial0_0,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  int* const p_reduce_prod_7_partial0_0 = reinterpret_cast<int*>(scratch + 0);
+  int* const p_reduce_max_14_partial0_0 = reinterpret_cast<int*>(scratch + 1120);
+  int* const p_reduce_and_14_partial0_0 = reinterpret_cast<int*>(scratch + 1152);
+  int* const p_reduce_xor_7_partial0_0 = reinterpret_cast<int*>(scratch + 2272);
+  unsigned char* const p_reduce_sum_22_partial0_0 = reinterpret_cast<unsigned char*>(scratch + 2304);
+  bool* const p_reduce_or_15_partial0_0 = reinterpret_cast<bool*>(scratch + 2688);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(8640);
   ASTITCH_SHARED(Reduce4::State, exchange_4_0, 8448, 16);

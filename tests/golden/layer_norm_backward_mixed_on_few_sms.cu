@@ -32,9 +32,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     bf16* __restrict__ p_convert_element_type_5,
     float* __restrict__ p_reduce_sum_81,
     float* __restrict__ p_reduce_sum_79,
-    float* p_reduce_sum_81_partial0_0,
-    float* p_reduce_sum_79_partial0_0,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_reduce_sum_81_partial0_0 = reinterpret_cast<float*>(scratch + 0);
+  float* const p_reduce_sum_79_partial0_0 = reinterpret_cast<float*>(scratch + 12288);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(32896);
   ASTITCH_SHARED(float, gamma_1_now_0, 0, 4096);

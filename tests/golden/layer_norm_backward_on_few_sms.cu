@@ -32,9 +32,10 @@ extern "C" __global__ void __launch_bounds__(128, 8) stitch_0(
     float* __restrict__ p_add_any_5,
     float* __restrict__ p_reduce_sum_81,
     float* __restrict__ p_reduce_sum_79,
-    float* p_reduce_sum_81_partial0_0,
-    float* p_reduce_sum_79_partial0_0,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_reduce_sum_81_partial0_0 = reinterpret_cast<float*>(scratch + 0);
+  float* const p_reduce_sum_79_partial0_0 = reinterpret_cast<float*>(scratch + 49152);
   assume_threads<128>();
   ASTITCH_SHARED_ARENA(16464);
   ASTITCH_SHARED(float, x_1_now_0, 8192, 2048);

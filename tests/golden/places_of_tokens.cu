@@ -69,11 +69,12 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_scores_1,
     int* __restrict__ p_sub_3,
     float* __restrict__ p_select_n_5,
-    int* p_reduce_11_1,
-    float* p_reduce_max_7,
-    int* p_reduce_sum_7_partial0_0,
-    int* __restrict__ p_reduce_sum_7,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  int* const p_reduce_11_1 = reinterpret_cast<int*>(scratch + 0);
+  float* const p_reduce_max_7 = reinterpret_cast<float*>(scratch + 2816);
+  int* const p_reduce_sum_7_partial0_0 = reinterpret_cast<int*>(scratch + 5632);
+  int* const p_reduce_sum_7 = reinterpret_cast<int*>(scratch + 14080);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(512);
   ASTITCH_SHARED(Reduce2::State, exchange_2_0, 0, 128);

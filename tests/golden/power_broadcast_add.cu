@@ -6,8 +6,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     const float* __restrict__ p_y_1,
     float* __restrict__ p_add_7,
-    float* p_pow_1,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_pow_1 = reinterpret_cast<float*>(scratch + 0);
   assume_threads<512>();
   {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 2 / 512 threads x 1 x 2; 1 tasks; element-wise: flat tiles
     const int thread = threadIdx.x;

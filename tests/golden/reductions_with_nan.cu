@@ -180,12 +180,13 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     int* __restrict__ p_reduce_25_1,
     f16* __restrict__ p_reduce_max_15,
     bool* __restrict__ p_reduce_and_7,
-    float* p_reduce_min_14_partial0_0,
-    float* p_reduce_25_partial0_0,
-    int* p_reduce_25_partial1_0,
-    bool* p_reduce_and_7_partial0_0,
-    f16* p_reduce_max_15_partial0_0,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_reduce_min_14_partial0_0 = reinterpret_cast<float*>(scratch + 0);
+  float* const p_reduce_25_partial0_0 = reinterpret_cast<float*>(scratch + 768);
+  int* const p_reduce_25_partial1_0 = reinterpret_cast<int*>(scratch + 1536);
+  bool* const p_reduce_and_7_partial0_0 = reinterpret_cast<bool*>(scratch + 2304);
+  f16* const p_reduce_max_15_partial0_0 = reinterpret_cast<f16*>(scratch + 2560);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(13792);
   ASTITCH_SHARED(Reduce3::State, exchange_3_0, 13648, 16);

@@ -31,8 +31,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_gamma_1,
     float* __restrict__ p_add_any_1,
     float* __restrict__ p_reduce_sum_36,
-    float* p_reduce_sum_36_partial0_0,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_reduce_sum_36_partial0_0 = reinterpret_cast<float*>(scratch + 0);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(8352);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8224, 32);

@@ -22,8 +22,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
     const float* __restrict__ p_x_1,
     float* __restrict__ p_reduce_sum_14,
     float* __restrict__ p_reduce_sum_15,
-    float* p_reduce_sum_15_partial0_0,
+    unsigned char* scratch,
     unsigned int* barrier) {
+  float* const p_reduce_sum_15_partial0_0 = reinterpret_cast<float*>(scratch + 0);
   assume_threads<512>();
   ASTITCH_SHARED_ARENA(8320);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 8256, 16);
