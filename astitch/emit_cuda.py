@@ -41,6 +41,9 @@ F8 = frozenset({DType.F8E4M3FN, DType.F8E5M2})
 """Types whose vectors wait as floats (Lanes) until they are stored: conversion takes two elements at once."""
 
 
+SCALARS_TOGETHER = 32
+"""Single elements that a thread may load before it needs the first: half of the registers of a crowded SM's threads."""
+
 MANY_SECTIONS = 4
 """Sections of different blocks that are not worth a search."""
 
@@ -219,7 +222,12 @@ class _Printer:
         self.blocks: range | None = None  # of the section that is printed, see own_blocks
 
     def block(self, body: Sequence[k.Statement], depth: int) -> Iterator[str]:
+        scalars = 0
         for statement in body:
+            if isinstance(statement, k.Load) and not statement.position.terms:
+                if scalars and scalars % SCALARS_TOGETHER == 0:
+                    yield f"{'  ' * depth}part_loads();"
+                scalars += 1
             yield from self.statement(statement, depth)
 
     def statement(self, statement: k.Statement, depth: int) -> Iterator[str]:

@@ -178,16 +178,24 @@ def join_patterns(fusion: FusionGraph, a: Pattern, b: Pattern) -> Pattern | None
 
 
 def repeated_ops(graph: Graph, scope: Scope) -> frozenset[str]:
-    """Members that every kernel repeats for its own readers: broadcasts and views that nobody outside needs."""
+    """Members that every kernel repeats for its own readers: broadcasts, views and conversions to wider types that
+    nobody outside needs.  What they are made of takes less memory."""
     kept = set(scope.outputs)
     return frozenset(
         name
         for name in scope.members
         if name not in kept
         and graph.users[name]
-        and (OPS[graph[name].op].kind is Kind.BROADCAST or graph[name].op == "reshape")
+        and (OPS[graph[name].op].kind is Kind.BROADCAST or _is_wider_view(graph, graph[name]))
         and not is_embedded(graph, name)
     )
+
+
+def _is_wider_view(graph: Graph, node: Node) -> bool:
+    """A reshape, or a conversion to a type that is as wide or wider."""
+    if node.op == "convert":
+        return graph[node.operands[0]].dtype.bytes <= node.dtype.bytes
+    return node.op == "reshape"
 
 
 def make_fusion_graph(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:

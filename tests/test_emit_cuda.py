@@ -642,6 +642,15 @@ def test_statements(statement: k.Statement, text: str) -> None:
     assert "\n".join(line.removeprefix("  ") for line in lines[start:-1]) == text
 
 
+def test_not_all_of_many_scalars_are_under_way_at_once() -> None:
+    def count_parts(loads: int, at: Linear) -> int:
+        body = tuple(k.Load(f"v_{i}", F32, "p", at) for i in range(loads))
+        return emit_cuda(small_kernel(k.If((), body))).count("part_loads();")
+
+    assert [count_parts(n, ix.constant(0)) for n in (32, 33, 64, 65)] == [0, 1, 1, 2]
+    assert count_parts(100, AT) == 0  # of a nest, whose length is its own matter
+
+
 def test_every_statement_is_printed_above() -> None:
     assert {type(s) for s, _ in STATEMENTS} == set(k.Statement.__args__)
 

@@ -105,6 +105,28 @@ def test_views_projections_and_broadcasts_are_no_vertices_of_their_own() -> None
     assert repeated_ops(graph, only_scope(graph)) == {"spread"}
 
 
+@pytest.mark.parametrize(
+    ("source", "wide", "is_repeated"),
+    [("bf16", "f32", True), ("pred", "f32", True), ("s32", "f32", True), ("f32", "bf16", False)],
+)
+def test_each_part_converts_for_itself_what_takes_no_more_memory(
+    source: str, wide: str, is_repeated: bool
+) -> None:
+    g = GraphBuilder()
+    converted = g.convert(g.parameter(f"{source}[1000]", "x"), wide, name="converted")
+    graph = g.build(g.same("tanh", converted, name="a"), g.same("sqrt", converted, name="b"))
+    scope = only_scope(graph)
+    assert repeated_ops(graph, scope) == ({"converted"} if is_repeated else set())
+    fusion = fusion_of(graph)
+    assert fusion.members[-2:] == (("a",), ("b",))
+    assert len(fusion) == 3 - is_repeated
+    parts = make_parts(graph, scope, fusion)
+    (read,) = {name for part in parts.scopes[-2:] for name in part.inputs}
+    assert read == ("x" if is_repeated else "converted")
+    kept = g.build(*graph.outputs, converted)  # somebody else needs it
+    assert repeated_ops(kept, only_scope(kept)) == set()
+
+
 def test_what_a_pattern_saves_is_what_its_ops_need_not_write_and_read() -> None:
     fusion = fusion_of(diamond())
     a, b, c, d = (make_pattern(fusion, vertex(fusion, n)) for n in "abcd")

@@ -160,6 +160,15 @@ template <int THREADS> __device__ __forceinline__ void assume_threads()
 #endif
 }
 
+// Loads below are not begun above: of a hundred scalars that are added up one by one, the compiler would have all under
+// way at once, and no registers left.
+__device__ __forceinline__ void part_loads()
+{
+#ifndef ASTITCH_HOST
+    asm volatile("" ::: "memory");
+#endif
+}
+
 // N elements moved by one instruction; the address must be a multiple of the whole size.
 template <class T, int N> struct alignas(sizeof(T) * N) Vec { T v[N]; };
 

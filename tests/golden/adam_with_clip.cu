@@ -915,6 +915,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           const float mul_289 = hlo_multiply(mul_285, constant_194);
           const float mul_290 = hlo_multiply(mul_289, mul_285);
           const float add_132 = hlo_add(mul_288, mul_290);
+          part_loads();
           const float flat_1__1 = load_as<float>(p_flat_1__1[0]);
           const float div_104 = hlo_divide(add_131, sub_60);
           const float mul_291 = hlo_multiply(div_104, constant_194);
