@@ -241,6 +241,15 @@ def find_alignment(form: Linear, atoms: Atoms) -> int:
     return found
 
 
+def find_across(form: Linear, atoms: Atoms) -> Symbol | None:
+    """The atom along which an array's elements are neighbours, where that is another than the last and that one makes
+    long steps; None else."""
+    if not atoms or abs(form.coefficient(atoms[-1])) < 2:
+        return None
+    single = {term: abs(c) for term, c in form.terms if isinstance(term, Symbol)}
+    return next((atom for atom in atoms if single.get(atom) == 1), None)
+
+
 def root_starts(graph: Graph, root: Root) -> tuple[Read, ...]:
     """What the root's own computation needs first."""
     node = graph[root.name]
@@ -343,12 +352,14 @@ class Reads:
     """What the computation of a root reads.
 
     roots: other roots, each with the index.  arrays: those in memory, each with the number of elements of which its
-    positions are multiples (find_alignment).  uneven: some value is needed at another index than the root's own, or of
+    positions are multiples (find_alignment).  across: of those that lie along another atom than the last (find_across).
+    uneven: some value is needed at another index than the root's own, or of
     rows of another length.
     """
 
     roots: tuple[Read, ...]
     arrays: MappingType[str, int]
+    across: MappingType[str, Symbol]
     uneven: bool
 
 
@@ -380,6 +391,7 @@ class RootReads:
                 held_words=self.held_words(group, space),
                 again_words=self.words_read_again(group, space),
                 arrays=self.count_arrays(group),
+                across=self.find_across(group, space),
                 element_bytes=self.element_bytes(group, space),
                 awaited=self.is_awaited(group, space),
                 flat=flat,
@@ -405,6 +417,7 @@ class RootReads:
     def find_reads(self, root: Root) -> Reads:
         roots: list[Read] = []
         arrays: dict[str, int] = {}
+        across: dict[str, Symbol] = {}
         uneven = False
         starts = root_starts(self.graph, root)
         own = {root.name} if root.kind is RootKind.POINTWISE else set()
@@ -427,9 +440,11 @@ class RootReads:
                 form = ix.linearize(read.index, array_of(self.graph[read.operand]).shape)
                 found = find_alignment(form, root.space.atoms)
                 arrays[read.operand] = math.gcd(arrays.get(read.operand, 0), found)
+                if atom := find_across(form, root.space.atoms):
+                    across[read.operand] = atom
 
         walk_reads(self.graph, starts, lambda name: name not in own and self.stops(name), visit)
-        return Reads(tuple(roots), arrays, uneven)
+        return Reads(tuple(roots), arrays, across, uneven)
 
     def is_array(self, name: str) -> bool:
         """An input of more than one element."""
@@ -498,6 +513,16 @@ class RootReads:
         half = sum(read.values()) / 2
         widths = [w for w in read if sum(b for other, b in read.items() if other >= w) >= half]
         return max(widths, default=MAX_ALIGNED)
+
+    def find_across(self, group: Group, space: Space) -> Symbol | None:
+        """The atom along which the most bytes lie that the group reads across the last one."""
+        read: Counter[Symbol] = Counter()
+        for name in group.roots:
+            for array, atom in self.reads_of(self.root_of(name)).across.items():
+                kind = array_of(self.graph[array])
+                if kind.size >= size_of(space.atoms) and atom in space.atoms[:-1]:
+                    read[atom] += kind.dtype.bytes
+        return max(read, key=read.__getitem__, default=None)
 
     def count_arrays(self, group: Group) -> int:
         roots = map(self.root_of, group.roots)

@@ -488,3 +488,64 @@ def test_each_tile_of_rows_has_a_sum_that_is_complete_in_a_task() -> None:
     results = HostEngine(compiled.program, check=True).run(given)
     for got, want in zip(results, run_graph(graph, given), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-2)
+
+
+# ---- arrays in two orders
+
+
+def add_transposed(shape: tuple[int, ...], permutation: tuple[int, ...], dtype: str) -> Graph:
+    """A sum beside an array in another order, and the sum of everything."""
+    g = GraphBuilder()
+    x = g.parameter(f"{dtype}[{','.join(map(str, shape))}]", "x")
+    other = [shape[permutation.index(d)] for d in range(len(shape))]
+    y = g.transpose(
+        g.parameter(f"{dtype}[{','.join(map(str, other))}]", "y"), permutation, name="turned"
+    )
+    total = g.same("add", x, y, name="added")
+    everything = g.reduce(g.convert(total, "f32"), range(len(shape)), "add", name="everything")
+    return g.build(total, everything)
+
+
+@pytest.mark.parametrize(
+    ("shape", "permutation"),
+    [
+        ((1024, 2048), (1, 0)),
+        ((8, 128, 12, 64), (0, 3, 1, 2)),
+        ((256, 24, 64), (2, 1, 0)),
+        ((6, 1024, 256), (0, 2, 1)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_warp_reads_whole_sectors_in_either_order(
+    shape: tuple[int, ...], permutation: tuple[int, ...], dtype: str
+) -> None:
+    found = plan(add_transposed(shape, permutation, dtype))
+    names = {p.name: p.source for p in found.kernel.parameters}
+    accesses = [a for a in found.work.accesses if names[a.array] in ("x", "y", "added")]
+    assert len(accesses) >= 3
+    for access in accesses:
+        assert access.sector_bytes <= 1.2 * access.bytes, names[access.array]
+
+
+@pytest.mark.parametrize(
+    ("shape", "permutation"),
+    [
+        ((61, 77), (1, 0)),
+        ((3, 40, 5, 24), (0, 3, 1, 2)),
+        ((7, 9, 50), (2, 1, 0)),
+        ((2, 90), (1, 0)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_arrays_in_two_orders_are_added(
+    shape: tuple[int, ...], permutation: tuple[int, ...], dtype: str
+) -> None:
+    graph = add_transposed(shape, permutation, dtype)
+    x, y = (
+        np.random.default_rng(n).standard_normal(graph[name].array.shape).astype(DType(dtype).numpy)
+        for n, name in enumerate(graph.parameters)
+    )
+    for gpu in (preset("h100"), few_sms(1)):
+        got = HostEngine(compile_graph(graph, gpu).program, check=True).run([x, y])
+        for a, b in zip(got, run_graph(graph, [x, y]), strict=True):
+            np.testing.assert_allclose(a.astype("f4"), b.astype("f4"), rtol=1e-3, atol=1e-3)

@@ -30,6 +30,7 @@ from astitch.thread_mapping import (
 )
 
 LARGEST = 5000
+H100 = preset("h100")
 
 
 def space(
@@ -97,7 +98,8 @@ def spaces(draw: st.DrawFn, kinds: str = "ercm") -> Space:
             reduced = set(list(dims)[: draw(st.integers(0, len(shape) - 1))]) if shape else set()
         case _:
             reduced = {d for d in dims if draw(st.booleans())}
-    return space(tuple(shape), tuple(reduced), draw(st.sampled_from((1, 2, 4, 8))))
+    found = space(tuple(shape), tuple(reduced), draw(st.sampled_from((1, 2, 4, 8))))
+    return replace(found, across=draw(st.sampled_from((None, *found.atoms[:-1]))))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -113,6 +115,39 @@ def test_every_element_belongs_to_exactly_one_thread(
     mapping = map_space(space, preset(gpu), block, wave)
     check_law(space, mapping, block)
     assert why_not_aligned(space, mapping) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "across", "element_bytes", "threads"),
+    [
+        ((8192, 8192), 0, 4, (1, 64, 4)),
+        ((8192, 8192), 0, 2, (1, 128, 2)),
+        ((8, 128, 12, 64), 1, 4, (1, 64, 4)),
+        ((16, 4, 4096), 1, 4, (8, 4, 8)),  # four elements of a sector are there
+        ((100, 32, 10), 1, 4, (2, 32, 4)),
+        ((4096, 1001), 0, 4, (1, 32, 8)),  # no wide accesses: eight neighbours fill a sector
+    ],
+)
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_warp_covers_whole_sectors_of_two_orders(
+    shape: tuple[int, ...],
+    across: int,
+    element_bytes: int,
+    threads: tuple[int, int, int],
+    reduced: bool,
+) -> None:
+    flat = space(shape, tuple(range(len(shape))) if reduced else (), element_bytes)
+    found = map_space(replace(flat, across=flat.atoms[across]), H100, 256, 264)
+    assert (found.outer_threads, found.row_threads, found.col_threads) == threads
+    assert found.row == (flat.atoms[across],) and found.outer == flat.atoms[:across]
+    awaited = replace(flat, across=flat.atoms[across], awaited=True)
+    assert bool(map_space(awaited, H100, 256, 264).row) != reduced
+
+
+def test_short_rows_are_in_one_warp_anyway() -> None:
+    flat = space((100_000, 3))
+    across = replace(flat, across=flat.atoms[0])
+    assert map_space(across, H100, 256, 264) == map_space(flat, H100, 256, 264)
 
 
 SPLITS = [

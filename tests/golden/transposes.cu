@@ -1,5 +1,5 @@
 #include "astitch.cuh"
-// stitch_0: grid 33 x 256 threads, 32 B shared
+// stitch_0: grid 38 x 256 threads, 32 B shared
 //   jit(transposes)/transpose
 //   jit(transposes)/mul
 //   jit(transposes)/add
@@ -31,32 +31,58 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   assume_threads<256>();
   ASTITCH_SHARED_ARENA(32);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  {  // loop 0: outer 1 / 1 threads, row 1 / 1 threads x 1, col 90x70 / 256 threads x 1 x 2; 13 tasks; element-wise: flat tiles
+  {  // loop 0: outer 1 / 1 threads, row 90 / 64 threads x 1, col 70 / 4 threads x 1 x 2; 18 tasks; read along 90, written along 70: 64 x 8 a block
     const int thread = threadIdx.x;
-    const int tx = threadIdx.x;
-    const int ty = 0;
+    const int tx = threadIdx.x % 4;
+    const int ty = threadIdx.x / 4;
     const int to = 0;
     const int first = blockIdx.x;
-    if (first < 13) {
+    if (first < 18) {
       const int task = first;
-      const int col_tile = task;
-      {
-        const int k = 0;
+      const int row_tile = ((task) / 9);
+      const int col_tile = ((task) % 9);
+      if (row_tile < 1) {
         {
-          const int l = 0;
-          const int col = l * 512 + tx * 2 + col_tile * 512;
-          if (col < 6300) {
-            const int col_1 = ((col) % 70);
-            const int col_0 = ((col) / 70);
-            const int at_0 = col_1 * 90 + col_0;
-            Vec<float, 2> mul_3_w_0;
-            #pragma unroll
-            for (int lane = 0; lane < 2; ++lane) {
-              const float x_1 = load_as<float>(p_x_1[at_0 + lane * 90]);
-              const float mul_3 = hlo_multiply(x_1, 2.0f);
-              mul_3_w_0.v[lane] = store_as<float>(mul_3);
+          const int k = 0;
+          const int row = k * 64 + ty + row_tile * 64;
+          {
+            const int l = 0;
+            const int col = l * 8 + tx * 2 + col_tile * 8;
+            if (col < 70) {
+              const int at_0 = row + col * 90;
+              const int at_0__1 = row * 70 + col;
+              Vec<float, 2> mul_3_w_0;
+              #pragma unroll
+              for (int lane = 0; lane < 2; ++lane) {
+                const float x_1 = load_as<float>(p_x_1[at_0 + lane * 90]);
+                const float mul_3 = hlo_multiply(x_1, 2.0f);
+                mul_3_w_0.v[lane] = store_as<float>(mul_3);
+              }
+              *reinterpret_cast<Vec<float, 2>*>(p_mul_3 + (at_0__1)) = mul_3_w_0;
             }
-            *reinterpret_cast<Vec<float, 2>*>(p_mul_3 + (col)) = mul_3_w_0;
+          }
+        }
+      } else {
+        {
+          const int k = 0;
+          const int row = k * 64 + ty + row_tile * 64;
+          if (row < 90) {
+            {
+              const int l = 0;
+              const int col = l * 8 + tx * 2 + col_tile * 8;
+              if (col < 70) {
+                const int at_0 = row + col * 90;
+                const int at_0__1 = row * 70 + col;
+                Vec<float, 2> mul_3_w_0;
+                #pragma unroll
+                for (int lane = 0; lane < 2; ++lane) {
+                  const float x_1 = load_as<float>(p_x_1[at_0 + lane * 90]);
+                  const float mul_3 = hlo_multiply(x_1, 2.0f);
+                  mul_3_w_0.v[lane] = store_as<float>(mul_3);
+                }
+                *reinterpret_cast<Vec<float, 2>*>(p_mul_3 + (at_0__1)) = mul_3_w_0;
+              }
+            }
           }
         }
       }
@@ -67,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const int tx = threadIdx.x;
     const int ty = 0;
     const int to = 0;
-    const int first = int(blockIdx.x) - 13;
+    const int first = int(blockIdx.x) - 18;
     if (first >= 0) {
       const int task = first;
       const int outer = task;
@@ -80,16 +106,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
         for (int l = 0; l < 2; ++l) {
           const int col = l * 256 + tx;
           if (col < 396) {
-            const int col_1__1 = ((col) % 33);
-            const int col_0__1 = ((col) / 33);
-            const int at_0__1 = outer * 33 + col_1__1 + col_0__1 * 660;
-            const float y_1 = load_as<float>(p_y_1[at_0__1]);
+            const int col_1 = ((col) % 33);
+            const int col_0 = ((col) / 33);
+            const int at_0__2 = outer * 33 + col_1 + col_0 * 660;
+            const float y_1 = load_as<float>(p_y_1[at_0__2]);
             const float add_3 = hlo_add(y_1, 1.0f);
-            const int at_0__2 = outer + col_1__1 * 240 + col_0__1 * 20;
-            p_add_3[at_0__2] = store_as<float>(add_3);
+            const int at_0__3 = outer + col_1 * 240 + col_0 * 20;
+            p_add_3[at_0__3] = store_as<float>(add_3);
             reduce_sum_7_state_0[0] = Reduce0::combine(reduce_sum_7_state_0[0], Reduce0::State{y_1});
-            const int at_0__3 = outer * 12 + col_1__1 * 240 + col_0__1;
-            p_transpose_7[at_0__3] = store_as<float>(y_1);
+            const int at_0__4 = outer * 12 + col_1 * 240 + col_0;
+            p_transpose_7[at_0__4] = store_as<float>(y_1);
           }
         }
       }
