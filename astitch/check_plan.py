@@ -16,9 +16,9 @@ from astitch.dimensions import is_embedded
 from astitch.errors import IllegalProduct
 from astitch.index import Linear
 from astitch.ir import DType, Graph
-from astitch.lower import VECTOR_BYTES
 from astitch.ops import OPS
 from astitch.plan import Plan
+from astitch.program import ACCESS_BYTES
 from astitch.propagation import Guard, Read, walk_reads
 from astitch.shared_memory import SLOT_ALIGNMENT_BYTES
 from astitch.stitch_scheme import (
@@ -361,7 +361,7 @@ class _KernelCheck:
         for scratch in kernel.scratch:
             self.require(scratch.source in sources, f"scratch %{scratch.source} has no name")
             self.require(
-                scratch.offset >= end and scratch.offset % VECTOR_BYTES == 0,
+                scratch.offset >= end and scratch.offset % ACCESS_BYTES == 0,
                 f"scratch %{scratch.source} at byte {scratch.offset}",
             )
             end = scratch.offset + scratch.type.bytes

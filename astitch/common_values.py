@@ -52,8 +52,15 @@ class _Candidate:
     held: bool = False
 
 
-Names = Mapping[tuple[int, str], str]
-"""By loop and the name that a candidate has there, the name that it has in the first loop."""
+@dataclass(slots=True)
+class _Loop:
+    """A task loop.  names: of its candidates, and how the first loop that has one calls it; others: the statements that
+    are none; read: what these read."""
+
+    section: k.Section
+    names: dict[str, str] = field(default_factory=dict)
+    others: list[k.Statement] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
 
 
 def _share_in_level(
@@ -62,20 +69,27 @@ def _share_in_level(
     sections = [s for s in level if isinstance(s, k.Section)]
     if len(sections) < LEAST_TIMES:
         return level
-    candidates, names = _find_candidates(sections, parameters, blocks)
+    candidates, loops = _find_candidates(sections, parameters, blocks)
+    if all(candidate.times < LEAST_TIMES for candidate in candidates.values()):
+        return level
+    for loop in loops:
+        loop.read = k.find_read(*loop.others)
+        for name in loop.read & loop.names.keys():
+            candidates[loop.names[name]].held = True
     wanted = _choose(candidates)
     if not wanted:
         return level
     common = k.Common(tuple(c.statement for name, c in candidates.items() if name in wanted))
+    rewritten = {loop.section.number: _without(loop, wanted) for loop in loops}
     return [
         common,
-        *(_without(s, wanted, names) if isinstance(s, k.Section) else s for s in level),
+        *(rewritten[s.number] if isinstance(s, k.Section) else s for s in level),
     ]
 
 
 def _find_candidates(
     sections: Sequence[k.Section], parameters: Set[str], blocks: int
-) -> tuple[dict[str, _Candidate], Names]:
+) -> tuple[dict[str, _Candidate], list[_Loop]]:
     """What each loop computes of nothing that its own level stores or that differs from thread to thread; operands
     first."""
     stored = {
@@ -83,28 +97,29 @@ def _find_candidates(
     }
     arrays = parameters - stored
     candidates: dict[str, _Candidate] = {}
-    names: dict[tuple[int, str], str] = {}
     known: dict[k.Load | k.Value, str] = {}  # nameless
+    loops: list[_Loop] = []
     for section in sections:
-        times = _count_times(section, blocks)
+        loop = _Loop(section)
         for statement in section.body:
-            own = {name: names.get((section.number, name)) for name in k.list_read(statement)}
-            operands = {name: first for name, first in own.items() if first}
-            if _is_common(statement, arrays) and len(operands) == len(own):
-                assert isinstance(statement, k.Load | k.Value)
-                renamed = _rename(statement, operands)
-                name = known.setdefault(replace(renamed, name=""), statement.name)
-                found = candidates.setdefault(
-                    name, _Candidate(renamed, frozenset(operands.values()))
-                )
-                found.times += times
-                names[section.number, statement.name] = name
-                for operand in found.operands:
-                    candidates[operand].users.add(name)
-            else:
-                for operand in operands.values():
-                    candidates[operand].held = True
-    return candidates, names
+            if not _is_common(statement, arrays) or not (
+                k.find_read(statement) <= loop.names.keys()
+            ):
+                loop.others.append(statement)
+                continue
+            assert isinstance(statement, k.Load | k.Value)
+            renamed = _rename(statement, loop.names)
+            operands = frozenset(k.find_read(renamed))
+            name = known.setdefault(replace(renamed, name=""), statement.name)
+            candidates.setdefault(name, _Candidate(renamed, operands))
+            for operand in operands:
+                candidates[operand].users.add(name)
+            loop.names[statement.name] = name
+        # Once for each loop, however often it spells a value: what that is computed from is in as many loops.
+        for name in set(loop.names.values()):
+            candidates[name].times += _count_times(section, blocks)
+        loops.append(loop)
+    return candidates, loops
 
 
 def _is_common(statement: k.Statement, arrays: Set[str]) -> bool:
@@ -147,34 +162,39 @@ def _choose(candidates: Mapping[str, _Candidate]) -> frozenset[str]:
         if candidate.times >= LEAST_TIMES:
             inner = (behind[operand] for operand in candidate.operands)
             behind[name] = frozenset({name}).union(*inner)
-    ends = [
-        name
-        for name, inner in behind.items()
-        if len(inner) >= LEAST_STATEMENTS and not candidates[name].users & behind.keys()
-    ]
+
+    def is_end(name: str) -> bool:
+        return len(behind[name]) >= LEAST_STATEMENTS
+
+    ends = [name for name in behind if is_end(name) and not candidates[name].users & behind.keys()]
     wanted = frozenset[str]()
-    for name in sorted(ends, key=lambda name: -len(behind[name])):
+    tried = set(ends)
+    while ends:
+        ends.sort(key=lambda name: len(behind[name]))
+        name = ends.pop()
         more = wanted | behind[name]
         held = (n for n in more if candidates[n].held or candidates[n].users - more)
         if len(tuple(held)) <= MOST_HELD:
             wanted = more
+        else:  # a part of it may do
+            parts = {o for o in candidates[name].operands - tried if is_end(o)}
+            ends += sorted(parts)
+            tried |= parts
     return wanted
 
 
-def _without(section: k.Section, wanted: Set[str], names: Names) -> k.Section:
+def _without(loop: _Loop, wanted: Set[str]) -> k.Section:
     """The loop without the values that are computed before it, which keep the names that it has for them."""
-    own = {
-        name: first
-        for (number, name), first in names.items()
-        if number == section.number and first in wanted
-    }
-    computed = [s for s in section.body if isinstance(s, k.Load | k.Value) and s.name in own]
-    moved = {s.name for s in computed}
-    left = [s for s in section.body if not (isinstance(s, k.Load | k.Value) and s.name in moved)]
-    read = set(k.list_read(tuple(left)))
-    aliases = [
-        k.Value(s.name, s.dtype, k.Name(own[s.name]))
-        for s in computed
-        if s.name in read and s.name != own[s.name]
-    ]
-    return replace(section, body=(*aliases, *left))
+    body: list[k.Statement] = []
+    left = set(loop.read)
+    for statement in reversed(loop.section.body):  # readers first
+        if not isinstance(statement, k.Load | k.Value) or statement.name not in loop.names:
+            body.append(statement)
+            continue
+        first = loop.names[statement.name]
+        if first not in wanted:
+            body.append(statement)
+            left |= k.find_read(statement)
+        elif statement.name in left and statement.name != first:
+            body.append(k.Value(statement.name, statement.dtype, k.Name(first)))
+    return replace(loop.section, body=tuple(reversed(body)))

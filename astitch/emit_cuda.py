@@ -544,9 +544,8 @@ class _Printer:
             behind = []
             if blocks is None:
                 yield from self.statement(statement, depth)
-                parted = (
-                    parted if isinstance(statement, k.Common) else isinstance(statement, k.Barrier)
-                )
+                if not isinstance(statement, k.Common):  # which touches no shared memory
+                    parted = isinstance(statement, k.Barrier)
             else:
                 run.append(statement)
                 stop = blocks.stop

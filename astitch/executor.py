@@ -72,6 +72,7 @@ from astitch.matmul import (
 )
 from astitch.nvrtc import Request, compile_many_cuda
 from astitch.program import (
+    ACCESS_BYTES,
     ALIGNMENT_BYTES,
     Buffer,
     CudaKernel,
@@ -105,9 +106,6 @@ from astitch.xla_island import (
 log = logging.getLogger("astitch")
 
 INSTALL = "pip install astitch[cuda13], or astitch[cuda12] for drivers of CUDA 12"
-
-ACCESS_BYTES = 16
-"""The widest access of a kernel: what the address of an argument must be a multiple of."""
 
 
 # ---- CuPy and arrays -------------------------------------------------------------------------------------------

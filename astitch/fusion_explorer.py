@@ -302,7 +302,7 @@ def explore_scope(
     penalty: what a kernel costs beyond traffic and launch; default: estimate_penalty.  latency: ranks the last
     partitions, each as Scopes with the parts alone; default: the one with the largest gain.  width: of the beam; the
     time of a search grows with it.
-    The graph of the result has a copy of a broadcast or view for every part beyond the first that reads it.
+    The graph of the result has a copy of what is repeated for every part beyond the first that reads it.
     Its refusals say of every two neighbouring parts why they are two.
     """
     penalty = penalty or estimate_penalty(gpu)
@@ -348,7 +348,7 @@ def divide_scope(
 
 
 def make_parts(graph: Graph, scope: Scope, fusion: FusionGraph) -> Scopes:
-    """One stitch op for each vertex; broadcasts and views are repeated in each that reads them."""
+    """One stitch op for each vertex; what is repeated (repeated_ops) in each that reads it."""
     part_of = {name: part for part, names in enumerate(fusion.members) for name in names}
     repeated = repeated_ops(graph, scope)
     homes: dict[str, set[int]] = {}

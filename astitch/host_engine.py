@@ -15,6 +15,7 @@ from astitch.emulate import HostModule, compile_many
 from astitch.errors import ArgumentMismatch, AstitchError, UnsupportedType
 from astitch.ir import ArrayType, DType
 from astitch.program import (
+    ACCESS_BYTES,
     ALIGNMENT_BYTES,
     Buffer,
     IslandStep,
@@ -30,9 +31,6 @@ from astitch.xla_island import Island, compile_island, host_device, put_array
 
 POISON = 0xFF
 """A byte whose repetition is a NaN in every float type and -1 in every signed integer type."""
-
-ACCESS_BYTES = 16
-"""The widest access of a kernel: what the address of an argument must be a multiple of."""
 
 
 class HostEngine:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 from astitch.index import Linear
 from astitch.ir import ArrayType, Attrs, DType, Graph, Literal
@@ -750,6 +751,22 @@ Statement = (
 )
 
 
+Nest = (
+    Section
+    | Common
+    | TaskLoop
+    | Rounds
+    | FetchRound
+    | Current
+    | Previous
+    | Prefetch
+    | Meeting
+    | Loop
+    | If
+)
+"""Statements with one body."""
+
+
 def list_statements(body: Iterable[Statement]) -> Iterator[Statement]:
     """The statements of a body and those inside of them."""
     for statement in body:
@@ -759,33 +776,23 @@ def list_statements(body: Iterable[Statement]) -> Iterator[Statement]:
         elif isinstance(statement, Choose):
             for branch in statement.branches:
                 yield from list_statements(branch.body)
-        elif isinstance(
-            statement,
-            Section
-            | Common
-            | TaskLoop
-            | Rounds
-            | FetchRound
-            | Current
-            | Previous
-            | Prefetch
-            | Meeting
-            | Loop
-            | If,
-        ):
+        elif isinstance(statement, Nest):
             yield from list_statements(statement.body)
 
 
-def list_read(part: object) -> Iterator[str]:
-    """Names of the scalars that a statement, an expression or a tuple of them reads."""
-    if isinstance(part, Name):
-        yield part.name
-    elif isinstance(part, tuple):
-        for element in part:
-            yield from list_read(element)
-    elif type(part).__module__ == __name__ and is_dataclass(part):
-        for field in fields(part):
-            yield from list_read(getattr(part, field.name))
+def find_read(*parts: object) -> set[str]:
+    """Names of the scalars that statements, expressions or tuples of them read."""
+    found: set[str] = set()
+    pending: list[Any] = list(parts)
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Name):
+            found.add(part.name)
+        elif isinstance(part, tuple):
+            pending += part
+        else:
+            pending += [getattr(part, name) for name in _FIELDS.get(type(part), ())]
+    return found
 
 
 # ---- the kernel -----------------------------------------------------------------------------------------------
@@ -914,3 +921,11 @@ class Kernel:
         if not self.teams:
             return BARRIER_STRIDE if self.cooperative else 0
         return FIRST_TAGGED_WORD + 2 * self.tagged_words
+
+
+_FIELDS = {
+    kind: tuple(field.name for field in fields(kind))
+    for kind in tuple(globals().values())
+    if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == __name__
+}
+"""Of each statement and expression."""

@@ -13,6 +13,7 @@ from astitch import kernel_ir as k
 from astitch.common_values import share_values
 from astitch.declarations import Declarations
 from astitch.lower_loop import LoopLowering
+from astitch.program import ACCESS_BYTES
 from astitch.residency import Carried, find_carried, find_streams
 from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import Arrangement, Scheme
@@ -23,9 +24,6 @@ from astitch.zones import Key
 
 REGISTERS_FOR_CODE = 28
 """Registers that a kernel needs beside what it keeps: addresses, temporaries, accumulators."""
-
-VECTOR_BYTES = 16
-"""The widest access: what small arrays of scratch are aligned to."""
 
 MAX_POINTERS = 500
 """Pointers that fit the 4 KB of kernel parameters; beyond it a kernel gets the address of a table of pointers."""
@@ -148,11 +146,11 @@ def _global_barriers(arrangement: Arrangement, level: int, to_level: int) -> lis
 
 
 def _place_scratch(arrays: Iterable[k.Scratch]) -> tuple[k.Scratch, ...]:
-    """Scratch side by side: small arrays share lines of memory, large ones begin with one."""
+    """Scratch side by side: arrays smaller than a line of the caches share one, others begin with one."""
     placed: list[k.Scratch] = []
     end = 0
     for array in arrays:
-        align = LINE_BYTES if array.type.bytes >= LINE_BYTES else VECTOR_BYTES
+        align = LINE_BYTES if array.type.bytes >= LINE_BYTES else ACCESS_BYTES
         offset = ceil_div(end, align) * align
         placed.append(replace(array, offset=offset))
         end = offset + array.type.bytes

@@ -1,6 +1,7 @@
 """Scope -> FusionGraph: the vertices that may share a kernel, the values between them, and what sharing saves.
 
-A vertex is what every kernel keeps together; broadcasts and reshapes are none, each kernel that reads one repeats it.
+A vertex is what every kernel keeps together; broadcasts, reshapes and conversions to wider types are none, each kernel
+that reads one repeats it.
 A Pattern is a set of vertices with what is known of it; two patterns are joined by adding the vertices of the smaller
 one by one, so that a search over patterns stays near linear.
 """
@@ -178,21 +179,21 @@ def join_patterns(fusion: FusionGraph, a: Pattern, b: Pattern) -> Pattern | None
 
 
 def repeated_ops(graph: Graph, scope: Scope) -> frozenset[str]:
-    """Members that every kernel repeats for its own readers: broadcasts, views and conversions to wider types that
-    nobody outside needs.  What they are made of takes less memory."""
-    kept = set(scope.outputs)
+    """Members that every kernel repeats for its own readers: broadcasts, views and conversions to types as wide or
+    wider, that nobody outside needs.  What they are made of takes no more memory."""
+    kept = {*scope.outputs, *(stored_value(graph, output) for output in scope.outputs)}
     return frozenset(
         name
         for name in scope.members
         if name not in kept
         and graph.users[name]
-        and (OPS[graph[name].op].kind is Kind.BROADCAST or _is_wider_view(graph, graph[name]))
+        and (OPS[graph[name].op].kind is Kind.BROADCAST or _takes_no_more(graph, graph[name]))
         and not is_embedded(graph, name)
     )
 
 
-def _is_wider_view(graph: Graph, node: Node) -> bool:
-    """A reshape, or a conversion to a type that is as wide or wider."""
+def _takes_no_more(graph: Graph, node: Node) -> bool:
+    """Is it a reshape, or a conversion, of what takes no more memory?"""
     if node.op == "convert":
         return graph[node.operands[0]].dtype.bytes <= node.dtype.bytes
     return node.op == "reshape"

@@ -22,18 +22,6 @@ MOST_PACKED = 4
 
 _STORES = k.StoreLane | k.Store | k.KeepSet
 _OF_VECTOR = k.VectorVariable | k.StoreLane | k.StoreVector
-_BODIES = (
-    k.Section
-    | k.Common
-    | k.TaskLoop
-    | k.Rounds
-    | k.FetchRound
-    | k.Current
-    | k.Previous
-    | k.Prefetch
-    | k.Loop
-    | k.If
-)
 
 
 def round_at_stores(body: tuple[k.Statement, ...]) -> tuple[k.Statement, ...]:
@@ -76,7 +64,7 @@ def _filled_together(body: Sequence[k.Statement]) -> Iterator[list[k.VectorVaria
     """The vectors of pairs that are filled side by side."""
     for inside in (
         tuple(body),
-        *(s.body for s in k.list_statements(body) if isinstance(s, _BODIES)),
+        *(s.body for s in k.list_statements(body) if isinstance(s, k.Nest)),
     ):
         yield [s for s in inside if isinstance(s, k.VectorVariable) and s.width % 2 == 0]
 
@@ -120,7 +108,7 @@ def _leave_unrounded(
             rewritten.append(_unrounded(statement))
         elif isinstance(statement, _OF_VECTOR) and _vector_of(statement) in packed:
             rewritten.append(dataclasses.replace(statement, unrounded=True))
-        elif isinstance(statement, _BODIES):
+        elif isinstance(statement, k.Nest):
             inner = _leave_unrounded(statement.body, names, packed)
             rewritten.append(dataclasses.replace(statement, body=inner))
         elif isinstance(statement, k.Switch):

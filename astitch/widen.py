@@ -25,10 +25,8 @@ from astitch.ir import (
     SliceAttrs,
 )
 from astitch.ops import OPS, Kind, monoid_of
+from astitch.program import ACCESS_BYTES
 from astitch.simplify import Draft, Log, rewrite_graph
-
-ACCESS_BYTES = 16
-"""The widest access of a thread."""
 
 WIDE_ELEMENTS = 2048
 """Elements of a wide row, at most: 16 tiles of 32 threads with 4 elements each."""

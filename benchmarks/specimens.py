@@ -243,8 +243,9 @@ def bind_plan(graph: Graph, plan: Plan, kernel: CudaKernel) -> tuple[Argument, .
             arguments.append(Argument(type_, Fill.CONSTANT, value=words))
         else:
             arguments.append(Argument(type_, Fill.VALUES, number))
-    if size := plan.kernel.scratch_bytes:
-        arguments.append(Argument(ArrayType(DType.U8, (size,)), Fill.NOTHING))
+    if plan.kernel.scratch:
+        scratch = ArrayType(DType.U8, (plan.kernel.scratch_bytes,))
+        arguments.append(Argument(scratch, Fill.NOTHING))
     return (*arguments, *bind_barrier(kernel))
 
 

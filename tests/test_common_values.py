@@ -134,6 +134,30 @@ def test_no_more_values_are_held_than_there_are_registers_for() -> None:
     assert len(first.body) == 1 + (wanted - MOST_HELD) * LEAST_STATEMENTS
 
 
+def test_what_a_loop_spells_twice_counts_once() -> None:
+    """exp(n) of two shapes is two ops to the loop, and one value."""
+    twice = load("a"), value("b", "a"), value("c", "b"), value("d", "b"), value("e", "c", "d")
+    alone = loop(0, *twice, reads=["e"]), loop(1, reads=[])
+    assert share(*alone) == alone
+    again = [replace(s, name=f"{s.name}1") for s in (load("a"), value("b", "a1"), value("c", "b1"))]
+    common, first, second = share(loop(0, *twice, reads=["e"]), loop(1, *again, reads=["c1"]))
+    assert isinstance(common, k.Common) and isinstance(first, k.Section)
+    assert [s.name for s in common.body] == ["a", "b", "c"]
+    assert first.body[:2] == (k.Value("d", F32, k.Name("c")), value("e", "c", "d"))
+    assert second == loop(1, k.Value("c1", F32, k.Name("c")), reads=["c1"])
+
+
+def test_where_a_value_would_hold_too_many_a_part_of_it_is_shared() -> None:
+    def chain(number: int) -> k.Section:
+        names = [f"v{number}_{i}" for i in range(MOST_HELD + 4)]
+        before = [load(names[0]), *map(value, names[1:], names)]
+        return loop(number, *before, reads=names)  # each of them is held
+
+    common, *_ = share(chain(0), chain(1))
+    assert isinstance(common, k.Common)
+    assert len(common.body) == MOST_HELD
+
+
 # ---- in whole kernels
 
 SIZES = 9000, 12_000, 7000, 16_384
@@ -171,3 +195,16 @@ def test_kernels_of_many_tensors(fn: Callable[..., Any], times: int) -> None:
     assert common == [i + 1 for i in barriers]
     assert len(common) == (fn is clip_and_adam)
     assert_close(planned.run(*arguments, check=True), by_jax(fn, *arguments))
+
+
+def test_one_value_of_two_shapes() -> None:
+    def scale(x: jax.Array, y: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
+        norm, total = jnp.sqrt(jnp.sum(x * x)), jnp.sum(jnp.cos(x))
+        spread = jnp.exp(jnp.broadcast_to(norm, y.shape))
+        return y * jnp.exp(norm[None]), spread * y, jnp.sin(z) * total
+
+    rng = np.random.default_rng(0)
+    sizes = 9000 * 4, 16_000 * 4, (300 * 4, 40)
+    arguments = [0.01 * rng.standard_normal(size).astype(np.float32) for size in sizes]
+    planned = plan_for(few_sms(1), scale, *arguments)
+    assert_close(planned.run(*arguments, check=True), by_jax(scale, *arguments))
