@@ -515,14 +515,18 @@ class RootReads:
         return max(widths, default=MAX_ALIGNED)
 
     def find_across(self, group: Group, space: Space) -> Symbol | None:
-        """The atom along which the most bytes lie that the group reads across the last one."""
-        read: Counter[Symbol] = Counter()
+        """The atom along which the most bytes lie that the group reads or returns across the last one."""
+        moved: Counter[Symbol] = Counter()
         for name in group.roots:
-            for array, atom in self.reads_of(self.root_of(name)).across.items():
+            root = self.root_of(name)
+            arrays = dict(self.reads_of(root).across)
+            if root.kind is RootKind.POINTWISE and name in self.outputs and root.space.atoms:
+                arrays[name] = root.space.atoms[-1]
+            for array, atom in arrays.items():
                 kind = array_of(self.graph[array])
                 if kind.size >= size_of(space.atoms) and atom in space.atoms[:-1]:
-                    read[atom] += kind.dtype.bytes
-        return max(read, key=read.__getitem__, default=None)
+                    moved[atom] += kind.dtype.bytes
+        return max(moved, key=moved.__getitem__, default=None)
 
     def count_arrays(self, group: Group) -> int:
         roots = map(self.root_of, group.roots)

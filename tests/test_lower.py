@@ -527,6 +527,15 @@ def test_a_warp_reads_whole_sectors_in_either_order(
         assert access.sector_bytes <= 1.2 * access.bytes, names[access.array]
 
 
+def test_a_warp_writes_whole_sectors_in_either_order() -> None:
+    g = GraphBuilder()
+    x = g.same("tanh", g.parameter("f32[1024,2048]", "x"), name="straight")
+    found = plan(g.build(x, g.transpose(x, (1, 0), name="turned")))
+    stored = [a for a in found.work.accesses if a.write]
+    assert len(stored) == 2
+    assert all(access.sector_bytes == access.bytes for access in stored)
+
+
 @pytest.mark.parametrize(
     ("shape", "permutation"),
     [
