@@ -601,7 +601,7 @@ class LoopLowering(Values):
         """
         m = self.mapping
         nest = self.build_nest(row=row)
-        whole = m.row_size // m.row_tile if m.row_tiles > 1 else 0
+        whole = m.row_size // m.row_tile if m.row_tiles > 1 and m.row_steps > 1 else 0
         loads = [*self.frames[Zone.COLUMN].statements, *self.frames[Zone.LANE].statements]
         waits = any(isinstance(s, k.LoadVector | k.Load) for s in loads)
         if not (waits and row and whole and self.unrolled and self.row_bound is not None):

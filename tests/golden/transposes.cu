@@ -41,10 +41,10 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       const int task = first;
       const int row_tile = ((task) / 9);
       const int col_tile = ((task) % 9);
-      if (row_tile < 1) {
-        {
-          const int k = 0;
-          const int row = k * 64 + ty + row_tile * 64;
+      {
+        const int k = 0;
+        const int row = k * 64 + ty + row_tile * 64;
+        if (row < 90) {
           {
             const int l = 0;
             const int col = l * 8 + tx * 2 + col_tile * 8;
@@ -59,29 +59,6 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
                 mul_3_w_0.v[lane] = store_as<float>(mul_3);
               }
               *reinterpret_cast<Vec<float, 2>*>(p_mul_3 + (at_0__1)) = mul_3_w_0;
-            }
-          }
-        }
-      } else {
-        {
-          const int k = 0;
-          const int row = k * 64 + ty + row_tile * 64;
-          if (row < 90) {
-            {
-              const int l = 0;
-              const int col = l * 8 + tx * 2 + col_tile * 8;
-              if (col < 70) {
-                const int at_0 = row + col * 90;
-                const int at_0__1 = row * 70 + col;
-                Vec<float, 2> mul_3_w_0;
-                #pragma unroll
-                for (int lane = 0; lane < 2; ++lane) {
-                  const float x_1 = load_as<float>(p_x_1[at_0 + lane * 90]);
-                  const float mul_3 = hlo_multiply(x_1, 2.0f);
-                  mul_3_w_0.v[lane] = store_as<float>(mul_3);
-                }
-                *reinterpret_cast<Vec<float, 2>*>(p_mul_3 + (at_0__1)) = mul_3_w_0;
-              }
             }
           }
         }
