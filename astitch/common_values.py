@@ -1,8 +1,8 @@
 """Kernel statements -> the same, what several task loops of a level compute alike computed once before them all.
 
 A task loop computes what all of its elements share before its first task: a learning rate, a norm over all tensors.  In
-a kernel of many tensors that is the same in each loop, and no compiler sees it, for what the loops store might be what
-they load.  Where blocks would come by it twice or more, it stands before the loops instead.
+a kernel of many tensors that is the same in each loop, and as long as the loops themselves.  Where blocks would come by
+it twice or more, it stands before the loops instead.
 """
 
 from __future__ import annotations

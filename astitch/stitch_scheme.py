@@ -353,8 +353,7 @@ class Reads:
 
     roots: other roots, each with the index.  arrays: those in memory, each with the number of elements of which its
     positions are multiples (find_alignment).  across: of those that lie along another atom than the last (find_across).
-    uneven: some value is needed at another index than the root's own, or of
-    rows of another length.
+    uneven: some value is needed at another index than the root's own, or of rows of another length.
     """
 
     roots: tuple[Read, ...]

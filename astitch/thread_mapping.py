@@ -318,8 +318,7 @@ def map_space(
 
     block: threads in a block, a power of two.  wave: blocks that the GPU holds at once.
     """
-    alone = not space.reduced or not (space.kept or space.awaited)
-    if alone and space.across is not None:
+    if space.across is not None and _may_be_in_any_order(space):
         across = _map_across(space, space.across, block, schedule)
         if across is not None:
             return across
@@ -361,6 +360,14 @@ def _map_elementwise(space: Space, gpu: Gpu, block: int, schedule: Schedule) -> 
         block * vector * steps,
         "element-wise: flat tiles",
     )
+
+
+def _may_be_in_any_order(space: Space) -> bool:
+    """Is it element-wise, or the sum of more than one block sums without a barrier, which nothing waits for?"""
+    if not space.reduced:
+        return True
+    large = size_of(space.atoms) * space.element_bytes > SPLIT_MIN_BYTES
+    return large and not space.kept and not space.awaited
 
 
 def _map_across(space: Space, across: Symbol, block: int, schedule: Schedule) -> Mapping | None:

@@ -144,6 +144,13 @@ def test_a_warp_covers_whole_sectors_of_two_orders(
     assert bool(map_space(awaited, H100, 256, 264).row) != reduced
 
 
+def test_what_one_block_sums_alone_stays_with_it() -> None:
+    small = space((100, 128), (0, 1))
+    across = replace(small, across=small.atoms[0])
+    assert map_space(across, H100, 256, 264) == map_space(small, H100, 256, 264)
+    assert map_space(small, H100, 256, 264).tasks == 1
+
+
 def test_short_rows_are_in_one_warp_anyway() -> None:
     flat = space((100_000, 3))
     across = replace(flat, across=flat.atoms[0])
