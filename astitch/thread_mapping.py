@@ -363,7 +363,8 @@ def _map_elementwise(space: Space, gpu: Gpu, block: int, schedule: Schedule) -> 
 
 
 def _may_be_in_any_order(space: Space) -> bool:
-    """Is it element-wise, or the sum of more than one block sums without a barrier, which nothing waits for?"""
+    """Is it element-wise, or a reduction of everything that is too long for one block and that nothing of its size
+    waits for?"""
     if not space.reduced:
         return True
     large = size_of(space.atoms) * space.element_bytes > SPLIT_MIN_BYTES
@@ -371,7 +372,7 @@ def _may_be_in_any_order(space: Space) -> bool:
 
 
 def _map_across(space: Space, across: Symbol, block: int, schedule: Schedule) -> Mapping | None:
-    """Element-wise, or a sum of everything, of arrays in two orders: a warp covers whole sectors of both.
+    """Element-wise, or a reduction of everything, of arrays in two orders: a warp covers whole sectors of both.
 
     In flat tiles each element of the one order is in a sector of its own, eight times the bytes from the L2 (H100, f32
     8192x8192 and a transposed one added: 600 us in flat tiles, where a copy's bandwidth takes 260).  None where rows
@@ -401,7 +402,7 @@ def _map_across(space: Space, across: Symbol, block: int, schedule: Schedule) ->
         vector,
         row_threads,
         col_threads * vector,
-        f"read along {across.extent}, written along {size_of(col)}: "
+        f"arrays along {across.extent} and along {size_of(col)}: "
         f"{row_threads} x {col_threads * vector} a block",
     )
 

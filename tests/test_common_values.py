@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -172,7 +174,7 @@ def adam(count: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
 
 def clip_and_adam(count: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
     """The norm of all gradients together, too, behind a barrier of the grid."""
-    norm = jnp.sqrt(sum(jnp.sum(jnp.square(a)) for a in arrays[::2]))  # type: ignore[arg-type]
+    norm = jnp.sqrt(functools.reduce(operator.add, (jnp.sum(jnp.square(a)) for a in arrays[::2])))
     clipped = (a / jnp.maximum(norm, 1.0) if i % 2 == 0 else a for i, a in enumerate(arrays))
     return adam(count, *clipped)
 

@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
   assume_threads<256>();
   ASTITCH_SHARED_ARENA(32);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 0, 8);
-  {  // loop 0: outer 1 / 1 threads, row 90 / 64 threads x 1, col 70 / 4 threads x 1 x 2; 18 tasks; read along 90, written along 70: 64 x 8 a block
+  {  // loop 0: outer 1 / 1 threads, row 90 / 64 threads x 1, col 70 / 4 threads x 1 x 2; 18 tasks; arrays along 90 and along 70: 64 x 8 a block
     const int thread = threadIdx.x;
     const int tx = threadIdx.x % 4;
     const int ty = threadIdx.x / 4;
