@@ -473,7 +473,8 @@ def _write_attrs(i: Any, attrs: Attrs) -> None:
         case CompareAttrs(direction, total_order):
             i.comparison_direction = direction.encode()
             if total_order:  # else XLA takes the type's own
-                i.comparison_type = b"TOTALORDER"
+                i.comparison_type = b"TOTALORDER"  # until jaxlib 0.11
+                i.comparison_order = b"TOTAL"
         case DynamicSliceAttrs(sizes):
             i.dynamic_slice_sizes.extend(sizes)
         case GatherAttrs():

@@ -808,7 +808,9 @@ def _read_precision(instruction: Any) -> tuple[str, ...]:
 
 
 def _read_compare(i: Any) -> CompareAttrs:
-    return CompareAttrs(_text(i.comparison_direction), i.comparison_type == b"TOTALORDER")
+    # XLA of jaxlib 0.12 says it in a field of its own, before that it is a type of comparison.
+    is_total = i.comparison_order == b"TOTAL" or i.comparison_type == b"TOTALORDER"
+    return CompareAttrs(_text(i.comparison_direction), is_total)
 
 
 def _read_slice(i: Any) -> SliceAttrs:

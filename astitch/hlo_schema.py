@@ -77,7 +77,8 @@ _MESSAGES = {
         custom_call_has_side_effect bool 65, delta int64 66, indices_are_sorted bool 67,
         unique_indices bool 69, rng_algorithm int32 70, comparison_type bytes 72,
         output_operand_aliasing OutputOperandAliasing* 74, custom_call_schedule int32 76,
-        custom_call_api_version int32 77, k int64 81, largest bool 85, is_reverse bool 94""",
+        custom_call_api_version int32 77, k int64 81, largest bool 85, is_reverse bool 94,
+        comparison_order bytes 102""",
     "HloComputationProto": """
         name bytes 1, instructions HloInstructionProto* 2, program_shape ProgramShapeProto 4,
         id int64 5, root_id int64 6""",
