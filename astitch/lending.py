@@ -2,20 +2,27 @@
 
 When JAX lets go of an array of ours, what it computes from it may only be enqueued, on a stream of JAX's: XLA frees in
 the order of that stream, of which our memory knows nothing.  So whoever writes such memory again has its own stream
-wait for all that JAX has enqueued by then.
+wait for all that JAX has enqueued by then: for an event on JAX's stream, where a custom call of ours is told which one
+it is, else for a computation that JAX enqueues behind all others.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import operator
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from astitch.xla_ffi import Handler, answer_metadata, find_stream
 from astitch.xla_island import find_device, put_array
+
+log = logging.getLogger("astitch")
 
 LEGACY_STREAM = 1
 """DLPack's name for CUDA's stream 0."""
@@ -44,6 +51,10 @@ def last_returned() -> int:
 
 def wait_for_jax(gpu: int, stream: int) -> None:
     """Lets a stream wait for all that JAX has enqueued on the GPU with CUDA's number; on the host if JAX cannot."""
+    queue = _find_queue(gpu)
+    if queue is not None:
+        queue.let_wait(stream)
+        return
     marker = _make_marker(gpu)
     if marker is None:
         return
@@ -56,14 +67,99 @@ def wait_for_jax(gpu: int, stream: int) -> None:
         last.block_until_ready()
 
 
+# ---- JAX's stream itself ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """The stream on which JAX runs everything on a GPU.
+
+    event: recorded there again for each wait, which is for the record that is the latest when it is enqueued.  Where
+    threads take turns in between, that is another thread's: a later point of the same stream, so no lock is needed.
+    keep: XLA's executable, and with it the client whose stream it is.
+    """
+
+    runtime: Any
+    stream: int
+    event: Any
+    keep: Any
+
+    def let_wait(self, stream: int) -> None:
+        self.runtime.eventRecord(self.event.ptr, self.stream)
+        self.runtime.streamWaitEvent(stream, self.event.ptr)
+
+
+TARGET = "astitch_note_stream"
+"""The custom call that asks XLA on which stream it runs."""
+
+_noted = threading.local()
+"""stream: on which the custom call ran last, of those that ran in this thread."""
+
+
+def _note_stream(frame_pointer: Any) -> None:
+    try:
+        frame = frame_pointer.contents
+        api = frame.api.contents
+        if not answer_metadata(frame, api):
+            _noted.stream = find_stream(frame, api)
+    except Exception as error:  # nothing may pass through XLA; nothing is noted then
+        log.info("JAX's stream is not known: %s", error)
+
+
+_HANDLER = Handler(_note_stream)
+"""One for the process: XLA keeps its address, and takes no other one by the same name."""
+
+
+# Threads that come here together for the first time find the same stream, each with an event of its own.
 @functools.cache
-def _make_marker(gpu: int) -> tuple[Any, list[Any]] | None:
-    """The least that JAX can compute on a GPU: XLA's executable and its operands.  None where JAX has no such GPU."""
+def _find_queue(gpu: int) -> _Queue | None:
+    """The queue of JAX's GPU with CUDA's number.  None where JAX has no such GPU or does not show its stream, and where
+    another thread than the caller's enqueues: an event covers only what is on the stream when it is recorded, which may
+    then not be all that JAX was called for, as a computation of JAX's is behind it in any case."""
     device = find_device("gpu", gpu)
     if device is None:
         return None
     import jax
 
+    why = f"{device} shows no stream to the thread that calls it"
+    try:
+        from jax import ffi
+
+        # "gpu" means CUDA there: for AMD's no handler is found then, as it should be.
+        handler = ffi.pycapsule(_HANDLER)  # type: ignore[no-untyped-call]
+        ffi.register_ffi_target(TARGET, handler, platform=device.platform)
+        result = jax.ShapeDtypeStruct((), np.int8)  # type: ignore[no-untyped-call]
+        executable, operands = _compile(ffi.ffi_call(TARGET, result, has_side_effect=True), device)
+        _noted.stream = None
+        # What this thread enqueues is noted for it when this returns; another one notes it for itself.
+        executable.execute_sharded(operands)
+        stream = _noted.stream
+    except Exception as error:  # of any JAX: other names, another version of the interface, no room
+        stream, why = None, str(error)
+    if not stream:
+        log.warning("calls wait for JAX by a computation of JAX's, which takes longer: %s", why)
+        return None
+    import cupy
+
+    with cupy.cuda.Device(gpu):
+        event = cupy.cuda.Event(disable_timing=True)
+    return _Queue(cupy.cuda.runtime, stream, event, executable)
+
+
+# ---- a computation behind all others ---------------------------------------------------------------------------
+
+
+@functools.cache
+def _make_marker(gpu: int) -> tuple[Any, list[Any]] | None:
+    """The least that JAX can compute on a GPU: XLA's executable and its operands.  None where JAX has no such GPU."""
+    device = find_device("gpu", gpu)
+    return None if device is None else _compile(operator.neg, device)
+
+
+def _compile(function: Callable[[Any], Any], device: Any) -> tuple[Any, list[Any]]:
+    """A function of a number as XLA's executable for the device, and its operands."""
+    import jax
+
     with jax.ensure_compile_time_eval():  # a function may be traced around this call
         token = put_array(np.zeros((), np.int8), device)
-    return jax.jit(operator.neg).lower(token).compile().runtime_executable(), [token]
+    return jax.jit(function).lower(token).compile().runtime_executable(), [token]

@@ -1,0 +1,112 @@
+"""The interface's structs beside the header that JAX brings, and a handler in JAX's CPU client."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from astitch import xla_ffi
+from astitch.xla_ffi import Frame, Handler, answer_metadata, find_stream, make_error
+
+LAYOUTS: dict[str, tuple[type[ctypes.Structure], dict[str, str]]] = {
+    "Api": (
+        xla_ffi.Api,
+        {
+            "version": "api_version",
+            "internal": "internal_api",
+            "error_create": "XLA_FFI_Error_Create",
+            "error_destroy": "XLA_FFI_Error_Destroy",
+            "handler_register": "XLA_FFI_Handler_Register",
+            "stream_get": "XLA_FFI_Stream_Get",
+        },
+    ),
+    "Api_Version": (xla_ffi.Version, {"major": "major_version", "minor": "minor_version"}),
+    "CallFrame": (
+        Frame,
+        {
+            "ext": "extension_start",
+            "api": "api",
+            "context": "ctx",
+            "stage": "stage",
+            "arguments": "args",
+            "results": "rets",
+            "attributes": "attrs",
+        },
+    ),
+    "Args": (xla_ffi.Buffers, {"count": "size", "types": "types", "pointers": "args"}),
+    "Rets": (xla_ffi.Buffers, {"count": "size", "types": "types", "pointers": "rets"}),
+    "Attrs": (
+        xla_ffi.Attributes,
+        {"count": "size", "types": "types", "names": "names", "pointers": "attrs"},
+    ),
+    "Metadata": (xla_ffi.Metadata, {"version": "api_version", "traits": "traits"}),
+    "Metadata_Extension": (
+        xla_ffi.MetadataExtension,
+        {"base": "extension_base", "metadata": "metadata"},
+    ),
+    "Error_Create_Args": (xla_ffi.ErrorCreation, {"message": "message", "code": "errc"}),
+    "Error_Destroy_Args": (xla_ffi.ErrorDestruction, {"error": "error"}),
+    "Stream_Get_Args": (xla_ffi.StreamQuestion, {"context": "ctx", "stream": "stream"}),
+}
+
+
+def test_structs_lie_as_in_the_header_of_jax(tmp_path: Path) -> None:
+    ffi = pytest.importorskip("jax.ffi")
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    questions = [
+        (struct, ours, theirs)
+        for struct, (_, fields) in LAYOUTS.items()
+        for ours, theirs in fields.items()
+    ]
+    lines = "\n".join(
+        f'  std::printf("%zu\\n", offsetof(XLA_FFI_{struct}, {theirs}));'
+        for struct, _, theirs in questions
+    )
+    source, program = tmp_path / "offsets.cc", tmp_path / "offsets"
+    source.write_text(
+        f'#include <cstdio>\n#include "xla/ffi/api/c_api.h"\nint main() {{\n{lines}\n}}\n'
+    )
+    subprocess.run(
+        [compiler, "-std=c++17", "-I", ffi.include_dir(), source, "-o", program], check=True
+    )
+    told = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
+    for (struct, ours, theirs), offset in zip(questions, told, strict=True):
+        assert getattr(LAYOUTS[struct][0], ours).offset == int(offset), f"{struct}.{theirs}"
+
+
+def test_a_handler_runs_in_jax_and_what_it_raises_is_jax_s_error() -> None:
+    jax = pytest.importorskip("jax")
+    ffi = pytest.importorskip("jax.ffi")
+    done: list[Any] = []
+
+    def handle(pointer: Any) -> int | None:
+        frame = pointer.contents
+        api = frame.api.contents
+        if answer_metadata(frame, api):
+            done.append("metadata")
+            return None
+        done.append((frame.arguments.count, frame.results.count, find_stream(frame, api)))
+        return make_error(api, ValueError("of ours")) if len(done) > 2 else None
+
+    handler = Handler(handle)
+    name = "astitch_test_handler"
+    ffi.register_ffi_target(name, ffi.pycapsule(handler), platform="cpu")
+    _kept.append(handler)
+    call = jax.jit(ffi.ffi_call(name, jax.ShapeDtypeStruct((), np.int8), has_side_effect=True))
+    with jax.default_device(jax.devices("cpu")[0]):
+        call(np.int8(0)).block_until_ready()
+        assert done == ["metadata", (1, 1, None)]
+        with pytest.raises(jax.errors.JaxRuntimeError, match="astitch: ValueError: of ours"):
+            call(np.int8(0)).block_until_ready()
+
+
+_kept: list[Any] = []
+"""What XLA points to."""
