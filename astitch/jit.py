@@ -178,13 +178,9 @@ class JitFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result, its leaves JAX arrays.  Raises what jax.jit raises for wrong arguments."""
-        if self._through_xla and self._is_untraced():
-            return self._call_xla(args, kwargs)
-        return self._call(args, kwargs)
-
-    def _call_xla(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """jax.jit's own call; where XLA finds no room, its error says what to do."""
-        try:
+        if not (self._through_xla and self._is_untraced()):
+            return self._call(args, kwargs)
+        try:  # here and not in a method of its own: each frame of Python's counts beside jax.jit's call, which has none
             return self._stitched_jit(*args, **kwargs)
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" in str(error):
@@ -203,7 +199,7 @@ class JitFunction:
             return self._jax_jit(*args, **kwargs)
         if self.engine == "xla":
             self._through_xla = True  # from now on it is jax.jit's own call
-            return self._call_xla(args, kwargs)
+            return self(*args, **kwargs)
         try:
             avals = [leaf.aval if all_arrays else jax.typeof(leaf) for leaf in leaves]
             decided: Hashable = (tree, static, _jax_settings())

@@ -25,10 +25,6 @@ from astitch.xla_island import AROUND_KERNELS, compile_module
 LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
 
-PARTS, LEAST_CALLS = 4, 2
-"""Modules at most, and calls of one at least.  When planning ends no other is begun, and the whole program measures
-what is left: more of them leave less to wait for, but each repeats what XLA does once for a module."""
-
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
@@ -134,14 +130,13 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
     def begin(scopes: Scopes) -> None:
         if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:
             return
-        calls = find_library_calls(scopes)
-        size = max(LEAST_CALLS, -(-len(calls) // PARTS))
-        parts = (calls[start : start + size] for start in range(0, len(calls), size))
-        begun.extend(pool.submit(_tune, part, device) for part in parts)
+        # One module: XLA tunes what is left to the program no faster, and each module has a second of its own.
+        if calls := find_library_calls(scopes):
+            begun.append(pool.submit(_tune, calls, device))
 
     try:
         yield begin
-        for job in reversed(begun):
+        for job in begun:
             if not job.cancel():
                 job.exception()
     finally:

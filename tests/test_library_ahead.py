@@ -162,33 +162,6 @@ def test_the_end_of_the_block_waits_and_errors_are_not_told(
 
 
 @pytest.mark.usefixtures("_many_cores")
-def test_what_is_not_begun_when_the_block_ends_is_left_to_the_program(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fn(x: jax.Array, *others: jax.Array) -> list[jax.Array]:
-        return [x @ other for other in others]
-
-    many = read(fn, normal(8, 16), *(normal(16, width) for width in range(1, 8)))
-    calls = find_library_calls(many)
-    compiler = Compiler(monkeypatch)
-    compiler.go_on.set()
-    with tune_ahead("device") as begin:
-        begin(many)
-        while len(compiler.given) < library_ahead.PARTS:
-            time.sleep(0.001)
-    parts = [calls[0:2], calls[2:4], calls[4:6], calls[6:]]
-    assert [module for module, _, _ in compiler.given] == [*map(export_library_calls, parts)]
-    compiler.given.clear()
-    compiler.begun.clear()
-    compiler.go_on.clear()
-    with tune_ahead("device") as begin:
-        begin(many)
-        assert compiler.begun.wait(60)
-        threading.Timer(0.05, compiler.go_on.set).start()
-    assert [module for module, _, _ in compiler.given] == [export_library_calls(parts[0])]
-
-
-@pytest.mark.usefixtures("_many_cores")
 def test_an_error_in_the_block_waits_for_nothing(
     scopes: Scopes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
