@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import enum
 import importlib.metadata
+import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -49,7 +50,15 @@ from astitch.loop_analysis import Counter, LoopKey, loop_key
 from astitch.loop_plan import START, LoopPlanner
 from astitch.module_cache import key_of as module_key
 from astitch.module_cache import open_cache
-from astitch.nvrtc import CompiledKernel, Request, compile_many_cuda, count_threads
+from astitch.nvrtc import (
+    CompiledKernel,
+    Request,
+    choose_nvrtc,
+    compile_many_cuda,
+    count_threads,
+    driver_version,
+    show_version,
+)
 from astitch.plan import Plan
 from astitch.program import (
     Activation,
@@ -71,6 +80,8 @@ from astitch.xla_island import find_device, to_stablehlo
 
 TARGET = "__gpu$xla.gpu.ptx"
 """The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""
+
+log = logging.getLogger("astitch")
 
 FIRST_JAX = (0, 11)
 """The first release of JAX whose XLA is known to do so."""
@@ -113,17 +124,27 @@ class Code(enum.Enum):
     PTX = enum.auto()
 
 
-def choose_code() -> Code:
+def choose_code(arch: str) -> Code:
     """Cubins, which the driver only has to load; it assembles one kernel after the other.
 
     XLA passes what it was given as PTX to the driver's loader, which tells them apart.  But where JAX keeps executables
-    on disk they hold that as a string of UTF-8, which no cubin is.
+    on disk they hold that as a string of UTF-8, which no cubin is.  A driver knows no PTX of a newer NVRTC: then JAX
+    keeps nothing.  Raises KernelCompileError where no NVRTC compiles for `arch`.
     """
     import jax
 
     settings: Any = jax.config
-    kept = settings.jax_enable_compilation_cache and settings.jax_compilation_cache_dir
-    return Code.PTX if kept else Code.CUBIN
+    if not (settings.jax_enable_compilation_cache and settings.jax_compilation_cache_dir):
+        return Code.CUBIN
+    version, driver = choose_nvrtc(arch).nvrtc.version, driver_version()
+    if driver is None or version <= driver:
+        return Code.PTX
+    log.warning(
+        "NVRTC %s is newer than the driver (%s): JAX cannot keep programs with astitch's kernels on disk; "
+        "install nvidia-cuda-nvrtc %s",
+        *map(show_version, (version, driver, driver)),
+    )
+    return Code.CUBIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -1110,7 +1131,6 @@ class Stitched:
     ) -> None:
         self.lowered, self.jaxpr, self.gpu = lowered, jaxpr, gpu
         self.donated = tuple(donated)
-        self._code = choose_code()
         self._tune, self._strict = tune, strict
         self._lock = threading.Lock()
         self._made: tuple[Compilation, bytes] | None = None
@@ -1118,6 +1138,10 @@ class Stitched:
         self.hlo = bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
         with pause_collector():
             self.graph = import_hlo(self.hlo)
+
+    @cached_property
+    def _code(self) -> Code:
+        return choose_code(self.gpu.arch)
 
     @property
     def compilation(self) -> Compilation:

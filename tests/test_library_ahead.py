@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -226,7 +225,7 @@ def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
     monkeypatch.setattr(jit_module, "choose_engine", lambda asked=None: "xla")
     monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
     monkeypatch.setattr(xla_engine, "find_device", lambda platform: f"the {platform}")
-    monkeypatch.setattr(xla_engine, "choose_code", lambda: code)
+    monkeypatch.setattr(xla_engine, "choose_code", lambda arch: code)
     compile_for_xla = xla_engine.compile_for_xla
     monkeypatch.setattr(
         xla_engine,

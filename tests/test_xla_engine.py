@@ -24,6 +24,7 @@ import pytest
 
 import astitch
 from astitch import kernel_ir as k
+from astitch import nvrtc, xla_engine
 from astitch.compile import Compilation, compile_graph
 from astitch.emulate import compile_host
 from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
@@ -836,17 +837,32 @@ def test_a_name_longer_than_that_of_its_form_stays_outside_of_the_cubin() -> Non
 
 
 @pytest.mark.parametrize(
-    ("folder", "enabled", "code"),
-    [(None, True, Code.CUBIN), ("anywhere", True, Code.PTX), ("anywhere", False, Code.CUBIN)],
+    ("folder", "enabled", "driver", "code"),
+    [
+        (None, True, None, Code.CUBIN),
+        ("anywhere", True, None, Code.PTX),
+        ("anywhere", True, (99, 0), Code.PTX),
+        ("anywhere", True, (12, 0), Code.CUBIN),  # which knows the PTX of no NVRTC that is here
+        ("anywhere", False, None, Code.CUBIN),
+    ],
 )
-def test_where_jax_keeps_executables_kernels_are_ptx(
-    folder: str | None, enabled: bool, code: Code, request: pytest.FixtureRequest
+def test_where_jax_keeps_executables_kernels_are_ptx_that_the_driver_knows(
+    folder: str | None,
+    enabled: bool,
+    driver: tuple[int, int] | None,
+    code: Code,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = {"jax_compilation_cache_dir": folder, "jax_enable_compilation_cache": enabled}
     for name, value in settings.items():
         request.addfinalizer(partial(jax.config.update, name, getattr(jax.config, name)))
         jax.config.update(name, value)
-    assert choose_code() is code
+    for module in (nvrtc, xla_engine):
+        monkeypatch.setattr(module, "driver_version", lambda: driver)
+    assert choose_code("sm_90") is code
+    assert ("is newer than the driver (12.0)" in caplog.text) is (driver == (12, 0))
 
 
 def test_blocks_that_could_not_meet_are_refused(meeting: Compilation) -> None:
