@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
