@@ -91,10 +91,14 @@ _MESSAGES = {
     "StackFrameIndexProto": """
         file_names bytes* 1, function_names bytes* 2, file_locations FileLocation* 3,
         stack_frames StackFrame* 4""",
+    # A map of proto3 on the wire: its entries.
+    "HloScheduleProto": "sequences ScheduledComputation* 1",
+    "ScheduledComputation": "computation_id int64 1, sequence InstructionSequence 2",
+    "InstructionSequence": "instruction_ids int64* 1",
     "HloModuleProto": """
         name bytes 1, entry_computation_name bytes 2, computations HloComputationProto* 3,
         host_program_shape ProgramShapeProto 4, id int64 5, entry_computation_id int64 6,
-        input_output_alias HloInputOutputAliasProto 8,
+        schedule HloScheduleProto 7, input_output_alias HloInputOutputAliasProto 8,
         stack_frame_index StackFrameIndexProto 17""",
     "HloProto": "hlo_module HloModuleProto 1",
 }

@@ -50,10 +50,11 @@ def key_of(
 
 
 def _what_is_read(hlo: bytes) -> bytes:
-    """The fields of a module that the importer knows, but for its number among what this process has traced."""
+    """The fields of a module that the importer reads, but for its number among what this process has traced."""
     module = hlo_schema.HloModuleProto.FromString(hlo)
     module.DiscardUnknownFields()
     module.ClearField("id")
+    module.ClearField("schedule")
     return bytes(module.SerializeToString(deterministic=True))
 
 

@@ -23,6 +23,7 @@ from astitch.profiling.kernel_trace import Launch
 from astitch.profiling.profiler import Options
 from astitch.profiling.report import MEASURED, MEMORY, PRODUCT, Kernel, Report, Side
 from astitch.profiling.target import trace_function
+from astitch.profiling.xla_kernels import Launches
 
 DETAILS = "regs:32 static_shared:16 dynamic_shared:1024 grid:12,2,1 block:256,1,1 occ_pct:50"
 CALLS = 4
@@ -114,7 +115,9 @@ def test_a_librarys_kernel_has_the_work_of_the_ops_that_called_it() -> None:
         call("custom-call.2", 3.0, "a.py:2"),
         Kernel("loop_add", MEMORY, 1.0, bound_us=0.5),
     ]
-    rows = measured.join_traced(measured.sum_calls(launches, 1), known, preset("h100"))
+    rows = measured.join_traced(
+        measured.sum_calls(launches, 1), Launches(tuple(known)), preset("h100")
+    )
     found = {row.name: row for row in rows}
     gemm = found["sm90_gemm"]
     assert (gemm.us, gemm.launches, gemm.bound_us, gemm.flops) == (12.0, 2.0, 5.0, 20)
@@ -123,30 +126,127 @@ def test_a_librarys_kernel_has_the_work_of_the_ops_that_called_it() -> None:
     assert found["loop_add"].bound_us == 0.5
 
 
-def test_products_in_a_cuda_graph_are_known_by_their_order() -> None:
-    """What an H100's profiler says of two layers: no instruction is named, equal fusions are one kernel."""
-    work: Any = {"limit": "DRAM", "read_bytes": 4, "written_bytes": 2}
-    known = [
-        Kernel("cublas-gemm.1", PRODUCT, 1.0, bound_us=8.0, flops=30, **work),
-        Kernel("gemm_fusion_dot.23", PRODUCT, 1.0, bound_us=5.0, flops=2, **work),
-        Kernel("loop_add", MEMORY, 1.0, bound_us=0.5),
-        Kernel("cublas-gemm.2", PRODUCT, 1.0, bound_us=9.0, flops=40, **work),
-        Kernel("gemm_fusion_dot.25", PRODUCT, 1.0, bound_us=5.0, flops=2, **work),
+# ---- products in a CUDA graph, where the profiler names no instruction ---------------------------------------------
+
+
+def schedule(*names: str) -> Launches:
+    """In this order: library calls `gemm.N` with a bound of N us, else kernels of XLA's own; `*` marks a loop's."""
+    kernels = []
+    for name in names:
+        kind, number = (PRODUCT, name[5:]) if name.startswith("gemm.") else (MEMORY, "0.5")
+        turns = 3.0 if name.endswith("*") else 1.0
+        us = float(number.rstrip("*")) * turns
+        kernels.append(Kernel(name.rstrip("*"), kind, turns, bound_us=us, flops=2))
+    return Launches(
+        tuple(kernels),
+        once=frozenset(name for name in names if not name.endswith("*")),
+        libraries=frozenset(kernel.name for kernel in kernels if kernel.kind == PRODUCT),
+    )
+
+
+def bounds(known: Launches, *names: str, calls: int = 1) -> dict[str, float | None]:
+    """Of the libraries' kernels, where calls launch these."""
+    launches = [Launch(name, 20.0, 30.0 * n, DETAILS) for n, name in enumerate(names * calls)]
+    rows = measured.join_traced(measured.sum_calls(launches, calls), known, preset("h100"))
+    return {row.name: row.bound_us for row in rows if row.name.startswith("sm90")}
+
+
+def test_products_in_a_cuda_graph_are_known_by_their_place() -> None:
+    """What an H100's profiler says of two layers: equal fusions are one kernel, under the name of one of them."""
+    known = schedule("gemm.8", "gemm_fusion_dot.23", "loop_add", "gemm.9", "gemm_fusion_dot.25")
+    names = ["sm90_a", "gemm_fusion_dot_23", "loop_add", "sm90_a", "gemm_fusion_dot_23"]
+    launches = [Launch(name, 20.0, 30.0 * n, DETAILS) for n, name in enumerate(names)]
+    rows = measured.join_traced(measured.sum_calls(launches, 1), known, preset("h100"))
+    gemm, fusion, _ = rows
+    assert (gemm.name, gemm.us, gemm.launches) == ("sm90_a", 40.0, 2.0)
+    assert (gemm.bound_us, gemm.flops) == (17.0, 4)
+    assert (fusion.launches, fusion.bound_us) == (2.0, 1.0)
+    assert bounds(known, *names, calls=3) == {"sm90_a": pytest.approx(17.0)}
+
+
+def test_two_kernels_for_one_call_leave_out_their_stretch_only() -> None:
+    known = schedule("gemm.1", "stitch_0", "gemm.2", "gemm.3", "stitch_1", "gemm.4", "stitch_2")
+    names = ["sm90_a", "stitch_0", "sm90_b", "sm90_split", "sm90_c", "stitch_1", "sm90_d"]
+    found = bounds(known, *names, "stitch_2")
+    assert found == {
+        "sm90_a": 1.0,
+        "sm90_b": None,
+        "sm90_split": None,
+        "sm90_c": None,
+        "sm90_d": 4.0,
+    }
+    # A kernel that is known in part has no work: its row is of all its launches.
+    names[4] = "sm90_a"
+    assert bounds(known, *names, "stitch_2")["sm90_a"] is None
+
+
+def test_a_kernel_without_a_name_and_copies_between_products() -> None:
+    known = schedule("gemm.1", "stitch_0", "gemm.2", "copy.7", "gemm.3")
+    copied = ("sm90_a", "Memset 0", "stitch_0", "sm90_b", "memcpy32_post", "sm90_c")
+    assert bounds(known, *copied) == {"sm90_a": 1.0, "sm90_b": 2.0, "sm90_c": 3.0}
+    transposed = ("sm90_a", "stitch_0", "void transpose<float>", "sm90_b", "sm90_c")
+    assert bounds(known, *transposed) == {"sm90_a": 1.0, "sm90_b": None, "sm90_c": None}
+
+
+def test_a_loop_between_products_leaves_out_what_is_beside_it() -> None:
+    known = schedule("gemm.1", "stitch_0", "row*", "gemm.2*", "stitch_1", "gemm.3")
+    turn = ("row", "sm90_b")
+    names = ("sm90_a", "stitch_0", *turn * 3, "stitch_1", "sm90_c")
+    assert bounds(known, *names) == {"sm90_a": 1.0, "sm90_b": None, "sm90_c": 3.0}
+    beside = schedule("gemm.1", "row*", "gemm.2*", "stitch_1", "gemm.3")
+    assert bounds(beside, *(name for name in names if name != "stitch_0"))["sm90_a"] is None
+    empty = schedule("gemm.1", "row*", "stitch_1", "gemm.3")  # nothing of a library turns
+    names = ("sm90_a", "row", "row", "row", "stitch_1", "sm90_c")
+    assert bounds(empty, *names) == {"sm90_a": 1.0, "sm90_c": 3.0}
+
+
+def test_as_many_products_at_other_places_are_not_taken_for_each_other() -> None:
+    known = schedule("gemm.1", "stitch_0", "gemm.2", "stitch_1", "gemm.3")
+    shifted = ("stitch_0", "sm90_a", "sm90_b", "stitch_1", "sm90_c")
+    assert bounds(known, *shifted) == {"sm90_a": None, "sm90_b": None, "sm90_c": 3.0}
+    # The GPU exchanges two landmarks: no stretch beside them is the same.
+    exchanged = ("sm90_a", "stitch_1", "sm90_b", "stitch_0", "sm90_c")
+    assert bounds(known, *exchanged) == {"sm90_a": None, "sm90_b": None, "sm90_c": None}
+
+
+def test_nothing_named_is_one_stretch() -> None:
+    known = schedule("gemm.1", "gemm.2", "gemm.3")
+    assert bounds(known, "sm90_a", "sm90_b", "sm90_a") == {"sm90_a": 4.0, "sm90_b": 2.0}
+    assert bounds(known, "sm90_a", "sm90_b") == {"sm90_a": None, "sm90_b": None}
+    assert bounds(Launches(()), "sm90_a") == {"sm90_a": None}
+
+
+def test_names_that_only_one_side_has_are_no_landmarks() -> None:
+    known = schedule("gemm.1", "wrapped_slice", "gemm.2", "stitch_0", "gemm.3", "loop_add.1")
+    names = ("sm90_a", "sm90_b", "stitch_0", "sm90_c", "loop_add")  # a slice became a copy
+    found = bounds(known, *names)
+    assert (found["sm90_a"], found["sm90_b"]) == (1.0, 2.0)
+    assert found["sm90_c"] is None  # whatever loop_add is, it may be of the call
+
+
+def test_calls_that_differ_have_no_ends() -> None:
+    known = schedule("gemm.1", "stitch_0", "gemm.2", "stitch_1", "gemm.3")
+    call = ["sm90_a", "stitch_0", "sm90_b", "stitch_1", "sm90_c"]
+    launches = [
+        Launch(name, 20.0, 30.0 * n, DETAILS) for n, name in enumerate([*call, *call, "memcpy"])
     ]
-    names = ["sm90_gemm", "gemm_fusion_dot_23", "loop_add", "sm90_gemm", "gemm_fusion_dot_23"]
+    rows = measured.join_traced(measured.sum_calls(launches, 2), known, preset("h100"))
+    found = {row.name: row.bound_us for row in rows}
+    # The part that is taken for a call begins one launch too early or ends one too late.
+    assert (found["sm90_a"], found["sm90_b"], found["sm90_c"]) == (None, 2.0, None)
 
-    def join(names: list[str]) -> dict[str, Kernel]:
-        launches = [Launch(name, 20.0, 30.0 * n, DETAILS) for n, name in enumerate(names)]
-        rows = measured.join_traced(measured.sum_calls(launches, 1), known, preset("h100"))
-        return {row.name: row for row in rows}
 
-    gemm = join(names)["sm90_gemm"]
-    assert (gemm.us, gemm.launches, gemm.bound_us, gemm.flops) == (40.0, 2.0, 17.0, 70)
-    fusion = join(names)["gemm_fusion_dot_23"]
-    assert (fusion.launches, fusion.bound_us) == (2.0, 10.0)
-    assert join([*names, "sm90_gemm"])["sm90_gemm"].bound_us is None  # one too many
-    known[:2] = known[1], known[0]
-    assert join(names)["sm90_gemm"].bound_us is None  # a kernel in another's place
+def test_a_timeline_of_many_thousand_launches() -> None:
+    """As ASR's training by XLA: between products loops, whose kernels they share."""
+    scheduled: list[str] = []
+    launched: list[str] = []
+    wanted = {}
+    for n in range(1, 501):
+        scheduled += [f"gemm.{n}", f"stitch_{n}", f"row.{n}*"]
+        launched += [f"sm90_{n}", f"stitch_{n}", *["row_1"] * 100]
+        wanted[f"sm90_{n}"] = float(n)
+    assert len(launched) > 50_000
+    assert bounds(schedule(*scheduled), *launched) == wanted
 
 
 @pytest.mark.usefixtures("on_a_gpu")

@@ -100,6 +100,49 @@ def test_only_what_is_needed_is_read_and_what_is_new_is_written() -> None:
     assert row.source == ("f.py:7 jit(f)/exp",)
 
 
+APART = """\
+HloModule jit_h, is_scheduled=true
+
+%one (a: f32[64,64]) -> f32[64,64] {
+  %a = f32[64,64]{1,0} parameter(0)
+  ROOT %n = f32[64,64]{1,0} negate(%a)
+}
+
+%two (b: f32[64,64]) -> f32[64,64] {
+  %b = f32[64,64]{1,0} parameter(0)
+  ROOT %e = f32[64,64]{1,0} exponential(%b)
+}
+
+ENTRY %main (x: f32[64,64]) -> (f32[64,64], f32[64,64], f32[64,64]) {
+  %x = f32[64,64]{1,0} parameter(0)
+  %third = f32[64,64]{1,0} fusion(%x), kind=kLoop, calls=%two
+  %first = f32[64,64]{1,0} fusion(%x), kind=kLoop, calls=%one
+  %second = f32[64,64]{1,0} custom-call(%x, %x), custom_call_target="__cublas$gemm"
+  ROOT %all = (f32[64,64]{1,0}, f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(%first, %second, %third)
+}
+"""
+
+
+def test_kernels_are_in_the_order_in_which_they_run() -> None:
+    module = serialize_module(APART)
+    found = read_xla_kernels(module, preset("h100"))
+    assert [kernel.name for kernel in found.kernels] == ["third", "first", "second"]
+    unscheduled = serialize_module(APART.replace(", is_scheduled=true", ""))
+    found = read_xla_kernels(unscheduled, preset("h100"))
+    assert [kernel.name for kernel in found.kernels] == ["first", "second", "third"]
+    assert found.once == {"first", "second", "third"} and found.libraries == {"second"}
+
+
+def test_what_may_run_more_or_less_often_than_once_is_told_apart() -> None:
+    text = MODULE.replace(", WHILE", f", {KNOWN}").replace("BROUGHT", BROUGHT)
+    assert read_xla_kernels(serialize_module(text), preset("h100")).once == {
+        "stitch_7",
+        "c",
+        "call",
+    }
+    assert read_xla_kernels(serialize_module(UPDATES), preset("h100")).once == {"made"}
+
+
 UPDATES = """\
 HloModule jit_g, is_scheduled=true
 

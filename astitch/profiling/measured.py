@@ -10,9 +10,10 @@ import math
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from astitch.compile import Compilation, compile_hlo
 from astitch.errors import AstitchError
@@ -29,6 +30,7 @@ from astitch.profiling.kernel_trace import (
     record_launches,
 )
 from astitch.profiling.report import (
+    COPY,
     MEASURED,
     PRODUCT,
     Ablation,
@@ -305,12 +307,12 @@ def read_details(details: str) -> dict[str, float]:
     return found
 
 
-def join_traced(traced: Traced, known: Sequence[Kernel], gpu: Gpu) -> tuple[Kernel, ...]:
+def join_traced(traced: Traced, known: Launches, gpu: Gpu) -> tuple[Kernel, ...]:
     """One row for each name that the profiler saw, with what is known of it besides."""
     by_name: dict[str, Kernel] = {}
-    for kernel in known:
+    for kernel in known.kernels:
         by_name.setdefault(spell_as_xla(kernel.name), kernel)
-    called = {**find_in_order(traced.timeline, known), **find_called(traced, by_name)}
+    called = {**find_in_order(traced, known), **find_called(traced, by_name)}
     rows = []
     for name, (us, count, first) in traced.launches.items():
         kernel = (
@@ -336,30 +338,78 @@ def find_called(traced: Traced, known: Mapping[str, Kernel]) -> dict[str, Kernel
     return {name: join_called(name, calls) for name, calls in parts.items()}
 
 
-def find_in_order(events: Sequence[Event], known: Sequence[Kernel]) -> dict[str, Kernel]:
+def find_in_order(traced: Traced, known: Launches) -> dict[str, Kernel]:
     """By the name of a library's kernel, the work of XLA's instructions that called it, where the profiler names none,
-    as in a CUDA graph: the products of the schedule are launched in its order.
+    as in a CUDA graph: that of the same place in the schedule.
 
-    events: of one call.  known: in the order of the schedule.  Nothing is found where products and launches are not as
-    many, or where a kernel of XLA's own stands in the place of another.
+    A landmark is a kernel with a name of XLA's or ours that a call launches once, and whose instruction runs once: the
+    launch is certain to be the instruction's.  What stands between two landmarks that are neighbours on both sides is
+    one stretch of the program.  Each library call in it launched a kernel or more, and whatever else launched one
+    without a name adds to them; so where there are as many such launches as calls, each call launched one.  A stretch
+    with more or fewer is left out, and no other suffers from it.
+
+    The schedule's order is taken within a stretch.  XLA may record a graph whose nodes do not all depend on each other,
+    and where the GPU exchanges two calls of one stretch, each gets the work of the other; in different stretches only
+    where it exchanges as many for as many.
     """
-    launched = [event for event in events if event.kind == PRODUCT]
-    products = [kernel for kernel in known if kernel.kind == PRODUCT]
-    if len(launched) != len(products) or any(product.launches != 1 for product in products):
-        return {}
-    own = {spell_as_xla(kernel.name) for kernel in known}
+    own = {spell_as_xla(kernel.name) for kernel in known.kernels}
+    seen = Counter(spell_as_xla(event.name) for event in traced.timeline)
+    landmarks = {
+        name for name in map(spell_as_xla, known.once - known.libraries) if seen[name] == 1
+    }
+    libraries = known.libraries & known.once
+    scheduled = ((spell_as_xla(k.name), k if k.name in libraries else None) for k in known.kernels)
+    launched = ((spell_as_xla(e.name), e) for e in traced.timeline)
+    calls = cut_at(landmarks, scheduled)
+    nameless = cut_at(
+        landmarks, ((n, None if n in own or e.kind == COPY else e) for n, e in launched)
+    )
+    # Where calls differ in what they launch, the timeline is none of them: it has no ends.
+    whole = round(sum(count for _, count, _ in traced.launches.values()), 2) == len(traced.timeline)
     parts: dict[str, list[Kernel]] = {}
-    for event, product in zip(launched, products, strict=True):
-        if spell_as_xla(event.name) not in own:
-            parts.setdefault(event.name, []).append(product)
-        elif drop_number(event.name) != drop_number(product.name):
-            return {}
-    return {name: join_called(name, calls) for name, calls in parts.items()}
+    for between, events in nameless.items():
+        made = calls.get(between, [])
+        if len(made) == len(events) and (whole or END not in between):
+            for call, event in zip(made, events, strict=True):
+                parts.setdefault(event.name, []).append(call)
+    # A row is of all launches of a name.  Those that are not known can be of other shapes: nothing is made of a part.
+    return {
+        name: join_called(name, called)
+        for name, called in parts.items()
+        if len(called) == round(traced.launches[name][1], 2)
+    }
 
 
-def drop_number(name: str) -> str:
-    """What equal fusions, of which XLA launches one kernel, have in common."""
-    return re.sub(r"_\d+$", "", spell_as_xla(name))
+END = ""
+"""Stands for a landmark at both ends of a call."""
+
+T = TypeVar("T")
+
+
+def cut_at(
+    landmarks: Collection[str], things: Iterable[tuple[str, T | None]]
+) -> dict[tuple[str, str], list[T]]:
+    """By the landmarks on its left and right, each stretch between; things without a value are in none."""
+    found: dict[tuple[str, str], list[T]] = {}
+    left: str = END
+    stretch: list[T] = []
+    for name, thing in (*things, (END, None)):
+        if name == END or name in landmarks:
+            found[left, name] = stretch
+            left, stretch = name, []
+        elif thing is not None:
+            stretch.append(thing)
+    return found
+
+
+def list_launches(stitched: DescribedProgram) -> Launches:
+    """Of the program's own steps, each of which runs once."""
+    named = Counter(kernel.name for kernel in stitched.kernels)
+    return Launches(
+        stitched.kernels,
+        once=frozenset(name for name, times in named.items() if times == 1),
+        libraries=frozenset(kernel.name for kernel in stitched.kernels if kernel.kind == PRODUCT),
+    )
 
 
 def join_called(name: str, calls: Sequence[Kernel]) -> Kernel:
@@ -450,14 +500,14 @@ def measure_sides(
     sides = {}
     for name, side in prepared.items():
         traced = trace_calls(side.runner, walls[name].median, flush)
-        known: Sequence[Kernel] = ()
+        known = Launches(())
         if side.module is not None:
-            known = read_xla_kernels(side.module, gpu).kernels
+            known = read_xla_kernels(side.module, gpu)
         if name == "astitch":
             known = (
-                join_stitched(Launches(tuple(known)), stitched.kernels)
-                if known
-                else stitched.kernels
+                replace(known, kernels=join_stitched(known, stitched.kernels))
+                if known.kernels
+                else list_launches(stitched)
             )
         sides[name] = Side(
             name,

@@ -1,6 +1,6 @@
 """XLA's optimized module -> its kernels: what one call launches, of which class, with what least work.
 
-Takes the serialized HloModuleProto after XLA's own passes, in schedule order.  A fusion is a kernel, a library's custom
+Takes the serialized HloModuleProto after XLA's own passes, scheduled.  A fusion is a kernel, a library's custom
 call one, a loop's body as many times as XLA knows that it turns.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,11 +40,15 @@ WIDTHS = {"pred": 8, "token": 0, "opaque": 0, "tuple": 0, "s4": 4, "u4": 4, "f4e
 @dataclass(frozen=True, slots=True)
 class Launches:
     """kernels: in the order of the schedule, each instruction one.  unknown_loops: whose turns XLA does not know; they
-    are counted as one turn.  conditionals: of which the first branch is counted."""
+    are counted as one turn.  conditionals: of which the first branch is counted.  once: names of the kernels that run
+    exactly once in every call, in the schedule's place: outside loops, branches and what runs beside the rest.
+    libraries: names of products that are calls of a library."""
 
     kernels: tuple[Kernel, ...]
     unknown_loops: int = 0
     conditionals: int = 0
+    once: frozenset[str] = frozenset()
+    libraries: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class _Found:
     kernels: list[Kernel] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     conditionals: list[str] = field(default_factory=list)
+    once: set[str] = field(default_factory=set)
+    libraries: set[str] = field(default_factory=set)
 
 
 def read_xla_kernels(module: bytes, gpu: Gpu) -> Launches:
@@ -62,15 +69,27 @@ class _Reader:
     def __init__(self, proto: Any, gpu: Gpu) -> None:
         self.proto, self.gpu = proto, gpu
         self.computations: Mapping[int, Any] = {c.id: c for c in proto.computations}
+        self.schedule: Mapping[int, Sequence[int]] = {
+            s.computation_id: s.sequence.instruction_ids for s in proto.schedule.sequences
+        }
 
     def read(self) -> Launches:
         found = _Found()
-        self._walk(self.computations[self.proto.entry_computation_id], 1.0, found)
-        return Launches(tuple(found.kernels), len(found.unknown), len(found.conditionals))
+        self._walk(self.computations[self.proto.entry_computation_id], 1.0, found, once=True)
+        named = Counter(kernel.name for kernel in found.kernels)
+        return Launches(
+            tuple(found.kernels),
+            len(found.unknown),
+            len(found.conditionals),
+            frozenset(name for name in found.once if named[name] == 1),
+            frozenset(found.libraries),
+        )
 
-    def _walk(self, computation: Any, times: float, found: _Found) -> None:
+    def _walk(self, computation: Any, times: float, found: _Found, *, once: bool) -> None:
         by_id = {i.id: i for i in computation.instructions}
-        for instruction in computation.instructions:
+        # A module's instructions are written operands first; the order in which they run is beside them.
+        for number in self.schedule.get(computation.id, by_id):
+            instruction = by_id[number]
             opcode = instruction.opcode.decode()
             called = [self.computations[n] for n in instruction.called_computation_ids]
             if opcode in FREE:
@@ -81,15 +100,20 @@ class _Reader:
                     if turns is None:
                         found.unknown.append(instruction.name.decode())
                     for inner in called:
-                        self._walk(inner, times * (turns or 1), found)
+                        self._walk(inner, times * (turns or 1), found, once=False)
                 case "call" | "async-start" | "conditional":
                     # Of a conditional one branch runs: the first is as good a guess as any.
                     if opcode == "conditional":
                         found.conditionals.append(instruction.name.decode())
                     for inner in called[:1]:
-                        self._walk(inner, times, found)
+                        self._walk(inner, times, found, once=once and opcode == "call")
                 case _:
-                    found.kernels.append(self._describe(instruction, opcode, called, by_id, times))
+                    kernel = self._describe(instruction, opcode, called, by_id, times)
+                    found.kernels.append(kernel)
+                    if once:
+                        found.once.add(kernel.name)
+                    if _is_library(instruction):
+                        found.libraries.add(kernel.name)
 
     def _describe(
         self,
