@@ -110,7 +110,8 @@ _HANDLER = Handler(_note_stream)
 """One for the process: XLA keeps its address, and takes no other one by the same name."""
 
 
-# Threads that come here together for the first time find the same stream, each with an event of its own.
+# Threads that come here together for the first time find the same stream, each with an event of its own.  A failure
+# is remembered, too, though it may pass (no room): trying again in each call would take longer than the other way.
 @functools.cache
 def _find_queue(gpu: int) -> _Queue | None:
     """The queue of JAX's GPU with CUDA's number.  None where JAX has no such GPU or does not show its stream, and where

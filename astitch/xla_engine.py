@@ -129,7 +129,7 @@ def choose_code(arch: str) -> Code:
 
     XLA passes what it was given as PTX to the driver's loader, which tells them apart.  But where JAX keeps executables
     on disk they hold that as a string of UTF-8, which no cubin is.  A driver knows no PTX of a newer NVRTC: then JAX
-    keeps nothing.  Raises KernelCompileError where no NVRTC compiles for `arch`.
+    cannot read again what it keeps.  Raises KernelCompileError where no NVRTC compiles for `arch`.
     """
     import jax
 
@@ -139,12 +139,19 @@ def choose_code(arch: str) -> Code:
     version, driver = choose_nvrtc(arch).nvrtc.version, driver_version()
     if driver is None or version <= driver:
         return Code.PTX
-    log.warning(
-        "NVRTC %s is newer than the driver (%s): JAX cannot keep programs with astitch's kernels on disk; "
-        "install nvidia-cuda-nvrtc %s",
-        *map(show_version, (version, driver, driver)),
-    )
+    _warn_of_newer_nvrtc(show_version(version), show_version(driver))
     return Code.CUBIN
+
+
+@cache
+def _warn_of_newer_nvrtc(version: str, driver: str) -> None:
+    """Once in a process."""
+    log.warning(
+        "NVRTC %s is newer than the driver (%s): JAX cannot read programs with astitch's kernels from its cache "
+        "on disk; install an NVRTC that is not (nvidia-cuda-nvrtc, for CUDA 12 nvidia-cuda-nvrtc-cu12)",
+        version,
+        driver,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,6 +342,27 @@ ENTRY e { x = f32[3,5,4] parameter(0)
     )
 
 
+@pytest.mark.parametrize(
+    "spelled", [{"comparison_type": b"TOTALORDER"}, {"comparison_order": b"TOTAL"}]
+)
+def test_a_total_order_is_read_as_each_jaxlib_writes_it_and_is_one_of_floats(spelled):
+    text = """HloModule m
+ENTRY e { x = f32[3] parameter(0)
+ i = s32[3] parameter(1)
+ k = pred[3] compare(x, x), direction=LT
+ l = pred[3] compare(i, i), direction=LT
+ ROOT r = (pred[3], pred[3]) tuple(k, l) }"""
+    module = hlo_schema.HloModuleProto.FromString(parse_hlo_text(text))
+    for instruction in module.computations[0].instructions:
+        if instruction.opcode == b"compare":
+            instruction.comparison_type = instruction.comparison_order = b""
+            for name, value in spelled.items():
+                setattr(instruction, name, value)
+    graph = import_hlo(module.SerializeToString())
+    found = [node.attrs for node in graph if node.op == "compare"]
+    assert found == [CompareAttrs("LT", total_order=True), CompareAttrs("LT")]
+
+
 def test_a_region_is_imported_once():
     text = """HloModule m
 add { a = f32[] parameter(0)

@@ -859,6 +859,7 @@ def test_where_jax_keeps_executables_kernels_are_ptx_that_the_driver_knows(
     for name, value in settings.items():
         request.addfinalizer(partial(jax.config.update, name, getattr(jax.config, name)))
         jax.config.update(name, value)
+    xla_engine._warn_of_newer_nvrtc.cache_clear()
     for module in (nvrtc, xla_engine):
         monkeypatch.setattr(module, "driver_version", lambda: driver)
     assert choose_code("sm_90") is code

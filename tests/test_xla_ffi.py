@@ -66,20 +66,25 @@ def test_structs_lie_as_in_the_header_of_jax(tmp_path: Path) -> None:
         for struct, (_, fields) in LAYOUTS.items()
         for ours, theirs in fields.items()
     ]
-    lines = "\n".join(
-        f'  std::printf("%zu\\n", offsetof(XLA_FFI_{struct}, {theirs}));'
-        for struct, _, theirs in questions
-    )
+    numbers = {
+        "XLA_FFI_Extension_Metadata": xla_ffi._METADATA_EXTENSION,
+        "XLA_FFI_Error_Code_INTERNAL": xla_ffi._INTERNAL,
+    }
+    asked = [f"offsetof(XLA_FFI_{struct}, {theirs})" for struct, _, theirs in questions]
+    asked += [f"static_cast<std::size_t>({name})" for name in numbers]
+    lines = "\n".join(f'  std::printf("%zu\\n", {what});' for what in asked)
     source, program = tmp_path / "offsets.cc", tmp_path / "offsets"
     source.write_text(
-        f'#include <cstdio>\n#include "xla/ffi/api/c_api.h"\nint main() {{\n{lines}\n}}\n'
+        f'#include <cstddef>\n#include <cstdio>\n#include "xla/ffi/api/c_api.h"\nint main() {{\n{lines}\n}}\n'
     )
     subprocess.run(
         [compiler, "-std=c++17", "-I", ffi.include_dir(), source, "-o", program], check=True
     )
     told = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
-    for (struct, ours, theirs), offset in zip(questions, told, strict=True):
-        assert getattr(LAYOUTS[struct][0], ours).offset == int(offset), f"{struct}.{theirs}"
+    here = [getattr(LAYOUTS[struct][0], ours).offset for struct, ours, _ in questions]
+    assert dict(zip(asked, map(int, told), strict=True)) == dict(
+        zip(asked, [*here, *numbers.values()], strict=True)
+    )
 
 
 def test_a_handler_runs_in_jax_and_what_it_raises_is_jax_s_error() -> None:
