@@ -51,6 +51,7 @@ from astitch.program import Program
 from astitch.projected_latency import project
 from astitch.reassociate import reassociate
 from astitch.remote_stitch import stitch_remotely
+from astitch.scatter_order import order_scatters
 from astitch.simplify import simplify
 from astitch.split_k import split_products
 from astitch.split_scopes import PlannedScopes, Split, split_scopes
@@ -226,6 +227,7 @@ def compile_graph(
     layouts_apart: bool = False,
     split_k: bool = False,
     epilogues: bool = True,
+    ordered_scatters: bool = False,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
@@ -237,6 +239,7 @@ def compile_graph(
     layouts_apart: parameters are laid out for products by stitch ops of their own, see stitch_remotely.
     split_k: kernels add the parts of products that fill the device only in parts, see split_products.
     epilogues: name the kernels that a product's library could compute, see epilogues.py.
+    ordered_scatters: scatters add in a fixed order, see scatter_order.py.
     """
     seconds = {} if seconds is None else seconds
 
@@ -250,6 +253,8 @@ def compile_graph(
     if loops:
         short = timed("hoist", lambda: simplify(check_graph(hoist_planned(short, loops))))
     long = timed("expand", lambda: expand(short, keep=region.keep(short) if region else ()))
+    if ordered_scatters:  # whose running sums are expanded like others
+        long = timed("order_scatters", lambda: expand(check_graph(order_scatters(long))))
     joined = timed("reassociate", lambda: reassociate(long))
     wide = timed("widen", lambda: check_graph(widen(joined)))
     simple = timed("arrange_products", lambda: check_graph(arrange_products(wide)))

@@ -105,7 +105,7 @@ def place_scatter_elementwise(node: Node, draft: Draft) -> Node | str | None:
     for u in batch:
         extent, place = draft[updates].shape[u], home[u]
         if place is not None and extent < shape[place]:
-            limit = _add_splat(node, draft, np.asarray(extent, np.int32), shape)
+            limit = add_splat(node, draft, np.asarray(extent, np.int32), shape)
             tests.append(_compare_with_iota(node, draft, "GT", limit, place, shape[place]))
     update = _spread(node, draft, updates, [home[u] for u in range(len(home))])
     value = _lift_region(node, draft, node.regions[0], (x, update))
@@ -157,7 +157,7 @@ def _plan_scatter(
         rows.index(there): here
         for here, there in zip(a.input_batching_dims, a.scatter_indices_batching_dims, strict=True)
     }
-    columns = {d: _add_column(node, draft, number) for number, d in enumerate(scattered)}
+    columns = {d: add_column(node, draft, number) for number, d in enumerate(scattered)}
     conditions = {}
     for d, column in columns.items():
         j = find_coordinate(draft, column) if sizes[d] == 1 else None
@@ -169,7 +169,7 @@ def _plan_scatter(
     return None if free and updates.array.size else (columns, homes, conditions)
 
 
-def _add_column(node: Node, draft: Draft, number: int) -> str:
+def add_column(node: Node, draft: Draft, number: int) -> str:
     """Component `number` of all index vectors, in the shape of the indices without that dimension."""
     indices, vector = draft[node.operands[1]], _scatter_attrs(node).index_vector_dim
     if vector == indices.array.rank:
@@ -244,7 +244,7 @@ def _spread(origin: Node, draft: Draft, name: str, home: Sequence[int | None]) -
     name = draft.add(origin, "slice", ArrayType(x.dtype, cut), (name,), bounds)
     whole = tuple(n if n == 1 else shape[d] for n, (_, d) in zip(cut, kept, strict=True))
     if whole != cut:
-        zero = _add_splat(origin, draft, np.zeros((), x.dtype.numpy), ())
+        zero = add_splat(origin, draft, np.zeros((), x.dtype.numpy), ())
         room = tuple(n - m for n, m in zip(whole, cut, strict=True))
         edges = PadAttrs((0,) * len(cut), room, (0,) * len(cut))
         name = draft.add(origin, "pad", ArrayType(x.dtype, whole), (name, zero), edges)
@@ -252,7 +252,7 @@ def _spread(origin: Node, draft: Draft, name: str, home: Sequence[int | None]) -
     return draft.add(origin, "broadcast", ArrayType(x.dtype, shape), (name,), where)
 
 
-def _add_splat(origin: Node, draft: Draft, value: np.ndarray, shape: tuple[int, ...]) -> str:
+def add_splat(origin: Node, draft: Draft, value: np.ndarray, shape: tuple[int, ...]) -> str:
     literal = Literal.of(value)
     attrs = ConstantAttrs(literal)
     scalar = draft.add(origin, "constant", ArrayType(literal.dtype, ()), (), attrs)
@@ -269,7 +269,7 @@ def _compare_with_iota(
         dtype = DType.S64
         x = draft.add(origin, "convert", ArrayType(dtype, shape), (x,))
     if positions == 1:
-        position = _add_splat(origin, draft, np.zeros((), dtype.numpy), shape)
+        position = add_splat(origin, draft, np.zeros((), dtype.numpy), shape)
     else:
         position = draft.add(origin, "iota", ArrayType(dtype, shape), (), IotaAttrs(d))
     type = ArrayType(DType.PRED, shape)
@@ -372,7 +372,7 @@ def _fold_window(
         )
     padding = init
     if unit is not None and not neutral:
-        padding = _add_splat(node, draft, unit.astype(dtype.numpy), ())
+        padding = add_splat(node, draft, unit.astype(dtype.numpy), ())
     return Folding(node, draft, op, dtype, init, neutral, padding), x, node.attrs.window
 
 
@@ -510,7 +510,7 @@ def _lift_region(node: Node, draft: Draft, region: Graph, operands: Sequence[str
     values = dict(zip(region.parameters, operands, strict=True))
     for inner in keep_live_nodes(region.nodes, region.outputs).values():
         if isinstance(inner.attrs, ConstantAttrs):
-            values[inner.name] = _add_splat(node, draft, inner.attrs.value.numpy(), shape)
+            values[inner.name] = add_splat(node, draft, inner.attrs.value.numpy(), shape)
         elif inner.op != "parameter":
             type = ArrayType(inner.dtype, shape)
             found = tuple(values[o] for o in inner.operands)

@@ -39,7 +39,7 @@ def key_of(
     import jax
 
     parts: list[bytes] = [_what_is_read(hlo), fingerprint()]
-    switches = (tuple(donated), strict, code, options.loops().name)
+    switches = (tuple(donated), strict, code, options.loops().name, options.deterministic())
     compiler = nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
     versions = (jax.__version__, compiler)
     parts += [repr(part).encode() for part in (astuple(gpu), switches, versions)]

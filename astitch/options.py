@@ -15,6 +15,7 @@ from astitch.errors import InvalidOption
 NAMES = {
     "ASTITCH_CACHE_DIR": "folder of the caches of kernels and programs (default ~/.cache/astitch)",
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
+    "ASTITCH_DETERMINISTIC": "1: inside XLA scatters add in a fixed order, too, so that equal calls give equal bits",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
     "ASTITCH_GRAPHS": "0: programs outside of XLA run step by step, not as CUDA graphs",
@@ -41,6 +42,14 @@ def debug_level() -> int:
     if not given.isdecimal() or int(given) > DEBUG_LEVELS:
         raise _invalid("ASTITCH_DEBUG", given)
     return int(given)
+
+
+def deterministic() -> bool:
+    """Whether scatters inside XLA add in a fixed order.  Raises InvalidOption."""
+    given = _read("ASTITCH_DETERMINISTIC")
+    if given not in ("", "0", "1"):
+        raise _invalid("ASTITCH_DETERMINISTIC", given)
+    return given == "1"
 
 
 def dump_dir() -> Path | None:

@@ -168,6 +168,8 @@ def _map_down_columns(
 def why_not_in_order(space: Space, mapping: Mapping) -> str | None:
     """None when the threads of a mapping that walks over the space of a running reduction can scan it."""
     along = tuple(a for a in space.atoms if a in space.reduced)
+    if not {*mapping.row, *mapping.col} <= {*space.atoms}:
+        return "threads that walk side by side would each scan the same"
     if mapping.row_steps * mapping.col_steps > MAX_STEPS:
         return f"a thread has {mapping.row_steps * mapping.col_steps} vectors, {MAX_STEPS} are scanned together"
     if mapping.row_steps * mapping.col_steps * mapping.vector > MAX_STATES:

@@ -1078,6 +1078,7 @@ def compile_for_xla(
             layouts_apart=True,
             split_k=True,
             epilogues=False,
+            ordered_scatters=options.deterministic(),
         )
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)

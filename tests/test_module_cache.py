@@ -36,7 +36,13 @@ def trace(
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The caches of this test; no name asks for something to be shown."""
-    for name in ("ASTITCH_DEBUG", "ASTITCH_DUMP", "ASTITCH_TUNE", "ASTITCH_STITCH_LOOPS"):
+    for name in (
+        "ASTITCH_DEBUG",
+        "ASTITCH_DUMP",
+        "ASTITCH_TUNE",
+        "ASTITCH_STITCH_LOOPS",
+        "ASTITCH_DETERMINISTIC",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
     return tmp_path / "modules"
@@ -91,6 +97,9 @@ def test_all_that_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
     keys.append(key(stitched))
     monkeypatch.delenv("ASTITCH_STITCH_LOOPS")
+    monkeypatch.setenv("ASTITCH_DETERMINISTIC", "1")
+    keys.append(key(stitched))
+    monkeypatch.delenv("ASTITCH_DETERMINISTIC")
     monkeypatch.setattr(module_cache, "fingerprint", lambda: b"another version")
     keys.append(key(stitched))
     monkeypatch.undo()

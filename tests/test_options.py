@@ -52,6 +52,17 @@ def test_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:
         options.loops()
 
 
+@pytest.mark.parametrize(("value", "asked"), [("", False), ("0", False), ("1", True)])
+def test_scatters_are_ordered_where_asked_for(
+    value: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTITCH_DETERMINISTIC", value)
+    assert options.deterministic() is asked
+    monkeypatch.setenv("ASTITCH_DETERMINISTIC", "maybe")
+    with pytest.raises(InvalidOption, match="ASTITCH_DETERMINISTIC='maybe' is not understood"):
+        options.deterministic()
+
+
 @pytest.mark.parametrize("value", ["5", "-1", "two"])
 def test_values_that_make_no_sense(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTITCH_DEBUG", value)
@@ -69,7 +80,7 @@ def test_names_are_few_and_documented() -> None:
     for path in (REPOSITORY / "astitch").rglob("*.py"):
         read |= set(
             re.findall(
-                r"\bASTITCH_(?:CACHE|DEBUG|DUMP|ENGINE|GRAPHS|OVERRIDE|LIMIT|STITCH|TUNE)\w*",
+                r"\bASTITCH_(?:CACHE|DEBUG|DETERMINISTIC|DUMP|ENGINE|GRAPHS|OVERRIDE|LIMIT|STITCH|TUNE)\w*",
                 path.read_text(),
             )
         )

@@ -143,6 +143,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         lambda x, y: jnp.cumsum(x * y, 0) - y,
         (numbers(300, 70), numbers(300, 70)),
     ),
+    "along rows and one that all of them read": (
+        lambda x, y: (jnp.cumsum(x, 1) + lax.cummax(y), lax.cummax(y)),
+        (numbers(6, 700), numbers(700)),
+    ),
     "short rows": (lambda x: jnp.cumsum(x, 1) * 2, (numbers(300, 3),)),
     "short columns": (lambda x: lax.cummax(x, 0, reverse=True), (numbers(2, 500),)),
     "rounds of rows": (lambda x: jnp.cumsum(x, 1) - x, (numbers(3, 5000),)),
@@ -161,6 +165,23 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
 def test_is_fused_with_its_neighbours(name: str) -> None:
     fn, arguments = CASES[name]
     expect_as_jax(fn, *arguments)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_one_column_beside_many_is_scanned_by_its_own_threads(read: bool) -> None:
+    """Those that have the many would each scan it, and hand each other what is not their neighbour's."""
+
+    def fn(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        one = lax.cummax(y)
+        return (jnp.cumsum(x, 0) + one[:, None], *([one] if read else []))
+
+    arguments = numbers(800, 24), numbers(800, dtype=np.int32)
+    planned = plan_for(preset("h100"), fn, *arguments)
+    assert len(planned.plans) == 1 and not planned.program.outside
+    want = [np.asarray(w) for w in by_jax(fn, *arguments)]
+    assert_close(
+        planned.run(*arguments), want, {w.dtype: TOLERANCE.get(w.dtype, 0.0) for w in want}
+    )
 
 
 @pytest.mark.parametrize("name", ["rounds of rows", "down columns of a product"])
@@ -349,6 +370,8 @@ def test_mappings_that_cannot_scan_say_why() -> None:
     apart = replace(columns, carried="row")
     assert "neighbouring rows" in (why_not_in_order(down, apart) or "")
     assert why_not_in_order(down, replace(apart, rows_together=True)) is None
+    alone = replace(down, atoms=(row,))
+    assert "scan the same" in (why_not_in_order(alone, replace(apart, rows_together=True)) or "")
     team = replace(carried, abreast=4, team=True)
     assert "in any order" in (why_not_in_order(space, team) or "")
     assert why_not_in_order(replace(space, parted=True), team) is None

@@ -1,0 +1,186 @@
+"""order_scatters: the same sums in a fixed order, and which scatters it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astitch import options, xla_engine
+from astitch.check import check_graph
+from astitch.compile import compile_graph
+from astitch.expand import expand
+from astitch.gpu import preset
+from astitch.hlo_export import export_nodes
+from astitch.hlo_import import import_hlo
+from astitch.host_engine import HostEngine
+from astitch.ir import Graph, ScatterAttrs
+from astitch.reference import run_graph
+from astitch.scatter_order import order_scatters
+from astitch.simplify import simplify
+from tests.hlo_runner import run_xla
+
+H100 = preset("h100")
+
+
+def lower(fn: Callable[..., Any], *arguments: np.ndarray) -> Graph:
+    module = jax.jit(fn, keep_unused=True).lower(*arguments).compiler_ir("hlo")
+    return simplify(check_graph(import_hlo(module.as_serialized_hlo_module_proto())))
+
+
+def order(graph: Graph) -> Graph:
+    return check_graph(order_scatters(expand(graph)))
+
+
+def scatters(graph: Graph) -> Iterator[ScatterAttrs]:
+    return (node.attrs for node in graph if isinstance(node.attrs, ScatterAttrs))
+
+
+def add_rows(x: Any, i: Any, u: Any) -> Any:
+    return x.at[i].add(u, mode="drop", wrap_negative_indices=False)
+
+
+def sum_rows(x: np.ndarray, i: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """In f64, in order."""
+    total = x.astype(np.float64)
+    for place, update in zip(i.reshape(-1), u.reshape(-1, *x.shape[1:]), strict=True):
+        if 0 <= place < len(x):
+            total[place] += update.astype(np.float64)
+    return total
+
+
+def draw(
+    rows: int,
+    row: tuple[int, ...],
+    count: tuple[int, ...],
+    dtype: Any = np.float32,
+    index: Any = np.int32,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng(rows)
+    least = -2 if np.iinfo(index).min < 0 else 0
+    places = random.integers(least, min(rows + 3, np.iinfo(index).max), size=count).astype(index)
+    x, u = (random.normal(size=s).astype(dtype) for s in ((rows, *row), (*count, *row)))
+    return x, places, u
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int8, np.uint8, np.uint32])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+@pytest.mark.parametrize("row", [(), (5,), (2, 3)])
+def test_each_row_gets_the_sum_of_its_updates(row: tuple[int, ...], dtype: Any, index: Any) -> None:
+    arguments = draw(11, row, (4, 10), dtype, index)
+    ordered = order(lower(add_rows, *arguments))
+    assert [a.unique_indices for a in scatters(ordered)] == [True]
+    want = sum_rows(*arguments)
+    for found in (run_graph(ordered, arguments)[0], run_in_xla(ordered, arguments)):
+        # The sum of the updates is rounded once, and once more when it is added.
+        step = float(jnp.finfo(dtype).eps) * np.maximum(
+            np.abs(want), np.abs(want - arguments[0].astype("f8"))
+        )
+        assert (np.abs(found.astype(np.float64) - want) <= step + 1e-30).all()
+
+
+def run_in_xla(graph: Graph, arguments: Any) -> np.ndarray:
+    """The whole graph by XLA, which must take what was made as legal."""
+    names = [node.name for node in graph if node.op != "parameter"]
+    exported = export_nodes(graph, names, graph.outputs)
+    given = [arguments[graph.parameters.index(name)] for name in exported.operands]
+    return run_xla(exported.hlo, given)[0]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_infinities_and_nans_stay_in_their_rows(data: st.DataObject) -> None:
+    special = [0.0, -0.0, 1.5, -2.0, 3.0e38, np.inf, -np.inf, np.nan]
+    rows, count = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 9))
+    places = data.draw(st.lists(st.integers(-1, rows), min_size=count, max_size=count))
+    values = data.draw(st.lists(st.sampled_from(special), min_size=count, max_size=count))
+    arguments = np.zeros(rows, np.float32), np.array(places, np.int32), np.array(values, np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        want = sum_rows(*arguments).astype(np.float32)
+        (found,) = run_graph(order(lower(add_rows, *arguments)), arguments)
+    np.testing.assert_array_equal(found, want)
+
+
+def test_two_dimensions_of_places_and_updates_in_another_order() -> None:
+    random = np.random.default_rng(1)
+    x, u = random.normal(size=(6, 5, 3)).astype("f4"), random.normal(size=(3, 40)).astype("f4")
+    i, j = (random.integers(0, n + 1, size=40).astype("i4") for n in (6, 5))
+
+    def fn(x: Any, i: Any, j: Any, u: Any) -> Any:
+        return x.at[i, j].add(u.T, mode="drop")
+
+    arguments = x, i, j, u
+    ordered = order(lower(fn, *arguments))
+    assert [a.unique_indices for a in scatters(ordered)] == [True]
+    want = x.astype("f8")
+    for a, b, update in zip(i, j, u.T.astype("f8"), strict=True):
+        if a < 6 and b < 5:
+            want[a, b] += update
+    np.testing.assert_allclose(run_graph(ordered, arguments)[0], want, rtol=1e-6, atol=1e-6)
+
+
+def test_places_of_more_than_32_bits_with_their_positions() -> None:
+    x, i, u = draw(70_000, (1,), (40_000,))
+    ordered = order(lower(add_rows, x, i, u))
+    (key,) = (node for node in ordered if node.op == "sort")
+    assert key.dtype.value == "s64"
+    want = x.astype("f8")
+    inside = (i >= 0) & (i < len(x))
+    np.add.at(want, i[inside], u[inside].astype("f8"))
+    np.testing.assert_allclose(run_graph(ordered, [x, i, u])[0], want, rtol=1e-6, atol=1e-6)
+
+
+STAY: dict[str, Callable[..., Any]] = {
+    "unique": lambda x, i, u: x.at[i].add(u, unique_indices=True, mode="drop"),
+    "largest": lambda x, i, u: x.at[i].max(u),
+    "products": lambda x, i, u: x.at[i].multiply(u),
+    "integers": lambda x, i, u: x.astype(jnp.int32).at[i].add(u.astype(jnp.int32)),
+    "one": lambda x, i, u: x.at[i[:1]].add(u[:1]),
+    "another dimension": lambda x, i, u: x.T.at[:, i].add(u.T),
+}
+
+
+@pytest.mark.parametrize("case", STAY)
+def test_what_has_one_order_or_another_form_stays(case: str) -> None:
+    graph = expand(lower(STAY[case], *draw(9, (4,), (12,))))
+    assert any(node.op == "scatter" for node in graph) or case == "one"
+    assert order_scatters(graph) is graph
+
+
+def embed(table: Any, words: Any, other: Any) -> Any:
+    return jax.grad(lambda t: jnp.sum(jnp.tanh(t[words]) * other))(table) * 0.5
+
+
+def test_kernels_compute_it_the_same_in_each_run() -> None:
+    random = np.random.default_rng(0)
+    table, other = (
+        random.normal(size=(300, 24)).astype("f4"),
+        random.normal(size=(4, 200, 24)).astype("f4"),
+    )
+    words = np.minimum(random.zipf(1.3, size=(4, 200)) - 1, 299).astype("i4")  # a few take most
+    graph = lower(embed, table, words, other)
+    compilation = compile_graph(graph, H100, ordered_scatters=True)
+    assert sum(op.op == "scatter" for op in compilation.program.outside) == 1
+    engine = HostEngine(compilation.program)
+    first, second = (engine.run([table, words, other])[0] for _ in range(2))
+    assert first.tobytes() == second.tobytes()
+    want = np.zeros(table.shape)
+    values = (1 - np.tanh(table.astype("f8")[words]) ** 2) * other * 0.5
+    np.add.at(want, words.reshape(-1), values.reshape(-1, 24))
+    np.testing.assert_allclose(first, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("asked", ["0", "1"])
+def test_inside_xla_it_is_asked_for(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_DETERMINISTIC", asked)
+    assert options.deterministic() is (asked == "1")
+    table, words = np.zeros((300, 24), np.float32), np.zeros((4, 200), np.int32)
+    graph = lower(embed, table, words, np.zeros((4, 200, 24), np.float32))
+    _, module = xla_engine.compile_for_xla(graph, H100)
+    assert [a.unique_indices for a in scatters(import_hlo(module))] == [asked == "1"]
