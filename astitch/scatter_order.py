@@ -1,15 +1,14 @@
 """Graph -> Graph: scatters whose updates may meet add them in a fixed order.
 
 XLA adds them as they come, with atomics.  Here the updates are sorted by where they go; those of one place are summed
-by two running sums, whose difference each place's last update takes; and what is scattered then never meets.  The
-sums run in f64, so that what came before a place leaves no trace in it; infinities and NaNs, which would, are counted.
+by one running sum over all, which starts anew at each place; the last update of a place has its sum, and what is
+scattered then never meets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from astitch.expand import add_column, add_splat
 from astitch.ir import (
     ArrayType,
     Attrs,
+    BroadcastAttrs,
     CompareAttrs,
     ConstantAttrs,
     DType,
@@ -37,10 +37,10 @@ from astitch.running import Running, running_window
 from astitch.simplify import Draft, Log, rewrite_graph
 
 SUMMED = (DType.F32, DType.F16, DType.BF16)
-"""Whose sums depend on their order and are exact in f64, as good as."""
+"""Whose sums depend on their order, and fit half of a word."""
 
-COUNT_BITS = 21
-"""Of a word for each of three counts: of infinities, of negative ones, of NaNs."""
+PLACE_BITS = 32
+"""A word of the running sum: the place in its upper half, below it the f32 sum of that place.  Negative: nothing."""
 
 
 def order_scatters(graph: Graph, log: Log | None = None) -> Graph:
@@ -79,7 +79,7 @@ def _is_taken(nodes: Graph | Draft, node: Node) -> bool:
     rows = math.prod(shape[: len(scattered)])
     count = updates.size // max(math.prod(shape[len(scattered) :]), 1)
     # Places and positions are s32; each update that goes nowhere has a place of its own behind all others.
-    return 1 < count < 1 << COUNT_BITS and 0 < rows < (1 << 31) - count
+    return count > 1 and 0 < rows < (1 << 31) - count
 
 
 class _Scatter:
@@ -97,12 +97,9 @@ class _Scatter:
         """The name of the result."""
         node, count = self.node, (self.count,)
         place, position = self.sort(self.number_places())
-        updates = self.gather(self.flatten_updates(), position)
-        before, after = self.shift(place, 1, -1), self.shift(place, -1, -1)
+        after = self.shift_left(place)
         numbers = self.add("iota", DType.S32, count, (), IotaAttrs(0))
-        starts = self.compare("NE", place, before)
-        first = self.run("maximum", self.select(starts, numbers, self.splat(0, DType.S32, count)))
-        sums = self.add_segments(updates, first)
+        sums = self.sum_places(self.gather(self.flatten_updates(), position), place)
         # The last of its place, if that exists, has the sum; the others go behind the end, where nothing is written.
         ends = self.both("and", self.compare("NE", place, after), self.below(place, self.rows))
         nowhere = self.both("add", numbers, self.splat(self.rows, DType.S32, count))
@@ -150,8 +147,7 @@ class _Scatter:
         shift = self.splat(bits, word, count)
         numbers = self.add("iota", word, count, (), IotaAttrs(0))
         keys = self.both("or", self.both("shift-left", self.convert(place, word), shift), numbers)
-        less = _region("compare", word, CompareAttrs("LT"), DType.PRED)
-        keys = self.add("sort", word, count, (keys,), SortAttrs(0, False), (less,))
+        keys = self.add("sort", word, count, (keys,), SortAttrs(0, False), (_less(word),))
         mask = self.splat((1 << bits) - 1, word, count)
         return (
             self.convert(self.both("shift-right-logical", keys, shift), DType.S32),
@@ -170,39 +166,21 @@ class _Scatter:
             )
         return self.reshape(updates, (self.count, *self.row))
 
-    def add_segments(self, updates: str, first: str) -> str:
-        """At each update the sum of those from the first of its place on."""
+    def sum_places(self, updates: str, place: str) -> str:
+        """At each update the sum of its place so far, in f32, rounded once."""
         shape = (self.count, *self.row)
-        finite = self.add("is-finite", DType.PRED, shape, (updates,))
-        zero = self.splat(0.0, self.node.dtype, shape)
-        plain = self.convert(self.select(finite, updates, zero), DType.F64)
-        total = self.convert(self.difference("add", plain, first), self.node.dtype)
-
-        def one(shift: int) -> str:
-            return self.splat(1 << shift, DType.S64, shape)
-
-        none = self.splat(0, DType.S64, shape)
-        kind = self.select(self.compare("LT", updates, zero), one(COUNT_BITS), one(2 * COUNT_BITS))
-        kind = self.select(self.compare("GT", updates, zero), one(0), kind)
-        counts = self.difference("add", self.select(finite, none, kind), first)
-        mask = self.splat((1 << COUNT_BITS) - 1, DType.S64, shape)
-
-        def any_of(number: int) -> str:
-            shift = self.splat(number * COUNT_BITS, DType.S64, shape)
-            part = self.both("and", self.both("shift-right-logical", counts, shift), mask)
-            return self.compare("GT", part, none)
-
-        high, low, nan = any_of(0), any_of(1), any_of(2)
-        nan = self.both("or", nan, self.both("and", high, low))
-        for where, value in ((low, -np.inf), (high, np.inf), (nan, np.nan)):
-            total = self.select(where, self.splat(value, self.node.dtype, shape), total)
-        return total
-
-    def difference(self, op: str, x: str, first: str) -> str:
-        """At each position the running sum there, without what came before position `first`."""
-        running = self.run(op, x)
-        before = self.gather(self.shift(running, 1, 0), first)
-        return self.both("subtract", running, before)
+        places = self.convert(place, DType.S64)
+        if self.row:
+            places = self.add("broadcast", DType.S64, shape, (places,), BroadcastAttrs((0,)))
+        above = self.both("shift-left", places, self.splat(PLACE_BITS, DType.S64, shape))
+        bits = self.add("bitcast-convert", DType.U32, shape, (self.convert(updates, DType.F32),))
+        words = self.both("or", above, self.convert(bits, DType.S64))
+        nothing = np.asarray(-1 << PLACE_BITS, np.int64)
+        init = self.add("constant", DType.S64, (), (), ConstantAttrs(Literal.of(nothing)))
+        attrs = running_window(len(shape), Running(0, False), self.count)
+        words = self.add("reduce-window", DType.S64, shape, (words, init), attrs, (_join(),))
+        sums = self.add("bitcast-convert", DType.F32, shape, (self.convert(words, DType.U32),))
+        return self.convert(sums, self.node.dtype)
 
     # -- single ops --
 
@@ -241,20 +219,15 @@ class _Scatter:
     def reshape(self, x: str, shape: Sequence[int]) -> str:
         return self.add("reshape", self.draft[x].dtype, shape, (x,))
 
-    def scalar(self, value: int, dtype: DType) -> str:
-        attrs = ConstantAttrs(Literal.of(np.asarray(value, dtype.numpy)))
-        return self.add("constant", dtype, (), (), attrs)
-
     def splat(self, value: float, dtype: DType, shape: Sequence[int]) -> str:
         return add_splat(self.node, self.draft, np.asarray(value, dtype.numpy), tuple(shape))
 
-    def shift(self, x: str, by: int, edge: int) -> str:
-        """x[i - by] along the first dimension; `edge` where there is none."""
+    def shift_left(self, x: str) -> str:
+        """x[i + 1]; -1 behind the end."""
         array = self.draft[x].array
-        padding = self.scalar(edge, array.dtype)
-        rest = (0,) * (array.rank - 1)
-        attrs = PadAttrs((by, *rest), (-by, *rest), (0, *rest))
-        return self.add("pad", array.dtype, array.shape, (x, padding), attrs)
+        edge = ConstantAttrs(Literal.of(np.asarray(-1, array.dtype.numpy)))
+        padding = self.add("constant", array.dtype, (), (), edge)
+        return self.add("pad", array.dtype, array.shape, (x, padding), PadAttrs((-1,), (1,), (0,)))
 
     def gather(self, x: str, position: str) -> str:
         """Rows of x."""
@@ -263,26 +236,57 @@ class _Scatter:
         operands = (x, self.reshape(position, (self.count, 1)))
         return self.add("gather", array.dtype, (self.count, *array.shape[1:]), operands, attrs)
 
-    def run(self, op: str, x: str) -> str:
-        """Each row combined with all before it."""
-        array = self.draft[x].array
-        neutral = 0 if op == "add" else np.iinfo(array.dtype.numpy).min
-        init = self.scalar(int(neutral), array.dtype)
-        attrs = running_window(array.rank, Running(0, False), self.count)
-        region = _region(op, array.dtype)
-        return self.add("reduce-window", array.dtype, array.shape, (x, init), attrs, (region,))
-
 
 def _by_dimension(dimensions: Sequence[int]) -> list[int]:
     return sorted(range(len(dimensions)), key=lambda number: dimensions[number])
 
 
-def _region(op: str, dtype: DType, attrs: Attrs = NoAttrs(), result: DType | None = None) -> Graph:
-    """op of two scalars."""
-    scalar = ArrayType(dtype, ())
-    nodes = {
-        name: Node(name, "parameter", scalar, (), ParameterAttrs(number))
-        for number, name in enumerate(("a", "b"))
-    }
-    nodes["c"] = Node("c", op, replace(scalar, dtype=result or dtype), ("a", "b"), attrs)
-    return Graph(op, nodes, ("a", "b"), ("c",))
+def _less(dtype: DType) -> Graph:
+    """a < b, of scalars."""
+    region = _Region(dtype)
+    return region.end("less", region.op("compare", DType.PRED, "a", "b", CompareAttrs("LT")))
+
+
+def _join() -> Graph:
+    """Two words of a running sum, in any order: of one place the sum, else the one with the larger place, the later."""
+    region, word = _Region(DType.S64), DType.S64
+    shift = region.constant(PLACE_BITS)
+    here, there = (region.op("shift-right-arithmetic", word, x, shift) for x in ("a", "b"))
+    values = [
+        region.op("bitcast-convert", DType.F32, region.op("convert", DType.U32, x))
+        for x in ("a", "b")
+    ]
+    bits = region.op("bitcast-convert", DType.U32, region.op("add", DType.F32, *values))
+    place = region.op("shift-left", word, here, shift)
+    both = region.op("or", word, place, region.op("convert", word, bits))
+    is_one = region.op("compare", DType.PRED, here, there, CompareAttrs("EQ"))
+    later = region.op("maximum", word, "a", "b")
+    return region.end("join", region.op("select", word, is_one, both, later))
+
+
+class _Region:
+    """A region of two scalars, `a` and `b`, while it is written."""
+
+    def __init__(self, dtype: DType) -> None:
+        self.dtype = dtype
+        self.nodes: dict[str, Node] = {}
+        for number, name in enumerate(("a", "b")):
+            self._put(Node(name, "parameter", ArrayType(dtype, ()), (), ParameterAttrs(number)))
+
+    def op(self, op: str, dtype: DType, *operands: str | Attrs) -> str:
+        """The name of a new node; attributes, if any, stand last."""
+        names = tuple(o for o in operands if isinstance(o, str))
+        attrs = next((o for o in operands if not isinstance(o, str)), NoAttrs())
+        return self._put(Node(f"{op}.{len(self.nodes)}", op, ArrayType(dtype, ()), names, attrs))
+
+    def constant(self, value: int) -> str:
+        return self.op(
+            "constant", self.dtype, ConstantAttrs(Literal.of(np.asarray(value, self.dtype.numpy)))
+        )
+
+    def end(self, name: str, result: str) -> Graph:
+        return Graph(name, self.nodes, ("a", "b"), (result,))
+
+    def _put(self, node: Node) -> str:
+        self.nodes[node.name] = node
+        return node.name
