@@ -7,6 +7,7 @@ scattered then never meets.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -101,8 +102,10 @@ class _Scatter:
         numbers = self.add("iota", DType.S32, count, (), IotaAttrs(0))
         sums = self.sum_places(self.gather(self.flatten_updates(), position), place)
         # The last of its place, if that exists, has the sum; the others go behind the end, where nothing is written.
-        ends = self.both("and", self.compare("NE", place, after), self.below(place, self.rows))
-        nowhere = self.both("add", numbers, self.splat(self.rows, DType.S32, count))
+        rows = self.splat(self.rows, DType.S32, count)
+        is_last = self.compare("NE", place, after)
+        ends = self.both("and", is_last, self.compare("LT", place, rows))
+        nowhere = self.both("add", numbers, rows)
         target = self.reshape(self.select(ends, place, nowhere), (self.count, 1))
         flat = (self.rows, *self.row)
         attrs = ScatterAttrs(tuple(range(1, len(flat))), (0,), (0,), 1, unique_indices=True)
@@ -114,30 +117,27 @@ class _Scatter:
 
     def number_places(self) -> str:
         """s32: the row that each update goes to, `rows` where there is none."""
-        inside, place, stride = "", "", 1
-        for number in reversed(_by_dimension(self.scattered)):
-            extent = self.node.shape[self.scattered[number]]
-            column = self.reshape(add_column(self.node, self.draft, number), (self.count,))
+        count = (self.count,)
+        tests: list[str] = []
+        terms: list[str] = []
+        stride = 1
+        for d in reversed(range(len(self.scattered))):
+            number, extent = self.scattered.index(d), self.node.shape[d]
+            column = self.reshape(add_column(self.node, self.draft, number), count)
             known = self.draft[column].dtype
-            here = self.below(column, extent)
-            if np.iinfo(known.numpy).min < 0:
-                least = self.splat(0, known, (self.count,))
-                here = (
-                    self.both("and", here, self.compare("GE", column, least))
-                    if here
-                    else self.compare("GE", column, least)
-                )
-            scaled = self.both(
-                "multiply",
-                self.convert(column, DType.S32),
-                self.splat(stride, DType.S32, (self.count,)),
-            )
-            place = self.both("add", place, scaled) if place else scaled
-            inside = self.both("and", inside, here) if inside and here else inside or here
+            limits = np.iinfo(known.numpy)
+            if limits.max >= extent:
+                tests.append(self.compare("LT", column, self.splat(extent, known, count)))
+            if limits.min < 0:
+                tests.append(self.compare("GE", column, self.splat(0, known, count)))
+            step = self.splat(stride, DType.S32, count)
+            terms.append(self.both("multiply", self.convert(column, DType.S32), step))
             stride *= extent
-        if not inside:
+        place = functools.reduce(lambda x, y: self.both("add", x, y), terms)
+        if not tests:  # the type of the indices holds no other
             return place
-        return self.select(inside, place, self.splat(self.rows, DType.S32, (self.count,)))
+        inside = functools.reduce(lambda x, y: self.both("and", x, y), tests)
+        return self.select(inside, place, self.splat(self.rows, DType.S32, count))
 
     def sort(self, place: str) -> tuple[str, str]:
         """s32: the places in order, and for each the position of its update; of one place the first comes first."""
@@ -203,13 +203,6 @@ class _Scatter:
     def compare(self, direction: str, x: str, y: str) -> str:
         return self.add("compare", DType.PRED, self.draft[x].shape, (x, y), CompareAttrs(direction))
 
-    def below(self, x: str, limit: int) -> str:
-        """x < limit; the empty name where the type holds nothing else."""
-        known = self.draft[x].dtype
-        if np.iinfo(known.numpy).max < limit:
-            return ""
-        return self.compare("LT", x, self.splat(limit, known, self.draft[x].shape))
-
     def select(self, where: str, x: str, y: str) -> str:
         return self.add("select", self.draft[x].dtype, self.draft[x].shape, (where, x, y))
 
@@ -237,56 +230,42 @@ class _Scatter:
         return self.add("gather", array.dtype, (self.count, *array.shape[1:]), operands, attrs)
 
 
-def _by_dimension(dimensions: Sequence[int]) -> list[int]:
-    return sorted(range(len(dimensions)), key=lambda number: dimensions[number])
-
-
 def _less(dtype: DType) -> Graph:
     """a < b, of scalars."""
     region = _Region(dtype)
-    return region.end("less", region.op("compare", DType.PRED, "a", "b", CompareAttrs("LT")))
+    return region.end("less", region.op("compare", DType.PRED, ("a", "b"), CompareAttrs("LT")))
 
 
 def _join() -> Graph:
     """Two words of a running sum, in any order: of one place the sum, else the one with the larger place, the later."""
     region, word = _Region(DType.S64), DType.S64
-    shift = region.constant(PLACE_BITS)
-    here, there = (region.op("shift-right-arithmetic", word, x, shift) for x in ("a", "b"))
-    values = [
-        region.op("bitcast-convert", DType.F32, region.op("convert", DType.U32, x))
-        for x in ("a", "b")
-    ]
-    bits = region.op("bitcast-convert", DType.U32, region.op("add", DType.F32, *values))
-    place = region.op("shift-left", word, here, shift)
-    both = region.op("or", word, place, region.op("convert", word, bits))
-    is_one = region.op("compare", DType.PRED, here, there, CompareAttrs("EQ"))
-    later = region.op("maximum", word, "a", "b")
-    return region.end("join", region.op("select", word, is_one, both, later))
+    literal = Literal.of(np.asarray(PLACE_BITS, np.int64))
+    shift = region.op("constant", word, (), ConstantAttrs(literal))
+    here, there = (region.op("shift-right-arithmetic", word, (x, shift)) for x in ("a", "b"))
+    bits = [region.op("convert", DType.U32, (x,)) for x in ("a", "b")]
+    x, y = (region.op("bitcast-convert", DType.F32, (half,)) for half in bits)
+    total = region.op("bitcast-convert", DType.U32, (region.op("add", DType.F32, (x, y)),))
+    place = region.op("shift-left", word, (here, shift))
+    both = region.op("or", word, (place, region.op("convert", word, (total,))))
+    is_one = region.op("compare", DType.PRED, (here, there), CompareAttrs("EQ"))
+    later = region.op("maximum", word, ("a", "b"))
+    return region.end("join", region.op("select", word, (is_one, both, later)))
 
 
 class _Region:
     """A region of two scalars, `a` and `b`, while it is written."""
 
     def __init__(self, dtype: DType) -> None:
-        self.dtype = dtype
-        self.nodes: dict[str, Node] = {}
-        for number, name in enumerate(("a", "b")):
-            self._put(Node(name, "parameter", ArrayType(dtype, ()), (), ParameterAttrs(number)))
+        self.nodes = {
+            name: Node(name, "parameter", ArrayType(dtype, ()), (), ParameterAttrs(number))
+            for number, name in enumerate(("a", "b"))
+        }
 
-    def op(self, op: str, dtype: DType, *operands: str | Attrs) -> str:
-        """The name of a new node; attributes, if any, stand last."""
-        names = tuple(o for o in operands if isinstance(o, str))
-        attrs = next((o for o in operands if not isinstance(o, str)), NoAttrs())
-        return self._put(Node(f"{op}.{len(self.nodes)}", op, ArrayType(dtype, ()), names, attrs))
-
-    def constant(self, value: int) -> str:
-        return self.op(
-            "constant", self.dtype, ConstantAttrs(Literal.of(np.asarray(value, self.dtype.numpy)))
-        )
+    def op(self, op: str, dtype: DType, operands: tuple[str, ...], attrs: Attrs = NoAttrs()) -> str:
+        """The name of a new node, a scalar."""
+        name = f"{op}.{len(self.nodes)}"
+        self.nodes[name] = Node(name, op, ArrayType(dtype, ()), operands, attrs)
+        return name
 
     def end(self, name: str, result: str) -> Graph:
         return Graph(name, self.nodes, ("a", "b"), (result,))
-
-    def _put(self, node: Node) -> str:
-        self.nodes[node.name] = node
-        return node.name
