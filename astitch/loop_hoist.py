@@ -623,9 +623,11 @@ def order_region(
 
 
 def hoist_loops(graph: Graph, worth: Callable[[Graph, Node], bool]) -> Graph:
-    """The graph in which every while that is worth it does less.  worth: is the new while?"""
+    """The graph in which every while that is worth it does less.  worth: is the new while?  Of some nothing is left."""
     for name in [node.name for node in graph if node.op == "while"]:
-        found = hoist(graph, graph[name])
-        if found is not None and worth(found.graph, found.graph[name]):
+        found = hoist(graph, graph[name]) if name in graph.nodes else None
+        if found is not None and (
+            name not in found.graph.nodes or worth(found.graph, found.graph[name])
+        ):
             graph = found.graph
     return graph

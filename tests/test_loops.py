@@ -371,6 +371,12 @@ def biased(w: Any, b: Any, x: Any, h: Any) -> Any:
     return lax.scan(turn, h, x)[1]
 
 
+def accumulated(x: Any) -> Any:
+    """Nothing is left of either loop."""
+    total = lax.scan(lambda s, x: (s + jnp.tanh(x).sum(0), None), jnp.zeros(8), x)[0]
+    return lax.scan(lambda s, x: (s + x.T @ x, None), jnp.zeros((8, 8)), x * total)[0]
+
+
 HOISTED: dict[str, tuple[Callable[..., Any], Any, int]] = {
     "attention_gru": (*LOOPS["attention_gru"], 2),
     "lstm": (gradients(lstm), lstm_arguments(16), 1),
@@ -387,6 +393,7 @@ HOISTED: dict[str, tuple[Callable[..., Any], Any, int]] = {
         0,
     ),
     "biased": (gradients(biased), (normal(8, 8) / 3, normal(8), normal(5, 3, 8), normal(3, 8)), 2),
+    "accumulated": (accumulated, (normal(5, 3, 8),), 2),
 }
 """With the number of products and sums that leave the loops."""
 
