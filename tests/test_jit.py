@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -446,24 +447,54 @@ def test_through_xla_the_answers_are_those_of_jax_jit() -> None:
 
 
 @pytest.mark.usefixtures("_through_xla")
-def test_through_xla_out_of_memory_says_what_to_do_and_the_next_call_works(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fn, x = astitch.jit(lambda x: x * 2), np.arange(3.0, dtype=np.float32)
-    call = fn._stitched_jit
+def test_through_xla_out_of_memory_says_what_to_do_and_the_next_call_works() -> None:
     words = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 240000000000 bytes."
-    errors = [words, words, "INTERNAL: something else"]
+    errors: list[str] = []
 
-    def fail(*_: Any) -> Any:
-        raise jax.errors.JaxRuntimeError(errors.pop(0))
+    def double(x: jax.Array) -> jax.Array:
+        if errors:
+            raise jax.errors.JaxRuntimeError(errors.pop())
+        return x * 2
 
-    for notes in ([NO_ROOM], [NO_ROOM], []):  # the first call goes another way than those after it
-        monkeypatch.setattr(fn, "_stitched_jit", fail)
+    fn = astitch.jit(double)
+    for size, (error, notes) in enumerate([(words, [NO_ROOM]), (words, [NO_ROOM]), ("other", [])]):
+        errors.append(error)
+        x = np.arange(float(size), dtype=np.float32)  # a new signature
         with pytest.raises(jax.errors.JaxRuntimeError) as caught:
             fn(x)
-        assert getattr(caught.value, "__notes__", []) == notes
-        monkeypatch.setattr(fn, "_stitched_jit", call)
+        told = getattr(caught.value, "__notes__", [])
+        assert [note for note in told if note.startswith("astitch")] == notes
         np.testing.assert_array_equal(fn(x), x * 2)
+
+
+@pytest.mark.usefixtures("_through_xla")
+@pytest.mark.parametrize("parts", [True, False])
+def test_through_xla_a_call_is_jax_jit_s_own(parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no frame of Python's; with one where JAX's functions have no parts."""
+    fn = astitch.jit(lambda x, *, n=2: jnp.tanh(x) * n)
+    if not parts:
+        plain = partial(fn._stitched_jit)
+        plain.clear_cache = fn._stitched_jit.clear_cache  # type: ignore[attr-defined]
+        monkeypatch.setattr(fn, "_stitched_jit", plain)
+    frames: list[str] = []
+
+    def trace(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call" and "astitch" in frame.f_code.co_filename:
+            frames.append(frame.f_code.co_name)
+
+    for n in (2, 3):
+        assert_same(fn(X, n=n), jnp.tanh(X) * n)
+        sys.setprofile(trace)
+        again = fn(X, n=n)
+        sys.setprofile(None)
+        assert_same(again, jnp.tanh(X) * n)
+    assert bool(frames) != parts
+    assert_same(
+        jax.jit(lambda y: fn(X) * y)(2.0), jnp.tanh(X) * 4
+    )  # nothing traced among its arguments
+    assert_same(jax.grad(lambda x: fn(x).sum())(X), jax.grad(lambda x: (jnp.tanh(x) * 2).sum())(X))
+    fn.clear_cache()
+    assert_same(fn(X), jnp.tanh(X) * 2)
 
 
 @pytest.mark.usefixtures("_through_xla")
