@@ -15,7 +15,7 @@ from astitch.errors import InvalidOption
 NAMES = {
     "ASTITCH_CACHE_DIR": "folder of the caches of kernels and programs (default ~/.cache/astitch)",
     "ASTITCH_DEBUG": "1: one line a kernel; 2: decisions and refusals; 3: the simplified graph; 4: the CUDA text",
-    "ASTITCH_DETERMINISTIC": "1: inside XLA scatters add in a fixed order, too, so that equal calls give equal bits",
+    "ASTITCH_DETERMINISTIC": "0: inside XLA scatters whose updates meet add them in any order, which is faster",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
     "ASTITCH_GRAPHS": "0: programs outside of XLA run step by step, not as CUDA graphs",
@@ -49,7 +49,7 @@ def deterministic() -> bool:
     given = _read("ASTITCH_DETERMINISTIC")
     if given not in ("", "0", "1"):
         raise _invalid("ASTITCH_DETERMINISTIC", given)
-    return given == "1"
+    return given != "0"
 
 
 def dump_dir() -> Path | None:

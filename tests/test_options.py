@@ -52,8 +52,8 @@ def test_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:
         options.loops()
 
 
-@pytest.mark.parametrize(("value", "asked"), [("", False), ("0", False), ("1", True)])
-def test_scatters_are_ordered_where_asked_for(
+@pytest.mark.parametrize(("value", "asked"), [("", True), ("0", False), ("1", True)])
+def test_scatters_are_ordered_unless_told_otherwise(
     value: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTITCH_DETERMINISTIC", value)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch import options, xla_engine
+from astitch import xla_engine
 from astitch.check import check_graph
 from astitch.compile import compile_graph
 from astitch.expand import expand
@@ -182,11 +182,12 @@ def test_kernels_compute_it_the_same_in_each_run() -> None:
     np.testing.assert_allclose(first, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("asked", ["0", "1"])
-def test_inside_xla_it_is_asked_for(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASTITCH_DETERMINISTIC", asked)
-    assert options.deterministic() is (asked == "1")
+@pytest.mark.parametrize("ordered", [False, True])
+def test_inside_xla_it_is_so_unless_told_otherwise(
+    ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTITCH_DETERMINISTIC", "" if ordered else "0")
     table, words = np.zeros((300, 24), np.float32), np.zeros((4, 200), np.int32)
     graph = lower(embed, table, words, np.zeros((4, 200, 24), np.float32))
     _, module = xla_engine.compile_for_xla(graph, H100)
-    assert [a.unique_indices for a in scatters(import_hlo(module))] == [asked == "1"]
+    assert [a.unique_indices for a in scatters(import_hlo(module))] == [ordered]
