@@ -112,13 +112,23 @@ def find_bindings(device: int) -> Bindings | None:
         return None
 
 
+OLDEST = 110_000
+"""Of cublasLtGetVersion: CUDA 11."""
+
+
 class Bindings:
     """cuBLASLt with a handle of its own.  lt, data_types, compute_types: as nvmath-python has them."""
 
     def __init__(self, lt: Any, data_types: Any, compute_types: Any) -> None:
         self.lt = lt
-        self.handle = lt.create()
+        # Asked first.  TensorFlow's wheels for GPUs have functions of these names, which nvmath-python finds before
+        # cuBLASLt's; without the libraries they are for they give an error's number, for a text's address, too.
         self.version = int(lt.get_version())
+        if self.version < OLDEST:
+            raise RuntimeError(
+                f"its version is said to be {self.version}: another library, TensorFlow's say, stands before it"
+            )
+        self.handle = lt.create()
         self._data_types, self._compute_types = data_types, compute_types
 
     def data_type(self, name: str) -> int:

@@ -278,3 +278,14 @@ def test_bindings_that_do_not_work_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "nvmath.bindings.cublasLt", None)
     with pytest.warns(RuntimeWarning, match="cuBLASLt does not work: .*; cuBLAS multiplies"):
         assert find(0) is None
+
+
+def test_functions_that_are_another_library_s_are_not_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TensorFlow's give an error's number where cuBLASLt gives its version, or the address of a text."""
+    lt = FakeLt()
+    monkeypatch.setattr(lt, "get_version", lambda: 14)
+    monkeypatch.setattr(lt, "create", lambda: pytest.fail("a handle was asked for"))
+    with pytest.raises(RuntimeError, match="said to be 14: another library, TensorFlow's say"):
+        Bindings(lt, None, None)
