@@ -35,6 +35,10 @@ REINDEXING = frozenset(
 MAX_RECOMPUTED_OPS = 96
 """Local ops above a value x the indices at which it is needed: beyond this the value is buffered."""
 
+MANY_INDICES = 8
+"""Readers at a value's own index are taken to be read at the same indices, as the halves of random bits are, which are
+two values of one computation; beyond this many each index counts, since they would double from op to op."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -111,6 +115,11 @@ def _local_ops_above(
     return sum(OPS[graph[n].op].kind not in (Kind.SOURCE, Kind.INDEX, Kind.BROADCAST) for n in seen)
 
 
+def _number(numbers: dict[tuple[int, str, int], int], at: int, reader: str, operand: int) -> int:
+    """Of the index at which a reader reads an operand when it is itself evaluated at index `at`."""
+    return numbers.setdefault((at, reader, operand), len(numbers))
+
+
 def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
     """Every value that deserves a buffer, in topological order, each with its reason."""
     inside = set(scope.members)
@@ -130,28 +139,38 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
             kept.setdefault(stored, "output of the stitch op")
     # Backwards: at how many indices would a thread evaluate each op?  Readers at the op's own index share one
     # evaluation, every re-indexing reader adds its own.
-    indices: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    indices: dict[str, set[int]] = {}
+    numbers: dict[tuple[int, str, int], int] = {}
     for name in reversed(scope.members):
-        if name in kept or _is_reduce_result(graph, name):
-            indices[name] = 1
+        one = {_number(numbers, -1, name, 0)}
+        counts[name], indices[name] = 1, one
+        if name in kept or _is_reduce_result(graph, name) or array_of(graph[name]).size == 1:
             continue
         same, other = 0, 0
+        found: set[int] = set()
         for user in graph.users[name]:
             if user not in inside:
                 continue
-            edges = sum(o == name for o in graph[user].operands)
-            if graph[user].op in REINDEXING:
-                other += edges * indices[user]
-            else:
-                same = max(same, indices[user])
-        indices[name] = max(same + other, 1)
-        if indices[name] > 1 and OPS[graph[name].op].kind is Kind.ELEMENTWISE:
+            if graph[user].op not in REINDEXING:
+                same = max(same, counts[user])
+                found |= indices[user]
+                continue
+            edges = [i for i, o in enumerate(graph[user].operands) if o == name]
+            other += len(edges) * counts[user]
+            found.update(_number(numbers, at, user, i) for at in indices[user] for i in edges)
+        # One more than a value is read at without being kept says as much as all of them.
+        indices[name] = set(sorted(found)[: MAX_RECOMPUTED_OPS + 1]) or one
+        counts[name] = max(same + other, 1)
+        if len(indices[name]) > MANY_INDICES:
+            counts[name] = max(counts[name], len(indices[name]))
+        if counts[name] > 1 and OPS[graph[name].op].kind is Kind.ELEMENTWISE:
             above = _local_ops_above(graph, inside, kept, name, MAX_RECOMPUTED_OPS)
-            if indices[name] * above > MAX_RECOMPUTED_OPS:
+            if counts[name] * above > MAX_RECOMPUTED_OPS:
                 kept[name] = (
-                    f"read at {indices[name]} indices, {above} ops would be recomputed for each"
+                    f"read at {counts[name]} indices, {above} ops would be recomputed for each"
                 )
-                indices[name] = 1
+                counts[name], indices[name] = 1, one
     return tuple(Candidate(name, kept[name]) for name in scope.members if name in kept)
 
 

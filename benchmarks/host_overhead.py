@@ -30,11 +30,11 @@ import astitch
 from astitch.errors import EngineUnavailable
 
 ARGUMENTS = (1, 50, 400)
-CALLS = 200
+CALLS = 400
 QUEUE = 20
 """Calls in flight: few enough that no queue of the driver's fills up, which the host would wait for."""
 
-ROUNDS = 5
+ROUNDS = 20
 LAYERS, WIDTH = 16, 32
 
 ENGINES = ("jax.jit", "xla", "executor", "steps")
@@ -97,7 +97,7 @@ def measure(fn: Callable[..., Any], arrays: Sequence[jax.Array], calls: int) -> 
     times = [statistics.median(idle)]
     for keeps in (False, True):
         queued = []
-        for _ in range(max(calls // QUEUE, 3)):
+        for _ in range(max(calls // QUEUE, 1)):
             kept = []
             start = time.perf_counter()
             for _ in range(QUEUE):

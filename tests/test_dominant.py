@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from strategies import random_graphs
 
 from astitch import dominant
+from astitch.compile import compile_graph
 from astitch.dominant import Groups, choose_dominants, find_candidates, stored_value
+from astitch.gpu import preset
 from astitch.ir import Graph
 from astitch.ops import OPS, Kind
 from astitch.remote_stitch import stitch_remotely
@@ -128,6 +130,23 @@ def test_the_limit_of_recomputation_is_a_product(monkeypatch: pytest.MonkeyPatch
     assert "shared" not in {c.name for c in find_candidates(graph, scope)}
     monkeypatch.setattr(dominant, "MAX_RECOMPUTED_OPS", 61)
     assert "shared" in {c.name for c in find_candidates(graph, scope)}
+
+
+def doubled(levels: int) -> Graph:
+    """Each value is read by two ops at its own index, and these by slices at two others."""
+    g = GraphBuilder()
+    value, extent = g.parameter(f"f32[{64 + levels}]"), 64 + levels
+    for _ in range(levels):
+        extent -= 1
+        left, right = g.same("sine", value), g.same("cosine", value)
+        value = g.same("add", g.slice(left, (0,), (extent,)), g.slice(right, (1,), (extent + 1,)))
+    return g.build(value)
+
+
+def test_indices_of_two_readers_at_one_index_are_both_counted() -> None:
+    """They would double from level to level: 4,096 sines."""
+    kernel = compile_graph(doubled(12), preset("h100")).program.steps[0].kernel
+    assert kernel.source.count("hlo_sin(") <= 2 * dominant.MAX_RECOMPUTED_OPS
 
 
 def two_reduces(first: tuple[int, ...], second: tuple[int, ...]) -> Graph:

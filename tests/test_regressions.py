@@ -41,10 +41,16 @@ def reduce_two_with_traced_inits(x: Any, i: Any, a: Any, b: Any) -> Any:
     return largest * 2, total
 
 
+def gradient_of_products(x: Any) -> Any:
+    """Each level of the scan reads the one before at twice as many indices: a kernel of two megabytes."""
+    return jax.grad(lambda x: jnp.sin(jnp.cumprod(x, 1)).sum())(x)
+
+
 @pytest.mark.parametrize(
     ("fn", "arguments"),
     [
         (sum_columns_and_scale, (normal(8, 4096), normal(8))),
+        (gradient_of_products, (1 + 0.1 * normal(5, 65),)),
         (sum_rows_of_few_samples, (normal(2, 4, 512), normal(2, 512))),
         (
             reduce_two_with_traced_inits,
