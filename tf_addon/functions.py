@@ -1,7 +1,7 @@
 """`@tf_addon.function`: one function through astitch, whether or not the add-on is enabled.
 
-Takes a Python function or a tf.function, hands on a callable like tf.function's.  By the shim it is a tf.function with
-a mark that TensorFlow carries into its forward and backward functions; without a compiler see `python_tier.py`.
+Takes a Python function or a tf.function.  By the shim it becomes a tf.function with a mark (`marked_function.py`);
+without a compiler see `python_tier.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from tf_addon.errors import ShimUnavailable
 from tf_addon.switch import the_switch
 
 TIERS = ("shim", "python")
-
-MARK = {"api_preferred_device": "astitch"}
-"""An attribute that tf.function accepts and keeps, and that means nothing to TensorFlow without another one."""
 
 
 @overload
@@ -54,7 +51,8 @@ def function(
     and results of that size cut, so their rows must not depend on each other (no sum or norm over the batch).  Where
     the size is not known, inside of a graph, nothing is padded.
     tier: "shim" (see enable), "python" (no compiler needed: one step slower, and functions only), or None, the shim
-    where it can be built.  options: those of tf.function.  The shim is built at the first call.  Raises InvalidOption.
+    where it can be built.  options: those of tf.function; a tf.function keeps its own.  What the shim runs is a
+    tf.function; it is built when the first function is decorated.  Raises InvalidOption, ShimUnavailable.
     """
     if fn is None:
         return functools.partial(function, buckets=buckets, tier=tier, **options)
@@ -62,53 +60,35 @@ def function(
         raise InvalidOption(
             f"tf_addon.function: tier={tier!r} is not known\n  it is one of {', '.join(TIERS)}"
         )
-    whole = _Function(fn, tier, options)
+    whole = _stitch(fn, tier, options)
     return whole if buckets is None else Bucketed(whole, buckets)
 
 
-class _Function:
-    """A function whose way into astitch is chosen at its first call."""
+def _stitch(fn: Callable[..., Any], tier: str | None, options: dict[str, Any]) -> Any:
+    """The function by a tier: a tf.function, or a PythonTier."""
+    import tensorflow as tf
 
-    def __init__(self, fn: Callable[..., Any], tier: str | None, options: dict[str, Any]) -> None:
-        functools.update_wrapper(self, fn)
-        self._fn = getattr(fn, "python_function", fn)
-        self._tier, self._options = tier, options
+    from tf_addon.marked_function import mark, options_of
 
-    @functools.cached_property
-    def tensorflow_function(self) -> Any:
-        """What runs it."""
-        import tensorflow as tf
-
-        if self._tier != "python":
-            try:
-                the_switch.install()
-            except ShimUnavailable:
-                if self._tier == "shim":
-                    raise
-            else:
-                options = {"jit_compile": True, **self._options}
-                attributes = {**options.pop("experimental_attributes", {}), **MARK}
-                return tf.function(self._fn, experimental_attributes=attributes, **options)
-        from tf_addon.python_tier import PythonTier
-
-        return PythonTier(self._fn, self._options)
-
-    @functools.cached_property
-    def _unconverted(self) -> Any:
-        """The same for autograph, which else rewrites our code, the whole compiler, when a graph calls it."""
-        import tensorflow as tf
-
-        return tf.autograph.experimental.do_not_convert(
-            lambda *args, **kwargs: self.tensorflow_function(*args, **kwargs)
+    if isinstance(fn, tf.__internal__.function.Function):
+        fn, options = fn.python_function, {**options_of(fn), **options}
+    if options.get("jit_compile") is False:
+        raise InvalidOption(
+            f"tf_addon.function: {fn.__name__} has jit_compile=False, and only compiled functions go through astitch\n"
+            "  leave jit_compile out, or use tf.function"
         )
+    whole = tf.function(fn, **{**options, "jit_compile": True})
+    if tier != "python":
+        try:
+            the_switch.install()
+        except ShimUnavailable:
+            if tier == "shim":
+                raise
+        else:
+            return mark(whole)
+    from tf_addon.python_tier import PythonTier
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's result."""
-        return self._unconverted(*args, **kwargs)
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a method of a class."""
-        return self if instance is None else functools.partial(self, instance)
+    return PythonTier(whole)
 
 
 class Bucketed:
