@@ -12,6 +12,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 import tf_addon  # noqa: E402
+from astitch.errors import EngineUnavailable  # noqa: E402
 from tests.tf_support import assert_equal, both, check_stitched  # noqa: E402
 
 rng = np.random.default_rng(0)
@@ -379,6 +380,67 @@ def test_on_and_off_in_the_middle() -> None:
     (function,) = tf_addon.report().functions
     assert function.stitched_runs == 2
     assert len(function.compiled) == 1
+
+
+@tf.function(jit_compile=True)
+def soften(x: Any) -> Any:
+    return tf.nn.softmax(x)
+
+
+def is_taken() -> bool:
+    """Does astitch run a compiled function?"""
+    tf_addon.report(reset=True)
+    soften(tf.ones([3]))
+    return tf_addon.report().runs == 1
+
+
+def test_blocks_of_two_threads_may_overlap() -> None:
+    tf_addon.disable()
+    steps = [threading.Event() for _ in range(4)]
+    seen: list[bool] = []
+
+    def other() -> None:
+        steps[0].wait()
+        with tf_addon.enabled(engine="host"):
+            steps[1].set()
+            steps[2].wait()
+            seen.append(is_taken())
+        steps[3].set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with tf_addon.enabled(engine="host"):
+        steps[0].set()
+        steps[1].wait()
+    steps[2].set()
+    steps[3].wait()
+    thread.join()
+    assert seen == [True]
+    assert not is_taken()
+
+
+def test_on_and_off_inside_of_blocks() -> None:
+    tf_addon.disable()
+    with tf_addon.enabled(engine="host"):
+        with tf_addon.enabled(engine="host"):
+            tf_addon.disable()
+            assert not is_taken()
+        assert is_taken()
+        # A thread outside of all blocks speaks for the whole process.
+        thread = threading.Thread(target=tf_addon.disable)
+        thread.start()
+        thread.join()
+        assert not is_taken()
+        tf_addon.enable(engine="host")
+        assert is_taken()
+    assert not is_taken()
+
+
+def test_a_gpu_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
+    with pytest.raises(EngineUnavailable, match="engine='gpu', but CuPy sees no GPU"):
+        tf_addon.enable(engine="gpu")
+    assert not is_taken()
 
 
 def test_64_threads_with_mixed_shapes() -> None:
