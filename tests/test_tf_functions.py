@@ -274,6 +274,58 @@ def test_strings_run_op_by_op() -> None:
         spell(tf.constant([1, 20]))
 
 
+def test_an_error_of_the_user_s_leaves_nothing_behind() -> None:
+    count = tf.Variable(0.0)
+    signature = [tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)]
+
+    @tf.function(jit_compile=True, input_signature=signature)
+    def turn(x: Any, shape: Any) -> Any:
+        count.assign_add(1.0)
+        return tf.reshape(x, shape)
+
+    tf_addon.report(reset=True)
+    with tf_addon.enabled(engine="host"):
+        for _ in range(2):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="requested shape has 8"):
+                turn(tf.ones([6]), [4, 2])
+            assert float(count) == 0.0
+        assert turn(tf.ones([6]), [3, 2]).shape == (3, 2)
+    assert float(count) == 1.0
+    (function,) = tf_addon.report().functions
+    assert function.op_by_op_runs == 0
+    assert [refused.owner for refused in function.refused] == ["XLA"]
+
+
+def test_a_shape_that_xla_must_know_runs_op_by_op() -> None:
+    @tf.function(jit_compile=True)
+    def halve(x: Any) -> Any:
+        turns = tf.constant(0)
+        while tf.reduce_sum(x) > 1.0:
+            x, turns = x / 2.0, turns + 1
+        return tf.reshape(x, [turns, -1])
+
+    tf_addon.report(reset=True)
+    with tf_addon.enabled(engine="host"):
+        assert halve(tf.ones([6])).shape == (3, 2)
+    (function,) = tf_addon.report().functions
+    assert function.op_by_op_runs == 1
+    assert "compile-time constant" in function.refused[0].reason
+
+
+def test_a_variable_may_be_a_shape() -> None:
+    """Its value is part of the signature."""
+    shape = tf.Variable([2, 3])
+
+    @tf.function(jit_compile=True)
+    def turn(x: Any) -> Any:
+        shape.assign(shape[::-1])
+        return tf.reshape(x, shape) * 2.0
+
+    x = normal(6)
+    (function,) = check_stitched(lambda: [turn(x) for _ in range(4)])
+    assert len(function.compiled) == 2
+
+
 def test_a_dynamic_shape_is_xla_s() -> None:
     @tf.function(jit_compile=True)
     def total(x: Any) -> Any:
@@ -328,6 +380,37 @@ def test_signatures_beyond_the_cap_are_xla_s() -> None:
     (refused,) = function.refused
     assert "more than 2 signatures" in refused.reason
     assert refused.signatures == 1
+
+
+def test_call_sites_share_the_cap_and_the_rows_of_the_report() -> None:
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None, 4], tf.float32)])
+    def rows(x: Any) -> Any:
+        return tf.nn.softmax(x)
+
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None], tf.float32)])
+    def positive(x: Any) -> Any:
+        return tf.boolean_mask(x, x > 0)
+
+    @tf.function
+    def outer(x: Any, y: Any) -> Any:
+        return rows(x), rows(y), positive(x[0]), positive(y[0])
+
+    @tf.function
+    def other(x: Any, y: Any) -> Any:
+        return rows(y), rows(x), positive(y[0]), positive(x[0])
+
+    sizes = (1, 2, 3, 4, 1)
+    tf_addon.report(reset=True)
+    with tf_addon.enabled(engine="host", max_signatures=2):
+        for size in sizes:
+            x = normal(size, 4)
+            for ours in (*outer(x, x)[:2], *other(x, x)[:2]):
+                assert_equal(ours, tf.nn.softmax(x))
+    found = {f.title: f for f in tf_addon.report().functions}
+    assert len(found["rows"].compiled) == 2
+    assert (found["rows"].stitched_runs, found["rows"].xla_runs) == (12, 8)
+    assert [refused.signatures for refused in found["rows"].refused] == [1]
+    assert [refused.signatures for refused in found["positive"].refused] == [1]
 
 
 def test_a_function_refused_when_strict_is_compiled_later() -> None:
