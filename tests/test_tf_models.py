@@ -167,6 +167,34 @@ def test_buckets_compile_once_for_many_sizes(monkeypatch: pytest.MonkeyPatch) ->
     assert whole(tf.ones([3, 6]), tf.constant(2.0))["y"].shape == (3, 6)
 
 
+@pytest.mark.parametrize("tier", ["shim", "python"])
+def test_buckets_cut_only_rows(
+    tier: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    weight = tf.Variable(tf.ones([8, 2]))
+
+    class Layer:
+        @tf_addon.function(buckets=[4, 8], tier=tier)
+        def apply(self, x: Any, bias: Any = 0.0) -> Any:
+            return {"rows": x * 2.0 + bias, "weight": weight * 1.0, "size": tf.shape(weight)}
+
+    layer = Layer()
+    for size in (5, 7):
+        found = layer.apply(tf.ones([size, 3]))
+        assert_equal(
+            found, {"rows": tf.fill([size, 3], 2.0), "weight": weight, "size": tf.constant([8, 2])}
+        )
+    assert not caplog.text
+    for _ in range(2):
+        assert layer.apply(tf.ones([5, 3]), tf.ones([1, 3]))["rows"].shape == (5, 3)
+    assert caplog.text.count("first dimensions of different sizes (1, 5) are not padded") == 1
+    gone = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert gone() is None
+
+
 class Scale(tf.Module):  # type: ignore[misc]
     """A method with a signature, one that calls it, and a TensorFlow function that does."""
 
@@ -314,6 +342,21 @@ theirs = train()
 assert max(abs(a - b) for a, b in zip(ours, theirs)) < 1e-5, (ours, theirs)
 assert {f.device[-5:] for f in found.functions} == {"CPU:0", "CPU:1"}, str(found)
 assert (found.runs, found.fallbacks) == (12, 0), str(found)
+
+# TensorFlow's own limit: a compiled function that takes both replicas' variables.
+@tf.function
+def captured():
+    return strategy.run(tf.function(lambda: weight * 2.0, jit_compile=True))
+
+for _ in range(2):
+    try:
+        captured()
+    except tf.errors.InvalidArgumentError as error:
+        assert "from device" in str(error)
+    else:
+        raise AssertionError("TensorFlow can do it now")
+    tf_addon.enable(engine="host")
+assert "device:CPU:1, and a compiled function reads those of its own device only" in str(tf_addon.report())
 """
 
 

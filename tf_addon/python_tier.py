@@ -11,7 +11,6 @@ import inspect
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from astitch.program import Program
 from tf_addon.errors import UnsupportedSignature
 from tf_addon.ffi import TARGET, the_handlers
 from tf_addon.marked_function import options_of
+from tf_addon.methods import Method
 from tf_addon.programs import (
     choose_place,
     compile_module,
@@ -279,22 +279,22 @@ class Trained:
 Made = Inference | Trained
 
 
-class PythonTier:
+class PythonTier(Method):
     """A function compiled once for each signature; what cannot be is tf.function(jit_compile=True)'s, and reported."""
 
     def __init__(self, plain: Any) -> None:
         """plain: the function as tf.function(jit_compile=True)."""
         import tensorflow as tf
 
+        super().__init__()
         functools.update_wrapper(self, plain.python_function)
         self._title = plain.python_function.__name__
-        self._plain = plain
+        self.plain = plain
         unsigned = {**options_of(plain), "jit_compile": None, "input_signature": None}
         self._inner = tf.function(plain.python_function, **unsigned)
         self._made: dict[Hashable, Made | None] = {}
         self._beyond: set[int] = set()  # limits that were reached
         self._kept: list[Any] = []  # static arguments: those known by their address must stay
-        self._bound: weakref.WeakKeyDictionary[object, PythonTier] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         # Autograph else rewrites our code, the whole compiler, when a graph calls it.
         self._unconverted = tf.autograph.experimental.do_not_convert(self._run)
@@ -303,14 +303,9 @@ class PythonTier:
         """The function's result."""
         return self._unconverted(*args, **kwargs)
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a method of a class: each instance has signatures of its own, which go with it."""
-        if instance is None:
-            return self
-        with self._lock:
-            if instance not in self._bound:
-                self._bound[instance] = PythonTier(self._plain.__get__(instance, owner))
-            return self._bound[instance]
+    def bind(self, instance: object, owner: type | None) -> PythonTier:
+        """Each instance has signatures of its own."""
+        return PythonTier(self.plain.__get__(instance, owner))
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
@@ -318,7 +313,7 @@ class PythonTier:
         try:
             given = self._convert(args, kwargs)
         except (ValueError, TypeError):  # TensorFlow has better words for it
-            return self._plain(*args, **kwargs)
+            return self.plain(*args, **kwargs)
         leaves = tf.nest.flatten(given)
         places = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)]
         tensors = [tf.convert_to_tensor(leaves[i]) for i in places]
@@ -327,13 +322,13 @@ class PythonTier:
             return made.run(tensors)
         if tf.executing_eagerly():
             the_switch.records.note_run(self._name_part("inference"), HOST, XLA)
-        return self._plain(*args, **kwargs)
+        return self.plain(*args, **kwargs)
 
     def _convert(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Arguments that an input_signature names as tensors of its types.  Raises ValueError, TypeError."""
         import tensorflow as tf
 
-        signature = self._plain.input_signature
+        signature = self.plain.input_signature
         if not signature:
             return args, kwargs
 
@@ -343,7 +338,7 @@ class PythonTier:
                 raise ValueError(f"{tensor} is no {spec}")
             return tensor
 
-        bound = inspect.signature(self._plain.python_function).bind(*args, **kwargs)
+        bound = inspect.signature(self.plain.python_function).bind(*args, **kwargs)
         named, more = bound.args[: len(signature)], bound.args[len(signature) :]
         map_leaves = tf.__internal__.nest.map_structure_up_to
         converted = map_leaves(
