@@ -82,8 +82,9 @@ def _stitch(fn: Callable[..., Any], tier: str | None, options: dict[str, Any]) -
     if isinstance(fn, tf.__internal__.function.Function):
         fn, options = fn.python_function, {**options_of(fn), **options}
     if options.get("jit_compile") is False:
+        name = getattr(fn, "__name__", "a function")
         raise InvalidOption(
-            f"tf_addon.function: {fn.__name__} has jit_compile=False, and only compiled functions go through astitch\n"
+            f"tf_addon.function: {name} has jit_compile=False, and only compiled functions go through astitch\n"
             "  leave jit_compile out, or use tf.function"
         )
     whole = tf.function(fn, **{**options, "jit_compile": True})

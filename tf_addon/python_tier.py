@@ -96,9 +96,10 @@ def lower_graph(
     gpus = tf.config.list_logical_devices("GPU")
     device = gpus[0].name if gpus else HOST
     copies = _copy_variables(sources, device)
+    taken = list(zip(sources, [*arguments, *captured], strict=True))
     given = [
         copies[source.variable.ref()].handle if isinstance(source, Read) else tensor
-        for source, tensor in zip(sources, [*arguments, *captured], strict=True)
+        for source, tensor in taken
     ]
     hlo = context.context().get_compiler_ir(
         device_name=device,
@@ -137,7 +138,10 @@ def lower_graph(
             variable.assign(results[number])
         return results[: len(graph.outputs)]
 
-    return tf.function(call, jit_compile=True, autograph=False)
+    specs = [spec for source, spec in taken if isinstance(source, Argument)]
+    with tf.init_scope():  # for all graphs that call it
+        compiled = tf.function(call, jit_compile=True, autograph=False)
+        return compiled.get_concrete_function(*specs)
 
 
 def _copy_variables(sources: Sequence[Source], device: str) -> dict[Any, Any]:
@@ -288,7 +292,7 @@ class PythonTier(Method):
 
         super().__init__()
         functools.update_wrapper(self, plain.python_function)
-        self._title = plain.python_function.__name__
+        self._title = plain._name
         self.plain = plain
         unsigned = {**options_of(plain), "jit_compile": None, "input_signature": None}
         self._inner = tf.function(plain.python_function, **unsigned)
