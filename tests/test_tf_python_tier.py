@@ -83,14 +83,25 @@ def test_second_derivatives_are_refused() -> None:
     def cube(x: Any) -> Any:
         return x**3
 
-    x = tf.constant([1.0, 2.0])
-    with tf.GradientTape() as outer:
-        outer.watch(x)
+    def derive_twice(x: Any) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            slope = derive(x)
+        return outer.gradient(slope, x)
+
+    def derive(x: Any) -> Any:
         with tf.GradientTape() as inner:
             inner.watch(x)
             y = cube(x)
+        return inner.gradient(y, x)
+
+    x = tf.constant([1.0, 2.0])
+    with tf.GradientTape() as idle:
+        idle.watch(x)
+        assert_equal(derive(x), tf.constant([3.0, 12.0]))
+    for twice in (derive_twice, tf.function(derive_twice)):
         with pytest.raises(UnsupportedSignature, match="second derivatives"):
-            inner.gradient(y, x)
+            twice(x)
 
 
 def test_variables_are_updated() -> None:
@@ -262,6 +273,27 @@ def test_inside_of_a_graph() -> None:
 
     x = normal(3, 5)
     assert_equal(outer(x), plain(x))
+
+
+def test_methods_in_a_graph_and_its_gradient() -> None:
+    class Scale:
+        weight = tf.Variable(2.0)
+
+        @tf_addon.function(tier="python")
+        def apply(self, x: Any) -> Any:
+            return tf.sin(x) * self.weight
+
+        @tf.function
+        def outer(self, x: Any) -> Any:
+            return self.apply(x) + 1.0
+
+    scale, x = Scale(), normal(4)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = scale.outer(x)
+    assert_equal(y, tf.sin(x) * 2.0 + 1.0)
+    assert_equal(tape.gradient(y, [x, scale.weight]), [tf.cos(x) * 2.0, tf.reduce_sum(tf.sin(x))])
+    assert tf_addon.report().fallbacks == 0
 
 
 def test_a_function_of_this_tier_stays_it_where_all_are_taken_over() -> None:

@@ -267,17 +267,32 @@ class Trained:
         results, kept = found[: self.count], found[self.count :]
 
         def derive(*gradients: Any) -> list[Any]:
-            if tf.executing_eagerly() and record.could_possibly_record():
-                raise UnsupportedSignature(
-                    "a tape listens to a gradient, which without the shim has no gradient itself\n"
-                    "  use the shim (tier='shim') or tf.function for second derivatives, or ask the inner tape "
-                    "outside of the outer one"
-                )
-            derived = iter(self.backward(*(gradients[i] for i in self.floats), *kept))
-            return [next(derived) if has_one else None for has_one in self.connected]
+            if not any(self.connected):
+                return [None for _ in self.connected]
+            given = [gradients[i] for i in self.floats]
+            with record.stop_recording():
+                derived = self.backward(*given, *kept)
+            linked = iter(_link(derived, [*watched, *given], _refuse_second))
+            return [next(linked) if has_one else None for has_one in self.connected]
 
-        linked = tf.custom_gradient(lambda *_: (results, derive))(*watched)
-        return tf.nest.pack_sequence_as(self.structure, linked)
+        return tf.nest.pack_sequence_as(self.structure, _link(results, watched, derive))
+
+
+def _link(
+    results: Sequence[Any], inputs: Sequence[Any], derive: Callable[..., list[Any]]
+) -> list[Any]:
+    """The results as what a tape derives by a function of their gradients, which gives those of the inputs."""
+    import tensorflow as tf
+
+    linked = tf.custom_gradient(lambda *_: (list(results), derive))(*inputs)
+    return list(linked)
+
+
+def _refuse_second(*_: Any) -> list[Any]:
+    raise UnsupportedSignature(
+        "a gradient of a gradient, which there is not without the shim\n"
+        "  use the shim (tier='shim') or tf.function for second derivatives"
+    )
 
 
 Made = Inference | Trained
