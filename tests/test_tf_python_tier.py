@@ -214,6 +214,15 @@ def test_what_is_not_connected_has_no_gradient() -> None:
     check_gradients(some, [x, y, z], [x, y, z, idle])
 
 
+def test_no_gradient_at_all() -> None:
+    def rank(x: Any) -> Any:
+        return tf.argmax(x), tf.stop_gradient(x) * 2.0
+
+    x = normal(5)
+    check_gradients(rank, [x], [x])
+    assert [f.title for f in tf_addon.report().functions] == ["rank"]
+
+
 def test_gradients_through_a_value_of_the_caller() -> None:
     x = normal(4)
 

@@ -227,7 +227,8 @@ def _write_module(program: Program, handle: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """A signature whose calls no tape hears.  structure: of the results.  call: see lower_graph."""
+    """A signature without gradients: no tape hears it, or nothing is connected.  structure: of the results.  call: see
+    lower_graph."""
 
     structure: Any
     call: Any
@@ -235,8 +236,11 @@ class Inference:
     def run(self, tensors: Sequence[Any]) -> Any:
         """The function's results; its variables are assigned."""
         import tensorflow as tf
+        from tensorflow.python.eager import record
 
-        return tf.nest.pack_sequence_as(self.structure, self.call(*tensors))
+        with record.stop_recording():
+            found = self.call(*tensors)
+        return tf.nest.pack_sequence_as(self.structure, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +271,6 @@ class Trained:
         results, kept = found[: self.count], found[self.count :]
 
         def derive(*gradients: Any) -> list[Any]:
-            if not any(self.connected):
-                return [None for _ in self.connected]
             given = [gradients[i] for i in self.floats]
             with record.stop_recording():
                 derived = self.backward(*given, *kept)
@@ -440,7 +442,9 @@ class PythonTier(Method):
         sources = _find_sources(traced, specs)
         inputs = tuple(source for source in sources if _can_be_derived(source, specs))
         if inputs and _has_tape():
-            return self._lower_trained(traced, run, specs, inputs)
+            trained = self._lower_trained(traced, run, specs, inputs)
+            if trained is not None:
+                return trained
         graph = tf.function(run, autograph=False).get_concrete_function(*specs)
         name = self._name_part("inference")
         call = lower_graph(graph, specs, graph.captured_inputs, _find_sources(graph, specs), name)
@@ -452,8 +456,11 @@ class PythonTier(Method):
         run: Callable[..., list[Any]],
         specs: Sequence[Any],
         inputs: tuple[Source, ...],
-    ) -> Trained:
-        """The backward is traced inside of the forward: the values of the forward that it captures become results."""
+    ) -> Trained | None:
+        """The backward is traced inside of the forward: the values of the forward that it captures become results.
+
+        None where no result is connected to an input.
+        """
         import tensorflow as tf
 
         parts: list[Any] = []
@@ -482,6 +489,8 @@ class PythonTier(Method):
 
         whole = tf.function(forward, autograph=False).get_concrete_function(*specs)
         graph, given, connected, floats, count = parts
+        if not any(connected):
+            return None
         name = self._name_part("forward")
         ours = lower_graph(whole, specs, whole.captured_inputs, _find_sources(whole, specs), name)
         # What the backward captured lies in the forward's graph: a value that it now gives, or a variable of its own.
