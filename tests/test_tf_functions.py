@@ -12,6 +12,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 import tf_addon  # noqa: E402
+from astitch.errors import EngineUnavailable  # noqa: E402
 from tests.tf_support import assert_equal, both, check_stitched  # noqa: E402
 
 rng = np.random.default_rng(0)
@@ -273,6 +274,58 @@ def test_strings_run_op_by_op() -> None:
         spell(tf.constant([1, 20]))
 
 
+def test_an_error_of_the_user_s_leaves_nothing_behind() -> None:
+    count = tf.Variable(0.0)
+    signature = [tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)]
+
+    @tf.function(jit_compile=True, input_signature=signature)
+    def turn(x: Any, shape: Any) -> Any:
+        count.assign_add(1.0)
+        return tf.reshape(x, shape)
+
+    tf_addon.report(reset=True)
+    with tf_addon.enabled(engine="host"):
+        for _ in range(2):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="requested shape has 8"):
+                turn(tf.ones([6]), [4, 2])
+            assert float(count) == 0.0
+        assert turn(tf.ones([6]), [3, 2]).shape == (3, 2)
+    assert float(count) == 1.0
+    (function,) = tf_addon.report().functions
+    assert function.op_by_op_runs == 0
+    assert [refused.owner for refused in function.refused] == ["XLA"]
+
+
+def test_a_shape_that_xla_must_know_runs_op_by_op() -> None:
+    @tf.function(jit_compile=True)
+    def halve(x: Any) -> Any:
+        turns = tf.constant(0)
+        while tf.reduce_sum(x) > 1.0:
+            x, turns = x / 2.0, turns + 1
+        return tf.reshape(x, [turns, -1])
+
+    tf_addon.report(reset=True)
+    with tf_addon.enabled(engine="host"):
+        assert halve(tf.ones([6])).shape == (3, 2)
+    (function,) = tf_addon.report().functions
+    assert function.op_by_op_runs == 1
+    assert "compile-time constant" in function.refused[0].reason
+
+
+def test_a_variable_may_be_a_shape() -> None:
+    """Its value is part of the signature."""
+    shape = tf.Variable([2, 3])
+
+    @tf.function(jit_compile=True)
+    def turn(x: Any) -> Any:
+        shape.assign(shape[::-1])
+        return tf.reshape(x, shape) * 2.0
+
+    x = normal(6)
+    (function,) = check_stitched(lambda: [turn(x) for _ in range(4)])
+    assert len(function.compiled) == 2
+
+
 def test_a_dynamic_shape_is_xla_s() -> None:
     @tf.function(jit_compile=True)
     def total(x: Any) -> Any:
@@ -329,6 +382,37 @@ def test_signatures_beyond_the_cap_are_xla_s() -> None:
     assert refused.signatures == 1
 
 
+def test_call_sites_share_the_cap_and_the_rows_of_the_report() -> None:
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None, 4], tf.float32)])
+    def rows(x: Any) -> Any:
+        return tf.nn.softmax(x)
+
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None], tf.float32)])
+    def positive(x: Any) -> Any:
+        return tf.boolean_mask(x, x > 0)
+
+    @tf.function
+    def outer(x: Any, y: Any) -> Any:
+        return rows(x), rows(y), positive(x[0]), positive(y[0])
+
+    @tf.function
+    def other(x: Any, y: Any) -> Any:
+        return rows(y), rows(x), positive(y[0]), positive(x[0])
+
+    sizes = (1, 2, 3, 4, 1)
+    tf_addon.report(reset=True)
+    with tf_addon.enabled(engine="host", max_signatures=2):
+        for size in sizes:
+            x = normal(size, 4)
+            for ours in (*outer(x, x)[:2], *other(x, x)[:2]):
+                assert_equal(ours, tf.nn.softmax(x))
+    found = {f.title: f for f in tf_addon.report().functions}
+    assert len(found["rows"].compiled) == 2
+    assert (found["rows"].stitched_runs, found["rows"].xla_runs) == (12, 8)
+    assert [refused.signatures for refused in found["rows"].refused] == [1]
+    assert [refused.signatures for refused in found["positive"].refused] == [1]
+
+
 def test_a_function_refused_when_strict_is_compiled_later() -> None:
     @tf.function(jit_compile=True)
     def ordered(x: Any) -> Any:
@@ -379,6 +463,67 @@ def test_on_and_off_in_the_middle() -> None:
     (function,) = tf_addon.report().functions
     assert function.stitched_runs == 2
     assert len(function.compiled) == 1
+
+
+@tf.function(jit_compile=True)
+def soften(x: Any) -> Any:
+    return tf.nn.softmax(x)
+
+
+def is_taken() -> bool:
+    """Does astitch run a compiled function?"""
+    tf_addon.report(reset=True)
+    soften(tf.ones([3]))
+    return tf_addon.report().runs == 1
+
+
+def test_blocks_of_two_threads_may_overlap() -> None:
+    tf_addon.disable()
+    steps = [threading.Event() for _ in range(4)]
+    seen: list[bool] = []
+
+    def other() -> None:
+        steps[0].wait()
+        with tf_addon.enabled(engine="host"):
+            steps[1].set()
+            steps[2].wait()
+            seen.append(is_taken())
+        steps[3].set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with tf_addon.enabled(engine="host"):
+        steps[0].set()
+        steps[1].wait()
+    steps[2].set()
+    steps[3].wait()
+    thread.join()
+    assert seen == [True]
+    assert not is_taken()
+
+
+def test_on_and_off_inside_of_blocks() -> None:
+    tf_addon.disable()
+    with tf_addon.enabled(engine="host"):
+        with tf_addon.enabled(engine="host"):
+            tf_addon.disable()
+            assert not is_taken()
+        assert is_taken()
+        # A thread outside of all blocks speaks for the whole process.
+        thread = threading.Thread(target=tf_addon.disable)
+        thread.start()
+        thread.join()
+        assert not is_taken()
+        tf_addon.enable(engine="host")
+        assert is_taken()
+    assert not is_taken()
+
+
+def test_a_gpu_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
+    with pytest.raises(EngineUnavailable, match="engine='gpu', but CuPy sees no GPU"):
+        tf_addon.enable(engine="gpu")
+    assert not is_taken()
 
 
 def test_64_threads_with_mixed_shapes() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 import tf_addon  # noqa: E402
+from astitch.errors import InvalidOption  # noqa: E402
 from tests.tf_support import assert_equal, both, check_stitched  # noqa: E402
 
 keras = tf.keras
@@ -164,17 +167,140 @@ def test_buckets_compile_once_for_many_sizes(monkeypatch: pytest.MonkeyPatch) ->
     assert whole(tf.ones([3, 6]), tf.constant(2.0))["y"].shape == (3, 6)
 
 
-def test_a_decorated_method(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tier", ["shim", "python"])
+def test_buckets_cut_only_rows(
+    tier: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    weight = tf.Variable(tf.ones([8, 2]))
+
+    class Layer:
+        @tf_addon.function(buckets=[4, 8], tier=tier)
+        def apply(self, x: Any, bias: Any = 0.0) -> Any:
+            return {"rows": x * 2.0 + bias, "weight": weight * 1.0, "size": tf.shape(weight)}
+
+    layer = Layer()
+    for size in (5, 7):
+        found = layer.apply(tf.ones([size, 3]))
+        assert_equal(
+            found, {"rows": tf.fill([size, 3], 2.0), "weight": weight, "size": tf.constant([8, 2])}
+        )
+    assert not caplog.text
+    for _ in range(2):
+        assert layer.apply(tf.ones([5, 3]), tf.ones([1, 3]))["rows"].shape == (5, 3)
+    assert caplog.text.count("first dimensions of different sizes (1, 5) are not padded") == 1
+    gone = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert gone() is None
+
+
+class Scale(tf.Module):  # type: ignore[misc]
+    """A method with a signature, one that calls it, and a TensorFlow function that does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = tf.Variable(tf.fill([4, 3], 0.5))
+
+    @tf_addon.function(input_signature=[tf.TensorSpec([None, 4], tf.float32)])
+    def apply(self, x: Any) -> Any:
+        """Of the rows."""
+        return tf.nn.softmax(tf.sin(x) @ self.weight)
+
+    @tf_addon.function
+    def twice(self, x: Any) -> Any:
+        return {"scores": self.apply(x) * 2.0}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32)])
+    def plain(self, x: Any) -> Any:
+        return self.apply(x) + 1.0
+
+
+def test_decorated_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    tf_addon.report(reset=True)
+    scale, x = Scale(), tf.reshape(tf.range(8.0), [2, 4])
+    wanted = tf.nn.softmax(tf.sin(x) @ scale.weight)
+    assert_equal(scale.apply(x.numpy().tolist()), wanted)
+    assert_equal(scale.twice(x), {"scores": wanted * 2.0})
+    assert_equal(scale.plain(x), wanted + 1.0)
+    found = tf_addon.report()
+    assert (found.runs, found.fallbacks) == (3, 0), str(found)
+    gone = weakref.ref(scale)
+    del scale
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_decorated_function_has_what_tf_function_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    scale, x = Scale(), tf.ones([2, 4])
+    concrete = scale.apply.get_concrete_function()
+    assert_equal(concrete(x), scale.apply(x))
+    assert scale.apply.__doc__ == "Of the rows."
+    assert scale.apply.function_spec.jit_compile
+    assert "shape=(None, 4)" in scale.apply.pretty_printed_concrete_signatures()
+    assert "HloModule" in scale.twice.experimental_get_compiler_ir(x)("hlo")
+    assert scale.apply.python_function is not None
+
+
+def test_decorated_functions_are_saved_as_plain_tensorflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    scale, x = Scale(), tf.reshape(tf.range(8.0), [2, 4])
+    wanted = scale.twice(x), scale.apply(x), scale.plain(x)
+    folder = str(tmp_path / "model")
+    tf.saved_model.save(scale, folder, signatures=scale.apply)
+    proto = (tmp_path / "model" / "saved_model.pb").read_bytes()
+    assert b"astitch" not in proto
+    assert b"_XlaMustCompile" in proto
+    loaded = tf.saved_model.load(folder)
+
+    def run() -> Any:
+        return loaded.twice(x), loaded.apply(x), loaded.plain(x)
+
+    tf_addon.report(reset=True)
+    assert_equal(run(), wanted)
+    assert_equal(loaded.signatures["serving_default"](x), {"output_0": wanted[1]})
+    assert tf_addon.report().functions == ()
+    check_stitched(run)
+    # What was saved is still astitch's here.
+    tf_addon.report(reset=True)
+    assert_equal((scale.twice(x), scale.apply(x), scale.plain(x)), wanted)
+    assert tf_addon.report().runs == 3
+
+
+def test_a_tf_function_keeps_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTITCH_ENGINE", "host")
 
-    class Scale:
-        factor = 3.0
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)], autograph=False)
+    def double(x: Any) -> Any:
+        return x * 2.0
 
-        @tf_addon.function
-        def apply(self, x: Any) -> Any:
-            return x * self.factor
+    for tier in ("shim", "python"):
+        tf_addon.report(reset=True)
+        ours = tf_addon.function(double, tier=tier)
+        assert ours([1, 2]).numpy().tolist() == [2.0, 4.0]
+        with pytest.raises(TypeError, match="TensorSpec"):
+            ours([[1.0]])
+        assert tf_addon.report().runs == 1
 
-    assert Scale().apply(tf.constant([1.0, 2.0])).numpy().tolist() == [3.0, 6.0]
+
+def test_a_function_that_must_not_be_compiled_is_an_error() -> None:
+    def double(x: Any) -> Any:
+        return x * 2.0
+
+    for fn, options in (
+        (double, {"jit_compile": False}),
+        (tf.function(double, jit_compile=False), {}),
+    ):
+        with pytest.raises(InvalidOption) as told:
+            tf_addon.function(fn, **options)
+        assert str(told.value) == (
+            "tf_addon.function: double has jit_compile=False, and only compiled functions go through astitch\n"
+            "  leave jit_compile out, or use tf.function"
+        )
 
 
 MIRRORED = """
@@ -216,6 +342,21 @@ theirs = train()
 assert max(abs(a - b) for a, b in zip(ours, theirs)) < 1e-5, (ours, theirs)
 assert {f.device[-5:] for f in found.functions} == {"CPU:0", "CPU:1"}, str(found)
 assert (found.runs, found.fallbacks) == (12, 0), str(found)
+
+# TensorFlow's own limit: a compiled function that takes both replicas' variables.
+@tf.function
+def captured():
+    return strategy.run(tf.function(lambda: weight * 2.0, jit_compile=True))
+
+for _ in range(2):
+    try:
+        captured()
+    except tf.errors.InvalidArgumentError as error:
+        assert "from device" in str(error)
+    else:
+        raise AssertionError("TensorFlow can do it now")
+    tf_addon.enable(engine="host")
+assert "device:CPU:1, and a compiled function reads those of its own device only" in str(tf_addon.report())
 """
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ tf = pytest.importorskip("tensorflow")
 
 import tf_addon  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
+from tf_addon import python_tier  # noqa: E402
 from tf_addon.errors import UnsupportedSignature  # noqa: E402
 from tf_addon.switch import Wishes, the_switch  # noqa: E402
 
@@ -78,14 +83,25 @@ def test_second_derivatives_are_refused() -> None:
     def cube(x: Any) -> Any:
         return x**3
 
-    x = tf.constant([1.0, 2.0])
-    with tf.GradientTape() as outer:
-        outer.watch(x)
+    def derive_twice(x: Any) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            slope = derive(x)
+        return outer.gradient(slope, x)
+
+    def derive(x: Any) -> Any:
         with tf.GradientTape() as inner:
             inner.watch(x)
             y = cube(x)
+        return inner.gradient(y, x)
+
+    x = tf.constant([1.0, 2.0])
+    with tf.GradientTape() as idle:
+        idle.watch(x)
+        assert_equal(derive(x), tf.constant([3.0, 12.0]))
+    for twice in (derive_twice, tf.function(derive_twice)):
         with pytest.raises(UnsupportedSignature, match="second derivatives"):
-            inner.gradient(y, x)
+            twice(x)
 
 
 def test_variables_are_updated() -> None:
@@ -111,6 +127,139 @@ def test_variables_are_updated() -> None:
     assert int(count) == 3
 
 
+def test_threads_lose_no_update() -> None:
+    total, other = tf.Variable(0.0), tf.Variable(0.0)
+
+    @function
+    def count(x: Any) -> Any:
+        total.assign_add(1.0)
+        other.assign(other + 2.0)
+        return tf.nn.softmax(x)
+
+    @function
+    def swap(x: Any) -> Any:
+        """The same variables the other way round."""
+        other.assign_sub(1.0)
+        total.assign_add(tf.reduce_sum(x) * 0.0)
+        return x + 1.0
+
+    @tf.function
+    def inside(x: Any) -> Any:
+        return count(x) + swap(x)
+
+    inputs = [normal(n, 8) for n in (1, 2, 3, 5)]
+    start = threading.Barrier(64)
+
+    def run(number: int) -> None:
+        start.wait()
+        for turn in range(4):
+            x = inputs[(number + turn) % len(inputs)]
+            if number % 2:
+                inside(x)
+            else:
+                assert_equal(count(x), tf.nn.softmax(x))
+                swap(x)
+
+    with ThreadPoolExecutor(64) as pool:
+        list(pool.map(run, range(64), timeout=120))
+    assert (float(total), float(other)) == (256.0, 256.0)
+
+
+# ---- gradients ---------------------------------------------------------------------------------------------------
+
+
+def check_gradients(fn: Callable[..., Any], given: list[Any], watched: list[Any]) -> None:
+    """The function's gradients are tf.function's, those that are None too."""
+
+    def derive(call: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            results = tf.nest.flatten(call(*given))
+            floats = [y for y in results if y.dtype.is_floating or y.dtype.is_complex]
+            loss = tf.add_n([tf.reduce_sum(tf.abs(y) ** 2) for y in floats])
+        return tape.gradient(loss, watched)
+
+    ours, theirs = derive(function(fn)), derive(tf.function(fn))
+    assert [g is None for g in ours] == [g is None for g in theirs]
+    kept = [[tf.convert_to_tensor(g) for g in found if g is not None] for found in (ours, theirs)]
+    for a, b in zip(*kept, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert tf_addon.report().fallbacks == 0, str(tf_addon.report())
+
+
+def test_gradients_of_captured_tensors() -> None:
+    weight, x = normal(5), normal(3, 5)
+    check_gradients(lambda x: tf.tanh(x * weight), [x], [x, weight])
+
+
+def test_gradients_of_complex_tensors() -> None:
+    x = tf.complex(normal(6), normal(2, 6)[1])
+    scale = tf.complex(normal(1), normal(1, 1)[0])
+    check_gradients(lambda x, y: (x * y * x, tf.math.real(x)), [x, scale], [x, scale])
+
+
+def test_gradients_of_variables_that_are_not_trainable() -> None:
+    moving, weight = tf.Variable(normal(4), trainable=False), tf.Variable(normal(4))
+    x = normal(3, 4)
+    check_gradients(lambda x: tf.sin(x * moving) * weight, [x], [x, moving, weight])
+
+
+def test_what_is_not_connected_has_no_gradient() -> None:
+    x, y, z = normal(3), normal(3), normal(3)
+    idle = tf.Variable(normal(3))
+
+    def some(x: Any, y: Any, z: Any) -> Any:
+        return tf.stop_gradient(x * idle) * y, tf.argmax(z)
+
+    check_gradients(some, [x, y, z], [x, y, z, idle])
+
+
+def test_no_gradient_at_all() -> None:
+    def rank(x: Any) -> Any:
+        return tf.argmax(x), tf.stop_gradient(x) * 2.0
+
+    x = normal(5)
+    check_gradients(rank, [x], [x])
+    assert [f.title for f in tf_addon.report().functions] == ["rank"]
+
+
+def test_gradients_through_a_value_of_the_caller() -> None:
+    x = normal(4)
+
+    def derive(decorate: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            middle = tf.exp(x)
+            loss = tf.reduce_sum(decorate(lambda z: z * middle)(x) ** 2)
+        return tape.gradient(loss, x)
+
+    assert_equal(derive(function), derive(tf.function))
+    assert tf_addon.report().fallbacks == 0
+
+
+def test_a_tensor_of_the_function_around_it_is_refused() -> None:
+    @tf.function
+    def outer(x: Any) -> Any:
+        middle = tf.exp(x)
+
+        @function
+        def inner(z: Any) -> Any:
+            return z * middle
+
+        with tf.GradientTape() as tape:
+            tape.watch(middle)
+            y = inner(x)
+        return y, tape.gradient(y, middle)
+
+    x = normal(4)
+    assert_equal(outer(x), (x * tf.exp(x), x))
+    (refused,) = [r for f in tf_addon.report().functions for r in f.refused]
+    assert "the function that is being traced around it" in refused.reason
+
+
+# ---- inside of graphs and classes --------------------------------------------------------------------------------
+
+
 def test_inside_of_a_graph() -> None:
     weight = tf.Variable(normal(5))
 
@@ -133,6 +282,27 @@ def test_inside_of_a_graph() -> None:
 
     x = normal(3, 5)
     assert_equal(outer(x), plain(x))
+
+
+def test_methods_in_a_graph_and_its_gradient() -> None:
+    class Scale:
+        weight = tf.Variable(2.0)
+
+        @tf_addon.function(tier="python")
+        def apply(self, x: Any) -> Any:
+            return tf.sin(x) * self.weight
+
+        @tf.function
+        def outer(self, x: Any) -> Any:
+            return self.apply(x) + 1.0
+
+    scale, x = Scale(), normal(4)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = scale.outer(x)
+    assert_equal(y, tf.sin(x) * 2.0 + 1.0)
+    assert_equal(tape.gradient(y, [x, scale.weight]), [tf.cos(x) * 2.0, tf.reduce_sum(tf.sin(x))])
+    assert tf_addon.report().fallbacks == 0
 
 
 def test_a_function_of_this_tier_stays_it_where_all_are_taken_over() -> None:
@@ -163,3 +333,71 @@ def test_what_it_cannot_is_xla_s_and_told() -> None:
     reasons = {f.title: f.refused[0].reason for f in tf_addon.report().functions}
     assert "dynamic shape" in reasons["total"]
     assert "compile-time constant" in reasons["turn"]
+
+
+def test_a_bug_of_the_compiler_s_is_no_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise KeyError("a scope")
+
+    @function
+    def soften(x: Any) -> Any:
+        return tf.nn.softmax(x)
+
+    monkeypatch.setattr(python_tier, "compile_module", fail)
+    x = normal(3)
+    assert_equal(soften(x), tf.nn.softmax(x))
+    assert "a bug in astitch: soften is left to XLA" in caplog.text
+    (found,) = tf_addon.report().functions
+    assert (found.xla_runs, found.refused[0].reason) == (1, "KeyError: 'a scope'")
+
+
+def test_an_error_of_the_function_s_is_the_user_s(caplog: pytest.LogCaptureFixture) -> None:
+    @function
+    def fail(x: Any) -> Any:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail(normal(3))
+    assert not caplog.text
+
+
+def test_signatures_beyond_the_cap_are_xla_s(caplog: pytest.LogCaptureFixture) -> None:
+    @function
+    def soften(x: Any) -> Any:
+        return tf.nn.softmax(x)
+
+    the_switch.set(Wishes(engine="host", max_signatures=2))
+    for size in (1, 2, 3, 4, 3, 1):
+        x = normal(size)
+        assert_equal(soften(x), tf.nn.softmax(x))
+    (found,) = tf_addon.report().functions
+    assert (len(found.compiled), found.stitched_runs, found.xla_runs) == (2, 3, 3)
+    assert [r.signatures for r in found.refused] == [1]
+    assert caplog.text.count("more than 2 signatures") == 1
+
+
+def test_methods_and_what_they_keep() -> None:
+    class Scale:
+        def __init__(self, factor: float) -> None:
+            self.factor = tf.Variable(factor)
+
+        @tf_addon.function(tier="python", input_signature=[tf.TensorSpec([None], tf.float32)])
+        def apply(self, x: Any) -> Any:
+            return tf.nn.softmax(x * self.factor)
+
+    x = normal(4)
+    one, two = Scale(2.0), Scale(3.0)
+    for scale in (one, two):
+        assert_equal(scale.apply(x), tf.nn.softmax(x * scale.factor))
+    assert_equal(one.apply([1, 2]), tf.nn.softmax([2.0, 4.0]))
+    assert_equal(one.apply(x=x), tf.nn.softmax(x * 2.0))
+    found = tf_addon.report()
+    assert (found.compiles, found.runs, found.fallbacks) == (3, 4, 0), str(found)
+    with pytest.raises(TypeError, match="TensorSpec"):
+        one.apply(normal(4, 4))
+    gone = weakref.ref(one)
+    del one, scale
+    gc.collect()
+    assert gone() is None

@@ -147,10 +147,7 @@ class Programs:
 
     def note_refused(self, function: str, device: str, reason: str, outcome: int) -> None:
         """A signature that is not astitch's."""
-        self.records.note_refused(function, device, reason, outcome)
-        owner = "TensorFlow, op by op" if outcome == OP_BY_OP else "XLA"
-        first, *_ = clean_reason(reason).splitlines() or [""]
-        log.warning("%s on %s is left to %s: %s", function, device, owner, first)
+        note_refused(self.records, function, device, reason, outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +184,14 @@ def compile_module(module: Module, place: Place, *, strict: bool) -> Made:
     if key is not None:
         kept_programs.store(key, kept_programs.Kept(made.program, made.aliases))
     return made
+
+
+def note_refused(records: Records, function: str, device: str, reason: str, outcome: int) -> None:
+    """One more signature that is XLA's or TensorFlow's, by the shim's outcome."""
+    records.note_refused(function, device, reason, outcome)
+    owner = "TensorFlow, op by op" if outcome == OP_BY_OP else "XLA"
+    first, *_ = clean_reason(reason).splitlines() or [""]
+    log.warning("%s on %s is left to %s: %s", function, device, owner, first)
 
 
 def note_compiled(records: Records, function: str, device: str, made: Made, seconds: float) -> None:

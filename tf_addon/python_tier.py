@@ -1,15 +1,17 @@
 """Functions through astitch without the shim: HLO by TensorFlow's own lowering, run by a custom call of XLA's.
 
-Takes a Python function, hands on a callable that is compiled once for each signature.  Where a tape listens, forward
-and backward are two programs, and the forward hands on what the backward needs; variables are assigned afterwards.
+Takes a tf.function, hands on a callable that is compiled once for each signature.  Where a tape listens, forward and
+backward are two programs, and the forward hands on what the backward needs.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +19,20 @@ from astitch.errors import AstitchError
 from astitch.program import Program
 from tf_addon.errors import UnsupportedSignature
 from tf_addon.ffi import TARGET, the_handlers
-from tf_addon.programs import choose_place, compile_module, note_compiled, read_module
+from tf_addon.marked_function import options_of
+from tf_addon.methods import Method
+from tf_addon.programs import (
+    choose_place,
+    compile_module,
+    note_compiled,
+    note_refused,
+    read_module,
+)
 from tf_addon.shim_library import STITCHED, XLA
 from tf_addon.switch import the_switch
 from tf_addon.whole_program import make_launch
+
+log = logging.getLogger("tf_addon")
 
 HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -65,64 +77,36 @@ class Read:
 Source = Argument | Captured | Read
 
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A graph as one custom call.
-
-    sources: of each parameter.  count: how many of the call's results are the graph's; the others are new values of
-    variables.  updates: the number of such a result, and its variable.
-    """
-
-    call: Any
-    sources: tuple[Source, ...]
-    count: int
-    updates: tuple[tuple[int, Any], ...]
-
-    def read_variables(self) -> dict[Any, Any]:
-        """The values of its variables now, by the variables' references."""
-        variables = {s.variable.ref(): s.variable for s in self.sources if isinstance(s, Read)}
-        return {ref: variable.read_value() for ref, variable in variables.items()}
-
-    def run(self, tensors: Sequence[Any], values: Mapping[Any, Any]) -> list[Any]:
-        """All results, those for variables too."""
-        operands = []
-        for source in self.sources:
-            match source:
-                case Argument(place):
-                    operands.append(tensors[place])
-                case Captured(tensor):
-                    operands.append(tensor)
-                case Read(variable):
-                    operands.append(values[variable.ref()])
-        return list(self.call(*operands))
-
-    def update(self, results: Sequence[Any]) -> None:
-        """Assigns the new values of variables."""
-        for number, variable in self.updates:
-            variable.assign(results[number])
-
-
 def lower_graph(
     graph: Any,
     arguments: Sequence[Any],
     captured: Sequence[Any],
     sources: Sequence[Source],
     name: str,
-) -> Lowered:
-    """Compiles a concrete function.  arguments, captured: a TensorSpec, tensor or handle for each of its inputs.
+) -> Any:
+    """Compiles a concrete function: a function of its arguments that is nothing but the custom call.
 
-    name: for the report.  Raises UnsupportedSignature, AstitchError, and what TensorFlow raises for what XLA refuses.
+    Variables are read before and assigned after the custom call by the same compiled function, for which TensorFlow
+    locks them.  arguments, captured: a TensorSpec, tensor or handle for each of the graph's inputs.  name: for the
+    report.  Raises UnsupportedSignature, AstitchError, and what TensorFlow raises for what XLA refuses.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context
 
     gpus = tf.config.list_logical_devices("GPU")
+    device = gpus[0].name if gpus else HOST
+    copies = _copy_variables(sources, device)
+    taken = list(zip(sources, [*arguments, *captured], strict=True))
+    given = [
+        copies[source.variable.ref()].handle if isinstance(source, Read) else tensor
+        for source, tensor in taken
+    ]
     hlo = context.context().get_compiler_ir(
-        device_name=gpus[0].name if gpus else HOST,
+        device_name=device,
         platform_name=None,
         function_name=graph.name,
-        flat_args=list(arguments),
-        captured_inputs=list(captured),
+        flat_args=given[: len(arguments)],
+        captured_inputs=given[len(arguments) :],
         stage="hlo_serialized",
     )
     place = choose_place(0 if gpus else -1, the_switch.wishes.engine)
@@ -146,29 +130,70 @@ def lower_graph(
         launch(stream, operands, results)
         the_switch.records.note_run(name, HOST, STITCHED)
 
-    call = _make_call(program, the_handlers.add(counted), bool(gpus))
-    return Lowered(call, tuple(sources), len(graph.outputs), tuple(updates))
+    custom_call = _make_custom_call(program, the_handlers.add(counted), bool(gpus))
+
+    def call(*given: Any) -> list[Any]:
+        results = custom_call([_read_source(source, given) for source in sources])
+        for number, variable in updates:
+            variable.assign(results[number])
+        return results[: len(graph.outputs)]
+
+    specs = [spec for source, spec in taken if isinstance(source, Argument)]
+    with tf.init_scope():  # for all graphs that call it
+        compiled = tf.function(call, jit_compile=True, autograph=False)
+        return compiled.get_concrete_function(*specs)
 
 
-def _make_call(program: Program, handle: int, on_gpu: bool) -> Any:
-    """A compiled function of tensors that is nothing but the custom call."""
+def _copy_variables(sources: Sequence[Source], device: str) -> dict[Any, Any]:
+    """Variables of the same values, for the time of a lowering, by the references of those that they stand for.
+
+    TensorFlow lowers with the interpreter's lock held, and waits for the variables' own: for ever, if a call holds one
+    and waits for the interpreter.  The values are not copied.
+    """
+    import tensorflow as tf
+
+    variables = {s.variable.ref(): s.variable for s in sources if isinstance(s, Read)}
+    with tf.init_scope(), tf.device(device):
+        return {
+            ref: tf.Variable(variable.read_value(), trainable=False, shape=variable.shape)
+            for ref, variable in variables.items()
+        }
+
+
+def _read_source(source: Source, given: Sequence[Any]) -> Any:
+    """given: the call's tensors."""
+    match source:
+        case Argument(place):
+            return given[place]
+        case Captured(tensor):
+            return tensor
+        case Read(variable):
+            return variable.read_value()
+
+
+def _make_custom_call(
+    program: Program, handle: int, on_gpu: bool
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function of the program's parameters, for graphs that XLA compiles; gives all of its results."""
     import tensorflow as tf
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
     types = [view.type for view in program.outputs]
     module = _write_module(program, handle)
 
-    def call(*operands: Any) -> Any:
-        return gen_xla_ops.xla_call_module(
-            operands,
-            version=_MODULE_VERSION,
-            module=module,
-            Tout=[tf.as_dtype(type_.dtype.numpy) for type_ in types],
-            Sout=[list(type_.shape) for type_ in types],
-            platforms=["CUDA" if on_gpu else "CPU"],
+    def call(operands: Sequence[Any]) -> list[Any]:
+        return list(
+            gen_xla_ops.xla_call_module(
+                operands,
+                version=_MODULE_VERSION,
+                module=module,
+                Tout=[tf.as_dtype(type_.dtype.numpy) for type_ in types],
+                Sout=[list(type_.shape) for type_ in types],
+                platforms=["CUDA" if on_gpu else "CPU"],
+            )
         )
 
-    return tf.function(call, jit_compile=True, autograph=False)
+    return call
 
 
 def _write_module(program: Program, handle: int) -> bytes:
@@ -202,18 +227,20 @@ def _write_module(program: Program, handle: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """A signature whose calls no tape hears.  structure: of the results."""
+    """A signature without gradients: no tape hears it, or nothing is connected.  structure: of the results.  call: see
+    lower_graph."""
 
     structure: Any
-    graph: Lowered
+    call: Any
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """The function's results; its variables are assigned."""
         import tensorflow as tf
+        from tensorflow.python.eager import record
 
-        found = self.graph.run(tensors, self.graph.read_variables())
-        self.graph.update(found)
-        return tf.nest.pack_sequence_as(self.structure, found[: self.graph.count])
+        with record.stop_recording():
+            found = self.call(*tensors)
+        return tf.nest.pack_sequence_as(self.structure, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +248,15 @@ class Trained:
     """A signature whose calls a tape hears.
 
     forward: gives `count` results, then what the backward keeps.  backward: takes the gradients of the results
-    `floats`, then what was kept; gives the gradients of the arguments `inputs`, then of `variables`.
+    `floats`, then what was kept; gives the gradients of those `inputs` that are `connected`: the others have none.
     """
 
     structure: Any
     count: int
-    forward: Lowered
-    backward: Lowered
-    inputs: tuple[int, ...]
-    variables: tuple[Any, ...]
+    forward: Any
+    backward: Any
+    inputs: tuple[Source, ...]
+    connected: tuple[bool, ...]
     floats: tuple[int, ...]
 
     def run(self, tensors: Sequence[Any]) -> Any:
@@ -237,63 +264,108 @@ class Trained:
         import tensorflow as tf
         from tensorflow.python.eager import record
 
-        # Read outside, where the tape hears it: the gradient of the value is the variable's.
-        values = {**self.backward.read_variables(), **self.forward.read_variables()}
+        # Variables are read where the tape hears it: the gradient of the value is the variable's.
+        watched = [_read_source(source, tensors) for source in self.inputs]
+        with record.stop_recording():  # the custom call itself has no gradient
+            found = self.forward(*tensors)
+        results, kept = found[: self.count], found[self.count :]
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def call(*_: Any) -> Any:
-            with record.stop_recording():  # the custom call itself has no gradient
-                found = self.forward.run(tensors, values)
-            kept = found[self.count : self.forward.count]
+        def derive(*gradients: Any) -> list[Any]:
+            given = [gradients[i] for i in self.floats]
+            with record.stop_recording():
+                derived = self.backward(*given, *kept)
+            linked = iter(_link(derived, [*watched, *given], _refuse_second))
+            return [next(linked) if has_one else None for has_one in self.connected]
 
-            def derive(*gradients: Any) -> list[Any]:
-                if record.could_possibly_record():
-                    raise UnsupportedSignature(
-                        "a tape listens to a gradient, which without the shim has no gradient itself\n"
-                        "  use the shim (tier='shim') or tf.function for second derivatives, or ask the inner tape "
-                        "outside of the outer one"
-                    )
-                given = [gradients[i] for i in self.floats]
-                return self.backward.run([*given, *kept], values)
+        return tf.nest.pack_sequence_as(self.structure, _link(results, watched, derive))
 
-            return found, derive
 
-        watched = [tensors[i] for i in self.inputs]
-        found = call(*watched, *(values[variable.ref()] for variable in self.variables))
-        self.forward.update(found)
-        return tf.nest.pack_sequence_as(self.structure, found[: self.count])
+def _link(
+    results: Sequence[Any], inputs: Sequence[Any], derive: Callable[..., list[Any]]
+) -> list[Any]:
+    """The results as what a tape derives by a function of their gradients, which gives those of the inputs."""
+    import tensorflow as tf
+
+    linked = tf.custom_gradient(lambda *_: (list(results), derive))(*inputs)
+    return list(linked)
+
+
+def _refuse_second(*_: Any) -> list[Any]:
+    raise UnsupportedSignature(
+        "a gradient of a gradient, which there is not without the shim\n"
+        "  use the shim (tier='shim') or tf.function for second derivatives"
+    )
 
 
 Made = Inference | Trained
 
 
-class PythonTier:
+class PythonTier(Method):
     """A function compiled once for each signature; what cannot be is tf.function(jit_compile=True)'s, and reported."""
 
-    def __init__(self, fn: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, plain: Any) -> None:
+        """plain: the function as tf.function(jit_compile=True)."""
         import tensorflow as tf
 
-        functools.update_wrapper(self, fn)
-        self._title = getattr(fn, "__name__", "function")
-        self._plain = tf.function(fn, **{**options, "jit_compile": True})
-        self._inner = tf.function(fn, **{**options, "jit_compile": None})
+        super().__init__()
+        functools.update_wrapper(self, plain.python_function)
+        self._title = plain._name
+        self.plain = plain
+        unsigned = {**options_of(plain), "jit_compile": None, "input_signature": None}
+        self._inner = tf.function(plain.python_function, **unsigned)
         self._made: dict[Hashable, Made | None] = {}
+        self._beyond: set[int] = set()  # limits that were reached
         self._kept: list[Any] = []  # static arguments: those known by their address must stay
         self._lock = threading.RLock()
+        # Autograph else rewrites our code, the whole compiler, when a graph calls it.
+        self._unconverted = tf.autograph.experimental.do_not_convert(self._run)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result."""
+        return self._unconverted(*args, **kwargs)
+
+    def bind(self, instance: object, owner: type | None) -> PythonTier:
+        """Each instance has signatures of its own."""
+        return PythonTier(self.plain.__get__(instance, owner))
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
-        leaves = tf.nest.flatten((args, kwargs))
+        try:
+            given = self._convert(args, kwargs)
+        except (ValueError, TypeError):  # TensorFlow has better words for it
+            return self.plain(*args, **kwargs)
+        leaves = tf.nest.flatten(given)
         places = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)]
         tensors = [tf.convert_to_tensor(leaves[i]) for i in places]
-        made = self._find((args, kwargs), leaves, places, tensors)
+        made = self._find(given, leaves, places, tensors)
         if made is not None:
             return made.run(tensors)
         if tf.executing_eagerly():
             the_switch.records.note_run(self._name_part("inference"), HOST, XLA)
-        return self._plain(*args, **kwargs)
+        return self.plain(*args, **kwargs)
+
+    def _convert(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Arguments that an input_signature names as tensors of its types.  Raises ValueError, TypeError."""
+        import tensorflow as tf
+
+        signature = self.plain.input_signature
+        if not signature:
+            return args, kwargs
+
+        def convert(spec: Any, leaf: Any) -> Any:
+            tensor = tf.convert_to_tensor(leaf, spec.dtype)
+            if not spec.is_compatible_with(tensor):
+                raise ValueError(f"{tensor} is no {spec}")
+            return tensor
+
+        bound = inspect.signature(self.plain.python_function).bind(*args, **kwargs)
+        named, more = bound.args[: len(signature)], bound.args[len(signature) :]
+        map_leaves = tf.__internal__.nest.map_structure_up_to
+        converted = map_leaves(
+            tuple(signature[: len(named)]), convert, signature[: len(named)], named
+        )
+        return (*converted, *more), bound.kwargs
 
     def _find(
         self, given: Any, leaves: Sequence[Any], places: Sequence[int], tensors: Sequence[Any]
@@ -301,90 +373,124 @@ class PythonTier:
         """What was made of the signature of a call; None where XLA has it."""
         import tensorflow as tf
 
-        listens = _has_tape()
+        context = _has_tape(), tf.executing_eagerly()
         specs = tuple((tensor.dtype, str(tensor.shape)) for tensor in tensors)
         statics = tuple(_key_of(leaf) for i, leaf in enumerate(leaves) if i not in places)
         structure = str(tf.nest.map_structure(lambda _: 0, given))
-        key = (structure, tuple(places), specs, statics, listens)
+        key = (structure, tuple(places), specs, statics, context)
+        limit = the_switch.wishes.max_signatures
         with self._lock:
             if key not in self._made:
+                if sum(made is not None for made in self._made.values()) >= limit:
+                    self._note_beyond(limit)
+                    return None
                 self._kept += [leaf for i, leaf in enumerate(leaves) if i not in places]
-                try:
-                    self._made[key] = self._make(given, leaves, places, tensors, listens)
-                except (AstitchError, tf.errors.OpError, ValueError, TypeError) as error:
-                    reason = f"{type(error).__name__}: {error}"
-                    the_switch.records.note_refused(self._name_part("inference"), HOST, reason, XLA)
-                    self._made[key] = None
+                self._made[key] = self._make(given, leaves, places, tensors)
             return self._made[key]
 
     def _make(
-        self,
-        given: Any,
-        leaves: Sequence[Any],
-        places: Sequence[int],
-        tensors: Sequence[Any],
-        listens: bool,
-    ) -> Made:
+        self, given: Any, leaves: Sequence[Any], places: Sequence[int], tensors: Sequence[Any]
+    ) -> Made | None:
+        """None where it is left to XLA, with a reason in the report.  Raises what the function itself raises."""
         import tensorflow as tf
 
-        for tensor in tensors:
-            if not tensor.shape.is_fully_defined():
-                raise UnsupportedSignature(
-                    f"an argument has the shape {tensor.shape}\n  call it eagerly, or with known shapes"
-                )
-        structure: list[Any] = []
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
 
-        def run(*flat: Any) -> list[Any]:
+        def fill(flat: Sequence[Any]) -> Any:
             filled = list(leaves)
             for place, tensor in zip(places, flat, strict=True):
                 filled[place] = tensor
-            args, kwargs = tf.nest.pack_sequence_as(given, filled)
-            results = self._inner(*args, **kwargs)
-            structure.append(results)
-            return [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(results)]
+            return tf.nest.pack_sequence_as(given, filled)
 
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
-        if listens:
-            return self._make_trained(run, specs, structure)
-        graph = tf.function(run, autograph=False).get_concrete_function(*specs)
-        name = self._name_part("inference")
-        lowered = lower_graph(
-            graph, specs, graph.captured_inputs, _find_sources(graph, specs), name
-        )
-        return Inference(structure[-1], lowered)
+        args, kwargs = fill(specs)
+        traced = self._inner.get_concrete_function(*args, **kwargs)
 
-    def _make_trained(
-        self, run: Callable[..., list[Any]], specs: Sequence[Any], structure: Sequence[Any]
-    ) -> Trained:
-        """The backward is traced inside of the forward: the values of the forward that it captures become results."""
+        def run(*flat: Any) -> list[Any]:
+            args, kwargs = fill(flat)
+            results = tf.nest.flatten(self._inner(*args, **kwargs))
+            return [tf.convert_to_tensor(result) for result in results]
+
+        try:
+            return self._lower(traced, run, specs)
+        except Exception as error:  # a fault of ours is no reason to end the program
+            if not isinstance(error, AstitchError | tf.errors.OpError | ValueError | TypeError):
+                log.exception("a bug in astitch: %s is left to XLA", self._title)
+            self._refuse(f"{type(error).__name__}: {error}")
+            return None
+
+    def _note_beyond(self, limit: int) -> None:
+        """One signature too many; told once."""
+        if limit not in self._beyond:
+            self._beyond.add(limit)
+            self._refuse(
+                f"more than {limit} signatures (shapes, types, constant values); XLA compiles the others: "
+                "pad to fewer shapes, or enable(max_signatures=...)"
+            )
+
+    def _refuse(self, reason: str) -> None:
+        note_refused(the_switch.records, self._name_part("inference"), HOST, reason, XLA)
+
+    def _lower(self, traced: Any, run: Callable[..., list[Any]], specs: Sequence[Any]) -> Made:
+        """traced: the function's own graph.  run: the function, of tensors and to tensors."""
         import tensorflow as tf
 
-        traced: list[Any] = []
+        for spec in specs:
+            if not spec.shape.is_fully_defined():
+                raise UnsupportedSignature(
+                    f"an argument has the shape {spec.shape}\n  call it eagerly, or with known shapes"
+                )
+        sources = _find_sources(traced, specs)
+        inputs = tuple(source for source in sources if _can_be_derived(source, specs))
+        if inputs and _has_tape():
+            trained = self._lower_trained(traced, run, specs, inputs)
+            if trained is not None:
+                return trained
+        graph = tf.function(run, autograph=False).get_concrete_function(*specs)
+        name = self._name_part("inference")
+        call = lower_graph(graph, specs, graph.captured_inputs, _find_sources(graph, specs), name)
+        return Inference(traced.structured_outputs, call)
+
+    def _lower_trained(
+        self,
+        traced: Any,
+        run: Callable[..., list[Any]],
+        specs: Sequence[Any],
+        inputs: tuple[Source, ...],
+    ) -> Trained | None:
+        """The backward is traced inside of the forward: the values of the forward that it captures become results.
+
+        None where no result is connected to an input.
+        """
+        import tensorflow as tf
+
+        parts: list[Any] = []
 
         def forward(*flat: Any) -> list[Any]:
-            inputs = tuple(i for i, tensor in enumerate(flat) if tensor.dtype.is_floating)
+            watched = [
+                source.variable if isinstance(source, Read) else _read_source(source, flat)
+                for source in inputs
+            ]
             with tf.GradientTape(persistent=True) as tape:
-                tape.watch([flat[i] for i in inputs])
+                tape.watch(watched)
                 results = run(*flat)
-            variables = tuple(tape.watched_variables())
-            floats = tuple(i for i, result in enumerate(results) if result.dtype.is_floating)
+            floats = tuple(i for i, result in enumerate(results) if _is_trained(result.dtype))
+            connected: list[bool] = []
 
             def backward(*gradients: Any) -> list[Any]:
-                found = tape.gradient(
-                    [results[i] for i in floats],
-                    [*(flat[i] for i in inputs), *variables],
-                    output_gradients=list(gradients),
-                    unconnected_gradients=tf.UnconnectedGradients.ZERO,
-                )
-                return [tf.convert_to_tensor(gradient) for gradient in found]
+                given = list(gradients)
+                found = tape.gradient([results[i] for i in floats], watched, given)
+                connected[:] = [gradient is not None for gradient in found]
+                return [tf.convert_to_tensor(one) for one in found if one is not None]
 
             given = [tf.TensorSpec(results[i].shape, results[i].dtype) for i in floats]
             graph = tf.function(backward, autograph=False).get_concrete_function(*given)
-            traced[:] = graph, given, inputs, variables, floats, len(results)
+            parts[:] = graph, given, tuple(connected), floats, len(results)
             return [*results, *(t for t in graph.captured_inputs if t.dtype != tf.resource)]
 
         whole = tf.function(forward, autograph=False).get_concrete_function(*specs)
-        graph, given, inputs, variables, floats, count = traced
+        graph, given, connected, floats, count = parts
+        if not any(connected):
+            return None
         name = self._name_part("forward")
         ours = lower_graph(whole, specs, whole.captured_inputs, _find_sources(whole, specs), name)
         # What the backward captured lies in the forward's graph: a value that it now gives, or a variable of its own.
@@ -401,17 +507,13 @@ class PythonTier:
                 captured.append(tf.TensorSpec(tensor.shape, tensor.dtype))
                 place += 1
         theirs = lower_graph(graph, [*given, *captured], [], sources, self._name_part("backward"))
-        return Trained(structure[-1], count, ours, theirs, inputs, variables, floats)
+        return Trained(traced.structured_outputs, count, ours, theirs, inputs, connected, floats)
 
     def _name_part(self, part: str) -> str:
         """As TensorFlow names the parts of a function; see report.title_of."""
         if part == "backward":
             return f"__inference___backward_{self._title}_0_0"
         return f"__{part}_{self._title}_0"
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a method of a class."""
-        return self if instance is None else functools.partial(self, instance)
 
 
 def _find_sources(graph: Any, specs: Sequence[Any]) -> list[Source]:
@@ -425,6 +527,11 @@ def _find_source(graph: Any, tensor: Any) -> Source:
     import tensorflow as tf
 
     if tensor.dtype != tf.resource:
+        if not hasattr(tensor, "numpy"):
+            raise UnsupportedSignature(
+                f"it takes {tensor.name} from the function that is being traced around it\n"
+                "  pass it as an argument, or use the shim: tf_addon.enable()"
+            )
         return Captured(tensor)
     for variable in graph.graph.variables:
         if variable.handle is tensor:
@@ -432,6 +539,22 @@ def _find_source(graph: Any, tensor: Any) -> Source:
     raise UnsupportedSignature(
         "the function uses a resource that is no variable\n  use the shim: tf_addon.enable()"
     )
+
+
+def _can_be_derived(source: Source, specs: Sequence[Any]) -> bool:
+    """Has it a gradient?"""
+    match source:
+        case Argument(place):
+            return _is_trained(specs[place].dtype)
+        case Captured(tensor):
+            return _is_trained(tensor.dtype)
+        case Read(variable):
+            return _is_trained(variable.dtype)
+
+
+def _is_trained(dtype: Any) -> bool:
+    """Are there gradients of the type?"""
+    return bool(dtype.is_floating or dtype.is_complex)
 
 
 def _has_tape() -> bool:

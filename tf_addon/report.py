@@ -168,7 +168,10 @@ class Records:
         signature = f"({', '.join(str(view.type) for view in program.parameters)})"
         row = Compiled(signature, *count_steps(program), seconds, kept, compile)
         with self._lock:
-            self._compiled.setdefault((function, device), []).append(row)
+            rows = self._compiled.setdefault((function, device), [])
+            # A program that serves several call sites is one.
+            if all(known.compile is not compile for known in rows):
+                rows.append(row)
 
     def note_refused(self, function: str, device: str, reason: str, outcome: int) -> None:
         """One more signature is somebody else's."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from astitch import options
 from astitch.errors import InvalidOption
+from astitch.jit import choose_engine
 from tf_addon.programs import Programs
 from tf_addon.report import Records, Report
 from tf_addon.shim_build import get_library
@@ -37,15 +38,29 @@ class Wishes:
     dry: bool = False
 
 
+@dataclass(slots=True)
+class Layer:
+    """Wishes from the begin of a `with enabled()` block to its end.  thread: the one that began it."""
+
+    thread: int
+    wishes: Wishes
+
+
 class Switch:
     """The process's one: its wishes, and the shim once it is there."""
 
     def __init__(self) -> None:
-        self.wishes = Wishes()
+        # The first outlasts all blocks.  Blocks of several threads end in any order.
+        self._layers = [Layer(0, Wishes())]
         self.records = Records()
         self._lock = threading.RLock()
         self._programs = Programs(self.records)
         self._shim: Shim | None = None
+
+    @property
+    def wishes(self) -> Wishes:
+        """Those of the block that was begun last, of those that have not ended."""
+        return self._layers[-1].wishes
 
     def install(self) -> Shim:
         """The shim, which decorated functions go through from now on.  Raises ShimUnavailable."""
@@ -54,26 +69,51 @@ class Switch:
                 shim = Shim(get_library(), self._programs.handlers)
                 self._programs.attach(shim)
                 self._shim = shim
-                self.set(self.wishes)
+                self._tell()
                 forget_kernels()
             return self._shim
 
     def set(self, wishes: Wishes) -> None:
-        """Calls that begin from now on follow these wishes."""
+        """Calls that begin from now on follow these wishes, until the innermost block that this thread is in ends.
+
+        They hold in later blocks of other threads too, not in earlier ones.
+        """
+        thread = threading.get_ident()
         with self._lock:
-            self.wishes = wishes
-            self._programs.engine, self._programs.strict = wishes.engine, wishes.strict
-            if self._shim is not None:
-                self._shim.set(
-                    Settings(
-                        wishes.taken,
-                        wishes.strict,
-                        wishes.uncompiled,
-                        wishes.dry,
-                        wishes.max_signatures,
-                        ENGINES.index(wishes.engine),
-                    )
+            own = [i for i, layer in enumerate(self._layers) if layer.thread == thread]
+            for layer in self._layers[own[-1] if own else 0 :]:
+                layer.wishes = wishes
+            self._tell()
+
+    def begin(self, wishes: Wishes) -> Layer:
+        """A block of this thread's."""
+        layer = Layer(threading.get_ident(), wishes)
+        with self._lock:
+            self._layers.append(layer)
+            self._tell()
+        return layer
+
+    def end(self, layer: Layer) -> None:
+        """Wishes are those of the blocks that are left."""
+        with self._lock:
+            self._layers = [other for other in self._layers if other is not layer]
+            self._tell()
+
+    def _tell(self) -> None:
+        """The shim what is wished now."""
+        wishes = self.wishes
+        self._programs.engine, self._programs.strict = wishes.engine, wishes.strict
+        if self._shim is not None:
+            self._shim.set(
+                Settings(
+                    wishes.taken,
+                    wishes.strict,
+                    wishes.uncompiled,
+                    wishes.dry,
+                    wishes.max_signatures,
+                    ENGINES.index(wishes.engine),
                 )
+            )
 
     def make_report(self) -> Report:
         """What was noted since the last reset."""
@@ -112,19 +152,17 @@ def enable(
     uncompiled: what XLA cannot compile either (strings, for one) TensorFlow runs op by op; False: XLA's error.
     max_signatures: how many shapes, types and constant values of one function are compiled; XLA gets the others.
     engine: "host" (the emulation), "gpu", or None, a GPU where there is one.
-    Raises ShimUnavailable where the shim cannot be built, InvalidOption.
+    Inside of a `with enabled()` block it lasts as long as the block.
+    Raises ShimUnavailable where the shim cannot be built, EngineUnavailable where there is no GPU, InvalidOption.
     """
-    if max_signatures < 1:
-        raise InvalidOption(f"tf_addon.enable: max_signatures={max_signatures}\n  it is at least 1")
-    if engine not in ENGINES:
-        raise InvalidOption(f"tf_addon.enable: engine={engine!r} is not known\n  it is gpu or host")
-    options.engine()  # a wrong ASTITCH_ENGINE is told now, not as a reason for each function
-    the_switch.install()
-    the_switch.set(Wishes(True, strict, uncompiled, max_signatures, engine))
+    the_switch.set(prepare(Wishes(True, strict, uncompiled, max_signatures, engine)))
 
 
 def disable() -> None:
-    """From now on compiled functions are XLA's again, in all threads; decorated ones stay astitch's."""
+    """From now on compiled functions are XLA's again, in all threads; decorated ones stay astitch's.
+
+    Inside of a `with enabled()` block it lasts as long as the block.
+    """
     the_switch.set(replace(the_switch.wishes, taken=False, strict=False))
 
 
@@ -136,13 +174,33 @@ def enabled(
     max_signatures: int = MAX_SIGNATURES,
     engine: str | None = None,
 ) -> Iterator[None]:
-    """enable() for the calls inside of `with`, of all threads; afterwards it is as it was."""
-    before = the_switch.wishes
-    enable(strict=strict, uncompiled=uncompiled, max_signatures=max_signatures, engine=engine)
+    """enable() for the calls inside of `with`, of all threads; afterwards it is as it was.
+
+    Where blocks of several threads overlap, the options of the one that began last hold.
+    """
+    layer = the_switch.begin(prepare(Wishes(True, strict, uncompiled, max_signatures, engine)))
     try:
         yield
     finally:
-        the_switch.set(before)
+        the_switch.end(layer)
+
+
+def prepare(wishes: Wishes) -> Wishes:
+    """The same wishes, with all there that they need.  Raises as enable() does."""
+    if wishes.max_signatures < 1:
+        raise InvalidOption(
+            f"tf_addon.enable: max_signatures={wishes.max_signatures}\n  it is at least 1"
+        )
+    if wishes.engine not in ENGINES:
+        raise InvalidOption(
+            f"tf_addon.enable: engine={wishes.engine!r} is not known\n  it is gpu or host"
+        )
+    # What is wrong is told now, not as a reason for each function.
+    if wishes.engine == "gpu":
+        choose_engine(wishes.engine)
+    options.engine()
+    the_switch.install()
+    return wishes
 
 
 def report(*, reset: bool = False) -> Report:

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -205,8 +206,25 @@ std::vector<StepRun> split_runs(const std::vector<StepRow>& steps) {
   return runs;
 }
 
-struct Counts {
+enum class Admission { kFirst, kAgain, kBeyond };
+
+// A function on a device, wherever it is called: each call site has a kernel of its own.
+struct Function {
   std::atomic<int64_t> runs[kOutcomes] = {};
+  std::atomic<bool> told_beyond{false};
+
+  // Has the signature a place among the first `most`?
+  Admission admit(const std::string& signature, size_t most) {
+    mutex_lock lock(mu);
+    if (signatures.count(signature)) return Admission::kAgain;
+    if (signatures.size() >= most) return Admission::kBeyond;
+    signatures.insert(signature);
+    return Admission::kFirst;
+  }
+
+ private:
+  mutex mu;
+  std::unordered_set<std::string> signatures;
 };
 
 struct State {
@@ -217,7 +235,7 @@ struct State {
   mutex mu, capture_mu;
   std::atomic<int64_t> graphs_captured{0}, graphs_launched{0};
   std::vector<std::unique_ptr<Program>> programs;
-  std::map<std::pair<std::string, std::string>, std::unique_ptr<Counts>> counts;
+  std::map<std::pair<std::string, std::string>, std::unique_ptr<Function>> functions;
 };
 
 // Never destroyed: kernels of TensorFlow's outlive static destructors.
@@ -226,11 +244,11 @@ State& state() {
   return *the_state;
 }
 
-Counts* counts_of(const std::string& function, const std::string& device) {
+Function* find_function(const std::string& name, const std::string& device) {
   mutex_lock lock(state().mu);
-  auto& counts = state().counts[{function, device}];
-  if (!counts) counts = std::make_unique<Counts>();
-  return counts.get();
+  auto& function = state().functions[{name, device}];
+  if (!function) function = std::make_unique<Function>();
+  return function.get();
 }
 
 absl::Status cuda_status(int code, const char* what) {
@@ -704,7 +722,7 @@ class AstitchKernel : public AsyncOpKernel {
         marked_(marked),
         library_(construction->function_library()),
         device_(library_->device()->name()),
-        counts_(counts_of(function_.name(), device_)) {}
+        shared_(find_function(function_.name(), device_)) {}
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     const bool wanted = state().taken || marked_;
@@ -724,7 +742,7 @@ class AstitchKernel : public AsyncOpKernel {
       return run_xla(ctx, std::move(done), /*counted=*/true);
     }
     if (!status.ok()) return fail(ctx, std::move(done), status);
-    counts_->runs[kStitched]++;
+    shared_->runs[kStitched]++;
     done();
   }
 
@@ -740,7 +758,7 @@ class AstitchKernel : public AsyncOpKernel {
 
   void run_xla(OpKernelContext* ctx, DoneCallback done, bool counted) {
     if (!xla_) return fail(ctx, std::move(done), refusal_);
-    if (counted) counts_->runs[kXla]++;
+    if (counted) shared_->runs[kXla]++;
     if (AsyncOpKernel* async = xla_->AsAsync()) return async->ComputeAsync(ctx, std::move(done));
     xla_->Compute(ctx);
     done();
@@ -759,7 +777,7 @@ class AstitchKernel : public AsyncOpKernel {
       }
       handle = handle_;
     }
-    counts_->runs[kOpByOp]++;
+    shared_->runs[kOpByOp]++;
     FunctionLibraryRuntime::Options options(ctx->step_id());
     options.rendezvous = ctx->rendezvous();
     options.cancellation_manager = ctx->cancellation_manager();
@@ -788,7 +806,11 @@ class AstitchKernel : public AsyncOpKernel {
     const absl::Status found =
         GetVariableInfosFromInputs(ctx->resource_manager(), ctx->device(), inputs, resources_, &variables);
     if (!found.ok()) {
-      *refused = note_resource(found);
+      *refused = note_resource(absl::StrCat(name_fault(inputs), ": ", found.message()));
+      return absl::OkStatus();
+    }
+    if (!is_host_device(ctx) && reads_variable_as_constant(inputs)) {
+      *refused = note_resource("a variable's value must be known when the function is compiled, and it lies on the GPU");
       return absl::OkStatus();
     }
     // Held until the end of the call, as XLA's own kernel does.
@@ -804,7 +826,7 @@ class AstitchKernel : public AsyncOpKernel {
     return run_program(ctx, *entry, inputs, values, variables);
   }
 
-  std::string signature(const std::vector<const Tensor*>& inputs, const std::vector<const Tensor*>& values) {
+  std::string signature(const std::vector<const Tensor*>& values) {
     std::string key;
     key.reserve(24 * values.size());
     auto add = [&key](const void* data, size_t bytes) { key.append(static_cast<const char*>(data), bytes); };
@@ -819,7 +841,9 @@ class AstitchKernel : public AsyncOpKernel {
       }
     }
     for (int i : constants_) {
-      const absl::string_view bytes = inputs[i]->tensor_data();
+      // A variable's value is the constant; one that is not initialized has none.
+      if (values[i]->dtype() == DT_RESOURCE) continue;
+      const absl::string_view bytes = values[i]->tensor_data();
       add(bytes.data(), bytes.size());
     }
     return key;
@@ -827,17 +851,17 @@ class AstitchKernel : public AsyncOpKernel {
 
   std::shared_ptr<Entry> find_entry(OpKernelContext* ctx, const std::vector<const Tensor*>& inputs,
                                     const std::vector<const Tensor*>& values, std::vector<VariableInfo>& variables) {
-    const std::string key = signature(inputs, values);
+    const std::string key = signature(values);
     std::shared_ptr<Entry> entry;
-    bool ours = false, first_beyond = false;
+    bool ours = false;
+    Admission admission = Admission::kAgain;
     {
       mutex_lock lock(mu_);
       auto found = entries_.find(key);
       if (found != entries_.end()) {
         entry = found->second;
-      } else if (entries_.size() >= static_cast<size_t>(state().max_signatures)) {
-        first_beyond = !beyond_;
-        if (first_beyond) {
+      } else if ((admission = shared_->admit(key, state().max_signatures)) == Admission::kBeyond) {
+        if (!beyond_) {
           beyond_ = std::make_shared<Entry>();
           beyond_->reason = absl::StrCat("more than ", state().max_signatures.load(),
                                          " signatures (shapes, types, constant values); XLA compiles the others: "
@@ -850,11 +874,12 @@ class AstitchKernel : public AsyncOpKernel {
         ours = true;
       }
     }
-    if (first_beyond) refuse(entry->reason, kXla);
+    if (admission == Admission::kBeyond && !shared_->told_beyond.exchange(true)) refuse(entry->reason, kXla);
     if (ours) {
       const absl::Status status = compile(ctx, inputs, variables, entry.get());
       if (!status.ok()) entry->reason = std::string(status.message());
-      if (!entry->program) refuse(entry->reason, entry->xla_refuses && is_host_device(ctx) ? kOpByOp : kXla);
+      if (!entry->program && admission == Admission::kFirst)
+        refuse(entry->reason, entry->xla_refuses && is_host_device(ctx) ? kOpByOp : kXla);
       entry->made.Notify();
     }
     // Another thread makes it: that needs no lock that this call holds.
@@ -862,14 +887,38 @@ class AstitchKernel : public AsyncOpKernel {
     return entry;
   }
 
-  const Entry* note_resource(const absl::Status& status) {
+  // Why an argument cannot be read as a variable of this device.
+  std::string name_fault(const std::vector<const Tensor*>& inputs) {
+    for (int i : resources_) {
+      const std::string& owner = inputs[i]->scalar<ResourceHandle>()().device();
+      if (owner != device_)
+        return absl::StrCat("a variable lies on ", owner, ", and a compiled function reads those of its own device only");
+    }
+    return "an argument is a resource but no variable";
+  }
+
+  bool reads_variable_as_constant(const std::vector<const Tensor*>& inputs) {
+    return std::any_of(constants_.begin(), constants_.end(),
+                       [&inputs](int i) { return inputs[i]->dtype() == DT_RESOURCE; });
+  }
+
+  const Entry* note_resource(const std::string& reason) {
     mutex_lock lock(mu_);
     if (!other_resource_) {
       other_resource_ = std::make_shared<Entry>();
-      other_resource_->reason = absl::StrCat("an argument is a resource but no variable: ", status.message());
+      other_resource_->reason = reason;
       refuse(other_resource_->reason, kXla);
     }
     return other_resource_.get();
+  }
+
+  // Can XLA not compile it, though TensorFlow may run it?  Other errors are the function's own, a wrong shape for one,
+  // and XLA's kernel raises them before any variable has changed.
+  static bool is_limit_of_xla(const absl::Status& status) {
+    const absl::string_view limits[] = {"Detected unsupported operations", "must be a compile-time constant"};
+    return absl::IsUnimplemented(status) ||
+           std::any_of(std::begin(limits), std::end(limits),
+                       [&status](absl::string_view limit) { return absl::StrContains(status.message(), limit); });
   }
 
   absl::Status compile(OpKernelContext* ctx, const std::vector<const Tensor*>& inputs,
@@ -894,7 +943,7 @@ class AstitchKernel : public AsyncOpKernel {
     XlaCompiler::CompilationResult result;
     const absl::Status lowered = compiler.CompileFunction(compile_options, function_, arguments, &result);
     if (!lowered.ok()) {
-      entry->xla_refuses = true;
+      entry->xla_refuses = is_limit_of_xla(lowered);
       return lowered;
     }
     TF_RETURN_IF_ERROR(check_result(result));
@@ -1008,7 +1057,7 @@ class AstitchKernel : public AsyncOpKernel {
   const bool marked_;
   FunctionLibraryRuntime* const library_;
   const std::string device_;
-  Counts* const counts_;
+  Function* const shared_;
   std::atomic<bool> told_{false};
   mutex mu_;
   bool instantiated_ = false;
@@ -1100,8 +1149,8 @@ EXPORT int64_t astitch_tf_add_program(const ProgramRow* row) {
 // How often a function ended so; 0 for one that is not known.
 EXPORT int64_t astitch_tf_count_runs(const char* function, const char* device, int32_t outcome) {
   mutex_lock lock(state().mu);
-  auto found = state().counts.find({function, device});
-  return found == state().counts.end() ? 0 : found->second->runs[outcome].load();
+  auto found = state().functions.find({function, device});
+  return found == state().functions.end() ? 0 : found->second->runs[outcome].load();
 }
 
 // How many CUDA graphs were launched since the process began, or (1) captured.
@@ -1114,8 +1163,8 @@ EXPORT void astitch_tf_list_functions(NameFn tell) {
   std::vector<std::pair<std::string, std::string>> found;
   {
     mutex_lock lock(state().mu);
-    for (auto& [names, counts] : state().counts)
-      for (auto& runs : counts->runs)
+    for (auto& [names, function] : state().functions)
+      for (auto& runs : function->runs)
         if (runs.load() && (found.empty() || found.back() != names)) found.push_back(names);
   }
   for (auto& [function, device] : found) tell(function.c_str(), device.c_str());
@@ -1123,8 +1172,8 @@ EXPORT void astitch_tf_list_functions(NameFn tell) {
 
 EXPORT void astitch_tf_reset_runs() {
   mutex_lock lock(state().mu);
-  for (auto& [_, counts] : state().counts)
-    for (auto& runs : counts->runs) runs = 0;
+  for (auto& [_, function] : state().functions)
+    for (auto& runs : function->runs) runs = 0;
 }
 
 }  // extern "C"
