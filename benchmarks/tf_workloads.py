@@ -31,7 +31,8 @@ class Model(tf.Module):  # type: ignore[misc]
             tuple(tf.Variable(tf.zeros_like(v), trainable=False) for _ in range(2))
             for v in self.trained
         ]
-        self.steps = tf.Variable(0, dtype=tf.int32, trainable=False)
+        # TensorFlow has variables of s32 on the host only, which a function on a GPU cannot have compiled.
+        self.steps = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def compute_loss(self, batch: Any) -> Any:
         """The loss of a batch; statistics are updated."""

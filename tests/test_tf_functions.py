@@ -260,7 +260,7 @@ def test_strings_run_op_by_op() -> None:
         return tf.strings.join(["<", tf.strings.as_string(x), ">"])
 
     tf_addon.report(reset=True)
-    with tf_addon.enabled(engine="host"):
+    with tf_addon.enabled(engine="host"), tf.device("CPU"):
         assert spell(tf.constant([1, 20])).numpy().tolist() == [b"<1>", b"<20>"]
     (function,) = tf_addon.report().functions
     assert function.op_by_op_runs == 1 and function.stitched_runs == 0
@@ -269,6 +269,7 @@ def test_strings_run_op_by_op() -> None:
     assert "AsString" in refused.reason
     with (
         tf_addon.enabled(engine="host", uncompiled=False),
+        tf.device("CPU"),
         pytest.raises(tf.errors.InvalidArgumentError),
     ):
         spell(tf.constant([1, 20]))
