@@ -12,7 +12,7 @@ import inspect
 import threading
 import types
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -41,6 +41,9 @@ NO_ROOM = (
     "result replaces, or set XLA_PYTHON_CLIENT_MEM_FRACTION so that JAX may take more"
 )
 """What an error of JAX's that names the bytes XLA wanted does not say."""
+
+
+STATIC_OPTIONS = ("static_argnums", "static_argnames")
 
 
 class Engine(Protocol):
@@ -304,6 +307,7 @@ def _stitch(
     donations = _find_statics(
         fn, jax_options.get("donate_argnums"), jax_options.get("donate_argnames")
     )
+    statics = {name: jax_options[name] for name in STATIC_OPTIONS if name in jax_options}
 
     @functools.wraps(fn)
     def stitched(*args: Any, **kwargs: Any) -> Any:
@@ -312,6 +316,7 @@ def _stitch(
 
         if _is_jit_disabled():
             return fn(*args, **kwargs)
+        kwargs = dict(sorted(kwargs.items()))  # in JAX's order
         # An argument without tracers is static, or an empty tree.
         given = [*args, *kwargs.values()]
         flat = [jax.tree_util.tree_flatten(argument) for argument in given]
@@ -319,52 +324,41 @@ def _stitch(
         leaves = [
             leaf for (part, _), take in zip(flat, taken, strict=True) if take for leaf in part
         ]
-        names = [*donations.mark(len(args)), *(name in donations.names for name in kwargs)]
+        marks = [*donations.mark(len(args)), *(name in donations.names for name in kwargs)]
         donated = [
-            given
-            for (part, _), take, given in zip(flat, taken, names, strict=True)
+            mark
+            for (part, _), take, mark in zip(flat, taken, marks, strict=True)
             if take
             for _ in part
         ]
-        keys = [leaf.dtype._impl.name if _is_key(leaf) else None for leaf in leaves]
-        data = [
-            leaf if key is None else jax.random.key_data(leaf)
-            for leaf, key in zip(leaves, keys, strict=True)
+        types = [
+            jax.tree_util.tree_unflatten(tree, [_type_of(leaf.aval) for leaf in part])
+            if take
+            else argument
+            for argument, (part, tree), take in zip(given, flat, taken, strict=True)
         ]
-        results: list[_Results] = []
 
-        def run(*words: Any) -> list[Any]:
-            values = iter(
-                word if key is None else jax.random.wrap_key_data(word, impl=key)
-                for word, key in zip(words, keys, strict=True)
-            )
-            arguments = [
-                jax.tree_util.tree_unflatten(tree, [next(values) for _ in part])
-                if take
-                else argument
-                for argument, (part, tree), take in zip(given, flat, taken, strict=True)
-            ]
-            named = dict(zip(kwargs, arguments[len(args) :], strict=True))
-            found = _Results(fn(*arguments[: len(args)], **named))
-            results.append(found)
-            return found.data
+        @functools.wraps(fn)
+        def anew(*args: Any, **kwargs: Any) -> Any:
+            """`fn`, of which JAX has no trace yet; its errors name `fn` and its arguments."""
+            return fn(*args, **kwargs)
 
         find_ahead()  # while JAX traces
-        run.__name__ = _name_of(fn)
-        types = [_type_of(x.aval) for x in data]
-        traced = jax.jit(run, keep_unused=True).trace(*types)
+        anew.__name__ = _name_of(fn)
+        named = dict(zip(kwargs, types[len(args) :], strict=True))
+        traced = jax.jit(anew, keep_unused=True, **statics).trace(*types[: len(args)], **named)
         if traced.jaxpr.effects:
             effects = ", ".join(sorted(map(str, traced.jaxpr.effects)))
-            _leave_to_xla(run.__name__, f"it has effects ({effects})", strict)
+            _leave_to_xla(anew.__name__, f"it has effects ({effects})", strict)
             return fn(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=("cuda",))
         gpu = target_gpu()
         try:
             call = Stitched(lowered, traced.jaxpr, donated, gpu, tune, strict)
         except AstitchError as error:
-            _leave_to_xla(run.__name__, str(error).splitlines()[0], strict)
+            _leave_to_xla(anew.__name__, str(error).splitlines()[0], strict)
             return fn(*args, **kwargs)
-        return results[-1].restore(call_stitched(call, data))
+        return jax.tree_util.tree_unflatten(lowered.out_tree, call_stitched(call, leaves))
 
     return stitched
 
@@ -375,42 +369,6 @@ def _type_of(aval: Any) -> Any:
 
     make: Any = jax.ShapeDtypeStruct
     return make(aval.shape, aval.dtype, weak_type=aval.weak_type)
-
-
-class _Results:
-    """What a function returned, as the arrays that a program can give, and how to make it of them again."""
-
-    def __init__(self, returned: Any) -> None:
-        import jax
-
-        leaves, self._tree = jax.tree_util.tree_flatten(returned)
-        types = [jax.typeof(leaf) for leaf in leaves]
-        self._finishes = [_choose_restoring(type_) for type_ in types]
-        self.data = [
-            jax.random.key_data(leaf) if _is_key(type_) else leaf
-            for leaf, type_ in zip(leaves, types, strict=True)
-            if type_.dtype != jax.dtypes.float0
-        ]
-
-    def restore(self, data: Iterable[Any]) -> Any:
-        """The function's result, given what a program computed for `data`."""
-        import jax
-
-        rest = iter(data)
-        return jax.tree_util.tree_unflatten(self._tree, [make(rest) for make in self._finishes])
-
-
-def _choose_restoring(type_: Any) -> Callable[[Iterator[Any]], Any]:
-    """What makes a result of a type of the arrays that a program gives."""
-    import jax
-    import numpy as np
-
-    if type_.dtype == jax.dtypes.float0:
-        return lambda _: np.zeros(type_.shape, jax.dtypes.float0)
-    if _is_key(type_):
-        impl = type_.dtype._impl.name
-        return lambda rest: jax.random.wrap_key_data(next(rest), impl=impl)
-    return lambda rest: next(rest)
 
 
 def _leave_to_xla(name: str, reason: str, strict: bool) -> None:

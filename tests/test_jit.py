@@ -564,6 +564,36 @@ def test_through_xla_wrong_calls_raise_what_jax_raises(args: tuple[Any, ...]) ->
         stitched(X)
 
 
+def branch(x: jax.Array) -> jax.Array:
+    return x if x > 0 else -x
+
+
+@pytest.mark.usefixtures("_through_xla")
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (branch, (1.0,)),
+        (lambda layer: branch(layer["w"]), ({"w": 1.0},)),
+        (lambda x: np.asarray(x), (X,)),
+        (lambda x: "a", (X,)),
+        (lambda x: {"y": [x, object]}, (X,)),
+    ],
+    ids=["if", "if in a tree", "array", "string", "type in a tree"],
+)
+def test_through_xla_errors_name_the_function_and_its_arguments(
+    fn: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    kind, text = caught_by(astitch.jit(fn), *args)
+    assert (kind, text) == caught_by(jax.jit(fn), *args)
+    assert __file__ in text
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_nothing_of_a_trace_is_kept() -> None:
+    with jax.checking_leaks():
+        assert_same(astitch.jit(lambda x: {"y": [x + 1, x]})(X), {"y": [X + 1, X]})
+
+
 @pytest.mark.usefixtures("_through_xla")
 def test_through_xla_a_function_with_effects_is_left_alone() -> None:
     seen = []
