@@ -21,10 +21,12 @@ from astitch import options
 from astitch.errors import (
     ArgumentMismatch,
     AstitchError,
+    DynamicShape,
     EngineUnavailable,
     IllegalProduct,
     InvalidOption,
     UnsupportedOp,
+    UnsupportedType,
 )
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
@@ -42,6 +44,8 @@ NO_ROOM = (
 )
 """What an error of JAX's that names the bytes XLA wanted does not say."""
 
+
+CHANGES_ARGUMENTS = "it changes its arguments (jax.new_ref)"
 
 STATIC_OPTIONS = ("static_argnums", "static_argnames")
 
@@ -97,8 +101,9 @@ def jit(
     """Compile a JAX function with astitch.  The arguments are those of jax.jit; `@astitch.jit` and
     `@astitch.jit(static_argnums=1)` both decorate.
 
-    donate_argnums, donate_argnames: a permission to reuse memory, which the engine xla uses as jax.jit does; with the
-    others donated arrays stay valid.  keep_unused: as in jax.jit; a program takes every array, used or not.
+    donate_argnums, donate_argnames: a permission to reuse memory, which XLA uses as in jax.jit; with the engines other
+    than xla donated arrays stay valid unless the function is left to XLA.  keep_unused: as in jax.jit; a program takes
+    every array, used or not.
     tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  Only speed and the order of sums depend on it.
     strict: raise UnsupportedOp for ops that no stitched kernel and no library computes; else they are left to XLA.
@@ -167,7 +172,8 @@ class JitFunction:
         self._statics = _find_statics(
             fn, jax_options.get("static_argnums"), jax_options.get("static_argnames")
         )
-        self._compiled: dict[Hashable, Compiled] = {}
+        # None: left to XLA.
+        self._compiled: dict[Hashable, Compiled | None] = {}
         # What decided the latest call, the types of its arrays, and what ran it.
         self._latest: tuple[Hashable, list[Any], Compiled] | None = None
         # Reentrant: tracing runs the user's function, which may call this one on other arrays.
@@ -208,10 +214,11 @@ class JitFunction:
             raise
         if compiled is None:
             with self._lock:
-                compiled = self._compiled.get(key)
-                if compiled is None:
-                    lowered = self._lower_alone(args, kwargs)
-                    compiled = self._compiled[key] = lowered.compile()
+                if key not in self._compiled:
+                    self._compiled[key] = self._compile_alone(args, kwargs)
+                compiled = self._compiled[key]
+            if compiled is None:
+                return self._jax_jit(*args, **kwargs)
         self._latest = decided, avals, compiled
         return compiled.run_flat(leaves, all_arrays=all_arrays)
 
@@ -235,16 +242,29 @@ class JitFunction:
             traced = self._stitched_jit.trace(*args, **kwargs)
             stitched = find_stitched(traced.jaxpr)
             if stitched is None:
-                raise UnsupportedOp(
-                    f"astitch.jit of {_name_of(self)}: XLA computes all of it, there is no program to show\n"
-                    "  call it, or take out what the warning names"
-                )
+                raise _no_program(_name_of(self), "what the warning names")
             return LoweredForXla(traced, stitched)
-        return self._lower_alone(args, kwargs)
-
-    def _lower_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
-        """Lowered for an engine of ours."""
         traced = self._jax_jit.trace(*args, **kwargs)
+        if reason := _find_obstacle(traced.jaxpr, refs_inside=True):
+            raise _no_program(_name_of(self), f"what keeps it from being one: {reason}")
+        return self._lower_traced(traced)
+
+    def _compile_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled | None:
+        """For an engine of ours; None, with a warning, for what only XLA computes."""
+        traced = self._jax_jit.trace(*args, **kwargs)
+        if reason := _find_obstacle(traced.jaxpr, refs_inside=True):
+            _leave_to_xla(_name_of(self), reason, self._strict)
+            return None
+        try:
+            return self._lower_traced(traced).compile()
+        except (UnsupportedOp, UnsupportedType, DynamicShape) as error:
+            if self._strict:
+                raise
+            _leave_to_xla(_name_of(self), str(error).splitlines()[0])
+            return None
+
+    def _lower_traced(self, traced: Any) -> Lowered:
+        """Lowered for an engine of ours."""
         if self.engine == "host":
             return Lowered(traced, traced.lower(), "host", self._tune, self._strict)
         lowered = traced.lower(lowering_platforms=("cuda",))
@@ -299,8 +319,8 @@ def _stitch(
 ) -> Callable[..., Any]:
     """What jax.jit is to trace, with these options, in place of `fn`: one call of fn's program.
 
-    A function with effects (prints, callbacks), which only JAX can order, or with what astitch cannot read, is traced
-    as it is, with a warning.
+    A function with effects (prints, callbacks), which only JAX can order, one that changes its arguments, or with what
+    astitch cannot read, is traced as it is, with a warning.
     """
     import jax
 
@@ -325,6 +345,10 @@ def _stitch(
             leaf for (part, _), take in zip(flat, taken, strict=True) if take for leaf in part
         ]
         marks = [*donations.mark(len(args)), *(name in donations.names for name in kwargs)]
+        name = _name_of(fn)
+        if _has_refs(leaf.aval for leaf in leaves):
+            _leave_to_xla(name, CHANGES_ARGUMENTS, strict)
+            return fn(*args, **kwargs)
         donated = [
             mark
             for (part, _), take, mark in zip(flat, taken, marks, strict=True)
@@ -344,19 +368,18 @@ def _stitch(
             return fn(*args, **kwargs)
 
         find_ahead()  # while JAX traces
-        anew.__name__ = _name_of(fn)
+        anew.__name__ = name
         named = dict(zip(kwargs, types[len(args) :], strict=True))
         traced = jax.jit(anew, keep_unused=True, **statics).trace(*types[: len(args)], **named)
-        if traced.jaxpr.effects:
-            effects = ", ".join(sorted(map(str, traced.jaxpr.effects)))
-            _leave_to_xla(anew.__name__, f"it has effects ({effects})", strict)
+        if reason := _find_obstacle(traced.jaxpr):
+            _leave_to_xla(name, reason, strict)
             return fn(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=("cuda",))
         gpu = target_gpu()
         try:
             call = Stitched(lowered, traced.jaxpr, donated, gpu, tune, strict)
         except AstitchError as error:
-            _leave_to_xla(anew.__name__, str(error).splitlines()[0], strict)
+            _leave_to_xla(name, str(error).splitlines()[0], strict)
             return fn(*args, **kwargs)
         return jax.tree_util.tree_unflatten(lowered.out_tree, call_stitched(call, leaves))
 
@@ -371,7 +394,34 @@ def _type_of(aval: Any) -> Any:
     return make(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _leave_to_xla(name: str, reason: str, strict: bool) -> None:
+def _find_obstacle(jaxpr: Any, *, refs_inside: bool = False) -> str:
+    """What a traced function does beside computing; nothing: the empty string.
+
+    refs_inside: may it change arrays (jax.new_ref) that live only inside it?
+    """
+    if _has_refs(jaxpr.in_avals):
+        return CHANGES_ARGUMENTS
+    effects = {type(effect).__name__ for effect in jaxpr.effects}
+    if refs_inside:
+        effects.discard("InternalMutableArrayEffect")
+    return f"it has effects ({', '.join(sorted(effects))})" if effects else ""
+
+
+def _has_refs(avals: Iterable[Any]) -> bool:
+    """Is any of them an array that can change (jax.new_ref)?"""
+    import jax
+
+    return not all(isinstance(aval, jax.core.ShapedArray) for aval in avals)
+
+
+def _no_program(name: str, what: str) -> UnsupportedOp:
+    return UnsupportedOp(
+        f"astitch.jit of {name}: XLA computes all of it, there is no program to show\n"
+        f"  call it, or take out {what}"
+    )
+
+
+def _leave_to_xla(name: str, reason: str, strict: bool = False) -> None:
     """Warns that a function is not stitched; raises UnsupportedOp where strict forbids it."""
     text = (
         f"astitch: XLA computes all of {name}: {reason}\n"

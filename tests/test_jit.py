@@ -17,10 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 import astitch
 import astitch.compile
-from astitch.errors import ArgumentMismatch, EngineUnavailable, InvalidOption, UnsupportedOp
+from astitch.errors import (
+    ArgumentMismatch,
+    EngineUnavailable,
+    IllegalProduct,
+    InvalidOption,
+    UnsupportedOp,
+    UnsupportedType,
+)
 from astitch.gpu import preset
 from astitch.jit import NO_GPU, NO_ROOM, choose_engine
 
@@ -346,6 +354,113 @@ def test_around_transformations(compilations: list[str]) -> None:
 
     assert_same(astitch.jit(jax.value_and_grad(loss))(X), jax.value_and_grad(loss)(X))
     assert len(compilations) == 1
+
+
+# ---- what only XLA computes ------------------------------------------------------------------------------------
+
+cell = jax.new_ref(X)
+
+
+def prints(x: jax.Array) -> jax.Array:
+    jax.debug.print("{}", x.sum())
+    return x * 2
+
+
+def prints_in_order(x: jax.Array) -> jax.Array:
+    jax.debug.print("{}", x.sum(), ordered=True)
+    return x * 2
+
+
+def calls_python(x: jax.Array) -> jax.Array:
+    return jax.pure_callback(lambda x: np.asarray(x) * 2, x, x)
+
+
+def calls_python_for_its_effects(x: jax.Array) -> jax.Array:
+    return io_callback(lambda x: np.asarray(x) * 2, x, x)
+
+
+def changes_what_it_closes_over(x: jax.Array) -> jax.Array:
+    cell[...] = x
+    return cell[...] * 2
+
+
+def has_four_bits(x: jax.Array) -> jax.Array:
+    return (x / 4).astype(jnp.int4).astype(jnp.float32)
+
+
+def has_another_float8(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float8_e4m3b11fnuz).astype(jnp.float32)
+
+
+ONLY_XLA = [
+    (prints, r"it has effects \(DebugEffect\)"),
+    (prints_in_order, r"it has effects \(OrderedDebugEffect\)"),
+    (calls_python, "HLO computation main.*, instruction .*calls a Python function"),
+    (calls_python_for_its_effects, r"it has effects \(IOEffect\)"),
+    (changes_what_it_closes_over, r"it has effects \(.*WriteEffect\)"),
+    (has_four_bits, "HLO computation main.*, instruction .*element type s4 is not supported"),
+    (has_another_float8, "HLO computation main.*, instruction .*element type f8e4m3b11fnuz is"),
+]
+
+
+@pytest.mark.parametrize(("fn", "reason"), ONLY_XLA)
+def test_what_only_xla_computes_is_left_to_it_with_one_warning(
+    fn: Callable[[jax.Array], jax.Array], reason: str
+) -> None:
+    stitched = astitch.jit(fn, donate_argnums=0)
+    with pytest.warns(
+        RuntimeWarning, match=f"astitch: XLA computes all of {fn.__name__}: {reason}"
+    ):
+        assert_same(stitched(X + 1), jax.jit(fn)(X + 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert_same(stitched(X + 2), jax.jit(fn)(X + 2))
+    for _ in range(2):
+        with pytest.raises((UnsupportedOp, UnsupportedType), match=reason):
+            astitch.jit(fn, strict=True)(X)
+    with pytest.raises((UnsupportedOp, UnsupportedType), match=reason):
+        stitched.lower(X).compile()
+
+
+@pytest.mark.parametrize("engine", ["host", "xla"])
+def test_functions_that_change_their_arguments_are_left_to_xla(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
+    if engine == "xla":
+        request.getfixturevalue("_through_xla")
+
+    def double(refs: dict[str, Any], by: jax.Array) -> jax.Array:
+        refs["x"][...] = refs["x"][...] * by
+        return refs["x"][...].sum()
+
+    stitched, ref = astitch.jit(double), jax.new_ref(X)
+    with pytest.warns(RuntimeWarning, match="all of double: it changes its arguments"):
+        assert_same(stitched({"x": ref}, 2.0), jnp.float32(132))
+    assert_same(stitched({"x": ref}, 2.0), jnp.float32(264))
+    assert_same(ref[...], X * 4)
+    with pytest.raises(UnsupportedOp, match="it changes its arguments"):
+        astitch.jit(double, strict=True)({"x": ref}, 2.0)
+    with pytest.raises(UnsupportedOp, match="astitch.jit of double: XLA computes all of it"):
+        stitched.lower({"x": ref}, 2.0)
+
+
+def test_a_function_may_change_what_lives_only_inside_it(compilations: list[str]) -> None:
+    def double(x: jax.Array) -> jax.Array:
+        ref = jax.new_ref(x)
+        ref[...] = ref[...] * 2
+        return ref[...]
+
+    assert_same(astitch.jit(double, strict=True)(X), X * 2)
+    assert len(compilations) == 1
+
+
+def test_errors_of_a_compilation_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: bytes, **_: Any) -> None:
+        raise IllegalProduct("a bug")
+
+    monkeypatch.setattr(astitch.compile, "compile_hlo", refuse)
+    with pytest.raises(IllegalProduct, match="a bug"):
+        astitch.jit(lambda x: x + 1)(X)
 
 
 # ---- engines ---------------------------------------------------------------------------------------------------
