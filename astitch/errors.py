@@ -33,6 +33,10 @@ class ArgumentMismatch(AstitchError, TypeError):
     """
 
 
+class OtherDevice(ArgumentMismatch):
+    """Arrays that lie on several devices, or on another one than the program's."""
+
+
 class IllegalProduct(AstitchError):
     """A stage handed on a Graph, Plan, Kernel or Program that breaks its own rules: a bug in astitch."""
 

@@ -25,6 +25,7 @@ from astitch.errors import (
     EngineUnavailable,
     IllegalProduct,
     InvalidOption,
+    OtherDevice,
     UnsupportedOp,
     UnsupportedType,
 )
@@ -44,8 +45,6 @@ NO_ROOM = (
 )
 """What an error of JAX's that names the bytes XLA wanted does not say."""
 
-
-CHANGES_ARGUMENTS = "it changes its arguments (jax.new_ref)"
 
 STATIC_OPTIONS = ("static_argnums", "static_argnames")
 
@@ -220,7 +219,11 @@ class JitFunction:
             if compiled is None:
                 return self._jax_jit(*args, **kwargs)
         self._latest = decided, avals, compiled
-        return compiled.run_flat(leaves, all_arrays=all_arrays)
+        try:
+            return compiled.run_flat(leaves, all_arrays=all_arrays)
+        except OtherDevice as error:
+            _leave_to_xla(_name_of(self), str(error).splitlines()[0], self._strict)
+            return self._jax_jit(*args, **kwargs)
 
     def _make_direct_class(self) -> type[JitFunction]:
         """The class of this function once it runs inside XLA: its call is jax.jit's own.
@@ -245,14 +248,14 @@ class JitFunction:
                 raise _no_program(_name_of(self), "what the warning names")
             return LoweredForXla(traced, stitched)
         traced = self._jax_jit.trace(*args, **kwargs)
-        if reason := _find_obstacle(traced.jaxpr, refs_inside=True):
+        if reason := _find_obstacle(traced.jaxpr):
             raise _no_program(_name_of(self), f"what keeps it from being one: {reason}")
         return self._lower_traced(traced)
 
     def _compile_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled | None:
         """For an engine of ours; None, with a warning, for what only XLA computes."""
         traced = self._jax_jit.trace(*args, **kwargs)
-        if reason := _find_obstacle(traced.jaxpr, refs_inside=True):
+        if reason := _find_obstacle(traced.jaxpr):
             _leave_to_xla(_name_of(self), reason, self._strict)
             return None
         try:
@@ -319,8 +322,8 @@ def _stitch(
 ) -> Callable[..., Any]:
     """What jax.jit is to trace, with these options, in place of `fn`: one call of fn's program.
 
-    A function with effects (prints, callbacks), which only JAX can order, one that changes its arguments, or with what
-    astitch cannot read, is traced as it is, with a warning.
+    A function with effects (prints, callbacks), which only JAX can order, with what astitch cannot read, or with other
+    arguments than arrays of one device is traced as it is, with a warning.
     """
     import jax
 
@@ -346,8 +349,8 @@ def _stitch(
         ]
         marks = [*donations.mark(len(args)), *(name in donations.names for name in kwargs)]
         name = _name_of(fn)
-        if _has_refs(leaf.aval for leaf in leaves):
-            _leave_to_xla(name, CHANGES_ARGUMENTS, strict)
+        if reason := _find_in_arguments(leaf.aval for leaf in leaves):
+            _leave_to_xla(name, reason, strict)
             return fn(*args, **kwargs)
         donated = [
             mark
@@ -371,7 +374,7 @@ def _stitch(
         anew.__name__ = name
         named = dict(zip(kwargs, types[len(args) :], strict=True))
         traced = jax.jit(anew, keep_unused=True, **statics).trace(*types[: len(args)], **named)
-        if reason := _find_obstacle(traced.jaxpr):
+        if reason := _find_effects(traced.jaxpr):
             _leave_to_xla(name, reason, strict)
             return fn(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=("cuda",))
@@ -394,24 +397,30 @@ def _type_of(aval: Any) -> Any:
     return make(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _find_obstacle(jaxpr: Any, *, refs_inside: bool = False) -> str:
-    """What a traced function does beside computing; nothing: the empty string.
-
-    refs_inside: may it change arrays (jax.new_ref) that live only inside it?
-    """
-    if _has_refs(jaxpr.in_avals):
-        return CHANGES_ARGUMENTS
-    effects = {type(effect).__name__ for effect in jaxpr.effects}
-    if refs_inside:
-        effects.discard("InternalMutableArrayEffect")
-    return f"it has effects ({', '.join(sorted(effects))})" if effects else ""
+def _find_obstacle(jaxpr: Any) -> str:
+    """Why a traced function is no program for an engine of ours; nothing: the empty string."""
+    # Arrays that change only inside it are none any more once it is lowered.
+    return _find_in_arguments(jaxpr.in_avals) or _find_effects(
+        jaxpr, besides="InternalMutableArrayEffect"
+    )
 
 
-def _has_refs(avals: Iterable[Any]) -> bool:
-    """Is any of them an array that can change (jax.new_ref)?"""
+def _find_in_arguments(avals: Iterable[Any]) -> str:
+    """What is no array of one device among the arguments of a function."""
     import jax
 
-    return not all(isinstance(aval, jax.core.ShapedArray) for aval in avals)
+    for aval in avals:
+        if not isinstance(aval, jax.core.ShapedArray):
+            return "it changes its arguments (jax.new_ref)"
+        if aval.sharding.mesh.size > 1:
+            return "its arguments are spread over several devices"
+    return ""
+
+
+def _find_effects(jaxpr: Any, besides: str = "") -> str:
+    """What a traced function does beside computing, as prints."""
+    effects = sorted({type(effect).__name__ for effect in jaxpr.effects} - {besides})
+    return f"it has effects ({', '.join(effects)})" if effects else ""
 
 
 def _no_program(name: str, what: str) -> UnsupportedOp:
@@ -425,7 +434,8 @@ def _leave_to_xla(name: str, reason: str, strict: bool = False) -> None:
     """Warns that a function is not stitched; raises UnsupportedOp where strict forbids it."""
     text = (
         f"astitch: XLA computes all of {name}: {reason}\n"
-        "  take callbacks, prints and what astitch cannot read out of the function to have it stitched"
+        "  take callbacks, prints and what astitch cannot read out of the function, and pass it arrays of one device, "
+        "to have it stitched"
     )
     if strict:
         raise UnsupportedOp(text)
@@ -710,15 +720,21 @@ def make_engine(program: Program, device: int | None) -> Engine:
     if device is not None:
         from astitch.executor import GpuExecutor
 
-        executor = GpuExecutor(program, device)
-
-        return executor.run_to_jax
+        return GpuExecutor(program, device, moves=False).run_to_jax
 
     from astitch.host_engine import HostEngine
+    from astitch.xla_island import find_device
 
-    host = HostEngine(program)
+    host, cpu = HostEngine(program), find_device("cpu")
 
     def run_on_host(arguments: Sequence[Any]) -> list[Any]:
+        for number, array in enumerate(arguments):
+            if isinstance(array, jax.Array) and array.committed and array.devices() != {cpu}:
+                places = ", ".join(sorted(map(str, array.devices())))
+                raise OtherDevice(
+                    f"argument {number} lies on {places}; the engine host runs on {cpu}\n"
+                    "  bring it there with jax.device_put"
+                )
         return [jax.device_put(array) for array in host.run(arguments)]
 
     return run_on_host

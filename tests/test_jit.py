@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -452,6 +453,66 @@ def test_a_function_may_change_what_lives_only_inside_it(compilations: list[str]
 
     assert_same(astitch.jit(double, strict=True)(X), X * 2)
     assert len(compilations) == 1
+
+
+ELSEWHERE = """
+import sys, warnings
+import jax, jax.numpy as jnp
+import astitch
+from astitch.gpu import preset
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+engine = sys.argv[1]
+if engine == "xla":
+    sys.modules["astitch.jit"].choose_engine = lambda asked=None: "xla"
+    sys.modules["astitch.jit"].target_gpu = lambda: preset("h100")
+warnings.simplefilter("always")
+first, second = jax.devices()
+x = jnp.arange(4.0)
+places = [second]
+for axis in (AxisType.Auto, AxisType.Explicit):
+    places.append(NamedSharding(jax.make_mesh((2,), ("i",), (axis,)), PartitionSpec("i")))
+one = NamedSharding(jax.make_mesh((1,), ("i",), (AxisType.Auto,)), PartitionSpec("i"))
+
+
+def count(fn, *args):
+    with warnings.catch_warnings(record=True) as caught:
+        result, want = fn(*args), jax.jit(fn.__wrapped__)(*args)
+        assert result.sharding.device_set == want.sharding.device_set, (result.sharding, args)
+        assert jnp.allclose(result, want) and str(result.aval) == str(want.aval)
+    for warning in caught:
+        assert "XLA computes all of <lambda>: " in str(warning.message)
+        assert "device" in str(warning.message) or "cpu:1; the engine host" in str(warning.message)
+    return len(caught)
+
+
+for place in places:
+    fn = astitch.jit(lambda x, y: jnp.tanh(x) + y, engine=engine)
+    there = jax.device_put(x, place)
+    counts = [count(fn, there, 2.0), count(fn, x, 2.0), count(fn, there, 2.0), count(fn, 2.0, there)]
+    assert counts[1] == 0 and (counts[0] or engine == "xla"), counts
+    for own in (first, one):
+        assert count(fn, x, jax.device_put(x, own)) == 0
+    if counts[0]:
+        try:
+            astitch.jit(fn.__wrapped__, engine=engine, strict=True)(there, 2.0)
+        except astitch.errors.UnsupportedOp:
+            pass
+        else:
+            raise AssertionError(place)
+    if engine == "host":
+        assert fn.lower(x, x).compile()(x, x).devices() == {first}
+print("done")
+"""
+
+
+@pytest.mark.parametrize("engine", ["host", "xla"])
+def test_arrays_that_lie_elsewhere_stay_there(engine: str) -> None:
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", ELSEWHERE, engine]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout == "done\n", done.stderr
 
 
 def test_errors_of_a_compilation_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
