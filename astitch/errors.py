@@ -65,5 +65,12 @@ class InvalidOption(AstitchError):
     """An ASTITCH_* environment name with a value that it does not take."""
 
 
+class UnknownOption(InvalidOption, TypeError):
+    """An argument of astitch.jit that it does not have.
+
+    A TypeError too, which is what Python raises for it.
+    """
+
+
 class EngineUnavailable(AstitchError):
     """An engine misses what it runs on: CuPy or a GPU, or JAX for what XLA computes."""

@@ -26,6 +26,7 @@ from astitch.errors import (
     IllegalProduct,
     InvalidOption,
     OtherDevice,
+    UnknownOption,
     UnsupportedOp,
     UnsupportedType,
 )
@@ -47,6 +48,16 @@ NO_ROOM = (
 
 
 STATIC_OPTIONS = ("static_argnums", "static_argnames")
+
+OPTIONS_OF_JAX = {
+    "in_shardings": "a program runs on one device; give functions over several to jax.jit",
+    "out_shardings": "a program runs on one device; give functions over several to jax.jit",
+    "device": "put the arguments where it is to run, with jax.device_put",
+    "backend": "put the arguments where it is to run, with jax.device_put",
+    "inline": "leave it out; inside an outer jax.jit use jax.jit(fn, inline=True)",
+    "compiler_options": "leave it out; XLA_FLAGS sets XLA's options for the whole process",
+}
+"""What jax.jit takes and we do not, and what to do instead."""
 
 
 class Engine(Protocol):
@@ -96,6 +107,7 @@ def jit(
     tune: bool | None = None,
     strict: bool = False,
     engine: str | None = None,
+    **others: object,
 ) -> JitFunction | Callable[[Callable[..., Any]], JitFunction]:
     """Compile a JAX function with astitch.  The arguments are those of jax.jit; `@astitch.jit` and
     `@astitch.jit(static_argnums=1)` both decorate.
@@ -105,10 +117,15 @@ def jit(
     every array, used or not.
     tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  Only speed and the order of sums depend on it.
-    strict: raise UnsupportedOp for ops that no stitched kernel and no library computes; else they are left to XLA.
+    strict: raise UnsupportedOp for what no stitched kernel and no library computes; else it is left to XLA.  Inside a
+    JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) it has no effect: there XLA computes the function.
     engine: "xla" (kernels inside an XLA program), "executor" (CuPy), "gpu" (xla where JAX can, else executor) or "host"
     (the emulation); None: as ASTITCH_ENGINE says, else gpu where there is one.  It is chosen at the first call.
     """
+    for name, value in others.items():
+        taken = list(inspect.signature(jit).parameters)[1:-1]
+        advice = OPTIONS_OF_JAX.get(name, f"it takes {', '.join(taken)}")
+        raise UnknownOption(f"astitch.jit: it does not take {name}={value!r}\n  {advice}")
     if fn is None:
         return lambda fn: jit(
             fn,
@@ -207,8 +224,8 @@ class JitFunction:
             else:
                 key = (decided, tuple(avals))
                 compiled = self._compiled.get(key)
-        except (TypeError, ValueError):
-            # A leaf that is no array, a static value that has no hash or that does not compare.
+        except (TypeError, ValueError, OverflowError):
+            # A leaf that is no array or too large, a static value that has no hash or that does not compare.
             self._jax_jit.trace(*args, **kwargs)  # raises JAX's own words
             raise
         if compiled is None:
@@ -224,6 +241,10 @@ class JitFunction:
         except OtherDevice as error:
             _leave_to_xla(_name_of(self), str(error).splitlines()[0], self._strict)
             return self._jax_jit(*args, **kwargs)
+        except TypeError:
+            if not all_arrays:  # a leaf that has a type and no value
+                self._jax_jit(*args, **kwargs)  # raises JAX's own words
+            raise
 
     def _make_direct_class(self) -> type[JitFunction]:
         """The class of this function once it runs inside XLA: its call is jax.jit's own.
@@ -232,6 +253,13 @@ class JitFunction:
         """
         call = _call_directly(self._stitched_jit, self._jax_jit, self._is_untraced)
         return type(JitFunction.__name__, (JitFunction,), {"__call__": staticmethod(call)})
+
+    def __copy__(self) -> JitFunction:
+        """Itself, as of Python's functions."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> JitFunction:
+        return self
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method of a class."""
@@ -251,6 +279,15 @@ class JitFunction:
         if reason := _find_obstacle(traced.jaxpr):
             raise _no_program(_name_of(self), f"what keeps it from being one: {reason}")
         return self._lower_traced(traced)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """JAX's own: the function as it is, of which XLA computes all; lower shows what astitch makes of it."""
+        return self._jax_jit.trace(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The types of the result, as jax.eval_shape."""
+        shapes: Any = self._jax_jit.eval_shape(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return shapes
 
     def _compile_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled | None:
         """For an engine of ours; None, with a warning, for what only XLA computes."""
@@ -281,6 +318,41 @@ class JitFunction:
             self._stitched_jit.clear_cache()
             self.__class__ = JitFunction
             self.__dict__.pop("engine", None)
+
+
+class _Stage:
+    """What JAX says of the arguments and results of one signature, by the names of jax.stages."""
+
+    @property
+    def _of_jax(self) -> Any:
+        """JAX's own stage."""
+        raise NotImplementedError
+
+    @property
+    def in_tree(self) -> Any:
+        """The structure of the arguments, (positional, named), without static ones."""
+        return self._of_jax.in_tree
+
+    @property
+    def out_tree(self) -> Any:
+        """The structure of the result."""
+        return self._of_jax.out_tree
+
+    @property
+    def args_info(self) -> Any:
+        """The types of the arguments, and which are donated, in their structure."""
+        return self._of_jax.args_info
+
+    @property
+    def out_info(self) -> Any:
+        """The types of the results, in their structure."""
+        return self._of_jax.out_info
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """Which of the flat arguments are donated."""
+        numbers: tuple[int, ...] = self._of_jax.donate_argnums
+        return numbers
 
 
 # ---- inside XLA ------------------------------------------------------------------------------------------------
@@ -455,12 +527,16 @@ def target_gpu() -> Gpu:
 
 
 @dataclass(frozen=True)
-class LoweredForXla:
+class LoweredForXla(_Stage):
     """A function traced for one signature, with what it becomes inside XLA."""
 
     jax_traced: Any = field(repr=False)
     stitched: Stitched
     engine: str = "xla"
+
+    @property
+    def _of_jax(self) -> Any:
+        return self.jax_traced
 
     @property
     def hlo(self) -> bytes:
@@ -476,13 +552,21 @@ class LoweredForXla:
         """The module as HLO text."""
         return str(self.stitched.lowered.compiler_ir("hlo").as_hlo_text())
 
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The module in a dialect of JAX's: "stablehlo" where none is named, or "hlo"."""
+        return self.stitched.lowered.compiler_ir(dialect)
+
+    def cost_analysis(self) -> Any:
+        """XLA's estimate of the module as it stands, before anything is fused."""
+        return self.stitched.lowered.cost_analysis()
+
     def compile(self) -> CompiledForXla:
         """Compile with astitch, then with XLA.  Raises AstitchError for what astitch cannot compile."""
         return CompiledForXla(self.stitched.compilation, self.jax_traced.lower().compile())
 
 
 @dataclass(frozen=True)
-class CompiledForXla:
+class CompiledForXla(_Stage):
     """A compiled signature: call it with arguments of the types that it was lowered for, without static ones.
 
     jax_compiled: JAX's own, which runs it and says what XLA made of it (as_text, cost_analysis, memory_analysis).
@@ -490,6 +574,10 @@ class CompiledForXla:
 
     compilation: Compilation = field(repr=False)
     jax_compiled: Any = field(repr=False)
+
+    @property
+    def _of_jax(self) -> Any:
+        return self.jax_compiled
 
     @property
     def program(self) -> Program:
@@ -521,7 +609,7 @@ class CompiledForXla:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class Lowered(_Stage):
     """A function lowered to HLO for one signature.  engine: "executor" or "host", what it was lowered for.
     tune, strict: see jit."""
 
@@ -530,6 +618,10 @@ class Lowered:
     engine: str
     tune: bool | None = None
     strict: bool = False
+
+    @property
+    def _of_jax(self) -> Any:
+        return self.jax_traced
 
     @cached_property
     def hlo(self) -> bytes:
@@ -548,6 +640,14 @@ class Lowered:
         """The module as HLO text."""
         return str(self.jax_lowered.compiler_ir("hlo").as_hlo_text())
 
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The module in a dialect of JAX's: "stablehlo" where none is named, or "hlo"."""
+        return self.jax_lowered.compiler_ir(dialect)
+
+    def cost_analysis(self) -> Any:
+        """XLA's estimate of the module as it stands, before anything is fused."""
+        return self.jax_lowered.cost_analysis()
+
     def compile(self) -> Compiled:
         """Compile for the engine.  Raises AstitchError for what astitch cannot compile."""
         from astitch.compile import compile_hlo, spell_kernel
@@ -564,12 +664,14 @@ class Lowered:
             self.hlo, gpu=gpu, tune=tune, strict=self.strict, spell=spell_kernel
         )
         trace_compilation(self.hlo, compilation)
-        out_info = self.jax_traced.out_info
-        return Compiled(compilation, self.jax_lowered, out_info, device)
+        return Compiled(compilation, self.jax_lowered, self.out_info, device)
 
 
 class Compiled:
-    """A compiled signature: call it with arguments of the types that it was lowered for, without static ones."""
+    """A compiled signature: call it with arguments of the types that it was lowered for, without static ones.
+
+    in_tree, out_tree, args_info, out_info, donate_argnums: see Lowered.
+    """
 
     def __init__(
         self, compilation: Compilation, jax_lowered: Any, out_info: Any, device: int | None
@@ -577,8 +679,12 @@ class Compiled:
         import jax
 
         self.compilation = compilation
+        # Not jax_lowered itself, which holds the module.
         self.in_tree = jax_lowered.in_tree
         self.out_tree = jax_lowered.out_tree
+        self.args_info = jax_lowered.args_info
+        self.out_info = out_info
+        self.donate_argnums: tuple[int, ...] = jax_lowered.donate_argnums
         paths, _ = jax.tree_util.tree_flatten_with_path(jax_lowered.in_avals)
         self._argument_names = [jax.tree_util.keystr(path) for path, _ in paths]
         self._in_avals = [aval for _, aval in paths]
@@ -601,6 +707,10 @@ class Compiled:
         """The kernels, their schemes, and what was not stitched and why."""
         return self.compilation.explain()
 
+    def as_text(self) -> str:
+        """The kernels as CUDA text."""
+        return "\n".join(kernel.source for kernel in self.program.kernels)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result, its leaves JAX arrays.
 
@@ -615,8 +725,14 @@ class Compiled:
                 f"  compiled with {self.in_tree}\n  called with   {tree}\n"
                 "  pass the arguments as to .lower(), static ones left out"
             )
+        all_arrays = set(map(type, leaves)) <= {_array_type()}
+        if not all_arrays and _is_traced(leaves):
+            raise ArgumentMismatch(
+                "Cannot apply JAX transformations to a function lowered and compiled for a particular signature.\n"
+                "  call the astitch.jit function itself there, or transform before .lower()"
+            )
         self._check_types([jax.typeof(leaf) for leaf in leaves])
-        return self.run_flat(leaves)
+        return self.run_flat(leaves, all_arrays=all_arrays)
 
     def run_flat(self, leaves: Sequence[Any], *, all_arrays: bool = False) -> Any:
         """The result for the flat arguments, whose types were checked.  all_arrays: are all of them JAX's own?"""
@@ -633,16 +749,27 @@ class Compiled:
         return jax.tree_util.tree_unflatten(self.out_tree, outputs)
 
     def _make_arguments(self, leaves: Sequence[Any]) -> list[Any]:
-        """What the engine takes for the flat arguments."""
+        """What the engine takes for the flat arguments.  Raises ArgumentMismatch for what is no array."""
         import jax
         import numpy as np
 
-        return [
-            (jax.random.key_data(x) if is_key else x)
-            if isinstance(x, jax.Array)
-            else np.asarray(x, aval.dtype)
-            for x, aval, is_key in zip(leaves, self._in_avals, self._is_key, strict=True)
-        ]
+        try:
+            return [
+                (jax.random.key_data(x) if is_key else x)
+                if isinstance(x, jax.Array)
+                else np.asarray(x, aval.dtype)
+                for x, aval, is_key in zip(leaves, self._in_avals, self._is_key, strict=True)
+            ]
+        except (TypeError, ValueError):
+            arrays = (jax.Array, np.ndarray, np.generic, int, float, complex)
+            mismatches = [
+                f"  args{name} of type {type(x)} is not a valid JAX type"
+                for name, x in zip(self._argument_names, leaves, strict=True)
+                if not isinstance(x, arrays)
+            ]
+            if not mismatches:
+                raise
+            raise ArgumentMismatch("\n".join(["Arguments are no arrays.", *mismatches])) from None
 
     def _check_types(self, given: Sequence[Any]) -> None:
         mismatches = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import subprocess
@@ -27,6 +28,7 @@ from astitch.errors import (
     EngineUnavailable,
     IllegalProduct,
     InvalidOption,
+    UnknownOption,
     UnsupportedOp,
     UnsupportedType,
 )
@@ -288,13 +290,67 @@ def test_a_compiled_function_refuses_another_structure() -> None:
         compiled({"v": X}, X)
 
 
+@pytest.mark.parametrize("engine", ["host", "xla"])
+def test_stages_say_of_arguments_and_results_what_jax_says(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
+    if engine == "xla":
+        request.getfixturevalue("_through_xla")
+    options: dict[str, Any] = {"static_argnames": "n", "donate_argnums": 0, "keep_unused": True}
+    layer, x = Layer(X, X[0]), jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+    def fn(x: jax.Array, layer: Layer, n: int) -> dict[str, Any]:
+        return {"y": x * layer.weight + n, "z": [layer.bias, 2.0]}
+
+    ours = astitch.jit(fn, **options).lower(x, layer=layer, n=3)
+    jaxs = jax.jit(fn, **options).lower(x, layer=layer, n=3)
+    for stage, same in [(ours, jaxs), (ours.compile(), jaxs.compile())]:
+        for name in ("in_tree", "out_tree", "args_info", "donate_argnums"):
+            assert getattr(stage, name) == getattr(same, name), name
+        types = [
+            jax.tree.map(lambda type_: (type_.shape, type_.dtype), s.out_info)
+            for s in (stage, same)
+        ]
+        assert types[0] == types[1]
+        assert stage.as_text()
+    assert "stablehlo" in str(ours.compiler_ir())
+    assert ours.compiler_ir("hlo").as_hlo_text() == ours.as_text()
+    assert ours.cost_analysis()["flops"] > 0
+
+
+def test_shapes_and_traces_are_jax_s(compilations: list[str]) -> None:
+    fn = astitch.jit(power, static_argnums=1)
+    assert fn.eval_shape(X, 2) == jax.eval_shape(lambda x: power(x, 2), X)
+    assert str(fn.trace(X, 2).jaxpr) == str(jax.jit(power, static_argnums=1).trace(X, 2).jaxpr)
+    assert not compilations
+
+
+@pytest.mark.parametrize("engine", ["host", "xla"])
+def test_a_function_is_its_own_copy(engine: str, request: pytest.FixtureRequest) -> None:
+    if engine == "xla":
+        request.getfixturevalue("_through_xla")
+    fn = astitch.jit(lambda x: x + 1)
+    for _ in range(2):
+        assert copy.copy(fn) is fn
+        assert copy.deepcopy({"layer": [fn, 3]})["layer"][0] is fn
+        assert_same(fn(X), X + 1)
+
+
 # ---- errors as jax.jit's ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
-    [(("text",), {}), ((X, X), {}), ((), {}), ((X,), {"z": 1})],
-    ids=["no array", "too many", "too few", "unknown name"],
+    [
+        (("text",), {}),
+        ((object(),), {}),
+        ((X, X), {}),
+        ((), {}),
+        ((X,), {"z": 1}),
+        ((jax.ShapeDtypeStruct((3,), jnp.float32),), {}),
+        ((2**31,), {}),
+    ],
+    ids=["text", "object", "too many", "too few", "unknown name", "type", "too large"],
 )
 def test_wrong_calls_raise_what_jax_raises(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     def fn(x: jax.Array) -> jax.Array:
@@ -321,8 +377,54 @@ def test_a_static_value_that_does_not_compare_raises_what_jax_raises() -> None:
     assert "Non-hashable static arguments" in text
 
 
+def test_a_compiled_function_names_what_is_no_array() -> None:
+    compiled = astitch.jit(lambda p, y: p["w"] + y).lower({"w": X}, X).compile()
+    with pytest.raises(TypeError, match="Cannot apply JAX transformations to a function lowered"):
+        jax.grad(lambda x: compiled({"w": X}, x).sum())(X)
+    with pytest.raises(
+        TypeError, match=r"args\[0\]\[0\]\['w'\] of type .*ShapeDtypeStruct'> is not"
+    ):
+        compiled({"w": jax.ShapeDtypeStruct(X.shape, X.dtype)}, np.asarray(X))
+    assert_same(compiled({"w": np.asarray(X)}, X), 2 * X)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"inline": True}, r"astitch.jit: it does not take inline=True\n  leave it out; inside an"),
+        (
+            {"in_shardings": None},
+            r"astitch.jit: .* in_shardings=None\n  a program runs on one device",
+        ),
+        (
+            {"out_shardings": None},
+            r"astitch.jit: .* out_shardings=None\n  a program runs on one dev",
+        ),
+        (
+            {"device": "cpu"},
+            r"astitch.jit: .* device='cpu'\n  put the arguments where it is to run",
+        ),
+        (
+            {"backend": "cpu"},
+            r"astitch.jit: .* backend='cpu'\n  put the arguments where it is to run",
+        ),
+        (
+            {"compiler_options": {}},
+            r"astitch.jit: .* compiler_options=\{\}\n  leave it out; XLA_FLAGS",
+        ),
+        ({"turbo": 1}, r"astitch.jit: .* turbo=1\n  it takes static_argnums, .*, strict, engine$"),
+    ],
+    ids=str,
+)
+def test_options_that_it_does_not_take(option: dict[str, Any], message: str) -> None:
+    for args in [(), (power,)]:
+        with pytest.raises(UnknownOption, match=message) as caught:
+            astitch.jit(*args, **option)
+        assert isinstance(caught.value, TypeError)
+
+
 def caught_by(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[type, str]:
-    with pytest.raises((TypeError, ValueError)) as caught:
+    with pytest.raises((TypeError, ValueError, OverflowError)) as caught:
         fn(*args, **kwargs)
     return caught.type, re.sub(r" at 0x\w+", "", str(caught.value))  # where the function lies
 
