@@ -33,6 +33,10 @@ class ArgumentMismatch(AstitchError, TypeError):
     """
 
 
+class OtherDevice(ArgumentMismatch):
+    """Arrays that lie on several devices, or on another one than the program's."""
+
+
 class IllegalProduct(AstitchError):
     """A stage handed on a Graph, Plan, Kernel or Program that breaks its own rules: a bug in astitch."""
 
@@ -59,6 +63,13 @@ class OutOfMemory(AstitchError):
 
 class InvalidOption(AstitchError):
     """An ASTITCH_* environment name with a value that it does not take."""
+
+
+class UnknownOption(InvalidOption, TypeError):
+    """An argument of astitch.jit that it does not have.
+
+    A TypeError too, which is what Python raises for it.
+    """
 
 
 class EngineUnavailable(AstitchError):

@@ -55,6 +55,7 @@ from astitch.errors import (
     EngineUnavailable,
     IslandRefused,
     LaunchRefused,
+    OtherDevice,
     OutOfMemory,
     UnsupportedType,
 )
@@ -341,12 +342,14 @@ class GpuExecutor:
     What XLA computes runs on the same GPU where JAX has it, else, with a warning, on the host.
     Consecutive kernels and products are launched as one CUDA graph where their addresses are those of an earlier call;
     graph_counts says what became of it.
+    moves: copy JAX arrays that were put on another device, where JAX has this GPU; without it they raise OtherDevice.
     Raises EngineUnavailable without CuPy or a GPU, KernelCompileError, IslandRefused, OutOfMemory, and LaunchRefused
     for a kernel whose blocks wait for each other but cannot all be resident.
     """
 
-    def __init__(self, program: Program, device: int | None = None) -> None:
+    def __init__(self, program: Program, device: int | None = None, *, moves: bool = True) -> None:
         self.cupy = import_cupy()
+        self._moves = moves
         self.program = program
         self.device = self.cupy.cuda.Device(device)
         self._lock = threading.Lock()
@@ -810,12 +813,18 @@ class GpuExecutor:
         if here is None:
             device, *others = array.devices()
             if others:
-                raise ArgumentMismatch(
+                raise OtherDevice(
                     f"argument {number} ({type_}) is spread over {1 + len(others)} devices; astitch runs on one\n"
                     "  bring it to one device with jax.device_put"
                 )
             here = device.platform == "gpu" and device.local_hardware_id == self.device.id
             self._is_here[array.sharding] = here
+        if not (here or self._moves) and self._jax_device is not None and array.committed:
+            (device,) = array.devices()
+            raise OtherDevice(
+                f"argument {number} ({type_}) lies on {device}; astitch runs on {self._jax_device}\n"
+                "  bring it there with jax.device_put"
+            )
         if not here or not type_.size or (type_.rank > 1 and not self._has_rows(array, type_.rank)):
             return self._place_host(np.asarray(array), number)
         pointer = int(array.unsafe_buffer_pointer())

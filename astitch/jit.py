@@ -12,7 +12,7 @@ import inspect
 import threading
 import types
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -21,10 +21,14 @@ from astitch import options
 from astitch.errors import (
     ArgumentMismatch,
     AstitchError,
+    DynamicShape,
     EngineUnavailable,
     IllegalProduct,
     InvalidOption,
+    OtherDevice,
+    UnknownOption,
     UnsupportedOp,
+    UnsupportedType,
 )
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
@@ -41,6 +45,19 @@ NO_ROOM = (
     "result replaces, or set XLA_PYTHON_CLIENT_MEM_FRACTION so that JAX may take more"
 )
 """What an error of JAX's that names the bytes XLA wanted does not say."""
+
+
+STATIC_OPTIONS = ("static_argnums", "static_argnames")
+
+OPTIONS_OF_JAX = {
+    "in_shardings": "a program runs on one device; give functions over several to jax.jit",
+    "out_shardings": "a program runs on one device; give functions over several to jax.jit",
+    "device": "put the arguments where it is to run, with jax.device_put",
+    "backend": "put the arguments where it is to run, with jax.device_put",
+    "inline": "leave it out; inside an outer jax.jit use jax.jit(fn, inline=True)",
+    "compiler_options": "leave it out; XLA_FLAGS sets XLA's options for the whole process",
+}
+"""What jax.jit takes and we do not, and what to do instead."""
 
 
 class Engine(Protocol):
@@ -90,18 +107,25 @@ def jit(
     tune: bool | None = None,
     strict: bool = False,
     engine: str | None = None,
+    **others: object,
 ) -> JitFunction | Callable[[Callable[..., Any]], JitFunction]:
     """Compile a JAX function with astitch.  The arguments are those of jax.jit; `@astitch.jit` and
     `@astitch.jit(static_argnums=1)` both decorate.
 
-    donate_argnums, donate_argnames: a permission to reuse memory, which the engine xla uses as jax.jit does; with the
-    others donated arrays stay valid.  keep_unused: as in jax.jit; a program takes every array, used or not.
+    donate_argnums, donate_argnames: a permission to reuse memory, which XLA uses as in jax.jit; with the engines other
+    than xla donated arrays stay valid unless the function is left to XLA.  keep_unused: as in jax.jit; a program takes
+    every array, used or not.
     tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  Only speed and the order of sums depend on it.
-    strict: raise UnsupportedOp for ops that no stitched kernel and no library computes; else they are left to XLA.
+    strict: raise UnsupportedOp for what no stitched kernel and no library computes; else it is left to XLA.  Inside a
+    JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) it has no effect: there XLA computes the function.
     engine: "xla" (kernels inside an XLA program), "executor" (CuPy), "gpu" (xla where JAX can, else executor) or "host"
     (the emulation); None: as ASTITCH_ENGINE says, else gpu where there is one.  It is chosen at the first call.
     """
+    for name, value in others.items():
+        taken = list(inspect.signature(jit).parameters)[1:-1]
+        advice = OPTIONS_OF_JAX.get(name, f"it takes {', '.join(taken)}")
+        raise UnknownOption(f"astitch.jit: it does not take {name}={value!r}\n  {advice}")
     if fn is None:
         return lambda fn: jit(
             fn,
@@ -164,7 +188,8 @@ class JitFunction:
         self._statics = _find_statics(
             fn, jax_options.get("static_argnums"), jax_options.get("static_argnames")
         )
-        self._compiled: dict[Hashable, Compiled] = {}
+        # None: left to XLA.
+        self._compiled: dict[Hashable, Compiled | None] = {}
         # What decided the latest call, the types of its arrays, and what ran it.
         self._latest: tuple[Hashable, list[Any], Compiled] | None = None
         # Reentrant: tracing runs the user's function, which may call this one on other arrays.
@@ -199,18 +224,27 @@ class JitFunction:
             else:
                 key = (decided, tuple(avals))
                 compiled = self._compiled.get(key)
-        except (TypeError, ValueError):
-            # A leaf that is no array, a static value that has no hash or that does not compare.
+        except (TypeError, ValueError, OverflowError):
+            # A leaf that is no array or too large, a static value that has no hash or that does not compare.
             self._jax_jit.trace(*args, **kwargs)  # raises JAX's own words
             raise
         if compiled is None:
             with self._lock:
-                compiled = self._compiled.get(key)
-                if compiled is None:
-                    lowered = self._lower_alone(args, kwargs)
-                    compiled = self._compiled[key] = lowered.compile()
+                if key not in self._compiled:
+                    self._compiled[key] = self._compile_alone(args, kwargs)
+                compiled = self._compiled[key]
+            if compiled is None:
+                return self._jax_jit(*args, **kwargs)
         self._latest = decided, avals, compiled
-        return compiled.run_flat(leaves, all_arrays=all_arrays)
+        try:
+            return compiled.run_flat(leaves, all_arrays=all_arrays)
+        except OtherDevice as error:
+            _leave_to_xla(_name_of(self), str(error).splitlines()[0], self._strict)
+            return self._jax_jit(*args, **kwargs)
+        except TypeError:
+            if not all_arrays:  # a leaf that has a type and no value
+                self._jax_jit(*args, **kwargs)  # raises JAX's own words
+            raise
 
     def _make_direct_class(self) -> type[JitFunction]:
         """The class of this function once it runs inside XLA: its call is jax.jit's own.
@@ -219,6 +253,13 @@ class JitFunction:
         """
         call = _call_directly(self._stitched_jit, self._jax_jit, self._is_untraced)
         return type(JitFunction.__name__, (JitFunction,), {"__call__": staticmethod(call)})
+
+    def __copy__(self) -> JitFunction:
+        """Itself, as of Python's functions."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> JitFunction:
+        return self
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method of a class."""
@@ -232,16 +273,38 @@ class JitFunction:
             traced = self._stitched_jit.trace(*args, **kwargs)
             stitched = find_stitched(traced.jaxpr)
             if stitched is None:
-                raise UnsupportedOp(
-                    f"astitch.jit of {_name_of(self)}: XLA computes all of it, there is no program to show\n"
-                    "  call it, or take out what the warning names"
-                )
+                raise _no_program(_name_of(self), "what the warning names")
             return LoweredForXla(traced, stitched)
-        return self._lower_alone(args, kwargs)
-
-    def _lower_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
-        """Lowered for an engine of ours."""
         traced = self._jax_jit.trace(*args, **kwargs)
+        if reason := _find_obstacle(traced.jaxpr):
+            raise _no_program(_name_of(self), f"what keeps it from being one: {reason}")
+        return self._lower_traced(traced)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """JAX's own: the function as it is, of which XLA computes all; lower shows what astitch makes of it."""
+        return self._jax_jit.trace(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The types of the result, as jax.eval_shape."""
+        shapes: Any = self._jax_jit.eval_shape(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return shapes
+
+    def _compile_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled | None:
+        """For an engine of ours; None, with a warning, for what only XLA computes."""
+        traced = self._jax_jit.trace(*args, **kwargs)
+        if reason := _find_obstacle(traced.jaxpr):
+            _leave_to_xla(_name_of(self), reason, self._strict)
+            return None
+        try:
+            return self._lower_traced(traced).compile()
+        except (UnsupportedOp, UnsupportedType, DynamicShape) as error:
+            if self._strict:
+                raise
+            _leave_to_xla(_name_of(self), str(error).splitlines()[0])
+            return None
+
+    def _lower_traced(self, traced: Any) -> Lowered:
+        """Lowered for an engine of ours."""
         if self.engine == "host":
             return Lowered(traced, traced.lower(), "host", self._tune, self._strict)
         lowered = traced.lower(lowering_platforms=("cuda",))
@@ -255,6 +318,41 @@ class JitFunction:
             self._stitched_jit.clear_cache()
             self.__class__ = JitFunction
             self.__dict__.pop("engine", None)
+
+
+class _Stage:
+    """What JAX says of the arguments and results of one signature, by the names of jax.stages."""
+
+    @property
+    def _of_jax(self) -> Any:
+        """JAX's own stage."""
+        raise NotImplementedError
+
+    @property
+    def in_tree(self) -> Any:
+        """The structure of the arguments, (positional, named), without static ones."""
+        return self._of_jax.in_tree
+
+    @property
+    def out_tree(self) -> Any:
+        """The structure of the result."""
+        return self._of_jax.out_tree
+
+    @property
+    def args_info(self) -> Any:
+        """The types of the arguments, and which are donated, in their structure."""
+        return self._of_jax.args_info
+
+    @property
+    def out_info(self) -> Any:
+        """The types of the results, in their structure."""
+        return self._of_jax.out_info
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """Which of the flat arguments are donated."""
+        numbers: tuple[int, ...] = self._of_jax.donate_argnums
+        return numbers
 
 
 # ---- inside XLA ------------------------------------------------------------------------------------------------
@@ -296,14 +394,15 @@ def _stitch(
 ) -> Callable[..., Any]:
     """What jax.jit is to trace, with these options, in place of `fn`: one call of fn's program.
 
-    A function with effects (prints, callbacks), which only JAX can order, or with what astitch cannot read, is traced
-    as it is, with a warning.
+    A function with effects (prints, callbacks), which only JAX can order, with what astitch cannot read, or with other
+    arguments than arrays of one device is traced as it is, with a warning.
     """
     import jax
 
     donations = _find_statics(
         fn, jax_options.get("donate_argnums"), jax_options.get("donate_argnames")
     )
+    statics = {name: jax_options[name] for name in STATIC_OPTIONS if name in jax_options}
 
     @functools.wraps(fn)
     def stitched(*args: Any, **kwargs: Any) -> Any:
@@ -312,6 +411,7 @@ def _stitch(
 
         if _is_jit_disabled():
             return fn(*args, **kwargs)
+        kwargs = dict(sorted(kwargs.items()))  # in JAX's order
         # An argument without tracers is static, or an empty tree.
         given = [*args, *kwargs.values()]
         flat = [jax.tree_util.tree_flatten(argument) for argument in given]
@@ -319,52 +419,44 @@ def _stitch(
         leaves = [
             leaf for (part, _), take in zip(flat, taken, strict=True) if take for leaf in part
         ]
-        names = [*donations.mark(len(args)), *(name in donations.names for name in kwargs)]
+        marks = [*donations.mark(len(args)), *(name in donations.names for name in kwargs)]
+        name = _name_of(fn)
+        if reason := _find_in_arguments(leaf.aval for leaf in leaves):
+            _leave_to_xla(name, reason, strict)
+            return fn(*args, **kwargs)
         donated = [
-            given
-            for (part, _), take, given in zip(flat, taken, names, strict=True)
+            mark
+            for (part, _), take, mark in zip(flat, taken, marks, strict=True)
             if take
             for _ in part
         ]
-        keys = [leaf.dtype._impl.name if _is_key(leaf) else None for leaf in leaves]
-        data = [
-            leaf if key is None else jax.random.key_data(leaf)
-            for leaf, key in zip(leaves, keys, strict=True)
+        types = [
+            jax.tree_util.tree_unflatten(tree, [_type_of(leaf.aval) for leaf in part])
+            if take
+            else argument
+            for argument, (part, tree), take in zip(given, flat, taken, strict=True)
         ]
-        results: list[_Results] = []
 
-        def run(*words: Any) -> list[Any]:
-            values = iter(
-                word if key is None else jax.random.wrap_key_data(word, impl=key)
-                for word, key in zip(words, keys, strict=True)
-            )
-            arguments = [
-                jax.tree_util.tree_unflatten(tree, [next(values) for _ in part])
-                if take
-                else argument
-                for argument, (part, tree), take in zip(given, flat, taken, strict=True)
-            ]
-            named = dict(zip(kwargs, arguments[len(args) :], strict=True))
-            found = _Results(fn(*arguments[: len(args)], **named))
-            results.append(found)
-            return found.data
+        @functools.wraps(fn)
+        def anew(*args: Any, **kwargs: Any) -> Any:
+            """`fn`, of which JAX has no trace yet; its errors name `fn` and its arguments."""
+            return fn(*args, **kwargs)
 
         find_ahead()  # while JAX traces
-        run.__name__ = _name_of(fn)
-        types = [_type_of(x.aval) for x in data]
-        traced = jax.jit(run, keep_unused=True).trace(*types)
-        if traced.jaxpr.effects:
-            effects = ", ".join(sorted(map(str, traced.jaxpr.effects)))
-            _leave_to_xla(run.__name__, f"it has effects ({effects})", strict)
+        anew.__name__ = name
+        named = dict(zip(kwargs, types[len(args) :], strict=True))
+        traced = jax.jit(anew, keep_unused=True, **statics).trace(*types[: len(args)], **named)
+        if reason := _find_effects(traced.jaxpr):
+            _leave_to_xla(name, reason, strict)
             return fn(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=("cuda",))
         gpu = target_gpu()
         try:
             call = Stitched(lowered, traced.jaxpr, donated, gpu, tune, strict)
         except AstitchError as error:
-            _leave_to_xla(run.__name__, str(error).splitlines()[0], strict)
+            _leave_to_xla(name, str(error).splitlines()[0], strict)
             return fn(*args, **kwargs)
-        return results[-1].restore(call_stitched(call, data))
+        return jax.tree_util.tree_unflatten(lowered.out_tree, call_stitched(call, leaves))
 
     return stitched
 
@@ -377,47 +469,45 @@ def _type_of(aval: Any) -> Any:
     return make(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-class _Results:
-    """What a function returned, as the arrays that a program can give, and how to make it of them again."""
-
-    def __init__(self, returned: Any) -> None:
-        import jax
-
-        leaves, self._tree = jax.tree_util.tree_flatten(returned)
-        types = [jax.typeof(leaf) for leaf in leaves]
-        self._finishes = [_choose_restoring(type_) for type_ in types]
-        self.data = [
-            jax.random.key_data(leaf) if _is_key(type_) else leaf
-            for leaf, type_ in zip(leaves, types, strict=True)
-            if type_.dtype != jax.dtypes.float0
-        ]
-
-    def restore(self, data: Iterable[Any]) -> Any:
-        """The function's result, given what a program computed for `data`."""
-        import jax
-
-        rest = iter(data)
-        return jax.tree_util.tree_unflatten(self._tree, [make(rest) for make in self._finishes])
+def _find_obstacle(jaxpr: Any) -> str:
+    """Why a traced function is no program for an engine of ours; nothing: the empty string."""
+    # Arrays that change only inside it are none any more once it is lowered.
+    return _find_in_arguments(jaxpr.in_avals) or _find_effects(
+        jaxpr, besides="InternalMutableArrayEffect"
+    )
 
 
-def _choose_restoring(type_: Any) -> Callable[[Iterator[Any]], Any]:
-    """What makes a result of a type of the arrays that a program gives."""
+def _find_in_arguments(avals: Iterable[Any]) -> str:
+    """What is no array of one device among the arguments of a function."""
     import jax
-    import numpy as np
 
-    if type_.dtype == jax.dtypes.float0:
-        return lambda _: np.zeros(type_.shape, jax.dtypes.float0)
-    if _is_key(type_):
-        impl = type_.dtype._impl.name
-        return lambda rest: jax.random.wrap_key_data(next(rest), impl=impl)
-    return lambda rest: next(rest)
+    for aval in avals:
+        if not isinstance(aval, jax.core.ShapedArray):
+            return "it changes its arguments (jax.new_ref)"
+        if aval.sharding.mesh.size > 1:
+            return "its arguments are spread over several devices"
+    return ""
 
 
-def _leave_to_xla(name: str, reason: str, strict: bool) -> None:
+def _find_effects(jaxpr: Any, besides: str = "") -> str:
+    """What a traced function does beside computing, as prints."""
+    effects = sorted({type(effect).__name__ for effect in jaxpr.effects} - {besides})
+    return f"it has effects ({', '.join(effects)})" if effects else ""
+
+
+def _no_program(name: str, what: str) -> UnsupportedOp:
+    return UnsupportedOp(
+        f"astitch.jit of {name}: XLA computes all of it, there is no program to show\n"
+        f"  call it, or take out {what}"
+    )
+
+
+def _leave_to_xla(name: str, reason: str, strict: bool = False) -> None:
     """Warns that a function is not stitched; raises UnsupportedOp where strict forbids it."""
     text = (
         f"astitch: XLA computes all of {name}: {reason}\n"
-        "  take callbacks, prints and what astitch cannot read out of the function to have it stitched"
+        "  take callbacks, prints and what astitch cannot read out of the function, and pass it arrays of one device, "
+        "to have it stitched"
     )
     if strict:
         raise UnsupportedOp(text)
@@ -437,12 +527,16 @@ def target_gpu() -> Gpu:
 
 
 @dataclass(frozen=True)
-class LoweredForXla:
+class LoweredForXla(_Stage):
     """A function traced for one signature, with what it becomes inside XLA."""
 
     jax_traced: Any = field(repr=False)
     stitched: Stitched
     engine: str = "xla"
+
+    @property
+    def _of_jax(self) -> Any:
+        return self.jax_traced
 
     @property
     def hlo(self) -> bytes:
@@ -458,13 +552,21 @@ class LoweredForXla:
         """The module as HLO text."""
         return str(self.stitched.lowered.compiler_ir("hlo").as_hlo_text())
 
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The module in a dialect of JAX's: "stablehlo" where none is named, or "hlo"."""
+        return self.stitched.lowered.compiler_ir(dialect)
+
+    def cost_analysis(self) -> Any:
+        """XLA's estimate of the module as it stands, before anything is fused."""
+        return self.stitched.lowered.cost_analysis()
+
     def compile(self) -> CompiledForXla:
         """Compile with astitch, then with XLA.  Raises AstitchError for what astitch cannot compile."""
         return CompiledForXla(self.stitched.compilation, self.jax_traced.lower().compile())
 
 
 @dataclass(frozen=True)
-class CompiledForXla:
+class CompiledForXla(_Stage):
     """A compiled signature: call it with arguments of the types that it was lowered for, without static ones.
 
     jax_compiled: JAX's own, which runs it and says what XLA made of it (as_text, cost_analysis, memory_analysis).
@@ -472,6 +574,10 @@ class CompiledForXla:
 
     compilation: Compilation = field(repr=False)
     jax_compiled: Any = field(repr=False)
+
+    @property
+    def _of_jax(self) -> Any:
+        return self.jax_compiled
 
     @property
     def program(self) -> Program:
@@ -503,7 +609,7 @@ class CompiledForXla:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class Lowered(_Stage):
     """A function lowered to HLO for one signature.  engine: "executor" or "host", what it was lowered for.
     tune, strict: see jit."""
 
@@ -512,6 +618,10 @@ class Lowered:
     engine: str
     tune: bool | None = None
     strict: bool = False
+
+    @property
+    def _of_jax(self) -> Any:
+        return self.jax_traced
 
     @cached_property
     def hlo(self) -> bytes:
@@ -530,6 +640,14 @@ class Lowered:
         """The module as HLO text."""
         return str(self.jax_lowered.compiler_ir("hlo").as_hlo_text())
 
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The module in a dialect of JAX's: "stablehlo" where none is named, or "hlo"."""
+        return self.jax_lowered.compiler_ir(dialect)
+
+    def cost_analysis(self) -> Any:
+        """XLA's estimate of the module as it stands, before anything is fused."""
+        return self.jax_lowered.cost_analysis()
+
     def compile(self) -> Compiled:
         """Compile for the engine.  Raises AstitchError for what astitch cannot compile."""
         from astitch.compile import compile_hlo, spell_kernel
@@ -546,12 +664,14 @@ class Lowered:
             self.hlo, gpu=gpu, tune=tune, strict=self.strict, spell=spell_kernel
         )
         trace_compilation(self.hlo, compilation)
-        out_info = self.jax_traced.out_info
-        return Compiled(compilation, self.jax_lowered, out_info, device)
+        return Compiled(compilation, self.jax_lowered, self.out_info, device)
 
 
 class Compiled:
-    """A compiled signature: call it with arguments of the types that it was lowered for, without static ones."""
+    """A compiled signature: call it with arguments of the types that it was lowered for, without static ones.
+
+    in_tree, out_tree, args_info, out_info, donate_argnums: see Lowered.
+    """
 
     def __init__(
         self, compilation: Compilation, jax_lowered: Any, out_info: Any, device: int | None
@@ -559,8 +679,12 @@ class Compiled:
         import jax
 
         self.compilation = compilation
+        # Not jax_lowered itself, which holds the module.
         self.in_tree = jax_lowered.in_tree
         self.out_tree = jax_lowered.out_tree
+        self.args_info = jax_lowered.args_info
+        self.out_info = out_info
+        self.donate_argnums: tuple[int, ...] = jax_lowered.donate_argnums
         paths, _ = jax.tree_util.tree_flatten_with_path(jax_lowered.in_avals)
         self._argument_names = [jax.tree_util.keystr(path) for path, _ in paths]
         self._in_avals = [aval for _, aval in paths]
@@ -583,6 +707,10 @@ class Compiled:
         """The kernels, their schemes, and what was not stitched and why."""
         return self.compilation.explain()
 
+    def as_text(self) -> str:
+        """The kernels as CUDA text."""
+        return "\n".join(kernel.source for kernel in self.program.kernels)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result, its leaves JAX arrays.
 
@@ -597,8 +725,14 @@ class Compiled:
                 f"  compiled with {self.in_tree}\n  called with   {tree}\n"
                 "  pass the arguments as to .lower(), static ones left out"
             )
+        all_arrays = set(map(type, leaves)) <= {_array_type()}
+        if not all_arrays and _is_traced(leaves):
+            raise ArgumentMismatch(
+                "Cannot apply JAX transformations to a function lowered and compiled for a particular signature.\n"
+                "  call the astitch.jit function itself there, or transform before .lower()"
+            )
         self._check_types([jax.typeof(leaf) for leaf in leaves])
-        return self.run_flat(leaves)
+        return self.run_flat(leaves, all_arrays=all_arrays)
 
     def run_flat(self, leaves: Sequence[Any], *, all_arrays: bool = False) -> Any:
         """The result for the flat arguments, whose types were checked.  all_arrays: are all of them JAX's own?"""
@@ -615,16 +749,27 @@ class Compiled:
         return jax.tree_util.tree_unflatten(self.out_tree, outputs)
 
     def _make_arguments(self, leaves: Sequence[Any]) -> list[Any]:
-        """What the engine takes for the flat arguments."""
+        """What the engine takes for the flat arguments.  Raises ArgumentMismatch for what is no array."""
         import jax
         import numpy as np
 
-        return [
-            (jax.random.key_data(x) if is_key else x)
-            if isinstance(x, jax.Array)
-            else np.asarray(x, aval.dtype)
-            for x, aval, is_key in zip(leaves, self._in_avals, self._is_key, strict=True)
-        ]
+        try:
+            return [
+                (jax.random.key_data(x) if is_key else x)
+                if isinstance(x, jax.Array)
+                else np.asarray(x, aval.dtype)
+                for x, aval, is_key in zip(leaves, self._in_avals, self._is_key, strict=True)
+            ]
+        except (TypeError, ValueError):
+            arrays = (jax.Array, np.ndarray, np.generic, int, float, complex)
+            mismatches = [
+                f"  args{name} of type {type(x)} is not a valid JAX type"
+                for name, x in zip(self._argument_names, leaves, strict=True)
+                if not isinstance(x, arrays)
+            ]
+            if not mismatches:
+                raise
+            raise ArgumentMismatch("\n".join(["Arguments are no arrays.", *mismatches])) from None
 
     def _check_types(self, given: Sequence[Any]) -> None:
         mismatches = [
@@ -702,15 +847,21 @@ def make_engine(program: Program, device: int | None) -> Engine:
     if device is not None:
         from astitch.executor import GpuExecutor
 
-        executor = GpuExecutor(program, device)
-
-        return executor.run_to_jax
+        return GpuExecutor(program, device, moves=False).run_to_jax
 
     from astitch.host_engine import HostEngine
+    from astitch.xla_island import find_device
 
-    host = HostEngine(program)
+    host, cpu = HostEngine(program), find_device("cpu")
 
     def run_on_host(arguments: Sequence[Any]) -> list[Any]:
+        for number, array in enumerate(arguments):
+            if isinstance(array, jax.Array) and array.committed and array.devices() != {cpu}:
+                places = ", ".join(sorted(map(str, array.devices())))
+                raise OtherDevice(
+                    f"argument {number} lies on {places}; the engine host runs on {cpu}\n"
+                    "  bring it there with jax.device_put"
+                )
         return [jax.device_put(array) for array in host.run(arguments)]
 
     return run_on_host

@@ -25,6 +25,7 @@ from astitch.errors import (
     EngineUnavailable,
     IslandRefused,
     LaunchRefused,
+    OtherDevice,
     OutOfMemory,
 )
 from astitch.executor import DeviceArray, GpuExecutor, _RenamedDlpack, count_gpus
@@ -424,6 +425,29 @@ def test_memory_that_jax_may_still_read_is_written_behind_jax(
     done.clear()
     GpuExecutor(product_program()).run(arguments)  # whose memory may be any program's
     assert done[0] == (0, 0) and done.count((0, 0)) == 1
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_arrays_that_were_put_elsewhere(
+    known: bool, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX's CPU is not the GPU; known: has JAX that one?"""
+    import jax
+
+    monkeypatch.setattr(GpuExecutor, "_jax_device", "cuda:0" if known else None)
+    arguments, want = product_arguments()
+    anywhere = [jax.device_put(a) for a in arguments]
+    put = [jax.device_put(a, jax.devices()[0]) for a in arguments]
+    staying = GpuExecutor(product_program(), moves=False)
+    if known:
+        with pytest.raises(
+            OtherDevice, match=r"argument 0 .* lies on .*; astitch runs on cuda:0\n"
+        ):
+            staying.run(put)
+    else:
+        np.testing.assert_array_equal(staying.run(put)[0].to_numpy(), want)
+    for executor, given in [(staying, anywhere), (GpuExecutor(product_program()), put)]:
+        np.testing.assert_array_equal(executor.run(given)[0].to_numpy(), want)
 
 
 def test_an_array_of_a_wrong_type_is_never_known_again(fake: Fake) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import re
 import subprocess
 import sys
@@ -17,10 +19,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 import astitch
 import astitch.compile
-from astitch.errors import ArgumentMismatch, EngineUnavailable, InvalidOption, UnsupportedOp
+from astitch.errors import (
+    ArgumentMismatch,
+    EngineUnavailable,
+    IllegalProduct,
+    InvalidOption,
+    UnknownOption,
+    UnsupportedOp,
+    UnsupportedType,
+)
 from astitch.gpu import preset
 from astitch.jit import NO_GPU, NO_ROOM, choose_engine
 
@@ -279,13 +290,67 @@ def test_a_compiled_function_refuses_another_structure() -> None:
         compiled({"v": X}, X)
 
 
+@pytest.mark.parametrize("engine", ["host", "xla"])
+def test_stages_say_of_arguments_and_results_what_jax_says(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
+    if engine == "xla":
+        request.getfixturevalue("_through_xla")
+    options: dict[str, Any] = {"static_argnames": "n", "donate_argnums": 0, "keep_unused": True}
+    layer, x = Layer(X, X[0]), jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+    def fn(x: jax.Array, layer: Layer, n: int) -> dict[str, Any]:
+        return {"y": x * layer.weight + n, "z": [layer.bias, 2.0]}
+
+    ours = astitch.jit(fn, **options).lower(x, layer=layer, n=3)
+    jaxs = jax.jit(fn, **options).lower(x, layer=layer, n=3)
+    for stage, same in [(ours, jaxs), (ours.compile(), jaxs.compile())]:
+        for name in ("in_tree", "out_tree", "args_info", "donate_argnums"):
+            assert getattr(stage, name) == getattr(same, name), name
+        types = [
+            jax.tree.map(lambda type_: (type_.shape, type_.dtype), s.out_info)
+            for s in (stage, same)
+        ]
+        assert types[0] == types[1]
+        assert stage.as_text()
+    assert "stablehlo" in str(ours.compiler_ir())
+    assert ours.compiler_ir("hlo").as_hlo_text() == ours.as_text()
+    assert ours.cost_analysis()["flops"] > 0
+
+
+def test_shapes_and_traces_are_jax_s(compilations: list[str]) -> None:
+    fn = astitch.jit(power, static_argnums=1)
+    assert fn.eval_shape(X, 2) == jax.eval_shape(lambda x: power(x, 2), X)
+    assert str(fn.trace(X, 2).jaxpr) == str(jax.jit(power, static_argnums=1).trace(X, 2).jaxpr)
+    assert not compilations
+
+
+@pytest.mark.parametrize("engine", ["host", "xla"])
+def test_a_function_is_its_own_copy(engine: str, request: pytest.FixtureRequest) -> None:
+    if engine == "xla":
+        request.getfixturevalue("_through_xla")
+    fn = astitch.jit(lambda x: x + 1)
+    for _ in range(2):
+        assert copy.copy(fn) is fn
+        assert copy.deepcopy({"layer": [fn, 3]})["layer"][0] is fn
+        assert_same(fn(X), X + 1)
+
+
 # ---- errors as jax.jit's ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
-    [(("text",), {}), ((X, X), {}), ((), {}), ((X,), {"z": 1})],
-    ids=["no array", "too many", "too few", "unknown name"],
+    [
+        (("text",), {}),
+        ((object(),), {}),
+        ((X, X), {}),
+        ((), {}),
+        ((X,), {"z": 1}),
+        ((jax.ShapeDtypeStruct((3,), jnp.float32),), {}),
+        ((2**31,), {}),
+    ],
+    ids=["text", "object", "too many", "too few", "unknown name", "type", "too large"],
 )
 def test_wrong_calls_raise_what_jax_raises(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     def fn(x: jax.Array) -> jax.Array:
@@ -312,8 +377,54 @@ def test_a_static_value_that_does_not_compare_raises_what_jax_raises() -> None:
     assert "Non-hashable static arguments" in text
 
 
+def test_a_compiled_function_names_what_is_no_array() -> None:
+    compiled = astitch.jit(lambda p, y: p["w"] + y).lower({"w": X}, X).compile()
+    with pytest.raises(TypeError, match="Cannot apply JAX transformations to a function lowered"):
+        jax.grad(lambda x: compiled({"w": X}, x).sum())(X)
+    with pytest.raises(
+        TypeError, match=r"args\[0\]\[0\]\['w'\] of type .*ShapeDtypeStruct'> is not"
+    ):
+        compiled({"w": jax.ShapeDtypeStruct(X.shape, X.dtype)}, np.asarray(X))
+    assert_same(compiled({"w": np.asarray(X)}, X), 2 * X)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"inline": True}, r"astitch.jit: it does not take inline=True\n  leave it out; inside an"),
+        (
+            {"in_shardings": None},
+            r"astitch.jit: .* in_shardings=None\n  a program runs on one device",
+        ),
+        (
+            {"out_shardings": None},
+            r"astitch.jit: .* out_shardings=None\n  a program runs on one dev",
+        ),
+        (
+            {"device": "cpu"},
+            r"astitch.jit: .* device='cpu'\n  put the arguments where it is to run",
+        ),
+        (
+            {"backend": "cpu"},
+            r"astitch.jit: .* backend='cpu'\n  put the arguments where it is to run",
+        ),
+        (
+            {"compiler_options": {}},
+            r"astitch.jit: .* compiler_options=\{\}\n  leave it out; XLA_FLAGS",
+        ),
+        ({"turbo": 1}, r"astitch.jit: .* turbo=1\n  it takes static_argnums, .*, strict, engine$"),
+    ],
+    ids=str,
+)
+def test_options_that_it_does_not_take(option: dict[str, Any], message: str) -> None:
+    for args in [(), (power,)]:
+        with pytest.raises(UnknownOption, match=message) as caught:
+            astitch.jit(*args, **option)
+        assert isinstance(caught.value, TypeError)
+
+
 def caught_by(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[type, str]:
-    with pytest.raises((TypeError, ValueError)) as caught:
+    with pytest.raises((TypeError, ValueError, OverflowError)) as caught:
         fn(*args, **kwargs)
     return caught.type, re.sub(r" at 0x\w+", "", str(caught.value))  # where the function lies
 
@@ -346,6 +457,173 @@ def test_around_transformations(compilations: list[str]) -> None:
 
     assert_same(astitch.jit(jax.value_and_grad(loss))(X), jax.value_and_grad(loss)(X))
     assert len(compilations) == 1
+
+
+# ---- what only XLA computes ------------------------------------------------------------------------------------
+
+cell = jax.new_ref(X)
+
+
+def prints(x: jax.Array) -> jax.Array:
+    jax.debug.print("{}", x.sum())
+    return x * 2
+
+
+def prints_in_order(x: jax.Array) -> jax.Array:
+    jax.debug.print("{}", x.sum(), ordered=True)
+    return x * 2
+
+
+def calls_python(x: jax.Array) -> jax.Array:
+    return jax.pure_callback(lambda x: np.asarray(x) * 2, x, x)
+
+
+def calls_python_for_its_effects(x: jax.Array) -> jax.Array:
+    return io_callback(lambda x: np.asarray(x) * 2, x, x)
+
+
+def changes_what_it_closes_over(x: jax.Array) -> jax.Array:
+    cell[...] = x
+    return cell[...] * 2
+
+
+def has_four_bits(x: jax.Array) -> jax.Array:
+    return (x / 4).astype(jnp.int4).astype(jnp.float32)
+
+
+def has_another_float8(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float8_e4m3b11fnuz).astype(jnp.float32)
+
+
+ONLY_XLA = [
+    (prints, r"it has effects \(DebugEffect\)"),
+    (prints_in_order, r"it has effects \(OrderedDebugEffect\)"),
+    (calls_python, "HLO computation main.*, instruction .*calls a Python function"),
+    (calls_python_for_its_effects, r"it has effects \(IOEffect\)"),
+    (changes_what_it_closes_over, r"it has effects \(.*WriteEffect\)"),
+    (has_four_bits, "HLO computation main.*, instruction .*element type s4 is not supported"),
+    (has_another_float8, "HLO computation main.*, instruction .*element type f8e4m3b11fnuz is"),
+]
+
+
+@pytest.mark.parametrize(("fn", "reason"), ONLY_XLA)
+def test_what_only_xla_computes_is_left_to_it_with_one_warning(
+    fn: Callable[[jax.Array], jax.Array], reason: str
+) -> None:
+    stitched = astitch.jit(fn, donate_argnums=0)
+    with pytest.warns(
+        RuntimeWarning, match=f"astitch: XLA computes all of {fn.__name__}: {reason}"
+    ):
+        assert_same(stitched(X + 1), jax.jit(fn)(X + 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert_same(stitched(X + 2), jax.jit(fn)(X + 2))
+    for _ in range(2):
+        with pytest.raises((UnsupportedOp, UnsupportedType), match=reason):
+            astitch.jit(fn, strict=True)(X)
+    with pytest.raises((UnsupportedOp, UnsupportedType), match=reason):
+        stitched.lower(X).compile()
+
+
+@pytest.mark.parametrize("engine", ["host", "xla"])
+def test_functions_that_change_their_arguments_are_left_to_xla(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
+    if engine == "xla":
+        request.getfixturevalue("_through_xla")
+
+    def double(refs: dict[str, Any], by: jax.Array) -> jax.Array:
+        refs["x"][...] = refs["x"][...] * by
+        return refs["x"][...].sum()
+
+    stitched, ref = astitch.jit(double), jax.new_ref(X)
+    with pytest.warns(RuntimeWarning, match="all of double: it changes its arguments"):
+        assert_same(stitched({"x": ref}, 2.0), jnp.float32(132))
+    assert_same(stitched({"x": ref}, 2.0), jnp.float32(264))
+    assert_same(ref[...], X * 4)
+    with pytest.raises(UnsupportedOp, match="it changes its arguments"):
+        astitch.jit(double, strict=True)({"x": ref}, 2.0)
+    with pytest.raises(UnsupportedOp, match="astitch.jit of double: XLA computes all of it"):
+        stitched.lower({"x": ref}, 2.0)
+
+
+def test_a_function_may_change_what_lives_only_inside_it(compilations: list[str]) -> None:
+    def double(x: jax.Array) -> jax.Array:
+        ref = jax.new_ref(x)
+        ref[...] = ref[...] * 2
+        return ref[...]
+
+    assert_same(astitch.jit(double, strict=True)(X), X * 2)
+    assert len(compilations) == 1
+
+
+ELSEWHERE = """
+import sys, warnings
+import jax, jax.numpy as jnp
+import astitch
+from astitch.gpu import preset
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+engine = sys.argv[1]
+if engine == "xla":
+    sys.modules["astitch.jit"].choose_engine = lambda asked=None: "xla"
+    sys.modules["astitch.jit"].target_gpu = lambda: preset("h100")
+warnings.simplefilter("always")
+first, second = jax.devices()
+x = jnp.arange(4.0)
+places = [second]
+for axis in (AxisType.Auto, AxisType.Explicit):
+    places.append(NamedSharding(jax.make_mesh((2,), ("i",), (axis,)), PartitionSpec("i")))
+one = NamedSharding(jax.make_mesh((1,), ("i",), (AxisType.Auto,)), PartitionSpec("i"))
+
+
+def count(fn, *args):
+    with warnings.catch_warnings(record=True) as caught:
+        result, want = fn(*args), jax.jit(fn.__wrapped__)(*args)
+        assert result.sharding.device_set == want.sharding.device_set, (result.sharding, args)
+        assert jnp.allclose(result, want) and str(result.aval) == str(want.aval)
+    for warning in caught:
+        assert "XLA computes all of <lambda>: " in str(warning.message)
+        assert "device" in str(warning.message) or "cpu:1; the engine host" in str(warning.message)
+    return len(caught)
+
+
+for place in places:
+    fn = astitch.jit(lambda x, y: jnp.tanh(x) + y, engine=engine)
+    there = jax.device_put(x, place)
+    counts = [count(fn, there, 2.0), count(fn, x, 2.0), count(fn, there, 2.0), count(fn, 2.0, there)]
+    assert counts[1] == 0 and (counts[0] or engine == "xla"), counts
+    for own in (first, one):
+        assert count(fn, x, jax.device_put(x, own)) == 0
+    if counts[0]:
+        try:
+            astitch.jit(fn.__wrapped__, engine=engine, strict=True)(there, 2.0)
+        except astitch.errors.UnsupportedOp:
+            pass
+        else:
+            raise AssertionError(place)
+    if engine == "host":
+        assert fn.lower(x, x).compile()(x, x).devices() == {first}
+print("done")
+"""
+
+
+@pytest.mark.parametrize("engine", ["host", "xla"])
+def test_arrays_that_lie_elsewhere_stay_there(engine: str) -> None:
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", ELSEWHERE, engine]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_errors_of_a_compilation_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: bytes, **_: Any) -> None:
+        raise IllegalProduct("a bug")
+
+    monkeypatch.setattr(astitch.compile, "compile_hlo", refuse)
+    with pytest.raises(IllegalProduct, match="a bug"):
+        astitch.jit(lambda x: x + 1)(X)
 
 
 # ---- engines ---------------------------------------------------------------------------------------------------
@@ -562,6 +840,36 @@ def test_through_xla_wrong_calls_raise_what_jax_raises(args: tuple[Any, ...]) ->
     for _ in range(2):
         assert caught_by(stitched, *args) == caught_by(jax.jit(fn), *args)
         stitched(X)
+
+
+def branch(x: jax.Array) -> jax.Array:
+    return x if x > 0 else -x
+
+
+@pytest.mark.usefixtures("_through_xla")
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (branch, (1.0,)),
+        (lambda layer: branch(layer["w"]), ({"w": 1.0},)),
+        (lambda x: np.asarray(x), (X,)),
+        (lambda x: "a", (X,)),
+        (lambda x: {"y": [x, object]}, (X,)),
+    ],
+    ids=["if", "if in a tree", "array", "string", "type in a tree"],
+)
+def test_through_xla_errors_name_the_function_and_its_arguments(
+    fn: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    kind, text = caught_by(astitch.jit(fn), *args)
+    assert (kind, text) == caught_by(jax.jit(fn), *args)
+    assert __file__ in text
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_nothing_of_a_trace_is_kept() -> None:
+    with jax.checking_leaks():
+        assert_same(astitch.jit(lambda x: {"y": [x + 1, x]})(X), {"y": [X + 1, X]})
 
 
 @pytest.mark.usefixtures("_through_xla")
