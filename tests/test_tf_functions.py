@@ -306,7 +306,7 @@ def test_a_shape_that_xla_must_know_runs_op_by_op() -> None:
         return tf.reshape(x, [turns, -1])
 
     tf_addon.report(reset=True)
-    with tf_addon.enabled(engine="host"):
+    with tf_addon.enabled(engine="host"), tf.device("CPU"):
         assert halve(tf.ones([6])).shape == (3, 2)
     (function,) = tf_addon.report().functions
     assert function.op_by_op_runs == 1
@@ -315,15 +315,16 @@ def test_a_shape_that_xla_must_know_runs_op_by_op() -> None:
 
 def test_a_variable_may_be_a_shape() -> None:
     """Its value is part of the signature."""
-    shape = tf.Variable([2, 3])
+    with tf.device("CPU"):
+        shape, x = tf.Variable([2, 3]), normal(6)
 
     @tf.function(jit_compile=True)
     def turn(x: Any) -> Any:
         shape.assign(shape[::-1])
         return tf.reshape(x, shape) * 2.0
 
-    x = normal(6)
-    (function,) = check_stitched(lambda: [turn(x) for _ in range(4)])
+    with tf.device("CPU"):
+        (function,) = check_stitched(lambda: [turn(x) for _ in range(4)])
     assert len(function.compiled) == 2
 
 

@@ -27,9 +27,13 @@ TF32 = {"rtol": 1e-2, "atol": 2e-3}
 
 OF_THE_HOST = {
     # They set ASTITCH_ENGINE, or begin a process of their own.
+    "test_a_decorated_function_has_what_tf_function_has",
     "test_a_decorated_function_is_astitch_s_when_disabled",
-    "test_a_decorated_method",
+    "test_a_tf_function_keeps_its_options",
     "test_buckets_compile_once_for_many_sizes",
+    "test_buckets_cut_only_rows",
+    "test_decorated_functions_are_saved_as_plain_tensorflow",
+    "test_decorated_methods",
     "test_mirrored_strategy_on_two_devices",
     "test_the_benchmark_measures_both",
     # They start no kernel.

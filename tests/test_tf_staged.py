@@ -151,6 +151,24 @@ def test_where_programs_run(monkeypatch: pytest.MonkeyPatch) -> None:
         programs.choose_place(1, "host")
 
 
+@pytest.mark.parametrize("status", [0, 14, None])
+def test_a_cublas_of_tensorflow_s_without_libraries_is_told(
+    status: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its wheel for GPUs has functions of these names, which give 14 where there is no cuBLAS."""
+    found = SimpleNamespace(**({} if status is None else {"cublasGetProperty": lambda *_: status}))
+    monkeypatch.setattr(programs, "choose_engine", lambda engine: "executor")
+    monkeypatch.setattr(programs, "current_gpu", lambda: 0)
+    monkeypatch.setattr(switch, "count_gpus", lambda: 1)
+    monkeypatch.setattr(programs.ctypes, "CDLL", lambda name: found)
+    if not status:
+        assert programs.choose_place(-1, None) == programs.Place(0, staged=True)
+        return
+    for choose in (lambda: programs.choose_place(0, None), lambda: tf_addon.enable()):
+        with pytest.raises(EngineUnavailable, match="finds no CUDA libraries"):
+            choose()
+
+
 def test_tensors_are_staged_and_come_back(cuda: FakeCuda) -> None:
     @tf.function(jit_compile=True)
     def soften(x: Any, y: Any) -> Any:

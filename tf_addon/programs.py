@@ -57,6 +57,20 @@ class Place:
     staged: bool
 
 
+def check_cublas() -> None:
+    """Raises EngineUnavailable where products would fail in this process.
+
+    TensorFlow's wheel for GPUs has functions by the names of cuBLAS's, which CuPy's calls find before those of its own
+    library.  They hand them on to the CUDA libraries that the wheel is made for; without these they only give errors.
+    """
+    found = getattr(ctypes.CDLL(None), "cublasGetProperty", None)
+    if found is not None and found(0, ctypes.byref(ctypes.c_int())):
+        raise EngineUnavailable(
+            "TensorFlow's wheel is made for GPUs and finds no CUDA libraries, and its functions hide CuPy's cuBLAS\n"
+            "  install tensorflow-cpu in its place, or tensorflow[and-cuda], or run the emulation: engine='host'"
+        )
+
+
 def choose_place(tensorflow_gpu: int, engine: str | None) -> Place:
     """tensorflow_gpu: where TensorFlow runs the function, -1 for the host.  engine: "host", "gpu" or None, a GPU where
     there is one.  Raises EngineUnavailable."""
@@ -66,9 +80,11 @@ def choose_place(tensorflow_gpu: int, engine: str | None) -> Place:
                 f"the emulation was asked for, and TensorFlow runs the function on GPU {tensorflow_gpu}\n"
                 "  leave engine='host' and ASTITCH_ENGINE out, or call it under tf.device('CPU')"
             )
+        check_cublas()
         return Place(tensorflow_gpu, staged=False)
     if choose_engine(engine) == "host":
         return Place(None, staged=False)
+    check_cublas()
     return Place(current_gpu(), staged=True)
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from astitch import options
 from astitch.errors import InvalidOption
+from astitch.executor import count_gpus
 from astitch.jit import choose_engine
-from tf_addon.programs import Programs
+from tf_addon.programs import Programs, check_cublas
 from tf_addon.report import Records, Report
 from tf_addon.shim_build import get_library
 from tf_addon.shim_library import Settings, Shim
@@ -198,7 +199,9 @@ def prepare(wishes: Wishes) -> Wishes:
     # What is wrong is told now, not as a reason for each function.
     if wishes.engine == "gpu":
         choose_engine(wishes.engine)
-    options.engine()
+    named = options.engine()
+    if (wishes.engine or named) != "host" and count_gpus():
+        check_cublas()
     the_switch.install()
     return wishes
 
