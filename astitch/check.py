@@ -694,7 +694,8 @@ def _infer_convolution(node: Node, operands: Sequence[Type]) -> Type:
 def _infer_get_tuple_element(node: Node, operands: Sequence[Type]) -> Type:
     _require(len(operands) == 1, f"has {len(operands)} operands, the op takes 1")
     elements, index = _elements(operands[0]), _attrs(node, GetTupleElementAttrs).index
-    _require(0 <= index < len(elements), f"element {index} of {operands[0]}")
+    if not 0 <= index < len(elements):
+        raise IllegalProduct(f"element {index} of {operands[0]}")
     return elements[index]
 
 
