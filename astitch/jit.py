@@ -44,7 +44,8 @@ NO_ROOM = (
     "astitch: the next call works once there is room: delete arrays that are no longer needed, donate arguments that a "
     "result replaces, or set XLA_PYTHON_CLIENT_MEM_FRACTION so that JAX may take more"
 )
-"""What an error of JAX's that names the bytes XLA wanted does not say."""
+"""What an error of JAX's that names the bytes XLA wanted does not say.  The first call of a signature says it; later
+ones are JAX's alone."""
 
 
 STATIC_OPTIONS = ("static_argnums", "static_argnames")
@@ -120,10 +121,16 @@ def jit(
     strict: raise UnsupportedOp for what no stitched kernel and no library computes; else it is left to XLA.  Inside a
     JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) it has no effect: there XLA computes the function.
     engine: "xla" (kernels inside an XLA program), "executor" (CuPy), "gpu" (xla where JAX can, else executor) or "host"
-    (the emulation); None: as ASTITCH_ENGINE says, else gpu where there is one.  It is chosen at the first call.
+    (the emulation); None: as ASTITCH_ENGINE says, else gpu where there is one.  It is chosen at the first call, which
+    raises EngineUnavailable where it cannot be had.
+
+    Raises InvalidOption for an engine that is not known, UnknownOption for an option that is not taken.
     """
-    for name, value in others.items():
-        taken = list(inspect.signature(jit).parameters)[1:-1]
+    if others:
+        name, value = next(iter(others.items()))
+        taken = (
+            p.name for p in inspect.signature(jit).parameters.values() if p.kind is p.KEYWORD_ONLY
+        )
         advice = OPTIONS_OF_JAX.get(name, f"it takes {', '.join(taken)}")
         raise UnknownOption(f"astitch.jit: it does not take {name}={value!r}\n  {advice}")
     if fn is None:
@@ -200,7 +207,7 @@ class JitFunction:
         """ "xla", "executor" or "host".  Raises EngineUnavailable, InvalidOption."""
         return choose_engine(self._asked)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """The function's result, its leaves JAX arrays.  Raises what jax.jit raises for wrong arguments."""
         import jax
 
@@ -265,7 +272,7 @@ class JitFunction:
         """As a method of a class."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered | LoweredForXla:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered | LoweredForXla:
         """Trace and lower to HLO for these arguments; each array may be a jax.ShapeDtypeStruct."""
         if self.engine == "xla":
             from astitch.xla_engine import find_stitched
@@ -280,11 +287,11 @@ class JitFunction:
             raise _no_program(_name_of(self), f"what keeps it from being one: {reason}")
         return self._lower_traced(traced)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """JAX's own: the function as it is, of which XLA computes all; lower shows what astitch makes of it."""
         return self._jax_jit.trace(*args, **kwargs)
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """The types of the result, as jax.eval_shape."""
         shapes: Any = self._jax_jit.eval_shape(*args, **kwargs)  # type: ignore[no-untyped-call]
         return shapes
@@ -383,6 +390,7 @@ def _call_directly(
         kind: Any = type(stitched)
         one_more = kind.__new__(kind)
         one_more.__setstate__(parts)
+        one_more._fun = stitched._fun  # what JAX calls to find a NaN
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return with_notes(lambda f: f)
     direct: Callable[..., Any] = one_more
@@ -398,6 +406,7 @@ def _stitch(
     arguments than arrays of one device is traced as it is, with a warning.
     """
     import jax
+    from jax._src.core import trace_state_clean
 
     donations = _find_statics(
         fn, jax_options.get("donate_argnums"), jax_options.get("donate_argnames")
@@ -409,7 +418,7 @@ def _stitch(
         from astitch.nvrtc import find_ahead
         from astitch.xla_engine import Stitched, call_stitched
 
-        if _is_jit_disabled():
+        if trace_state_clean():  # jax.disable_jit, and JAX's search for a NaN, call it on arrays
             return fn(*args, **kwargs)
         kwargs = dict(sorted(kwargs.items()))  # in JAX's order
         # An argument without tracers is static, or an empty tree.

@@ -763,8 +763,10 @@ def test_through_xla_a_call_is_jax_jit_s_own(parts: bool, monkeypatch: pytest.Mo
     for n in (2, 3):
         assert_same(fn(X, n=n), jnp.tanh(X) * n)
         sys.setprofile(trace)
-        again = fn(X, n=n)
-        sys.setprofile(None)
+        try:
+            again = fn(X, n=n)
+        finally:
+            sys.setprofile(None)
         assert_same(again, jnp.tanh(X) * n)
     assert bool(frames) != parts
     assert_same(
@@ -773,6 +775,23 @@ def test_through_xla_a_call_is_jax_jit_s_own(parts: bool, monkeypatch: pytest.Mo
     assert_same(jax.grad(lambda x: fn(x).sum())(X), jax.grad(lambda x: (jnp.tanh(x) * 2).sum())(X))
     fn.clear_cache()
     assert_same(fn(X), jnp.tanh(X) * 2)
+
+
+@pytest.mark.usefixtures("_through_xla")
+@pytest.mark.parametrize("called_before", [False, True])
+def test_through_xla_a_nan_is_found_as_by_jax_jit(called_before: bool) -> None:
+    fn = astitch.jit(lambda x: jnp.log(x) + 1)
+    if called_before:
+        fn(X + 1)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="invalid value"):
+        fn(X - 1)
+
+
+@pytest.mark.usefixtures("_through_xla")
+def test_through_xla_an_argument_may_be_called_self() -> None:
+    fn = astitch.jit(lambda self, x: self - x)
+    for _ in range(2):
+        assert_same(fn(self=X, x=1.0), X - 1.0)
 
 
 @pytest.mark.usefixtures("_through_xla")
