@@ -191,16 +191,18 @@ def run(options: argparse.Namespace) -> int:
     out = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
     out.width = min(out.width, WIDTH)
     comparison = compare_reports(base, report, options.tolerance / 100) if base else None
+    page = write_outputs(options, report)  # first: whoever reads the table may stop reading
     print_report(report, out, options.kernels)
     if comparison is not None:
         print_comparison(comparison, out)
-    write_outputs(options, report)
+    if options.open:
+        open_page(page)
     return REGRESSED if comparison is not None and comparison.regressions else 0
 
 
-def write_outputs(options: argparse.Namespace, report: Report) -> None:
-    """The files, each whole; nothing is written before all of them are made."""
-    page = options.html
+def write_outputs(options: argparse.Namespace, report: Report) -> Path | None:
+    """The files, each whole; nothing is written before all of them are made.  The page, where there is one."""
+    page: Path | None = options.html
     if options.open and page is None:
         page = Path(tempfile.mkdtemp(prefix="astitch_profile_")) / "report.html"
     texts: dict[Path, str] = {}
@@ -211,11 +213,15 @@ def write_outputs(options: argparse.Namespace, report: Report) -> None:
     for path, text in texts.items():
         write_whole(path, text)
         print(f"wrote {path}", file=sys.stderr)
-    if options.open:
-        import webbrowser
+    return page
 
-        if not webbrowser.open(page.resolve().as_uri()):
-            raise AstitchError(f"no browser could be started\n  open {page}")
+
+def open_page(page: Path | None) -> None:
+    """In a browser.  Raises AstitchError where none could be started."""
+    import webbrowser
+
+    if page is not None and not webbrowser.open(page.resolve().as_uri()):
+        raise AstitchError(f"no browser could be started\n  open {page}")
 
 
 def profile_with_progress(options: argparse.Namespace) -> Report:
