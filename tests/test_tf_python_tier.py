@@ -204,6 +204,33 @@ def test_gradients_of_variables_that_are_not_trainable() -> None:
     check_gradients(lambda x: tf.sin(x * moving) * weight, [x], [x, moving, weight])
 
 
+@pytest.mark.parametrize("buckets", [None, [4]], ids=["whole", "buckets"])
+def test_gradients_of_variables_that_are_arguments(buckets: list[int] | None) -> None:
+    decorate = tf_addon.function(tier="python", buckets=buckets)
+    square = decorate(lambda x: x * x)
+    nested = decorate(lambda given, x: tf.tanh(given["w"] * x) + given["more"][0])
+    weight, more = tf.Variable([1.0, 2.0, 3.0]), tf.Variable(normal(3), trainable=False)
+    x = normal(2, 3)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            y = square(weight)
+        assert_equal(tape.gradient(y, [weight]), [2 * weight])
+        weight.assign_add([1.0, 1.0, 1.0])
+
+    def derive(fn: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([x, more])
+            y = fn({"w": weight, "more": (more,)}, x)
+        return y, tape.gradient(y, [weight, more, x])
+
+    ours = derive(nested)
+    middle = tf.tanh(weight * x)
+    slope = 1 - middle**2
+    slopes = [tf.reduce_sum(slope * x, 0), tf.fill([3], 2.0), slope * weight]
+    assert_equal(ours, (middle + more, slopes), atol=1e-5)
+    assert tf_addon.report().fallbacks == 0
+
+
 def test_what_is_not_connected_has_no_gradient() -> None:
     x, y, z = normal(3), normal(3), normal(3)
     idle = tf.Variable(normal(3))

@@ -439,15 +439,16 @@ class PythonTier(Method):
                 raise UnsupportedSignature(
                     f"an argument has the shape {spec.shape}\n  call it eagerly, or with known shapes"
                 )
-        sources = _find_sources(traced, specs)
+        # Variables among the arguments are inputs of `traced`, but here captures, which have gradients.
+        graph = tf.function(run, autograph=False).get_concrete_function(*specs)
+        sources = _find_sources(graph, specs)
         inputs = tuple(source for source in sources if _can_be_derived(source, specs))
         if inputs and _has_tape():
             trained = self._lower_trained(traced, run, specs, inputs)
             if trained is not None:
                 return trained
-        graph = tf.function(run, autograph=False).get_concrete_function(*specs)
         name = self._name_part("inference")
-        call = lower_graph(graph, specs, graph.captured_inputs, _find_sources(graph, specs), name)
+        call = lower_graph(graph, specs, graph.captured_inputs, sources, name)
         return Inference(traced.structured_outputs, call)
 
     def _lower_trained(
