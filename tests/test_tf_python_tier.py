@@ -405,6 +405,39 @@ def test_signatures_beyond_the_cap_are_xla_s(caplog: pytest.LogCaptureFixture) -
     assert caplog.text.count("more than 2 signatures") == 1
 
 
+def test_refused_signatures_count_too(caplog: pytest.LogCaptureFixture) -> None:
+    @function
+    def some(x: Any) -> Any:
+        return tf.boolean_mask(x, x > 0)
+
+    for size in range(1, 41):
+        x = tf.ones([size])
+        assert_equal(some(x), x)
+    assert len(some._made) == 32
+    (found,) = tf_addon.report().functions
+    assert (found.stitched_runs, found.xla_runs) == (0, 40)
+    assert caplog.text.count("more than 32 signatures") == 1
+    assert sum(record.name == "tf_addon" for record in caplog.records) == 33
+
+
+def test_a_call_that_fails_keeps_no_arguments() -> None:
+    class Option:
+        pass
+
+    @function
+    def fail(x: Any, option: Option) -> Any:
+        raise KeyError("mine")
+
+    option = Option()
+    gone = weakref.ref(option)
+    with pytest.raises(KeyError, match="mine"):
+        fail(normal(3), option)
+    assert not fail._made and not fail._kept
+    del option
+    gc.collect()
+    assert gone() is None
+
+
 def test_methods_and_what_they_keep() -> None:
     class Scale:
         def __init__(self, factor: float) -> None:

@@ -379,11 +379,12 @@ class PythonTier(Method):
         limit = the_switch.wishes.max_signatures
         with self._lock:
             if key not in self._made:
-                if sum(made is not None for made in self._made.values()) >= limit:
+                if len(self._made) >= limit:
                     self._note_beyond(limit)
                     return None
-                self._kept += list_statics(leaves, places)
-                self._made[key] = self._make(given, leaves, places, tensors)
+                made = self._make(given, leaves, places, tensors)
+                self._kept += list_statics(leaves, places)  # not those of a call that fails
+                self._made[key] = made
             return self._made[key]
 
     def _make(
