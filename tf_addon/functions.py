@@ -54,8 +54,8 @@ def function(
 
     buckets: sizes of the first dimension for which it is compiled.  Tensors are padded with zeros to the next of them,
     and results whose first dimension follows theirs cut, so rows must not depend on each other (no sum or norm over the
-    batch).  Which do is seen by tracing the function for two sizes for each bucket.  Where the size is not known, inside
-    of a graph, or not the same for all tensors, or where a result follows it in another way (twice the rows, a
+    batch).  Which do is seen by tracing the function for two sizes for each bucket.  Where the size is not known,
+    inside of a graph, or not the same for all tensors, or where a result follows it in another way (twice the rows, a
     transpose), nothing is padded.
     tier: "shim" (see enable), "python" (no compiler needed: one step slower, and functions only), or None, the shim
     where it can be built.  options: those of tf.function; a tf.function keeps its own.  What the shim runs is a
@@ -158,10 +158,24 @@ class Bucketed(Method):
             return tf.pad(leaf, [[0, wanted - size], *([0, 0] for _ in leaf.shape[1:])])
 
         padded, named = tf.nest.map_structure(pad, (args, kwargs))
-        rows = self._find_rows((padded, named), wanted)
+        given = padded, named
+        leaves = tf.nest.flatten(given)
+        places = [i for i, leaf in enumerate(leaves) if is_tensor(leaf)]
+        tensors = [tf.convert_to_tensor(leaves[i]) for i in places]
+        key = make_key(given, leaves, places, tensors)
+        rows = self._rows[key] if key in self._rows else self._find_rows(given, wanted)
         if rows is None:
-            return self._fn(*args, **kwargs)
-        found = self._fn(*padded, **named)
+            self._tell_once(
+                "not padded: for a bucket's size it fails, or a result follows the size otherwise than by rows"
+            )
+            found = self._fn(*args, **kwargs)
+        else:
+            found = self._fn(*padded, **named)
+        if key not in self._rows:  # not before: a call that fails keeps no arguments
+            self._kept += list_statics(leaves, places)
+            self._rows[key] = rows
+        if rows is None:
+            return found
         results = [
             leaf[:size] if is_padded and leaf.shape[0] == wanted else leaf
             for leaf, is_padded in zip(tf.nest.flatten(found), rows, strict=True)
@@ -171,37 +185,18 @@ class Bucketed(Method):
     def _find_rows(self, given: Any, size: int) -> list[bool] | None:
         """Which results have as many rows as the arguments, which are `size`?
 
-        None where a result would hold what becomes of the padding.
+        None where a result would hold what becomes of the padding.  Traces the function for the size and for another.
         """
-        import tensorflow as tf
-
-        leaves = tf.nest.flatten(given)
-        places = [i for i, leaf in enumerate(leaves) if is_tensor(leaf)]
-        tensors = [tf.convert_to_tensor(leaves[i]) for i in places]
-        key = make_key(given, leaves, places, tensors)
-        if key not in self._rows:
-            rows = self._compare_traces(given, size)
-            self._kept += list_statics(leaves, places)
-            self._rows[key] = rows
-        rows = self._rows[key]
-        if rows is None:
-            self._tell_once(
-                "not padded: for a bucket's size it fails, or a result follows the size otherwise than by rows"
-            )
-        return rows
-
-    def _compare_traces(self, given: Any, size: int) -> list[bool] | None:
-        """See _find_rows.  Traces the function for the size and for another one."""
         try:
             shapes = self._trace_shapes(given, size)
         except Exception:  # the call without padding may work, and else has the right words
             return None
         try:
             others = self._trace_shapes(given, size + 1)
-        except (
-            Exception
-        ):  # it works for some sizes only, as beside a captured tensor of as many rows
-            return [shape.rank is None or shape[:1] == [size] for shape in shapes]
+        except Exception:  # it works for some sizes only, beside a captured tensor of as many rows
+            return [
+                shape.rank is None or shape[:1].as_list() in ([size], [None]) for shape in shapes
+            ]
         if len(shapes) != len(others):
             return None
         rows = [_compare(*pair, size) for pair in zip(shapes, others, strict=True)]
