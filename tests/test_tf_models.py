@@ -220,6 +220,24 @@ def test_buckets_for_functions_of_some_sizes_only(
     assert_equal(pair(x), x * 2.0)
     assert not caplog.text
 
+    @tf_addon.function(buckets=[5], tier=tier)
+    def beyond(x: Any, option: Any) -> Any:
+        return x + mask[:3]
+
+    class Option:
+        pass
+
+    for _ in range(2):
+        assert_equal(beyond(x, None), mask[:3] + x)
+    assert caplog.text.count("not padded") == 1
+    option = Option()
+    gone = weakref.ref(option)
+    with pytest.raises(ValueError, match="imensions must be equal"):
+        beyond(tf.ones([2, 3]), option)
+    del option
+    gc.collect()
+    assert gone() is None
+
 
 @pytest.mark.parametrize("tier", ["shim", "python"])
 def test_buckets_leave_no_padding_inside_of_results(
@@ -239,6 +257,15 @@ def test_buckets_leave_no_padding_inside_of_results(
         for _ in range(2):
             assert_equal(padded(x), plain(x))
         assert caplog.text.count("not padded") == 1
+
+
+def test_a_clone_of_a_decorated_function_is_one_too() -> None:
+    ours = tf_addon.function(lambda x: x + 1.0, tier="shim")
+    for python, wanted in ((None, 2.0), (lambda x: x * 5.0, 5.0)):
+        clone = ours._clone(python)
+        assert type(clone) is type(ours)
+        assert "api_preferred_device" not in clone._unmarked._attributes
+        assert float(clone(tf.constant(1.0))) == wanted
 
 
 class Scale(tf.Module):  # type: ignore[misc]
