@@ -104,6 +104,32 @@ def test_second_derivatives_are_refused() -> None:
             twice(x)
 
 
+def test_forward_mode_is_refused() -> None:
+    square = function(lambda x: x * x)
+    x = normal(3)
+    with (
+        pytest.raises(UnsupportedSignature, match="second derivatives"),
+        tf.autodiff.ForwardAccumulator(x, tf.ones([3])),
+    ):
+        square(x)
+
+
+def test_persistent_tapes() -> None:
+    square = function(lambda x: x * x)
+    outer = tf.function(lambda x: square(x) + 1.0)
+    x = normal(3)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = square(x)
+        z = y * 2.0
+    assert_equal([tape.gradient(y, x), tape.gradient(z, x)], [2 * x, 4 * x])
+    with pytest.raises(LookupError, match="XlaCallModule"):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = outer(x)
+        tape.gradient(y, x)
+
+
 def test_variables_are_updated() -> None:
     weight, count = tf.Variable(normal(4, 4)), tf.Variable(0)
 
