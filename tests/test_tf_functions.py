@@ -14,6 +14,7 @@ tf = pytest.importorskip("tensorflow")
 import tf_addon  # noqa: E402
 from astitch.errors import EngineUnavailable  # noqa: E402
 from tests.tf_support import assert_equal, both, check_stitched  # noqa: E402
+from tf_addon.switch import Wishes, the_switch  # noqa: E402
 
 rng = np.random.default_rng(0)
 
@@ -519,6 +520,21 @@ def test_on_and_off_inside_of_blocks() -> None:
         tf_addon.enable(engine="host")
         assert is_taken()
     assert not is_taken()
+
+
+def test_off_keeps_the_other_options_of_each_block() -> None:
+    before = the_switch.wishes
+    base = Wishes(max_signatures=7)
+    the_switch.set(base)
+    try:
+        with tf_addon.enabled(max_signatures=2, engine="host", uncompiled=False, strict=True):
+            thread = threading.Thread(target=tf_addon.disable)
+            thread.start()
+            thread.join()
+            assert the_switch.wishes == Wishes(max_signatures=2, engine="host", uncompiled=False)
+        assert the_switch.wishes == base
+    finally:
+        the_switch.set(before)
 
 
 def test_a_gpu_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

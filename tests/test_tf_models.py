@@ -195,6 +195,79 @@ def test_buckets_cut_only_rows(
     assert gone() is None
 
 
+@pytest.mark.parametrize("tier", ["shim", "python"])
+def test_buckets_for_functions_of_some_sizes_only(
+    tier: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    mask, traces = tf.constant([[1.0], [0.0], [1.0], [1.0]]), []
+
+    @tf_addon.function(buckets=[4], tier=tier)
+    def cover(x: Any) -> Any:
+        traces.append(x.shape)
+        return x * mask
+
+    @tf_addon.function(buckets=[4], tier=tier)
+    def pair(x: Any) -> Any:
+        return tf.reshape(tf.reshape(x, [x.shape[0] // 2, 2, 3]) * 2.0, [-1, 3])
+
+    x = tf.ones([3, 3])
+    for turn in range(3):
+        assert_equal(cover(x), mask[:3] * x)
+        if turn == 0:
+            asked = len(traces)
+    assert len(traces) == asked
+    assert_equal(pair(x), x * 2.0)
+    assert not caplog.text
+
+    @tf_addon.function(buckets=[5], tier=tier)
+    def beyond(x: Any, option: Any) -> Any:
+        return x + mask[:3]
+
+    class Option:
+        pass
+
+    for _ in range(2):
+        assert_equal(beyond(x, None), mask[:3] + x)
+    assert caplog.text.count("not padded") == 1
+    option = Option()
+    gone = weakref.ref(option)
+    with pytest.raises(ValueError, match="imensions must be equal"):
+        beyond(tf.ones([2, 3]), option)
+    del option
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("tier", ["shim", "python"])
+def test_buckets_leave_no_padding_inside_of_results(
+    tier: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    functions = [
+        lambda x: tf.concat([x, -x], 0),
+        lambda x: tf.repeat(x, 2, axis=0),
+        lambda x: {"rows": x, "turned": tf.transpose(x)},
+        lambda x: tf.unstack(x + 1.0),
+    ]
+    x = tf.random.stateless_normal([3, 2], [1, 2])
+    for plain in functions:
+        caplog.clear()
+        padded = tf_addon.function(plain, buckets=[4], tier=tier)
+        for _ in range(2):
+            assert_equal(padded(x), plain(x))
+        assert caplog.text.count("not padded") == 1
+
+
+def test_a_clone_of_a_decorated_function_is_one_too() -> None:
+    ours = tf_addon.function(lambda x: x + 1.0, tier="shim")
+    for python, wanted in ((None, 2.0), (lambda x: x * 5.0, 5.0)):
+        clone = ours._clone(python)
+        assert type(clone) is type(ours)
+        assert "api_preferred_device" not in clone._unmarked._attributes
+        assert float(clone(tf.constant(1.0))) == wanted
+
+
 class Scale(tf.Module):  # type: ignore[misc]
     """A method with a signature, one that calls it, and a TensorFlow function that does."""
 

@@ -104,6 +104,32 @@ def test_second_derivatives_are_refused() -> None:
             twice(x)
 
 
+def test_forward_mode_is_refused() -> None:
+    square = function(lambda x: x * x)
+    x = normal(3)
+    with (
+        pytest.raises(UnsupportedSignature, match="second derivatives"),
+        tf.autodiff.ForwardAccumulator(x, tf.ones([3])),
+    ):
+        square(x)
+
+
+def test_persistent_tapes() -> None:
+    square = function(lambda x: x * x)
+    outer = tf.function(lambda x: square(x) + 1.0)
+    x = normal(3)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = square(x)
+        z = y * 2.0
+    assert_equal([tape.gradient(y, x), tape.gradient(z, x)], [2 * x, 4 * x])
+    with pytest.raises(LookupError, match="XlaCallModule"):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = outer(x)
+        tape.gradient(y, x)
+
+
 def test_variables_are_updated() -> None:
     weight, count = tf.Variable(normal(4, 4)), tf.Variable(0)
 
@@ -202,6 +228,33 @@ def test_gradients_of_variables_that_are_not_trainable() -> None:
     moving, weight = tf.Variable(normal(4), trainable=False), tf.Variable(normal(4))
     x = normal(3, 4)
     check_gradients(lambda x: tf.sin(x * moving) * weight, [x], [x, moving, weight])
+
+
+@pytest.mark.parametrize("buckets", [None, [4]], ids=["whole", "buckets"])
+def test_gradients_of_variables_that_are_arguments(buckets: list[int] | None) -> None:
+    decorate = tf_addon.function(tier="python", buckets=buckets)
+    square = decorate(lambda x: x * x)
+    nested = decorate(lambda given, x: tf.tanh(given["w"] * x) + given["more"][0])
+    weight, more = tf.Variable([1.0, 2.0, 3.0]), tf.Variable(normal(3), trainable=False)
+    x = normal(2, 3)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            y = square(weight)
+        assert_equal(tape.gradient(y, [weight]), [2 * weight])
+        weight.assign_add([1.0, 1.0, 1.0])
+
+    def derive(fn: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([x, more])
+            y = fn({"w": weight, "more": (more,)}, x)
+        return y, tape.gradient(y, [weight, more, x])
+
+    ours = derive(nested)
+    middle = tf.tanh(weight * x)
+    slope = 1 - middle**2
+    slopes = [tf.reduce_sum(slope * x, 0), tf.fill([3], 2.0), slope * weight]
+    assert_equal(ours, (middle + more, slopes), atol=1e-5)
+    assert tf_addon.report().fallbacks == 0
 
 
 def test_what_is_not_connected_has_no_gradient() -> None:
@@ -376,6 +429,39 @@ def test_signatures_beyond_the_cap_are_xla_s(caplog: pytest.LogCaptureFixture) -
     assert (len(found.compiled), found.stitched_runs, found.xla_runs) == (2, 3, 3)
     assert [r.signatures for r in found.refused] == [1]
     assert caplog.text.count("more than 2 signatures") == 1
+
+
+def test_refused_signatures_count_too(caplog: pytest.LogCaptureFixture) -> None:
+    @function
+    def some(x: Any) -> Any:
+        return tf.boolean_mask(x, x > 0)
+
+    for size in range(1, 41):
+        x = tf.ones([size])
+        assert_equal(some(x), x)
+    assert len(some._made) == 32
+    (found,) = tf_addon.report().functions
+    assert (found.stitched_runs, found.xla_runs) == (0, 40)
+    assert caplog.text.count("more than 32 signatures") == 1
+    assert sum(record.name == "tf_addon" for record in caplog.records) == 33
+
+
+def test_a_call_that_fails_keeps_no_arguments() -> None:
+    class Option:
+        pass
+
+    @function
+    def fail(x: Any, option: Option) -> Any:
+        raise KeyError("mine")
+
+    option = Option()
+    gone = weakref.ref(option)
+    with pytest.raises(KeyError, match="mine"):
+        fail(normal(3), option)
+    assert not fail._made and not fail._kept
+    del option
+    gc.collect()
+    assert gone() is None
 
 
 def test_methods_and_what_they_keep() -> None:

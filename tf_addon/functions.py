@@ -9,12 +9,13 @@ from __future__ import annotations
 import bisect
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, overload
 
 from astitch.errors import InvalidOption
 from tf_addon.errors import ShimUnavailable
 from tf_addon.methods import Method
+from tf_addon.signatures import is_tensor, list_statics, make_key
 from tf_addon.switch import the_switch
 
 log = logging.getLogger("tf_addon")
@@ -53,8 +54,9 @@ def function(
 
     buckets: sizes of the first dimension for which it is compiled.  Tensors are padded with zeros to the next of them,
     and results whose first dimension follows theirs cut, so rows must not depend on each other (no sum or norm over the
-    batch).  Which do is seen by tracing the function once more for each bucket.  Where the size is not known, inside of
-    a graph, or not the same for all tensors, nothing is padded.
+    batch).  Which do is seen by tracing the function for two sizes for each bucket.  Where the size is not known,
+    inside of a graph, or not the same for all tensors, or where a result follows it in another way (twice the rows, a
+    transpose), nothing is padded.
     tier: "shim" (see enable), "python" (no compiler needed: one step slower, and functions only), or None, the shim
     where it can be built.  options: those of tf.function; a tf.function keeps its own.  What the shim runs is a
     tf.function; it is built when the first function is decorated.  Raises InvalidOption, ShimUnavailable.
@@ -114,9 +116,16 @@ class Bucketed(Method):
         plain = getattr(fn, "plain", fn)
         functools.update_wrapper(self, plain.python_function)
         self._fn, self._buckets = fn, buckets
-        loose = {"jit_compile": None, "input_signature": None, "experimental_attributes": None}
+        loose = {
+            "jit_compile": None,
+            "input_signature": None,
+            "experimental_attributes": None,
+            "reduce_retracing": False,  # it would make the dimensions unknown that are looked at
+        }
         self._traced = tf.function(plain.python_function, **{**options_of(plain), **loose})
-        self._told = False
+        self._rows: dict[Hashable, list[bool] | None] = {}
+        self._kept: list[Any] = []  # static arguments: those known by their address must stay
+        self._told: set[str] = set()
         # Autograph else rewrites our code when a graph calls it.
         self._unconverted = tf.autograph.experimental.do_not_convert(self._run)
 
@@ -149,17 +158,52 @@ class Bucketed(Method):
             return tf.pad(leaf, [[0, wanted - size], *([0, 0] for _ in leaf.shape[1:])])
 
         padded, named = tf.nest.map_structure(pad, (args, kwargs))
-        found = self._fn(*padded, **named)
+        given = padded, named
+        leaves = tf.nest.flatten(given)
+        places = [i for i, leaf in enumerate(leaves) if is_tensor(leaf)]
+        tensors = [tf.convert_to_tensor(leaves[i]) for i in places]
+        key = make_key(given, leaves, places, tensors)
+        rows = self._rows[key] if key in self._rows else self._find_rows(given, wanted)
+        if rows is None:
+            self._tell_once(
+                "not padded: for a bucket's size it fails, or a result follows the size otherwise than by rows"
+            )
+            found = self._fn(*args, **kwargs)
+        else:
+            found = self._fn(*padded, **named)
+        if key not in self._rows:  # not before: a call that fails keeps no arguments
+            self._kept += list_statics(leaves, places)
+            self._rows[key] = rows
+        if rows is None:
+            return found
         results = [
             leaf[:size] if is_padded and leaf.shape[0] == wanted else leaf
-            for leaf, is_padded in zip(
-                tf.nest.flatten(found), self._find_rows((padded, named), wanted + 1), strict=True
-            )
+            for leaf, is_padded in zip(tf.nest.flatten(found), rows, strict=True)
         ]
         return tf.nest.pack_sequence_as(found, results)
 
-    def _find_rows(self, given: Any, size: int) -> list[bool]:
-        """Which results have as many rows as the arguments?  Found by tracing the function for another size."""
+    def _find_rows(self, given: Any, size: int) -> list[bool] | None:
+        """Which results have as many rows as the arguments, which are `size`?
+
+        None where a result would hold what becomes of the padding.  Traces the function for the size and for another.
+        """
+        try:
+            shapes = self._trace_shapes(given, size)
+        except Exception:  # the call without padding may work, and else has the right words
+            return None
+        try:
+            others = self._trace_shapes(given, size + 1)
+        except Exception:  # it works for some sizes only, beside a captured tensor of as many rows
+            return [
+                shape.rank is None or shape[:1].as_list() in ([size], [None]) for shape in shapes
+            ]
+        if len(shapes) != len(others):
+            return None
+        rows = [_compare(*pair, size) for pair in zip(shapes, others, strict=True)]
+        return None if None in rows else [bool(row) for row in rows]
+
+    def _trace_shapes(self, given: Any, size: int) -> list[Any]:
+        """The shapes of the function's results for arguments of so many rows."""
         import tensorflow as tf
 
         def resize(leaf: Any) -> Any:
@@ -167,24 +211,35 @@ class Bucketed(Method):
 
         args, kwargs = tf.nest.map_structure(resize, given)
         traced = self._traced.get_concrete_function(*args, **kwargs)
-        shapes = [
-            tf.TensorShape(getattr(leaf, "shape", []))
-            for leaf in tf.nest.flatten(traced.structured_outputs)
-        ]
-        return [
-            shape.rank is None or (shape.rank > 0 and shape[0] in (None, size)) for shape in shapes
-        ]
+        results = tf.nest.flatten(traced.structured_outputs)
+        return [tf.TensorShape(getattr(leaf, "shape", [])) for leaf in results]
 
     def _tell_unequal(self, sizes: Iterable[int | None]) -> None:
-        """Once."""
-        if not self._told:
-            self._told = True
-            shown = ", ".join(sorted(map(str, sizes)))
-            log.warning(
-                "%s: arguments with first dimensions of different sizes (%s) are not padded",
-                getattr(self, "__name__", "function"),
-                shown,
-            )
+        shown = ", ".join(sorted(map(str, sizes)))
+        self._tell_once(
+            "arguments with first dimensions of different sizes (%s) are not padded", shown
+        )
+
+    def _tell_once(self, message: str, *shown: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            log.warning(f"%s: {message}", getattr(self, "__name__", "function"), *shown)
+
+
+def _compare(shape: Any, other: Any, size: int) -> bool | None:
+    """Are a result's rows those of the arguments?  None where it follows the size in another way.
+
+    shape, other: it has them where the arguments have `size` rows, and one more.  What is not known is seen when the
+    result is there.
+    """
+    if shape.rank is None or other.rank is None:
+        return True
+    if shape.rank != other.rank or shape[1:].as_list() != other[1:].as_list():
+        return None
+    first, second = shape[:1].as_list(), other[:1].as_list()
+    if None in first + second or (first, second) == ([size], [size + 1]):
+        return True
+    return False if first == second else None
 
 
 def _has_rows(leaf: Any) -> bool:

@@ -28,6 +28,13 @@ class MarkedFunction(tf.__internal__.function.Function):  # type: ignore[misc]
             self.python_function, self._name, **{**options, "experimental_attributes": kept}
         )
 
+    def _clone(self, python_function: Any) -> Any:
+        """TensorFlow's own would be no MarkedFunction, but have the mark, also in a SavedModel."""
+        clone = super()._clone(python_function)
+        marked = MarkedFunction(clone.python_function, clone._name, **options_of(clone))
+        marked._shared_rendezvous = clone._shared_rendezvous
+        return marked
+
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         if save_context.in_save_context():
             return self._unmarked(*args, **kwargs)

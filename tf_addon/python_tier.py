@@ -29,6 +29,7 @@ from tf_addon.programs import (
     read_module,
 )
 from tf_addon.shim_library import STITCHED, XLA
+from tf_addon.signatures import is_tensor, list_statics, make_key
 from tf_addon.switch import the_switch
 from tf_addon.whole_program import make_launch
 
@@ -336,7 +337,7 @@ class PythonTier(Method):
         except (ValueError, TypeError):  # TensorFlow has better words for it
             return self.plain(*args, **kwargs)
         leaves = tf.nest.flatten(given)
-        places = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)]
+        places = [i for i, leaf in enumerate(leaves) if is_tensor(leaf)]
         tensors = [tf.convert_to_tensor(leaves[i]) for i in places]
         made = self._find(given, leaves, places, tensors)
         if made is not None:
@@ -374,18 +375,16 @@ class PythonTier(Method):
         import tensorflow as tf
 
         context = _has_tape(), tf.executing_eagerly()
-        specs = tuple((tensor.dtype, str(tensor.shape)) for tensor in tensors)
-        statics = tuple(_key_of(leaf) for i, leaf in enumerate(leaves) if i not in places)
-        structure = str(tf.nest.map_structure(lambda _: 0, given))
-        key = (structure, tuple(places), specs, statics, context)
+        key = (make_key(given, leaves, places, tensors), context)
         limit = the_switch.wishes.max_signatures
         with self._lock:
             if key not in self._made:
-                if sum(made is not None for made in self._made.values()) >= limit:
+                if len(self._made) >= limit:
                     self._note_beyond(limit)
                     return None
-                self._kept += [leaf for i, leaf in enumerate(leaves) if i not in places]
-                self._made[key] = self._make(given, leaves, places, tensors)
+                made = self._make(given, leaves, places, tensors)
+                self._kept += list_statics(leaves, places)  # not those of a call that fails
+                self._made[key] = made
             return self._made[key]
 
     def _make(
@@ -439,15 +438,16 @@ class PythonTier(Method):
                 raise UnsupportedSignature(
                     f"an argument has the shape {spec.shape}\n  call it eagerly, or with known shapes"
                 )
-        sources = _find_sources(traced, specs)
+        # Variables among the arguments are inputs of `traced`, but here captures, which have gradients.
+        graph = tf.function(run, autograph=False).get_concrete_function(*specs)
+        sources = _find_sources(graph, specs)
         inputs = tuple(source for source in sources if _can_be_derived(source, specs))
         if inputs and _has_tape():
             trained = self._lower_trained(traced, run, specs, inputs)
             if trained is not None:
                 return trained
-        graph = tf.function(run, autograph=False).get_concrete_function(*specs)
         name = self._name_part("inference")
-        call = lower_graph(graph, specs, graph.captured_inputs, _find_sources(graph, specs), name)
+        call = lower_graph(graph, specs, graph.captured_inputs, sources, name)
         return Inference(traced.structured_outputs, call)
 
     def _lower_trained(
@@ -562,16 +562,3 @@ def _has_tape() -> bool:
     from tensorflow.python.eager import record
 
     return bool(record.could_possibly_record())
-
-
-def _is_tensor(leaf: Any) -> bool:
-    import numpy as np
-    import tensorflow as tf
-
-    return isinstance(leaf, tf.Tensor | np.ndarray | np.generic)
-
-
-def _key_of(leaf: Any) -> Hashable:
-    """A static argument: by its value where it has one, else by what it is."""
-    is_value = leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes)
-    return (type(leaf), repr(leaf)) if is_value else id(leaf)

@@ -7,7 +7,7 @@ TensorFlow's is patched: once installed, each call of a compiled function asks w
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -79,11 +79,15 @@ class Switch:
 
         They hold in later blocks of other threads too, not in earlier ones.
         """
+        self.change(lambda _: wishes)
+
+    def change(self, update: Callable[[Wishes], Wishes]) -> None:
+        """As set, with what becomes of each block's own wishes: those of one block must not outlast it in another."""
         thread = threading.get_ident()
         with self._lock:
             own = [i for i, layer in enumerate(self._layers) if layer.thread == thread]
             for layer in self._layers[own[-1] if own else 0 :]:
-                layer.wishes = wishes
+                layer.wishes = update(layer.wishes)
             self._tell()
 
     def begin(self, wishes: Wishes) -> Layer:
@@ -164,7 +168,7 @@ def disable() -> None:
 
     Inside of a `with enabled()` block it lasts as long as the block.
     """
-    the_switch.set(replace(the_switch.wishes, taken=False, strict=False))
+    the_switch.change(lambda wishes: replace(wishes, taken=False, strict=False))
 
 
 @contextmanager
