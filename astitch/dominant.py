@@ -37,8 +37,8 @@ MAX_RECOMPUTED_OPS = 96
 
 MANY_INDICES = 8
 """Readers at a value's own index are taken to be read at the same indices, as the halves of random bits are, which are
-two values of one computation; beyond this many each index counts, since they would double from op to op.  So many
-leave the kernels of all benchmarks and models as they are without it."""
+two values of one computation; beyond this many each index counts, since they would double from op to op.  The
+kernels of the benchmarks and models are those of the first rule alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,8 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
         if stored in inside and not _is_reduce_result(graph, stored):
             kept.setdefault(stored, "output of the stitch op")
     # Backwards: at how many indices would a thread evaluate each op?  Readers at the op's own index share one
-    # evaluation, every re-indexing reader adds its own.
+    # evaluation, every re-indexing reader adds its own.  indices: which they are, by what they were made of; they count
+    # where they are many.
     counts: dict[str, int] = {}
     indices: dict[str, set[int]] = {}
     numbers: dict[tuple[int, str, int], int] = {}

@@ -273,7 +273,10 @@ class JitFunction:
         return self if instance is None else types.MethodType(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered | LoweredForXla:
-        """Trace and lower to HLO for these arguments; each array may be a jax.ShapeDtypeStruct."""
+        """Trace and lower to HLO for these arguments; each array may be a jax.ShapeDtypeStruct.
+
+        Raises UnsupportedOp for a function that XLA computes as a whole.
+        """
         if self.engine == "xla":
             from astitch.xla_engine import find_stitched
 

@@ -133,20 +133,29 @@ def test_the_limit_of_recomputation_is_a_product(monkeypatch: pytest.MonkeyPatch
 
 
 def doubled(levels: int) -> Graph:
-    """Each value is read by two ops at its own index, and these by slices at two others."""
+    """Each value is read by two ops at its own index, and these by slices, of even and of odd elements."""
     g = GraphBuilder()
-    value, extent = g.parameter(f"f32[{64 + levels}]"), 64 + levels
+    extent = 16 << levels
+    value = g.parameter(f"f32[{extent}]")
     for _ in range(levels):
-        extent -= 1
         left, right = g.same("sine", value), g.same("cosine", value)
-        value = g.same("add", g.slice(left, (0,), (extent,)), g.slice(right, (1,), (extent + 1,)))
+        even, odd = (g.slice(x, (i,), (extent,), (2,)) for i, x in enumerate((left, right)))
+        value, extent = g.same("add", even, odd), extent // 2
     return g.build(value)
 
 
-def test_indices_of_two_readers_at_one_index_are_both_counted() -> None:
-    """They would double from level to level: 4,096 sines."""
-    kernel = compile_graph(doubled(12), preset("h100")).program.steps[0].kernel
-    assert kernel.source.count("hlo_sin(") <= 2 * dominant.MAX_RECOMPUTED_OPS
+def test_indices_of_two_readers_at_one_index_are_both_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They double from level to level."""
+
+    def count_sines() -> int:
+        kernel = compile_graph(doubled(7), preset("h100")).program.steps[0].kernel
+        return int(kernel.source.count("hlo_sin("))
+
+    assert count_sines() <= 2**6
+    monkeypatch.setattr(dominant, "MANY_INDICES", 1 << 20)
+    assert count_sines() == 2**7 - 1
 
 
 def two_reduces(first: tuple[int, ...], second: tuple[int, ...]) -> Graph:

@@ -41,9 +41,9 @@ class Wishes:
 
 @dataclass(slots=True)
 class Layer:
-    """Wishes from the begin of a `with enabled()` block to its end.  thread: the one that began it."""
+    """Wishes from the begin of a `with enabled()` block to its end.  thread: the one that began it; None: no block."""
 
-    thread: int
+    thread: int | None
     wishes: Wishes
 
 
@@ -52,7 +52,7 @@ class Switch:
 
     def __init__(self) -> None:
         # The first outlasts all blocks.  Blocks of several threads end in any order.
-        self._layers = [Layer(0, Wishes())]
+        self._layers = [Layer(None, Wishes())]
         self.records = Records()
         self._lock = threading.RLock()
         self._programs = Programs(self.records)
@@ -158,7 +158,8 @@ def enable(
     max_signatures: how many shapes, types and constant values of one function are compiled; XLA gets the others.
     engine: "host" (the emulation), "gpu", or None, a GPU where there is one.
     Inside of a `with enabled()` block it lasts as long as the block.
-    Raises ShimUnavailable where the shim cannot be built, EngineUnavailable where there is no GPU, InvalidOption.
+    Raises ShimUnavailable where the shim cannot be built, EngineUnavailable where there is no GPU or TensorFlow hides
+    CuPy's cuBLAS, InvalidOption.
     """
     the_switch.set(prepare(Wishes(True, strict, uncompiled, max_signatures, engine)))
 
