@@ -7,10 +7,13 @@ whole program comes to it they are known.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from astitch.hlo_export import ModuleBuilder
@@ -24,6 +27,12 @@ from astitch.xla_island import AROUND_KERNELS, compile_module
 
 LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
+
+WRITES_TO = "xla_gpu_dump_autotune_logs_to"
+"""XLA's setting that names a file for what it measured, which it writes before it compiles what it chose."""
+
+LOOKS_EVERY_S = 0.005
+"""How often it is asked whether that file is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +124,10 @@ def export_library_calls(calls: Iterable[LibraryCall]) -> bytes:
 
 @contextmanager
 def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
-    """Hands on what begins to tune the library calls around scopes; the end of the block waits for what is under way.
+    """Hands on what begins to tune the library calls around scopes; the end of the block waits until all is measured.
 
-    So nothing else is measured on the GPU at that time.  An error in the block does not wait, and one of the tuning is
+    So nothing else is measured on the GPU at that time.  What XLA makes of its choice then, a second's work of which
+    nothing is wanted, goes on behind the block's end.  An error in the block does not wait, and one of the tuning is
     not told: the program compiles without it, and what XLA refuses it refuses again.  device: JAX's; with None nothing
     is tuned.  Nor is it where JAX runs in several processes: XLA has them share the measurements, and not all of them
     need compile.
@@ -127,21 +137,36 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
     begun: list[Future[Any]] = []
     pool = ThreadPoolExecutor(1, "astitch-tune")
 
-    def begin(scopes: Scopes) -> None:
-        if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:
-            return
-        # One module: XLA tunes what is left to the program no faster, and each module has a second of its own.
-        if calls := find_library_calls(scopes):
-            begun.append(pool.submit(_tune, calls, device))
+    with tempfile.TemporaryDirectory(prefix="astitch_tuned_") as folder:
+        measured = Path(folder) / "measured.pb"
 
-    try:
-        yield begin
-        for job in begun:
-            if not job.cancel():
-                job.exception()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        def begin(scopes: Scopes) -> None:
+            if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:
+                return
+            # One module: XLA measures several no faster, and each has a second of its own.
+            if calls := find_library_calls(scopes):
+                begun.append(pool.submit(_tune, calls, device, measured))
+
+        try:
+            yield begin
+            for job in begun:
+                _wait(job, measured)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _tune(calls: Iterable[LibraryCall], device: Any) -> None:
-    compile_module(export_library_calls(calls), device, AROUND_KERNELS)
+def _tune(calls: Iterable[LibraryCall], device: Any, measured: Path) -> None:
+    settings: dict[str, bool | int | str] = {**AROUND_KERNELS, WRITES_TO: str(measured)}
+    compile_module(export_library_calls(calls), device, settings)
+
+
+def _wait(job: Future[Any], measured: Path) -> None:
+    """Until a job has written what it measured, or is done."""
+    if job.cancel():
+        return
+    while not measured.exists():
+        try:
+            job.exception(LOOKS_EVERY_S)
+        except NotYet:
+            continue
+        return

@@ -118,7 +118,7 @@ def _compile(hlo: bytes, device: Any) -> Any:
         return compile_module(hlo, device, BY_LIBRARIES)
 
 
-def compile_module(hlo: bytes, device: Any, settings: Mapping[str, bool | int]) -> Any:
+def compile_module(hlo: bytes, device: Any, settings: Mapping[str, bool | int | str]) -> Any:
     """A serialized HloModuleProto as XLA's executable for a device of JAX.  settings: of XLA's compiler, by name."""
     from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 

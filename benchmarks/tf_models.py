@@ -7,19 +7,24 @@ NVIDIA GPUs is installed.  The host's cost is measured in one TensorFlow on the 
 makes no launch ("dry"), since without a GPU a launch is an emulation.  So beside the models at their tiny size stands
 the signature of a training step alone: every variable is scaled by an argument, and all have one element.
 On a machine with a GPU the dry call stages its tensors, and a whole call is measured too, until its results are back.
+Where TensorFlow itself has a GPU, "steps" are measured as well: what both make of its own tensors there.  --host-only
+hides that GPU from TensorFlow.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import tf_addon
@@ -40,6 +45,10 @@ from tf_addon.switch import the_switch
 PARTS = ("infer", "train_step")
 CALLS, ROUNDS = 100, 5
 WARM = 5
+STEPS = 20
+"""Calls issued back to back."""
+
+SIDES = ("xla", "astitch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,21 @@ class Overhead:
     astitch_us: float
     gpu_us: float | None
     launches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A model on TensorFlow's GPU, by side: medians of ROUNDS in turns.  host_us: until a call returns that finds the
+    GPU idle.  step_us: a call of STEPS that follow each other.  first_s: the first call.  apart: the largest relative
+    difference between the sides' results, or losses, of the first WARM calls."""
+
+    model: str
+    part: str
+    size: str
+    host_us: dict[str, float]
+    step_us: dict[str, float]
+    first_s: dict[str, float]
+    apart: float
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------------
@@ -186,6 +210,66 @@ def measure_overhead(name: str, part: str, calls: int) -> Overhead:
     return Overhead(name, part, arrays, min(xla_us), min(astitch_us), whole, len(program.steps))
 
 
+# ---- TensorFlow's own GPU ----------------------------------------------------------------------------------------
+
+
+def measure_steps(name: str, part: str, size: str) -> Steps:
+    """Each side trains, or infers with, a model of its own."""
+    tf_addon.report(reset=True)
+    calls: dict[str, Callable[[], Any]] = {}
+    first_s, results = {}, {}
+    for side in SIDES:
+        choose_side(side)
+        model, batch = make_model(name, size)
+        calls[side] = functools.partial(getattr(model, part), batch)
+        start = time.perf_counter()
+        results[side] = [wait(calls[side]())]
+        first_s[side] = time.perf_counter() - start
+        results[side] += [wait(calls[side]()) for _ in range(WARM - 1)]
+    want, got = (np.asarray(results[side], np.float64) for side in SIDES)
+    host: dict[str, list[float]] = {side: [] for side in SIDES}
+    step: dict[str, list[float]] = {side: [] for side in SIDES}
+    for _ in range(ROUNDS):
+        for side, call in calls.items():
+            choose_side(side)
+            for _ in range(WARM):
+                wait(call())
+                start = time.perf_counter()
+                result = call()
+                host[side].append(time.perf_counter() - start)
+                wait(result)
+            start = time.perf_counter()
+            for _ in range(STEPS):
+                result = call()
+            wait(result)
+            step[side].append((time.perf_counter() - start) / STEPS)
+    found = tf_addon.report(reset=True)
+    tf_addon.disable()
+    if found.fallbacks:
+        raise RuntimeError(f"{name} {part}: not astitch's\n{found}")
+    return Steps(
+        name,
+        part,
+        size,
+        {side: 1e6 * statistics.median(times) for side, times in host.items()},
+        {side: 1e6 * statistics.median(times) for side, times in step.items()},
+        first_s,
+        float(np.abs(want - got).max() / np.abs(want).max()),
+    )
+
+
+def choose_side(side: str) -> None:
+    if side == "astitch":
+        tf_addon.enable(engine="gpu")
+    else:
+        tf_addon.disable()
+
+
+def wait(result: Any) -> Any:
+    """Until a call's first result is there; on the GPU it is the call's end."""
+    return tf.nest.flatten(result)[0].numpy()
+
+
 # ---- tables ------------------------------------------------------------------------------------------------------
 
 
@@ -224,29 +308,64 @@ def show_overheads(rows: list[Overhead]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+STEPS_HEADER = """\
+| model | us a step, XLA / astitch | XLA over astitch | host, us a call | first call s | apart |
+|---|---|---|---|---|---|"""
+
+
+def show_steps(row: Steps) -> str:
+    """As a row of Markdown."""
+
+    def pair(by_side: dict[str, float], digits: int = 0) -> str:
+        return " / ".join(f"{by_side[side]:,.{digits}f}" for side in SIDES)
+
+    ratio = row.step_us["xla"] / row.step_us["astitch"]
+    return (
+        f"| {row.model} {row.part}, {row.size} | {pair(row.step_us)} | {ratio:.2f} | {pair(row.host_us)} "
+        f"| {pair(row.first_s, 1)} | {row.apart:.0e} |"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="full", choices=("tiny", "full"), help="for the kernels")
+    parser.add_argument(
+        "--size", default="full", choices=("tiny", "full"), help="for the kernels and steps"
+    )
     parser.add_argument("--gpu", default="h100", help="the preset for the kernels")
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--no-kernels", action="store_true", help="the host's cost only")
+    parser.add_argument("--no-calls", action="store_true", help="not the host's cost")
+    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
+    parser.add_argument("--host-only", action="store_true", help="TensorFlow sees no GPU")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.host_only:
+        tf.config.set_visible_devices([], "GPU")
     kernels = []
     if not options.no_kernels:
-        for name in MODELS:
+        for name in options.models:
             kernels += [count_kernels(name, part, options.size, options.gpu) for part in PARTS]
         print(show_kernels(kernels), end="\n\n")
-    overheads = [
-        measure_overhead(name, part, options.calls)
-        for name in MODELS
-        for part in (*PARTS, "signature")
-    ]
-    print(show_overheads(overheads))
+    overheads, steps = [], []
+    if not options.no_calls:
+        for name in options.models:
+            overheads += [
+                measure_overhead(name, part, options.calls) for part in (*PARTS, "signature")
+            ]
+        print(show_overheads(overheads), end="\n\n")
+    if tf.config.get_visible_devices("GPU"):
+        print(STEPS_HEADER)
+        for name, part in itertools.product(options.models, PARTS):
+            steps.append(measure_steps(name, part, options.size))
+            print(show_steps(steps[-1]), flush=True)
     if options.json:
-        rows = {"kernels": [asdict(k) for k in kernels], "host": [asdict(o) for o in overheads]}
-        rows["tensorflow"] = tf.__version__
+        rows: dict[str, Any] = {
+            "tensorflow": tf.__version__,
+            "kernels": [asdict(row) for row in kernels],
+            "host": [asdict(row) for row in overheads],
+            "steps": [asdict(row) for row in steps],
+        }
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 

@@ -20,7 +20,12 @@ from astitch import library_ahead, xla_engine
 from astitch.errors import IllegalProduct
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
-from astitch.library_ahead import export_library_calls, find_library_calls, tune_ahead
+from astitch.library_ahead import (
+    WRITES_TO,
+    export_library_calls,
+    find_library_calls,
+    tune_ahead,
+)
 from astitch.ops import OPS, Kind
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
@@ -130,16 +135,21 @@ def _many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Compiler:
-    """XLA, which waits until it may go on."""
+    """XLA, which waits until it may go on.  writes: before, it tells what it measured."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, writes: bool = False) -> None:
+        self.writes = writes
         self.begun, self.go_on, self.done = threading.Event(), threading.Event(), False
-        self.given: list[tuple[bytes, Any, Mapping[str, bool | int]]] = []
+        self.given: list[tuple[bytes, Any, Mapping[str, bool | int | str]]] = []
         monkeypatch.setattr(library_ahead, "compile_module", self)
 
-    def __call__(self, module: bytes, device: Any, settings: Mapping[str, bool | int]) -> None:
+    def __call__(
+        self, module: bytes, device: Any, settings: Mapping[str, bool | int | str]
+    ) -> None:
         self.given.append((module, device, settings))
         self.begun.set()
+        if self.writes:
+            Path(str(settings[WRITES_TO])).touch()
         assert self.go_on.wait(60)
         self.done = True
         raise ValueError("XLA's words")
@@ -155,9 +165,24 @@ def test_the_end_of_the_block_waits_and_errors_are_not_told(
         assert compiler.begun.wait(60) and not compiler.done
         compiler.go_on.set()
     assert compiler.done
-    assert compiler.given == [
-        (export_library_calls(find_library_calls(scopes)), "device", AROUND_KERNELS)
-    ]
+    ((module, device, settings),) = compiler.given
+    assert module == export_library_calls(find_library_calls(scopes)) and device == "device"
+    assert settings.items() > AROUND_KERNELS.items()
+
+
+@pytest.mark.usefixtures("_many_cores")
+def test_the_end_of_the_block_waits_for_measurements_only(
+    scopes: Scopes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for what XLA makes of them."""
+    compiler = Compiler(monkeypatch, writes=True)
+    try:
+        with tune_ahead("device") as begin:
+            begin(scopes)
+        assert len(compiler.given) == 1 and not compiler.done
+    finally:
+        compiler.go_on.set()
+    assert not Path(str(compiler.given[0][2][WRITES_TO])).parent.exists()
 
 
 @pytest.mark.usefixtures("_many_cores")
