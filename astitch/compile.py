@@ -227,7 +227,8 @@ def compile_graph(
     layouts_apart: bool = False,
     split_k: bool = False,
     epilogues: bool = True,
-    ordered_scatters: bool = False,
+    ordered_scatters: bool = True,
+    scatters_in_place: bool = False,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
@@ -239,7 +240,8 @@ def compile_graph(
     layouts_apart: parameters are laid out for products by stitch ops of their own, see stitch_remotely.
     split_k: kernels add the parts of products that fill the device only in parts, see split_products.
     epilogues: name the kernels that a product's library could compute, see epilogues.py.
-    ordered_scatters: scatters add in a fixed order, see scatter_order.py.
+    ordered_scatters: scatters add in a fixed order, see scatter_order.py.  scatters_in_place: XLA may write them over
+    their operands.
     """
     seconds = {} if seconds is None else seconds
 
@@ -254,7 +256,10 @@ def compile_graph(
         short = timed("hoist", lambda: simplify(check_graph(hoist_planned(short, loops))))
     long = timed("expand", lambda: expand(short, keep=region.keep(short) if region else ()))
     if ordered_scatters:  # whose running sums are expanded like others
-        long = timed("order_scatters", lambda: expand(check_graph(order_scatters(long))))
+        long = timed(
+            "order_scatters",
+            lambda: expand(check_graph(order_scatters(long, in_place=scatters_in_place))),
+        )
     joined = timed("reassociate", lambda: reassociate(long))
     wide = timed("widen", lambda: check_graph(widen(joined)))
     simple = timed("arrange_products", lambda: check_graph(arrange_products(wide)))

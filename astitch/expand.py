@@ -1,4 +1,4 @@
-"""Graph -> Graph: scatters and windows as ops that a kernel can hold.
+"""Graph -> Graph: scatters, windows and random bits as ops that a kernel can hold.
 
 A scatter that writes each element at most once is a select over its result: every element looks whether
 the one update that may be meant for it is.  A small window is a combination of shifted slices; one that
@@ -36,6 +36,7 @@ from astitch.ir import (
     WindowDimension,
 )
 from astitch.ops import monoid_of
+from astitch.random_ops import draw_bits
 from astitch.running import (
     Running,
     find_running,
@@ -524,6 +525,7 @@ Rule = Callable[[Node, Draft], Node | str | None]
 """The value or the node that stands for the node, of its type; None: it stays."""
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
+    "get-tuple-element": (draw_bits,),
     "scatter": (place_scatter_elementwise,),
     "reduce-window": (reduce_whole_window, scan_in_pieces, unroll_window),
 }

@@ -11,7 +11,13 @@ import math
 
 import numpy as np
 
-_THREEFRY_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+THREEFRY_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+THREEFRY_PARITY = 0x1BD11BDA
+
+PHILOX_ROUNDS = 10
+PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
+
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -28,10 +34,10 @@ def threefry2x32(
     key: tuple[np.ndarray, np.ndarray], counter: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """One block of Threefry 2x32 for each element.  key, counter, result: pairs of u32 arrays."""
-    keys = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
+    keys = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(THREEFRY_PARITY))
     x, y = counter[0] + keys[0], counter[1] + keys[1]
     for group in range(5):
-        for rotation in _THREEFRY_ROTATIONS[group % 2]:
+        for rotation in THREEFRY_ROTATIONS[group % 2]:
             x = x + y
             y = x ^ ((y << np.uint32(rotation)) | (y >> np.uint32(32 - rotation)))
         x = x + keys[(group + 1) % 3]
@@ -45,12 +51,19 @@ def philox4x32(
     """One block of Philox 4x32 for each element.  key: 2, counter and result: 4 u32 arrays."""
     k0, k1 = key
     a, b, c, d = counter
-    for _ in range(10):
-        low0, high0 = _split(a.astype(np.uint64) * np.uint64(0xD2511F53))
-        low1, high1 = _split(c.astype(np.uint64) * np.uint64(0xCD9E8D57))
+    first, second = map(np.uint64, PHILOX_MULTIPLIERS)
+    for _ in range(PHILOX_ROUNDS):
+        low0, high0 = _split(a.astype(np.uint64) * first)
+        low1, high1 = _split(c.astype(np.uint64) * second)
         a, b, c, d = high1 ^ b ^ k0, low1, high0 ^ d ^ k1, low0
-        k0, k1 = k0 + np.uint32(0x9E3779B9), k1 + np.uint32(0xBB67AE85)
+        k0, k1 = k0 + np.uint32(PHILOX_WEYL[0]), k1 + np.uint32(PHILOX_WEYL[1])
     return a, b, c, d
+
+
+def choose_threefry_axis(shape: tuple[int, ...]) -> int:
+    """Of a result of 32-bit elements, the dimension along which the words of a block lie beside each other."""
+    even = [d for d, extent in enumerate(shape) if extent % 2 == 0]
+    return even[0] if even else shape.index(max(shape))
 
 
 def generate_threefry_bits(
@@ -65,8 +78,7 @@ def generate_threefry_bits(
             bits = _join(*threefry2x32(key, _split(counters))).reshape(shape)
         else:
             full = shape or (2,)
-            even = [d for d, extent in enumerate(full) if extent % 2 == 0]
-            axis = even[0] if even else full.index(max(full))
+            axis = choose_threefry_axis(full)
             half = tuple((e + 1) // 2 if d == axis else e for d, e in enumerate(full))
             count = math.prod(half)
             counters = state[1:] + np.arange(count, dtype=np.uint64)

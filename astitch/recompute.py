@@ -31,6 +31,8 @@ FLOPS_PER_BYTE = 4
 """Operations that take as long as a byte of traffic.  The arithmetic units of a V100, A100 or H100 do 5 to 10 of them
 in that time, and those that the kernels have already leave about half of it free."""
 
+TABLE_SHARE = 4
+"""How many times larger than its table what is looked up there must be."""
 
 FREE_VERTICES, VERTICES_PER_OP = 10_000, 3
 """How large the networks of all stages may be together, for a search that is linear in the graph: stages beyond that
@@ -139,10 +141,12 @@ class _Traffic:
         return flops * array_of(node).size // FLOPS_PER_BYTE
 
     def may_repeat(self, name: str) -> bool:
-        """Is it an op whose result depends on the elements at its own place alone?"""
+        """Is it an op whose result depends on the elements at its own place alone, or finds them in a table?"""
         node = self.graph[name]
         if not self.is_stitched(name) or not isinstance(node.type, ArrayType):
             return False
+        if node.op == "gather":  # a table that is read many times stays in the cache
+            return TABLE_SHARE * self.bytes_of(node.operands[0]) <= self.bytes_of(name)
         kind = OPS[node.op].kind
         return kind in (Kind.ELEMENTWISE, Kind.BROADCAST) or node.op in ("reshape", "slice")
 

@@ -1,8 +1,9 @@
 """Graph -> Graph: scatters whose updates may meet add them in a fixed order.
 
 XLA adds them as they come, with atomics.  Here the updates are sorted by where they go; those of one place are summed
-by one running sum over all, which starts anew at each place; the last update of a place has its sum, and what is
-scattered then never meets.
+by one running sum over all, which starts anew at each place; the last update of a place has its sum.  Either each row
+of the result looks for the update that is its own, so that no scatter is left and kernels read the sums where they need
+them, or what is scattered never meets.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from astitch.ir import (
     BroadcastAttrs,
     CompareAttrs,
     ConstantAttrs,
+    DimensionsAttrs,
     DType,
     GatherAttrs,
     Graph,
@@ -36,6 +38,7 @@ from astitch.ir import (
 from astitch.ops import monoid_of
 from astitch.running import Running, running_window
 from astitch.simplify import Draft, Log, rewrite_graph
+from astitch.storage import stored_value
 
 SUMMED = (DType.F32, DType.F16, DType.BF16)
 """Whose sums depend on their order, and fit half of a word."""
@@ -44,23 +47,38 @@ PLACE_BITS = 32
 """A word of the running sum: the place in its upper half, below it the f32 sum of that place.  Negative: nothing."""
 
 
-def order_scatters(graph: Graph, log: Log | None = None) -> Graph:
+MOST_RANKED = 2048
+"""Updates that are ranked by comparing each with each, in kernels; XLA sorts more of them, in some 20 us on an H100,
+which 4096 take as well."""
+
+
+def order_scatters(graph: Graph, log: Log | None = None, *, in_place: bool = True) -> Graph:
     """The same function but for the order in which scatters add; `log` hears of each that has one.
 
     graph: simplified and expanded.  Taken are sums of f32, f16 and bf16 where each index vector names an element, or a
-    row with all that lies in it; others stay as they are, and so do those inside of loops.
+    row with all that lies in it, in each batch; others stay as they are, and so do those inside of loops.
+    in_place: a scatter may stay, which writes over its operand where nothing else reads that, and touches the rows of
+    its updates only; else none does.
     """
     heard: Log = log or (lambda rule, node: None)
-    if not any(_is_taken(graph, node) for node in graph):
+    taken = [node for node in graph if _is_taken(graph, node)]
+    if not taken:
         return graph
+    kept = {node.name for node in taken if in_place and not _is_splat(graph, node.operands[0])}
 
     def order(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
         if not _is_taken(draft, node):
             return None
         heard("order_scatter", node.name)
-        return _Scatter(node, draft).put()
+        return _Scatter(node, draft).put(scatters=node.name in kept)
 
     return rewrite_graph(graph, heard, order)
+
+
+def _is_splat(graph: Graph, name: str) -> bool:
+    """Is it one number repeated, which would be written before anything is scattered to it?"""
+    node = graph[stored_value(graph, name)]
+    return node.op == "broadcast" and node.name in graph.embedded
 
 
 def _is_taken(nodes: Graph | Draft, node: Node) -> bool:
@@ -70,37 +88,67 @@ def _is_taken(nodes: Graph | Draft, node: Node) -> bool:
     if node.dtype not in SUMMED or monoid_of(node.regions[0]) != "add":
         return False
     shape, (x, _, updates) = node.shape, (nodes[o].array for o in node.operands)
-    scattered = sorted(a.scatter_dims_to_operand_dims)
-    leading = scattered == list(range(len(scattered))) == sorted(a.inserted_window_dims)
-    whole = tuple(updates.shape[d] for d in sorted(a.update_window_dims)) == shape[len(scattered) :]
-    if not leading or not whole or a.input_batching_dims:
+    named = sorted((*a.scatter_dims_to_operand_dims, *a.input_batching_dims))
+    no_window = sorted((*a.inserted_window_dims, *a.input_batching_dims))
+    leading = named == list(range(len(named))) == no_window
+    whole = tuple(updates.shape[d] for d in sorted(a.update_window_dims)) == shape[len(named) :]
+    if not leading or not whole:
         return False
     if not x.dtype == updates.dtype == node.dtype:
         return False
-    rows = math.prod(shape[: len(scattered)])
-    count = updates.size // max(math.prod(shape[len(scattered) :]), 1)
+    rows = math.prod(shape[: len(named)])
+    count = updates.size // max(math.prod(shape[len(named) :]), 1)
     # Places and positions are s32; each update that goes nowhere has a place of its own behind all others.
     return count > 1 and 0 < rows < (1 << 31) - count
 
 
 class _Scatter:
-    """One of them, with its K index dimensions as one: rows, of `count` updates of `row` elements each."""
+    """One of them, with the leading dimensions that are indexed or batches as one: rows, of `count` updates of `row`
+    elements each."""
 
     def __init__(self, node: Node, draft: Draft) -> None:
         assert isinstance(node.attrs, ScatterAttrs)
         self.node, self.draft, self.attrs = node, draft, node.attrs
         self.scattered = node.attrs.scatter_dims_to_operand_dims
-        self.row = node.shape[len(self.scattered) :]
-        self.rows = math.prod(node.shape[: len(self.scattered)])
+        self.named = len(self.scattered) + len(node.attrs.input_batching_dims)
+        self.row = node.shape[self.named :]
+        self.rows = math.prod(node.shape[: self.named])
         self.count = draft[node.operands[2]].array.size // math.prod(self.row)
 
-    def put(self) -> str:
-        """The name of the result."""
-        node, count = self.node, (self.count,)
+    def put(self, *, scatters: bool) -> str:
+        """The name of the result.  scatters: the sums are scattered; else rows look for theirs."""
         place, position = self.sort(self.number_places())
+        sums = self.sum_places(self.gather(self.flatten_updates(), position), place)
+        return self.scatter(place, sums) if scatters else self.find_sums(place, sums)
+
+    def find_sums(self, place: str, sums: str) -> str:
+        """Each row with the sum that is its own: of the updates that go no further than to it the last one has it."""
+        rows, flat = (self.rows,), (self.rows, *self.row)
+        row = self.add("iota", DType.S32, rows, (), IotaAttrs(0))
+        found = self.splat(0, DType.S32, rows)  # so many updates go no further
+        step = 1 << (self.count.bit_length() - 1)
+        while step:
+            more = self.both("add", found, self.splat(step, DType.S32, rows))
+            last = self.gather(place, self.both("subtract", more, self.splat(1, DType.S32, rows)))
+            exists = self.compare("LE", more, self.splat(self.count, DType.S32, rows))
+            further = self.both("and", exists, self.compare("LE", last, row))
+            found = self.select(further, more, found)
+            step //= 2
+        # Where there is none it is the first update, which goes further.
+        one = self.splat(1, DType.S32, rows)
+        last = self.both("subtract", self.both("maximum", found, one), one)
+        is_own = self.compare("EQ", self.gather(place, last), row)
+        if self.row:
+            is_own = self.add("broadcast", DType.PRED, flat, (is_own,), BroadcastAttrs((0,)))
+        x = self.reshape(self.node.operands[0], flat)
+        both = self.both("add", x, self.gather(sums, last))
+        return self.reshape(self.select(is_own, both, x), self.node.shape)
+
+    def scatter(self, place: str, sums: str) -> str:
+        """The sums where they go."""
+        node, count = self.node, (self.count,)
         after = self.shift_left(place)
         numbers = self.add("iota", DType.S32, count, (), IotaAttrs(0))
-        sums = self.sum_places(self.gather(self.flatten_updates(), position), place)
         # The last of its place, if that exists, has the sum; the others go behind the end, where nothing is written.
         rows = self.splat(self.rows, DType.S32, count)
         is_last = self.compare("NE", place, after)
@@ -121,15 +169,19 @@ class _Scatter:
         tests: list[str] = []
         terms: list[str] = []
         stride = 1
-        for d in reversed(range(len(self.scattered))):
-            number, extent = self.scattered.index(d), self.node.shape[d]
-            column = self.reshape(add_column(self.node, self.draft, number), count)
-            known = self.draft[column].dtype
-            limits = np.iinfo(known.numpy)
-            if limits.max >= extent:
-                tests.append(self.compare("LT", column, self.splat(extent, known, count)))
-            if limits.min < 0:
-                tests.append(self.compare("GE", column, self.splat(0, known, count)))
+        for d in reversed(range(self.named)):
+            extent = self.node.shape[d]
+            if d in self.attrs.input_batching_dims:
+                column = self.number_batches(d)
+            else:
+                number = self.scattered.index(d)
+                column = self.reshape(add_column(self.node, self.draft, number), count)
+                known = self.draft[column].dtype
+                limits = np.iinfo(known.numpy)
+                if limits.max >= extent:
+                    tests.append(self.compare("LT", column, self.splat(extent, known, count)))
+                if limits.min < 0:
+                    tests.append(self.compare("GE", column, self.splat(0, known, count)))
             step = self.splat(stride, DType.S32, count)
             terms.append(self.both("multiply", self.convert(column, DType.S32), step))
             stride *= extent
@@ -139,6 +191,16 @@ class _Scatter:
         inside = functools.reduce(lambda x, y: self.both("and", x, y), tests)
         return self.select(inside, place, self.splat(self.rows, DType.S32, count))
 
+    def number_batches(self, d: int) -> str:
+        """s32: where along a batching dimension of the result each update belongs."""
+        a, indices = self.attrs, self.draft[self.node.operands[1]]
+        home = a.scatter_indices_batching_dims[a.input_batching_dims.index(d)]
+        vector = a.index_vector_dim
+        shape = tuple(n for i, n in enumerate(indices.shape) if i != vector)
+        return self.reshape(
+            self.add("iota", DType.S32, shape, (), IotaAttrs(home - (vector < home))), (self.count,)
+        )
+
     def sort(self, place: str) -> tuple[str, str]:
         """s32: the places in order, and for each the position of its update; of one place the first comes first."""
         bits = (self.count - 1).bit_length()
@@ -147,11 +209,35 @@ class _Scatter:
         shift = self.splat(bits, word, count)
         numbers = self.add("iota", word, count, (), IotaAttrs(0))
         keys = self.both("or", self.both("shift-left", self.convert(place, word), shift), numbers)
+        if self.count <= MOST_RANKED:
+            position = self.order_by_ranks(keys)
+            return self.gather(place, position), position
         keys = self.add("sort", word, count, (keys,), SortAttrs(0, False), (_less(word),))
         mask = self.splat((1 << bits) - 1, word, count)
         return (
             self.convert(self.both("shift-right-logical", keys, shift), DType.S32),
             self.convert(self.both("and", keys, mask), DType.S32),
+        )
+
+    def order_by_ranks(self, keys: str) -> str:
+        """s32: where each of the sorted keys stands, of which no two are equal."""
+        square = (self.count, self.count)
+        word = self.draft[keys].dtype
+        own, other = (
+            self.add("broadcast", word, square, (keys,), BroadcastAttrs((d,))) for d in (0, 1)
+        )
+        rank = self.count_in_rows(self.convert(self.compare("LT", other, own), DType.S32))
+        rank = self.add("broadcast", DType.S32, square, (rank,), BroadcastAttrs((1,)))
+        wanted, number = (self.add("iota", DType.S32, square, (), IotaAttrs(d)) for d in (0, 1))
+        is_there = self.compare("EQ", rank, wanted)
+        return self.count_in_rows(self.select(is_there, number, self.splat(0, DType.S32, square)))
+
+    def count_in_rows(self, x: str) -> str:
+        """The sum of each row, s32."""
+        zero = ConstantAttrs(Literal.of(np.asarray(0, np.int32)))
+        init = self.add("constant", DType.S32, (), (), zero)
+        return self.add(
+            "reduce", DType.S32, (self.count,), (x, init), DimensionsAttrs((1,)), (_sum(),)
         )
 
     def flatten_updates(self) -> str:
@@ -226,8 +312,15 @@ class _Scatter:
         """Rows of x."""
         array = self.draft[x].array
         attrs = GatherAttrs(tuple(range(1, array.rank)), (0,), (0,), 1, (1, *array.shape[1:]))
-        operands = (x, self.reshape(position, (self.count, 1)))
-        return self.add("gather", array.dtype, (self.count, *array.shape[1:]), operands, attrs)
+        (count,) = self.draft[position].shape
+        operands = (x, self.reshape(position, (count, 1)))
+        return self.add("gather", array.dtype, (count, *array.shape[1:]), operands, attrs)
+
+
+def _sum() -> Graph:
+    """a + b, of s32."""
+    region = _Region(DType.S32)
+    return region.end("sum", region.op("add", DType.S32, ("a", "b")))
 
 
 def _less(dtype: DType) -> Graph:

@@ -602,10 +602,26 @@ class _Arranger:
             and not self.is_better_apart(root, group, mapping)
         ):
             return mapping
+        return self.map_alone(root)
+
+    def map_alone(self, root: Root) -> Mapping:
+        """The mapping of a root without its group."""
         if root.kind is not RootKind.POINTWISE:
             return self.map_space(root.space)
+        group = self.groups.groups[self.group_of[root.name]]
         alone = replace(group, dominant=root.name, sub_dominants=())
         return self.map_space(self.known.space_of(alone))
+
+    def walks_too_far(self, root: Root, mapping: Mapping) -> bool:
+        """Would a new loop with the mapping of the root's group walk along dimensions that nothing in it has: neither
+        the root nor what the group has yet to place?  So it is for what waits for another group beside the sums of its
+        own, which stand in a loop before it."""
+        walked = {*mapping.outer, *mapping.row, *mapping.col} - set(root.space.atoms)
+        if not walked or root.kind is not RootKind.POINTWISE:
+            return False
+        group = self.groups.groups[self.group_of[root.name]]
+        waiting = (self.known.root_of(n) for n in group.roots if n not in self.drafts)
+        return not any(walked & set(other.space.atoms) for other in waiting)
 
     def is_better_apart(self, root: Root, group: Group, mapping: Mapping) -> bool:
         """A sum over all tasks that the group's dominant waits for: nothing stays on chip from the one to the other,
@@ -701,6 +717,8 @@ class _Arranger:
             mapping = self.group_mapping(root)
             if self.is_for_one_block(root, mapping):
                 mapping = self.map_space(root.space)
+            elif self.walks_too_far(root, mapping):
+                mapping = self.map_alone(root)
             level = max((self.drafts[r.operand].available for r in reads), default=0)
             best = _Loop(len(self.loops), level, mapping)
             self.loops.append(best)

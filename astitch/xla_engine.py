@@ -1079,6 +1079,7 @@ def compile_for_xla(
             split_k=True,
             epilogues=False,
             ordered_scatters=options.deterministic(),
+            scatters_in_place=True,
         )
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -22,7 +22,7 @@ from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import Graph, ScatterAttrs
 from astitch.reference import run_graph
-from astitch.scatter_order import order_scatters
+from astitch.scatter_order import MOST_RANKED, order_scatters
 from astitch.simplify import simplify
 from tests.hlo_runner import run_xla
 
@@ -34,8 +34,8 @@ def lower(fn: Callable[..., Any], *arguments: np.ndarray) -> Graph:
     return simplify(check_graph(import_hlo(module.as_serialized_hlo_module_proto())))
 
 
-def order(graph: Graph) -> Graph:
-    return check_graph(order_scatters(expand(graph)))
+def order(graph: Graph, *, in_place: bool = True) -> Graph:
+    return check_graph(order_scatters(expand(graph), in_place=in_place))
 
 
 def scatters(graph: Graph) -> Iterator[ScatterAttrs]:
@@ -72,10 +72,13 @@ def draw(
 @pytest.mark.parametrize("index", [np.int32, np.int8, np.uint8, np.uint32])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
 @pytest.mark.parametrize("row", [(), (5,), (2, 3)])
-def test_each_row_gets_the_sum_of_its_updates(row: tuple[int, ...], dtype: Any, index: Any) -> None:
+@pytest.mark.parametrize("in_place", [True, False])
+def test_each_row_gets_the_sum_of_its_updates(
+    in_place: bool, row: tuple[int, ...], dtype: Any, index: Any
+) -> None:
     arguments = draw(11, row, (4, 10), dtype, index)
-    ordered = order(lower(add_rows, *arguments))
-    assert [a.unique_indices for a in scatters(ordered)] == [True]
+    ordered = order(lower(add_rows, *arguments), in_place=in_place)
+    assert [a.unique_indices for a in scatters(ordered)] == [True] * in_place
     x, i, u = arguments
     want, sizes = sum_rows(*arguments), sum_rows(np.abs(x), i, np.abs(u))
     for found in (run_graph(ordered, arguments)[0], run_in_xla(ordered, arguments)):
@@ -90,6 +93,50 @@ def run_in_xla(graph: Graph, arguments: Any) -> np.ndarray:
     exported = export_nodes(graph, names, graph.outputs)
     given = [arguments[graph.parameters.index(name)] for name in exported.operands]
     return run_xla(exported.hlo, given)[0]
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 8, 9, MOST_RANKED, MOST_RANKED + 1])
+def test_rows_find_their_sums_among_any_number(count: int) -> None:
+    x, i, u = draw(50, (2,), (count,))
+    ordered = order(lower(add_rows, x, i, u), in_place=False)
+    ops = {node.op for node in ordered}
+    assert "scatter" not in ops and ("sort" in ops) == (count > MOST_RANKED)
+    np.testing.assert_allclose(
+        run_graph(ordered, [x, i, u])[0], sum_rows(x, i, u), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_number_repeated_needs_no_scatter() -> None:
+    """Though one might write over it; of a parameter only the rows that change are written."""
+    x, i, u = draw(9, (4,), (12,))
+
+    def fn(i: Any, u: Any) -> Any:
+        return add_rows(jnp.full(x.shape, 0.5), i, u)
+
+    graph = order(lower(fn, i, u))
+    assert not list(scatters(graph))
+    want = sum_rows(np.full(x.shape, 0.5), i, u)
+    np.testing.assert_allclose(run_graph(graph, [i, u])[0], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("batch", [(3,), (2, 4)])
+def test_each_batch_has_rows_of_its_own(batch: tuple[int, ...], in_place: bool) -> None:
+    random = np.random.default_rng(0)
+    x, u = (random.normal(size=(*batch, n, 5)).astype("f4") for n in (7, 9))
+    i = random.integers(-1, 9, size=(*batch, 9)).astype("i4")
+    fn = add_rows
+    for _ in batch:
+        fn = jax.vmap(fn)
+    graph = lower(fn, x, i, u)
+    (known,) = scatters(expand(graph))
+    assert len(known.input_batching_dims) == len(batch)
+    ordered = order(graph, in_place=in_place)
+    assert [a.unique_indices for a in scatters(ordered)] == [True] * in_place
+    parts = (a.reshape(-1, *a.shape[len(batch) :]) for a in (x, i, u))
+    want = np.stack([sum_rows(*each) for each in zip(*parts, strict=True)]).reshape(x.shape)
+    for found in (run_graph(ordered, [x, i, u])[0], run_in_xla(ordered, [x, i, u])):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
 
 
 def test_small_sums_stand_beside_large_ones() -> None:
@@ -109,7 +156,8 @@ def test_infinities_and_nans_stay_in_their_rows(data: st.DataObject) -> None:
     arguments = np.zeros(rows, np.float32), np.array(places, np.int32), np.array(values, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         want = sum_rows(*arguments).astype(np.float32)
-        (found,) = run_graph(order(lower(add_rows, *arguments)), arguments)
+        ordered = order(lower(add_rows, *arguments), in_place=data.draw(st.booleans()))
+        (found,) = run_graph(ordered, arguments)
     np.testing.assert_array_equal(found, want)
 
 
@@ -171,8 +219,8 @@ def test_kernels_compute_it_the_same_in_each_run() -> None:
     )
     words = np.minimum(random.zipf(1.3, size=(4, 200)) - 1, 299).astype("i4")  # a few take most
     graph = lower(embed, table, words, other)
-    compilation = compile_graph(graph, H100, ordered_scatters=True)
-    assert sum(op.op == "scatter" for op in compilation.program.outside) == 1
+    compilation = compile_graph(graph, H100)
+    assert not compilation.program.outside
     engine = HostEngine(compilation.program)
     first, second = (engine.run([table, words, other])[0] for _ in range(2))
     assert first.tobytes() == second.tobytes()
@@ -190,4 +238,4 @@ def test_inside_xla_it_is_so_unless_told_otherwise(
     table, words = np.zeros((300, 24), np.float32), np.zeros((4, 200), np.int32)
     graph = lower(embed, table, words, np.zeros((4, 200, 24), np.float32))
     _, module = xla_engine.compile_for_xla(graph, H100)
-    assert [a.unique_indices for a in scatters(import_hlo(module))] == [ordered]
+    assert [a.unique_indices for a in scatters(import_hlo(module))] == [False] * (not ordered)
