@@ -79,6 +79,7 @@ STAGES = (
     "import",
     "simplify",
     "expand",
+    "order_scatters",
     "reassociate",
     "widen",
     "arrange_products",
@@ -255,10 +256,10 @@ def compile_graph(
     if loops:
         short = timed("hoist", lambda: simplify(check_graph(hoist_planned(short, loops))))
     long = timed("expand", lambda: expand(short, keep=region.keep(short) if region else ()))
-    if ordered_scatters:  # whose running sums are expanded like others
+    if ordered_scatters:
         long = timed(
             "order_scatters",
-            lambda: expand(check_graph(order_scatters(long, in_place=scatters_in_place))),
+            lambda: _put_scatters_in_order(long, in_place=scatters_in_place),
         )
     joined = timed("reassociate", lambda: reassociate(long))
     wide = timed("widen", lambda: check_graph(widen(joined)))
@@ -283,6 +284,11 @@ def compile_graph(
     if strict:
         refuse_outside(program, find_planned(split.graph, loops) if loops else ())
     return Compilation(gpu, left.graph, split, plans, program, seconds, planned.splits)
+
+
+def _put_scatters_in_order(graph: Graph, *, in_place: bool = False) -> Graph:
+    """order_scatters, whose running sums are expanded like others."""
+    return expand(check_graph(order_scatters(graph, in_place=in_place)))
 
 
 def refuse_outside(program: Program, kernels: Collection[str] = ()) -> None:
@@ -328,9 +334,17 @@ def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
     rewritten = graph = import_hlo(data)
     if until == "import":
         return str(graph)
-    for stage in (simplify, expand, reassociate, widen, arrange_products):
-        rewritten = stage(rewritten)
-        if until == stage.__name__:
+    rewrites: dict[str, Callable[[Graph], Graph]] = {
+        "simplify": simplify,
+        "expand": expand,
+        "order_scatters": _put_scatters_in_order,
+        "reassociate": reassociate,
+        "widen": widen,
+        "arrange_products": arrange_products,
+    }
+    for stage, rewrite in rewrites.items():
+        rewritten = rewrite(rewritten)
+        if until == stage:
             return str(rewritten)
     compilation = compile_graph(graph, gpu)
     match until:

@@ -53,7 +53,7 @@ def reassociate(graph: Graph, log: Log | None = None) -> Graph:
     graph: simplified.  Regions are left as they are.  `log` hears of every rule that fires.
     """
     heard: Log = log or (lambda rule, node: None)
-    graph = _scatter_into_addends(graph, heard)
+    graph = scatter_into_addends(graph, heard)
     if sum(node.op == "reduce" for node in graph) < 2:
         return graph
     return _hoist_factors(_join_reductions(graph, heard), heard)
@@ -301,8 +301,9 @@ def _second_result(
 # ---- scattered sums
 
 
-def _scatter_into_addends(graph: Graph, log: Log) -> Graph:
+def scatter_into_addends(graph: Graph, log: Log | None = None) -> Graph:
     """y + scatter(0, i, u) -> scatter(y, i, u), also through several scatters, one into the other."""
+    log = log or (lambda rule, node: None)
     if not any(node.op == "scatter" for node in graph):
         return graph
     stands_for: dict[str, str] = {}  # a new sum -> the node of the graph that it replaces

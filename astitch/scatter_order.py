@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from astitch.ir import (
     BroadcastAttrs,
     CompareAttrs,
     ConstantAttrs,
+    DimensionAttrs,
     DimensionsAttrs,
     DType,
     GatherAttrs,
@@ -36,6 +37,7 @@ from astitch.ir import (
     TransposeAttrs,
 )
 from astitch.ops import monoid_of
+from astitch.reassociate import scatter_into_addends
 from astitch.running import Running, running_window
 from astitch.simplify import Draft, Log, rewrite_graph
 from astitch.storage import stored_value
@@ -52,33 +54,76 @@ MOST_RANKED = 2048
 which 4096 take as well."""
 
 
+LEAST_IN_PLACE_BYTES = 16 << 20
+"""Of an array that XLA scatters to.  Below, a kernel that reads the result reads all of the array in less time."""
+
+
 def order_scatters(graph: Graph, log: Log | None = None, *, in_place: bool = True) -> Graph:
     """The same function but for the order in which scatters add; `log` hears of each that has one.
 
     graph: simplified and expanded.  Taken are sums of f32, f16 and bf16 where each index vector names an element, or a
-    row with all that lies in it, in each batch; others stay as they are, and so do those inside of loops.
+    row with all that lies in it, in each batch; others stay as they are, and so do those inside of loops.  What is
+    scattered into the same array one after the other, as the gradients of a table that is read several times are, is
+    one sum.
     in_place: a scatter may stay, which writes over its operand where nothing else reads that, and touches the rows of
     its updates only; else none does.
     """
     heard: Log = log or (lambda rule, node: None)
-    taken = [node for node in graph if _is_taken(graph, node)]
-    if not taken:
+    if not any(_is_taken(graph, node) for node in graph):
         return graph
-    kept = {node.name for node in taken if in_place and not _is_splat(graph, node.operands[0])}
+    graph = scatter_into_addends(graph, heard)
+    taken = {node.name for node in graph if _is_taken(graph, node)}
+    inner = {name for name in taken if _is_continued(graph, name, taken)}
+    kept = {
+        name
+        for name in taken - inner
+        if in_place and _pays_in_place(graph, graph[_start(graph, name, inner)])
+    }
 
     def order(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
-        if not _is_taken(draft, node):
+        if node.name not in taken - inner:
             return None
         heard("order_scatter", node.name)
-        return _Scatter(node, draft).put(scatters=node.name in kept)
+        parts = [node]
+        while (before := draft[parts[0].operands[0]]).name in inner:
+            parts.insert(0, before)
+        return _Scatter(parts, draft).put(scatters=node.name in kept)
 
     return rewrite_graph(graph, heard, order)
 
 
-def _is_splat(graph: Graph, name: str) -> bool:
-    """Is it one number repeated, which would be written before anything is scattered to it?"""
-    node = graph[stored_value(graph, name)]
-    return node.op == "broadcast" and node.name in graph.embedded
+def _is_continued(graph: Graph, name: str, taken: Collection[str]) -> bool:
+    """Is a scatter only what another one adds to?"""
+    if name in graph.outputs or len(graph.users[name]) != 1:
+        return False
+    (user,) = graph.users[name]
+    return (
+        user in taken
+        and graph[user].operands[0] == name
+        and name not in graph[user].operands[1:]
+        and _count_named(graph[user]) == _count_named(graph[name])
+    )
+
+
+def _start(graph: Graph, name: str, inner: Collection[str]) -> str:
+    """What the first of the scatters adds to."""
+    while (operand := graph[name].operands[0]) in inner:
+        name = operand
+    return operand
+
+
+def _count_named(node: Node) -> int:
+    """The leading dimensions that are indexed or batches."""
+    assert isinstance(node.attrs, ScatterAttrs)
+    return len(node.attrs.scatter_dims_to_operand_dims) + len(node.attrs.input_batching_dims)
+
+
+def _pays_in_place(graph: Graph, operand: Node) -> bool:
+    """Is it worth a launch of XLA's to leave most of an array as it is?  Not of one number repeated, which would have
+    to be written first."""
+    start = graph[stored_value(graph, operand.name)]
+    is_splat = start.op == "broadcast" and start.name in graph.embedded
+    return not is_splat and operand.array.bytes >= LEAST_IN_PLACE_BYTES
 
 
 def _is_taken(nodes: Graph | Draft, node: Node) -> bool:
@@ -103,22 +148,24 @@ def _is_taken(nodes: Graph | Draft, node: Node) -> bool:
 
 
 class _Scatter:
-    """One of them, with the leading dimensions that are indexed or batches as one: rows, of `count` updates of `row`
-    elements each."""
+    """Some of them, one into the other, with the leading dimensions that are indexed or batches as one: rows, of
+    `count` updates of `row` elements each.  parts: the one that adds first comes first."""
 
-    def __init__(self, node: Node, draft: Draft) -> None:
-        assert isinstance(node.attrs, ScatterAttrs)
-        self.node, self.draft, self.attrs = node, draft, node.attrs
-        self.scattered = node.attrs.scatter_dims_to_operand_dims
-        self.named = len(self.scattered) + len(node.attrs.input_batching_dims)
-        self.row = node.shape[self.named :]
-        self.rows = math.prod(node.shape[: self.named])
-        self.count = draft[node.operands[2]].array.size // math.prod(self.row)
+    def __init__(self, parts: Sequence[Node], draft: Draft) -> None:
+        self.parts, self.node, self.draft = parts, parts[-1], draft
+        named = _count_named(self.node)
+        self.row = self.node.shape[named:]
+        self.rows = math.prod(self.node.shape[:named])
+        self.count = sum(map(self.count_of, parts))
+
+    def count_of(self, part: Node) -> int:
+        return self.draft[part.operands[2]].array.size // math.prod(self.row)
 
     def put(self, *, scatters: bool) -> str:
         """The name of the result.  scatters: the sums are scattered; else rows look for theirs."""
-        place, position = self.sort(self.number_places())
-        sums = self.sum_places(self.gather(self.flatten_updates(), position), place)
+        place, position = self.sort(self.join([self.number_places(part) for part in self.parts]))
+        updates = self.join([self.flatten_updates(part) for part in self.parts])
+        sums = self.sum_places(self.gather(updates, position), place)
         return self.scatter(place, sums) if scatters else self.find_sums(place, sums)
 
     def find_sums(self, place: str, sums: str) -> str:
@@ -140,7 +187,7 @@ class _Scatter:
         is_own = self.compare("EQ", self.gather(place, last), row)
         if self.row:
             is_own = self.add("broadcast", DType.PRED, flat, (is_own,), BroadcastAttrs((0,)))
-        x = self.reshape(self.node.operands[0], flat)
+        x = self.reshape(self.parts[0].operands[0], flat)
         both = self.both("add", x, self.gather(sums, last))
         return self.reshape(self.select(is_own, both, x), self.node.shape)
 
@@ -157,25 +204,35 @@ class _Scatter:
         target = self.reshape(self.select(ends, place, nowhere), (self.count, 1))
         flat = (self.rows, *self.row)
         attrs = ScatterAttrs(tuple(range(1, len(flat))), (0,), (0,), 1, unique_indices=True)
-        operands = (self.reshape(node.operands[0], flat), target, sums)
+        operands = (self.reshape(self.parts[0].operands[0], flat), target, sums)
         name = self.draft.add(
             node, "scatter", ArrayType(node.dtype, flat), operands, attrs, node.regions
         )
         return self.reshape(name, node.shape)
 
-    def number_places(self) -> str:
-        """s32: the row that each update goes to, `rows` where there is none."""
-        count = (self.count,)
+    def join(self, arrays: Sequence[str]) -> str:
+        """One behind the other."""
+        if len(arrays) == 1:
+            return arrays[0]
+        first = self.draft[arrays[0]].array
+        shape = (self.count, *first.shape[1:])
+        return self.add("concatenate", first.dtype, shape, tuple(arrays), DimensionAttrs(0))
+
+    def number_places(self, part: Node) -> str:
+        """s32: the row that each update of a scatter goes to, `rows` where there is none."""
+        a = part.attrs
+        assert isinstance(a, ScatterAttrs)
+        count = (self.count_of(part),)
         tests: list[str] = []
         terms: list[str] = []
         stride = 1
-        for d in reversed(range(self.named)):
-            extent = self.node.shape[d]
-            if d in self.attrs.input_batching_dims:
-                column = self.number_batches(d)
+        for d in reversed(range(_count_named(part))):
+            extent = part.shape[d]
+            if d in a.input_batching_dims:
+                column = self.number_batches(part, d)
             else:
-                number = self.scattered.index(d)
-                column = self.reshape(add_column(self.node, self.draft, number), count)
+                number = a.scatter_dims_to_operand_dims.index(d)
+                column = self.reshape(add_column(part, self.draft, number), count)
                 known = self.draft[column].dtype
                 limits = np.iinfo(known.numpy)
                 if limits.max >= extent:
@@ -191,15 +248,16 @@ class _Scatter:
         inside = functools.reduce(lambda x, y: self.both("and", x, y), tests)
         return self.select(inside, place, self.splat(self.rows, DType.S32, count))
 
-    def number_batches(self, d: int) -> str:
+    def number_batches(self, part: Node, d: int) -> str:
         """s32: where along a batching dimension of the result each update belongs."""
-        a, indices = self.attrs, self.draft[self.node.operands[1]]
+        a = part.attrs
+        assert isinstance(a, ScatterAttrs)
         home = a.scatter_indices_batching_dims[a.input_batching_dims.index(d)]
         vector = a.index_vector_dim
-        shape = tuple(n for i, n in enumerate(indices.shape) if i != vector)
-        return self.reshape(
-            self.add("iota", DType.S32, shape, (), IotaAttrs(home - (vector < home))), (self.count,)
-        )
+        indices = self.draft[part.operands[1]].shape
+        shape = tuple(n for i, n in enumerate(indices) if i != vector)
+        numbers = self.add("iota", DType.S32, shape, (), IotaAttrs(home - (vector < home)))
+        return self.reshape(numbers, (self.count_of(part),))
 
     def sort(self, place: str) -> tuple[str, str]:
         """s32: the places in order, and for each the position of its update; of one place the first comes first."""
@@ -240,17 +298,16 @@ class _Scatter:
             "reduce", DType.S32, (self.count,), (x, init), DimensionsAttrs((1,)), (_sum(),)
         )
 
-    def flatten_updates(self) -> str:
+    def flatten_updates(self, part: Node) -> str:
         """[count, row ...]"""
-        updates = self.node.operands[2]
-        shape, windows = self.draft[updates].shape, self.attrs.update_window_dims
+        assert isinstance(part.attrs, ScatterAttrs)
+        updates, windows = part.operands[2], part.attrs.update_window_dims
+        shape = self.draft[updates].shape
         order = (*(d for d in range(len(shape)) if d not in windows), *windows)
         if order != tuple(range(len(shape))):
             moved = tuple(shape[d] for d in order)
-            updates = self.add(
-                "transpose", self.node.dtype, moved, (updates,), TransposeAttrs(order)
-            )
-        return self.reshape(updates, (self.count, *self.row))
+            updates = self.add("transpose", part.dtype, moved, (updates,), TransposeAttrs(order))
+        return self.reshape(updates, (self.count_of(part), *self.row))
 
     def sum_places(self, updates: str, place: str) -> str:
         """At each update the sum of its place so far, in f32, rounded once."""

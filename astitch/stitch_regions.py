@@ -51,7 +51,14 @@ def stitch_bodies(compilation: Compilation, path: str = "", *, tune: bool = Fals
                 name = f"{path}body_{len(bodies)}_"
                 rules = RegionRules(name, find_updates, leave_to_xla)
                 try:
-                    inner = compile_graph(region, compilation.gpu, tune=tune, region=rules)
+                    # What a loop carries XLA scatters to in place.
+                    inner = compile_graph(
+                        region,
+                        compilation.gpu,
+                        tune=tune,
+                        region=rules,
+                        ordered_scatters=False,
+                    )
                 except AstitchError as error:
                     notes.append(f"%{node.name}: a region is left to XLA: {error}")
                     continue

@@ -41,7 +41,6 @@ STEPS: dict[str, tuple[int, int, int]] = {
     "dense_residual_norm": (1, 1, 0),
     "bert_layer": (7, 6, 0),
     "bert_layer_backward": (13, 22, 0),
-    "scatter_add": (2, 0, 1),
     "sorts": (2, 0, 1),
     "windows": (2, 0, 1),
     "convolution_batch_norm": (1, 1, 0),

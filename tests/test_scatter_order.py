@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch import xla_engine
+from astitch import scatter_order, xla_engine
 from astitch.check import check_graph
 from astitch.compile import compile_graph
 from astitch.expand import expand
@@ -32,6 +32,11 @@ H100 = preset("h100")
 def lower(fn: Callable[..., Any], *arguments: np.ndarray) -> Graph:
     module = jax.jit(fn, keep_unused=True).lower(*arguments).compiler_ir("hlo")
     return simplify(check_graph(import_hlo(module.as_serialized_hlo_module_proto())))
+
+
+@pytest.fixture(autouse=True)
+def _any_array_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter_order, "LEAST_IN_PLACE_BYTES", 0)
 
 
 def order(graph: Graph, *, in_place: bool = True) -> Graph:
@@ -117,6 +122,52 @@ def test_a_number_repeated_needs_no_scatter() -> None:
     assert not list(scatters(graph))
     want = sum_rows(np.full(x.shape, 0.5), i, u)
     np.testing.assert_allclose(run_graph(graph, [i, u])[0], want, rtol=1e-5, atol=1e-5)
+
+
+def test_small_arrays_are_not_scattered_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, i, u = draw(9, (4,), (12,))
+    monkeypatch.setattr(scatter_order, "LEAST_IN_PLACE_BYTES", x.nbytes + 1)
+    assert not list(scatters(order(lower(add_rows, x, i, u))))
+    monkeypatch.setattr(scatter_order, "LEAST_IN_PLACE_BYTES", x.nbytes)
+    assert len(list(scatters(order(lower(add_rows, x, i, u))))) == 1
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("dense", [True, False])
+def test_what_goes_to_one_array_is_one_sum(in_place: bool, dense: bool) -> None:
+    """The gradient of a table that is read three times, once with other shapes, and used as it is where `dense`."""
+    random = np.random.default_rng(0)
+    table = random.normal(size=(13, 4)).astype("f4")
+    reads = [random.integers(0, 13, size=s).astype("i4") for s in ((5,), (2, 9), (3, 1, 4))]
+    weights = [random.normal(size=(*i.shape, 4)).astype("f4") for i in reads]
+
+    def total(table: Any, *arguments: Any) -> Any:
+        words, others = arguments[:3], arguments[3:]
+        found = sum(jnp.sum(table[i] * w) for i, w in zip(words, others, strict=True))
+        return found + (jnp.sum(table**2) if dense else 0)
+
+    graph = lower(jax.grad(total), table, *reads, *weights)
+    assert sum(node.op == "scatter" for node in graph) == 3
+    ordered = order(graph, in_place=in_place)
+    assert [a.unique_indices for a in scatters(ordered)] == [True] * (in_place and dense)
+    assert sum(node.op == "reduce-window" for node in ordered) == 1
+    want = 2 * table.astype("f8") if dense else np.zeros(table.shape)
+    for i, w in zip(reads, weights, strict=True):
+        np.add.at(want, i, w)
+    (found,) = run_graph(ordered, [table, *reads, *weights])
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_scattered_sum_that_is_wanted_itself_stays_one() -> None:
+    x, i, u = draw(9, (4,), (12,))
+
+    def fn(x: Any, i: Any, u: Any) -> Any:
+        first = add_rows(x, i, u)
+        return first, add_rows(first, i, 2 * u)
+
+    found = run_graph(order(lower(fn, x, i, u), in_place=False), [x, i, u])
+    for factor, result in zip((1, 3), found, strict=True):
+        np.testing.assert_allclose(result, sum_rows(x, i, factor * u), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("in_place", [True, False])

@@ -5,6 +5,7 @@ The tests of test_tf_functions.py and test_tf_models.py run here too, on the GPU
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,15 +27,9 @@ TF32 = {"rtol": 1e-2, "atol": 2e-3}
 """Products may use it on a GPU; XLA's, on the host, do not."""
 
 OF_THE_HOST = {
-    # They set ASTITCH_ENGINE, or begin a process of their own.
-    "test_a_decorated_function_has_what_tf_function_has",
-    "test_a_decorated_function_is_astitch_s_when_disabled",
-    "test_a_tf_function_keeps_its_options",
-    "test_buckets_compile_once_for_many_sizes",
-    "test_buckets_cut_only_rows",
-    "test_decorated_functions_are_saved_as_plain_tensorflow",
-    "test_decorated_methods",
+    # They begin a process of their own, or look at the engine that was asked for.
     "test_mirrored_strategy_on_two_devices",
+    "test_off_keeps_the_other_options_of_each_block",
     "test_the_benchmark_measures_both",
     # They start no kernel.
     "test_gradients_of_loops_are_kernels_too",
@@ -44,7 +39,10 @@ globals().update(
     (name, value)
     for module in (test_tf_functions, test_tf_models, test_tf_workloads)
     for name, value in vars(module).items()
-    if name.startswith("test_") and callable(value) and name not in OF_THE_HOST
+    if name.startswith("test_")
+    and callable(value)
+    and name not in OF_THE_HOST
+    and "ASTITCH_ENGINE" not in inspect.getsource(value)
 )
 
 

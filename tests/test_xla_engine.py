@@ -969,8 +969,11 @@ def test_bodies_have_kernels_where_that_is_turned_on(monkeypatch: pytest.MonkeyP
 def test_bodies_are_tuned_where_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def compile_region(graph: Graph, gpu: Any, *, tune: bool, region: Any) -> Compilation:
+    def compile_region(
+        graph: Graph, gpu: Any, *, tune: bool, region: Any, ordered_scatters: bool
+    ) -> Compilation:
         asked.append((region.prefix, tune))
+        assert not ordered_scatters
         return compile_graph(graph, gpu, region=region)
 
     monkeypatch.setattr("astitch.stitch_regions.compile_graph", compile_region)
