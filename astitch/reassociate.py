@@ -1,12 +1,13 @@
 """Graph -> Graph: sums in another order, so that reductions wait less and scattered sums need no array of zeros.
 
 A reduce that reads the result of another over the same elements costs a block barrier where rows stay on chip, and a
-global barrier and one more reading of memory where they do not.  Four rules, all of them exact in real numbers:
+global barrier and one more reading of memory where they do not.  Five rules, all of them exact in real numbers:
 
     sum(r * a) = r * sum(a)               r constant along the sum and itself the child of a reduce
     mean(a), sum((a - mean(a))^2)         one reduce of (count, mean, M2), joined by Chan's formula
     max(a), sum(exp(a - max(a)))          one reduce of (max, sum), the sums rescaled to the larger max
     y + scatter(0, i, u)                  scatter(y, i, u), as XLA has it: the gradient of a table that is read twice
+    sum over the batches of a product     a product whose sum goes over them: the gradient of a weight in TensorFlow
 
 The first is applied wherever it makes a sum wait for fewer others; the joint ones only where the reduced elements do
 not stay on chip, for there two plain passes over registers are quicker and as accurate.  Rounding moves by a few units
@@ -26,6 +27,7 @@ from astitch.ir import (
     BroadcastAttrs,
     ConstantAttrs,
     DimensionsAttrs,
+    DotAttrs,
     DType,
     GetTupleElementAttrs,
     Graph,
@@ -34,6 +36,7 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
+from astitch.matmul import canonical_dot
 from astitch.ops import monoid_of
 from astitch.simplify import Draft, Log, keep_live_nodes, read_splat, rewrite_graph
 
@@ -53,7 +56,7 @@ def reassociate(graph: Graph, log: Log | None = None) -> Graph:
     graph: simplified.  Regions are left as they are.  `log` hears of every rule that fires.
     """
     heard: Log = log or (lambda rule, node: None)
-    graph = scatter_into_addends(graph, heard)
+    graph = _contract_batches(scatter_into_addends(graph, heard), heard)
     if sum(node.op == "reduce" for node in graph) < 2:
         return graph
     return _hoist_factors(_join_reductions(graph, heard), heard)
@@ -348,6 +351,56 @@ def _adds_scattered(node: Node) -> bool:
         and isinstance(node.type, ArrayType)
         and monoid_of(node.regions[0]) == "add"
     )
+
+
+# ---- sums of products
+
+
+def _contract_batches(graph: Graph, log: Log) -> Graph:
+    """sum(dot(x, y), batch dimensions) -> dot(x, y) that contracts them; no product of a batch is written."""
+    if not {"dot", "reduce"} <= {node.op for node in graph}:
+        return graph
+
+    def contract(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
+        if not (_is_reduce(node, "add") and _is_zero(draft, node.operands[1])):
+            return None
+        product = draft[node.operands[0]]
+        a = product.attrs
+        if not isinstance(a, DotAttrs) or not _is_read_once(graph, product.name):
+            return None
+        reduced = _reduced(node)
+        if not all(d < len(a.lhs_batch) for d in reduced):
+            return None
+        pairs = list(zip(a.lhs_batch, a.rhs_batch, strict=True))
+        kept = [pair for d, pair in enumerate(pairs) if d not in reduced]
+        summed = [
+            *(pairs[d] for d in reduced),
+            *zip(a.lhs_contracting, a.rhs_contracting, strict=True),
+        ]
+        attrs = replace(
+            a,
+            lhs_contracting=tuple(pair[0] for pair in summed),
+            rhs_contracting=tuple(pair[1] for pair in summed),
+            lhs_batch=tuple(pair[0] for pair in kept),
+            rhs_batch=tuple(pair[1] for pair in kept),
+        )
+        types = [draft[operand].array for operand in product.operands]
+        if _count_copies(attrs, *types) > _count_copies(a, *types):
+            return None
+        log("contract_batches", node.name)
+        return draft.put(Node(node.name, "dot", node.type, product.operands, attrs))
+
+    return rewrite_graph(graph, log, contract)
+
+
+def _is_read_once(graph: Graph, name: str) -> bool:
+    return name in graph.nodes and len(graph.users[name]) == 1 and name not in graph.outputs
+
+
+def _count_copies(attrs: DotAttrs, lhs: ArrayType, rhs: ArrayType) -> int:
+    """Operands that a library's product reads as copies in another order."""
+    dot = canonical_dot(attrs, lhs, rhs)
+    return sum(operand.permutation is not None for operand in (dot.lhs, dot.rhs))
 
 
 # ---- factors out of sums

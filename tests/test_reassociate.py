@@ -473,3 +473,44 @@ def test_a_tower_of_squares_is_walked_once() -> None:
         value = g.same("multiply", value, value)
     graph = g.build(g.reduce(value, (1,), "add", name="total"))
     assert len(reassociate(simplify(graph))) < 2 * len(graph)
+
+
+# ---- sums of products
+
+
+def normals(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [normal(rng, *shape) for shape in shapes]
+
+
+BATCHES = {
+    # TensorFlow's gradient of a dense layer: a product for each sequence, then their sum.
+    "weights": ("bsm,bsn->bmn", (0,), [(3, 5, 4), (3, 5, 6)], "dot"),
+    "of two": ("absm,absn->abmn", (0, 1), [(2, 3, 5, 4), (2, 3, 5, 6)], "dot"),
+    "outer of two": ("absm,absn->abmn", (0,), [(2, 3, 5, 4), (2, 3, 5, 6)], "reduce"),
+    "rows": ("bsm,bsn->bmn", (1,), [(3, 5, 4), (3, 5, 6)], "reduce"),
+    "in another order": ("sbm,bsn->bmn", (0,), [(5, 3, 4), (3, 5, 6)], "reduce"),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_sums_over_batches_of_a_product_are_one_product(case: str) -> None:
+    """Where both operands lie so that a library reads them in place: what would be copied first is summed later."""
+    subscripts, axes, shapes, wanted = BATCHES[case]
+    arguments = normals(*shapes)
+    graph = imported(lambda x, y: jnp.einsum(subscripts, x, y).sum(axes), *arguments)
+    after = reassociate(graph)
+    assert after[after.outputs[0]].op == wanted
+    assert fired(graph) == {}
+    found = run_graph(check_graph(after), arguments)[0]
+    want = np.einsum(subscripts, *(a.astype("f8") for a in arguments)).sum(axes)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_that_others_read_stays() -> None:
+    def fn(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        z = jnp.einsum("bsm,bsn->bmn", x, y)
+        return z.sum(0), jnp.tanh(z)
+
+    after = reassociate(imported(fn, *normals((3, 5, 4), (3, 5, 6))))
+    assert sum(node.op == "reduce" for node in after) == 1
