@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from astitch.nvrtc import open_driver
+from astitch.cuda_driver import open_driver
 
 
 @dataclass(frozen=True, slots=True)

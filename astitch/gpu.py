@@ -11,6 +11,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from astitch.cuda_driver import read_attributes
 from astitch.errors import AstitchError
 
 REGISTER_UNIT = 256
@@ -207,7 +208,7 @@ def preset(name: str) -> Gpu:
         ) from None
 
 
-# cudaDeviceAttr: CuPy exposes the query, not the names.
+# CUdevice_attribute of cuda.h.
 _ATTRIBUTE = {
     "warp_size": 10,
     "clock_khz": 13,
@@ -228,30 +229,20 @@ _ATTRIBUTE = {
 
 
 def from_device(device: int = 0, *, measure: bool = False) -> Gpu:
-    """The Gpu of CUDA device number `device`, asked through CuPy.
+    """The Gpu of CUDA device number `device`, as the driver describes it.
 
     The limits are the device's own.  What no attribute says (measured bandwidth, launch and barrier
     cost) comes from the preset of the same device, or else from the memory's data and the nearest one.
-    measure: time a copy for the bandwidth instead (0.1 s, 1 GiB of the device's memory).
-    Raises AstitchError without CuPy or without the device.
+    measure: time a copy for the bandwidth instead (0.1 s, 1 GiB of the device's memory), which needs CuPy.
+    Raises AstitchError without the device.
     """
     try:
-        runtime: Any = importlib.import_module("cupy").cuda.runtime
-    except ImportError as error:
-        raise AstitchError(
-            f"asking for CUDA device {device} needs CuPy: {error}\n"
-            f"  install astitch[cuda13] (or [cuda12]), or name a preset: {', '.join(PRESETS)}"
-        ) from None
-    try:
-        has = {
-            key: int(runtime.deviceGetAttribute(number, device))
-            for key, number in _ATTRIBUTE.items()
-        }
-    except Exception as error:  # CuPy's CUDARuntimeError; its class exists only where CuPy does
+        has = read_attributes(device, _ATTRIBUTE)
+    except AstitchError as error:
         raise AstitchError(
             f"CUDA device {device} cannot be asked: {error}\n"
             f"  check nvidia-smi, or name a preset: {', '.join(PRESETS)}"
-        ) from error
+        ) from None
     major, minor = has.pop("major"), has.pop("minor")
     clock_ghz = has.pop("clock_khz") / 1e6
     peak_gbs = 2 * has.pop("memory_clock_khz") * 1e3 * has.pop("memory_bus_bits") / 8 / 1e9

@@ -532,10 +532,11 @@ def _name_of(fn: Any) -> str:
 
 def target_gpu() -> Gpu:
     """The GPU that programs inside XLA are planned for."""
-    from astitch.executor import current_gpu
     from astitch.gpu import from_device
+    from astitch.xla_island import default_gpu
 
-    return from_device(current_gpu())
+    device = default_gpu()
+    return from_device(0 if device is None else device.local_hardware_id)
 
 
 @dataclass(frozen=True)
@@ -801,7 +802,8 @@ class Compiled:
 
 
 def choose_engine(asked: str | None = None) -> str:
-    """The engine, "xla", "executor" or "host": as asked, or as ASTITCH_ENGINE says, else a GPU's if CuPy sees one.
+    """The engine, "xla", "executor" or "host": as asked, or as ASTITCH_ENGINE says, else a GPU's if there is one that
+    JAX or CuPy can use.
 
     Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
     """
@@ -810,6 +812,12 @@ def choose_engine(asked: str | None = None) -> str:
     wanted = asked or options.engine()
     if wanted == "host":
         return wanted
+    if wanted != "executor":
+        missing = _miss_for_xla()
+        if not missing:
+            return "xla"
+        if wanted == "xla":
+            raise EngineUnavailable(f"the engine xla was asked for, but {missing}")
     if not count_gpus():
         if wanted is None:
             _warn_no_gpu()
@@ -819,24 +827,20 @@ def choose_engine(asked: str | None = None) -> str:
             f"{name}, but CuPy sees no GPU\n"
             "  install astitch[cuda13] or astitch[cuda12] and a driver, or set ASTITCH_ENGINE=host"
         )
-    if wanted == "executor":
-        return wanted
-    if missing := _miss_for_xla():
-        if wanted == "xla":
-            raise EngineUnavailable(f"the engine xla was asked for, but {missing}")
-        return "executor"
-    return "xla"
+    return "executor"
 
 
 def _miss_for_xla() -> str:
     """What keeps programs from running inside XLA here, and what to do; nothing: the empty string."""
-    from astitch.executor import current_gpu
+    from astitch.cuda_driver import count_devices
     from astitch.xla_engine import FIRST_JAX, has_target
-    from astitch.xla_island import find_device
+    from astitch.xla_island import default_gpu
 
+    if not count_devices():
+        return "CUDA's driver sees no GPU\n  check nvidia-smi, or use the engine host"
     if not has_target():
         return f"JAX is older than {'.'.join(map(str, FIRST_JAX))}\n  install a newer one, or use the engine executor"
-    if find_device("gpu", current_gpu()) is None:
+    if default_gpu() is None:
         return (
             "JAX has no GPU here\n  install jax[cuda13] or jax[cuda12], or use the engine executor"
         )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from astitch.cuda_driver import driver_version
 from astitch.errors import KernelCompileError
 
 FLAGS: tuple[str, ...] = (
@@ -185,24 +186,6 @@ def _find_nvrtcs() -> tuple[Nvrtc, ...]:
         nvrtc.version: nvrtc for nvrtc in reversed(opened)
     }  # of equal ones the first found
     return tuple(by_version[version] for version in sorted(by_version, reverse=True))
-
-
-@functools.cache
-def open_driver() -> ctypes.CDLL | None:
-    """CUDA's driver, None on a machine without one."""
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-
-
-@functools.cache
-def driver_version() -> tuple[int, int] | None:
-    """The CUDA version of the driver, None on a machine without one."""
-    driver, version = open_driver(), ctypes.c_int()
-    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) or version.value == 0:
-        return None
-    return version.value // 1000, version.value % 1000 // 10
 
 
 def choose_nvrtc(arch: str) -> Choice:

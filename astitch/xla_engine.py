@@ -24,6 +24,7 @@ from astitch import kernel_ir as k
 from astitch import options
 from astitch.build_program import make_cuda_kernel
 from astitch.compile import Compilation, compile_graph, pause_collector
+from astitch.cuda_driver import driver_version
 from astitch.driver_ahead import Unit, assemble_ahead
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.epilogues import find_epilogues
@@ -56,7 +57,6 @@ from astitch.nvrtc import (
     choose_nvrtc,
     compile_many_cuda,
     count_threads,
-    driver_version,
     show_version,
 )
 from astitch.plan import Plan

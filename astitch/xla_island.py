@@ -52,6 +52,19 @@ def find_device(platform: str, number: int = 0) -> Any | None:
     return next((d for d in devices if d.local_hardware_id == number), None)
 
 
+def default_gpu() -> Any | None:
+    """JAX's GPU on which it computes unless told otherwise; None where JAX is not installed or has none."""
+    try:
+        import jax
+
+        devices = jax.local_devices(backend="gpu")
+    except (ImportError, RuntimeError):
+        return None
+    settings: Any = jax.config
+    wanted = settings.jax_default_device
+    return wanted if wanted in devices else devices[0]
+
+
 def host_device() -> Any:
     """JAX's CPU.  Raises EngineUnavailable."""
     device = find_device("cpu")

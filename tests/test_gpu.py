@@ -1,15 +1,20 @@
-"""Presets, CUDA's occupancy rule, and the device asked through a stand-in for CuPy."""
+"""Presets, CUDA's occupancy rule, and the device as a stand-in for CUDA's driver describes it."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import itertools
-import sys
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from astitch import gpu
+from astitch import cuda_driver, gpu
 from astitch.errors import AstitchError
 from astitch.gpu import Gpu, from_device, preset
 from astitch.nvrtc import compile_cuda
@@ -98,46 +103,73 @@ def test_max_registers_is_the_last_that_fits(block: int, blocks: int) -> None:
         assert device.blocks_per_sm(block, most + 1, 0) < blocks
 
 
-def _cupy_of(device: Gpu, memory_clock_khz: int, memory_bus_bits: int) -> SimpleNamespace:
-    """A stand-in for CuPy that answers with the attributes of `device`."""
-    arch = int(device.arch[3:])
-    answers = {
-        "major": arch // 10,
-        "minor": arch % 10,
-        "clock_khz": round(device.clock_ghz * 1e6),
-        "memory_clock_khz": memory_clock_khz,
-        "memory_bus_bits": memory_bus_bits,
-    }
-    by_number = {
-        number: answers[key] if key in answers else getattr(device, key)
-        for key, number in gpu._ATTRIBUTE.items()
-    }
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Gpu, int, int], None]]:
+    """Puts a driver in place whose device 0 has the attributes of a Gpu."""
 
-    def attribute(number: int, device_number: int) -> int:
-        if device_number != 0:
-            raise RuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
-        return by_number[number]
+    def put(device: Gpu, memory_clock_khz: int, memory_bus_bits: int) -> None:
+        arch = int(device.arch[3:])
+        answers = {
+            "major": arch // 10,
+            "minor": arch % 10,
+            "clock_khz": round(device.clock_ghz * 1e6),
+            "memory_clock_khz": memory_clock_khz,
+            "memory_bus_bits": memory_bus_bits,
+        }
+        by_number = {
+            number: answers[key] if key in answers else getattr(device, key)
+            for key, number in gpu._ATTRIBUTE.items()
+        }
+        monkeypatch.setattr(cuda_driver, "open_driver", lambda: make_driver(by_number))
 
-    runtime = SimpleNamespace(deviceGetAttribute=attribute)
-    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    cuda_driver.count_devices.cache_clear()
+    yield put
+    cuda_driver.count_devices.cache_clear()
 
 
-def test_from_device_recognises_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", _cupy_of(preset("h100"), 2_619_000, 5120))
+def make_driver(attributes: Mapping[int, int]) -> Any:
+    """libcuda with one device, compiled, so that what is passed to it is what the real one gets."""
+    cases = "".join(f"case {n}: *value = {v}; return 0;" for n, v in attributes.items())
+    text = f"""
+    int cuInit(unsigned flags) {{ return flags; }}
+    int cuDeviceGetCount(int* count) {{ *count = 1; return 0; }}
+    int cuDeviceGet(int* device, int number) {{ *device = number + 7; return number != 0; }}
+    int cuDeviceGetAttribute(int* value, int attribute, int device) {{
+      if (device != 7) return 101;
+      switch (attribute) {{ {cases} default: return 1; }}
+    }}
+    int cuGetErrorName(int status, const char** name) {{
+      *name = status == 1 ? "CUDA_ERROR_INVALID_VALUE" : 0;
+      return 0;
+    }}
+    int cuDriverGetVersion(int* version) {{ *version = 13000; return 0; }}
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "libcuda.so"
+        command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+        subprocess.run(command, input=text, text=True, check=True)
+        return ctypes.CDLL(str(library))
+
+
+Say = Callable[[Gpu, int, int], None]
+
+
+def test_from_device_recognises_a_preset(say: Say) -> None:
+    say(preset("h100"), 2_619_000, 5120)
     assert from_device() == preset("h100")
 
 
-def test_from_device_tells_h200_from_h100(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", _cupy_of(preset("h200"), 3_201_000, 6144))
+def test_from_device_tells_h200_from_h100(say: Say) -> None:
+    say(preset("h200"), 3_201_000, 6144)
     assert from_device() == preset("h200")
 
 
-def test_from_device_of_an_unknown_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_device_of_an_unknown_device(say: Say) -> None:
     l4 = dataclasses.replace(
         preset("a100"), arch="sm_89", sms=58, max_threads_per_sm=1536, max_blocks_per_sm=24,
         shared_per_sm_bytes=100 * 1024, shared_per_block_bytes=99 * 1024,
     )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "cupy", _cupy_of(l4, 6_251_000, 192))
+    say(l4, 6_251_000, 192)
     found = from_device()
     assert found.name == "sm_89x58"
     assert found.bandwidth_gbs == pytest.approx(270, rel=0.01)
@@ -145,13 +177,26 @@ def test_from_device_of_an_unknown_device(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.blocks_per_sm(256, 32, 0) == 6
 
 
-def test_from_device_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(AstitchError, match=r"needs CuPy.*\n  install astitch\[cuda13\]"):
+def test_from_device_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, say: Say) -> None:
+    monkeypatch.setattr(cuda_driver, "open_driver", lambda: None)
+    with pytest.raises(AstitchError, match=r"no driver: libcuda.*\n  check nvidia-smi"):
         from_device()
-    monkeypatch.setitem(sys.modules, "cupy", _cupy_of(preset("h100"), 2_619_000, 5120))
-    with pytest.raises(AstitchError, match="CUDA device 3 cannot be asked: .*invalid device"):
-        from_device(3)
+    cuda_driver.count_devices.cache_clear()
+    say(preset("h100"), 2_619_000, 5120)
+    for number in (3, -1):
+        with pytest.raises(AstitchError, match=f"device {number} cannot be asked: .*sees 1 dev"):
+            from_device(number)
+    with pytest.raises(AstitchError, match="^CUDA_ERROR_INVALID_VALUE$"):
+        cuda_driver.read_attributes(0, {"nothing": 9999})
+
+
+@pytest.mark.parametrize("driver", [None, "refuses"])
+def test_no_devices_are_counted(driver: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses = SimpleNamespace(cuInit=lambda flags: 100)
+    monkeypatch.setattr(cuda_driver, "open_driver", lambda: refuses if driver else None)
+    cuda_driver.count_devices.cache_clear()
+    assert cuda_driver.count_devices() == 0
+    cuda_driver.count_devices.cache_clear()
 
 
 @pytest.mark.gpu

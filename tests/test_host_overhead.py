@@ -13,7 +13,7 @@ from benchmarks import host_overhead
 def test_rows_reasons_and_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
+    monkeypatch.setattr("astitch.cuda_driver.count_devices", lambda: 0)
     file = tmp_path / "overhead.json"
     engines = ["jax.jit", "xla", "host"]
     host_overhead.main(
@@ -27,4 +27,4 @@ def test_rows_reasons_and_file(
     assert all(row[name] > 0 for row in rows for name in ("idle_us", "queued_us", "kept_us"))
     *lines, missing = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + len(rows)
-    assert missing == "xla: engine='xla', but CuPy sees no GPU"
+    assert missing == "xla: the engine xla was asked for, but CUDA's driver sees no GPU"

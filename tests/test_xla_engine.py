@@ -1069,8 +1069,8 @@ def test_the_module_is_stablehlo_with_one_function_for_xla(meeting: Compilation)
 
 
 def test_xla_is_not_there_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
-    with pytest.raises(EngineUnavailable, match="engine='xla', but CuPy sees no GPU\n"):
+    monkeypatch.setattr("astitch.cuda_driver.count_devices", lambda: 0)
+    with pytest.raises(EngineUnavailable, match="xla was asked for, but CUDA's driver sees no GPU"):
         astitch.jit(lambda x: x, engine="xla")(np.ones(3))
 
 
