@@ -257,6 +257,7 @@ def compile_graph(
         short = timed("hoist", lambda: simplify(check_graph(hoist_planned(short, loops))))
     long = timed("expand", lambda: expand(short, keep=region.keep(short) if region else ()))
     if ordered_scatters:
+        assert not region, "scatters of a region write over what it carries"
         long = timed(
             "order_scatters",
             lambda: _put_scatters_in_order(long, in_place=scatters_in_place),
@@ -288,7 +289,8 @@ def compile_graph(
 
 def _put_scatters_in_order(graph: Graph, *, in_place: bool = False) -> Graph:
     """order_scatters, whose running sums are expanded like others."""
-    return expand(check_graph(order_scatters(graph, in_place=in_place)))
+    ordered = order_scatters(graph, in_place=in_place)
+    return graph if ordered is graph else expand(check_graph(ordered))
 
 
 def refuse_outside(program: Program, kernels: Collection[str] = ()) -> None:

@@ -126,8 +126,9 @@ def export_library_calls(calls: Iterable[LibraryCall]) -> bytes:
 def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
     """Hands on what begins to tune the library calls around scopes; the end of the block waits until all is measured.
 
-    So nothing else is measured on the GPU at that time.  What XLA makes of its choice then, a second's work of which
-    nothing is wanted, goes on behind the block's end.  An error in the block does not wait, and one of the tuning is
+    So nothing else is measured on the GPU at that time: one pass of XLA's measures products and what is fused (jaxlib
+    0.11).  What XLA makes of its choice then, a second's work of which nothing is wanted, goes on behind the block's
+    end.  An error in the block does not wait, and one of the tuning is
     not told: the program compiles without it, and what XLA refuses it refuses again.  device: JAX's; with None nothing
     is tuned.  Nor is it where JAX runs in several processes: XLA has them share the measurements, and not all of them
     need compile.
@@ -137,13 +138,15 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
     begun: list[Future[Any]] = []
     pool = ThreadPoolExecutor(1, "astitch-tune")
 
-    with tempfile.TemporaryDirectory(prefix="astitch_tuned_") as folder:
+    # XLA may write while the folder goes: that is an error of its own, which is not told.
+    with tempfile.TemporaryDirectory(prefix="astitch_tuned_", ignore_cleanup_errors=True) as folder:
         measured = Path(folder) / "measured.pb"
 
         def begin(scopes: Scopes) -> None:
             if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:
                 return
             # One module: XLA measures several no faster, and each has a second of its own.
+            assert not begun, "scopes are announced once"
             if calls := find_library_calls(scopes):
                 begun.append(pool.submit(_tune, calls, device, measured))
 

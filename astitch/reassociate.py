@@ -46,6 +46,10 @@ SUMMED = frozenset({DType.F32, DType.F64})
 MAX_FACTORS = 8
 """Factors that leave one sum: powers of a factor would leave as many times as they are multiplied."""
 
+LEAST_OF_OPERANDS = 4
+"""How many times larger than the products of all batches what they are made of may be, for one product to pay: a long
+sum that gives little leaves most of a GPU idle."""
+
 ON_CHIP_BYTES = 64 * 1024
 """A row of at most this size is taken to stay in one block's registers or shared memory."""
 
@@ -312,8 +316,7 @@ def scatter_into_addends(graph: Graph, log: Log | None = None) -> Graph:
     stands_for: dict[str, str] = {}  # a new sum -> the node of the graph that it replaces
 
     def is_read_once(name: str) -> bool:
-        old = stands_for.get(name, name)
-        return old in graph.nodes and len(graph.users[old]) == 1 and old not in graph.outputs
+        return _is_read_once(graph, stands_for.get(name, name))
 
     def find_scatters(draft: Draft, name: str) -> list[Node]:
         """The scatters from a sum down to the zeros that they start with; none where it is something else."""
@@ -385,6 +388,8 @@ def _contract_batches(graph: Graph, log: Log) -> Graph:
             rhs_batch=tuple(pair[1] for pair in kept),
         )
         types = [draft[operand].array for operand in product.operands]
+        if product.array.size * LEAST_OF_OPERANDS < sum(type_.size for type_ in types):
+            return None
         if _count_copies(attrs, *types) > _count_copies(a, *types):
             return None
         log("contract_batches", node.name)

@@ -120,30 +120,33 @@ def _count_named(node: Node) -> int:
 
 def _pays_in_place(graph: Graph, operand: Node) -> bool:
     """Is it worth a launch of XLA's to leave most of an array as it is?  Not of one number repeated, which would have
-    to be written first."""
+    to be written first, nor of a type that is summed in a wider one, where a sum may fit only with what it is added to.
+    """
     start = graph[stored_value(graph, operand.name)]
     is_splat = start.op == "broadcast" and start.name in graph.embedded
-    return not is_splat and operand.array.bytes >= LEAST_IN_PLACE_BYTES
+    wide = operand.dtype is DType.F32
+    return wide and not is_splat and operand.array.bytes >= LEAST_IN_PLACE_BYTES
 
 
-def _is_taken(nodes: Graph | Draft, node: Node) -> bool:
+def _is_taken(graph: Graph, node: Node) -> bool:
     a = node.attrs
     if not isinstance(a, ScatterAttrs) or len(node.operands) != 3 or a.unique_indices:
         return False
     if node.dtype not in SUMMED or monoid_of(node.regions[0]) != "add":
         return False
-    shape, (x, _, updates) = node.shape, (nodes[o].array for o in node.operands)
+    shape, (x, _, updates) = node.shape, (graph[o].array for o in node.operands)
     named = sorted((*a.scatter_dims_to_operand_dims, *a.input_batching_dims))
     no_window = sorted((*a.inserted_window_dims, *a.input_batching_dims))
     leading = named == list(range(len(named))) == no_window
     whole = tuple(updates.shape[d] for d in sorted(a.update_window_dims)) == shape[len(named) :]
-    if not leading or not whole:
+    if not named or not leading or not whole:
         return False
     if not x.dtype == updates.dtype == node.dtype:
         return False
     rows = math.prod(shape[: len(named)])
     count = updates.size // max(math.prod(shape[len(named) :]), 1)
-    # Places and positions are s32; each update that goes nowhere has a place of its own behind all others.
+    # Places and positions are s32; each update that goes nowhere has a place of its own behind all others (of several
+    # scatters that are one sum it may be a negative one, where nothing is written either).
     return count > 1 and 0 < rows < (1 << 31) - count
 
 
@@ -188,7 +191,8 @@ class _Scatter:
         if self.row:
             is_own = self.add("broadcast", DType.PRED, flat, (is_own,), BroadcastAttrs((0,)))
         x = self.reshape(self.parts[0].operands[0], flat)
-        both = self.both("add", x, self.gather(sums, last))
+        both = self.both("add", self.convert(x, DType.F32), self.gather(sums, last))
+        both = self.convert(both, self.node.dtype)  # rounded once
         return self.reshape(self.select(is_own, both, x), self.node.shape)
 
     def scatter(self, place: str, sums: str) -> str:
@@ -310,7 +314,7 @@ class _Scatter:
         return self.reshape(updates, (self.count_of(part), *self.row))
 
     def sum_places(self, updates: str, place: str) -> str:
-        """At each update the sum of its place so far, in f32, rounded once."""
+        """f32: at each update the sum of its place so far."""
         shape = (self.count, *self.row)
         places = self.convert(place, DType.S64)
         if self.row:
@@ -322,8 +326,7 @@ class _Scatter:
         init = self.add("constant", DType.S64, (), (), ConstantAttrs(Literal.of(nothing)))
         attrs = running_window(len(shape), Running(0, False), self.count)
         words = self.add("reduce-window", DType.S64, shape, (words, init), attrs, (_join(),))
-        sums = self.add("bitcast-convert", DType.F32, shape, (self.convert(words, DType.U32),))
-        return self.convert(sums, self.node.dtype)
+        return self.add("bitcast-convert", DType.F32, shape, (self.convert(words, DType.U32),))
 
     # -- single ops --
 
@@ -350,6 +353,8 @@ class _Scatter:
         return self.add("select", self.draft[x].dtype, self.draft[x].shape, (where, x, y))
 
     def convert(self, x: str, dtype: DType) -> str:
+        if self.draft[x].dtype is dtype:
+            return x
         return self.add("convert", dtype, self.draft[x].shape, (x,))
 
     def reshape(self, x: str, shape: Sequence[int]) -> str:

@@ -76,7 +76,7 @@ from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_region
 from astitch.stitch_scope import Scope, Scopes
 from astitch.storage import storage_name, storage_type
 from astitch.trace import trace_compilation
-from astitch.xla_island import find_device, to_stablehlo
+from astitch.xla_island import default_gpu, to_stablehlo
 
 TARGET = "__gpu$xla.gpu.ptx"
 """The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""
@@ -1185,7 +1185,7 @@ class Stitched:
         with self._lock:
             if self._made is None:
                 tune = options.tune() if self._tune is None else self._tune
-                device = find_device("gpu")
+                device = default_gpu()
 
                 def assemble(kernels: Sequence[XlaKernel]) -> None:
                     if device is not None and self._code is Code.PTX:

@@ -249,7 +249,7 @@ def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
     jit_module = importlib.import_module("astitch.jit")
     monkeypatch.setattr(jit_module, "choose_engine", lambda asked=None: "xla")
     monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
-    monkeypatch.setattr(xla_engine, "find_device", lambda platform: f"the {platform}")
+    monkeypatch.setattr(xla_engine, "default_gpu", lambda: "the gpu")
     monkeypatch.setattr(xla_engine, "choose_code", lambda arch: code)
     compile_for_xla = xla_engine.compile_for_xla
     monkeypatch.setattr(

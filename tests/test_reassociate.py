@@ -486,6 +486,7 @@ def normals(*shapes: tuple[int, ...]) -> list[np.ndarray]:
 BATCHES = {
     # TensorFlow's gradient of a dense layer: a product for each sequence, then their sum.
     "weights": ("bsm,bsn->bmn", (0,), [(3, 5, 4), (3, 5, 6)], "dot"),
+    "little of much": ("bsm,bsn->bmn", (0,), [(3, 60, 4), (3, 60, 6)], "reduce"),
     "of two": ("absm,absn->abmn", (0, 1), [(2, 3, 5, 4), (2, 3, 5, 6)], "dot"),
     "outer of two": ("absm,absn->abmn", (0,), [(2, 3, 5, 4), (2, 3, 5, 6)], "reduce"),
     "rows": ("bsm,bsn->bmn", (1,), [(3, 5, 4), (3, 5, 6)], "reduce"),

@@ -140,6 +140,21 @@ def test_what_is_dear_is_kept() -> None:
     assert not any(graph[name].op in ("xor", "shift-left") for name in again)
 
 
+@pytest.mark.parametrize(("rows", "kept"), [(64, False), (4096, True)])
+def test_lookups_in_a_small_table_are_done_again(rows: int, kept: bool) -> None:
+    """In one that is hardly smaller than what is looked up, each lookup reads memory."""
+
+    def fn(table: jax.Array, index: jax.Array, x: jax.Array, w: jax.Array) -> Any:
+        found = table[index] + x
+        return (jnp.tanh(found) @ w) * found
+
+    arguments = normal(rows, 256), np.arange(4096, dtype=np.int32) % rows, normal(4096, 256)
+    scopes = find_scopes(simplify(imported(fn, *arguments, normal(256, 256))))
+    again = {name for note in scopes.recomputed for name in note.names}
+    gathers = {node.name for node in scopes.graph if node.op == "gather"}
+    assert gathers and gathers.isdisjoint(again) == kept
+
+
 def test_what_is_small_is_kept() -> None:
     graph = imported(jax.grad(dense_gelu), normal(32, 64), normal(64, 128), normal(128, 64))
     assert find_scopes(graph).recomputed == ()

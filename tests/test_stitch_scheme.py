@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from graphs import GraphBuilder
 from hypothesis import given, settings
 from strategies import random_graphs
 
 from astitch import index as ix
+from astitch.compile import compile_graph
 from astitch.dominant import choose_dominants
 from astitch.gpu import preset
+from astitch.hlo_import import import_hlo
 from astitch.index import Symbol
 from astitch.ir import Graph
 from astitch.propagation import Index
@@ -31,7 +36,8 @@ from astitch.stitch_scheme import (
     why_not_block_local,
 )
 from astitch.stitch_scope import find_scopes
-from astitch.thread_mapping import Mapping, Space
+from astitch.thread_mapping import Mapping, Space, size_of
+from tests.hlo_runner import lower
 
 
 def arrange(
@@ -473,3 +479,18 @@ def test_whole_arrays_are_accessed_as_vectors_whatever_their_rows() -> None:
     g = GraphBuilder()
     x, numbers = g.parameter("f32[8,1003]", "x"), g.iota("f32[8,1003]", 1)
     assert [m.mapping.vector for m in arrange(g.build(g.same("add", x, numbers))).loops] == [1]
+
+
+def test_what_waits_for_another_group_walks_no_dimension_that_its_own_has_summed() -> None:
+    """The sum over 8 stands a level before what reads it and the running sum."""
+
+    def fn(x: jax.Array, i: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jnp.sum(x, 0) + jnp.cumsum(u, 0)[i]
+        return y, jnp.tanh(y)
+
+    shapes = (((8, 4096, 64), np.float32), ((4096,), np.int32), ((512, 64), np.float32))
+    module = lower(fn, *(np.zeros(shape, dtype) for shape, dtype in shapes))
+    (plan,) = compile_graph(import_hlo(module), preset("h100")).plans
+    first, *_, last = plan.arrangement.loops
+    assert (first.level, size_of(first.mapping.row)) == (0, 8)
+    assert (last.level, size_of(last.mapping.row)) == (1, 1)

@@ -974,7 +974,7 @@ def test_bodies_are_tuned_where_the_whole_is(monkeypatch: pytest.MonkeyPatch) ->
     ) -> Compilation:
         asked.append((region.prefix, tune))
         assert not ordered_scatters
-        return compile_graph(graph, gpu, region=region)
+        return compile_graph(graph, gpu, region=region, ordered_scatters=False)
 
     monkeypatch.setattr("astitch.stitch_regions.compile_graph", compile_region)
     whole = compile_graph(import_hlo(lower(nested, normal(8, 8))), few_sms(4))

@@ -24,7 +24,13 @@ from astitch.compile import Compilation, compile_hlo
 from astitch.errors import EngineUnavailable, IslandRefused, UnsupportedOp
 from astitch.host_engine import HostEngine
 from astitch.program import IslandStep, KernelStep, LibraryStep, ReferenceStep
-from astitch.xla_island import compile_island, find_device, host_device, put_array
+from astitch.xla_island import (
+    compile_island,
+    default_gpu,
+    find_device,
+    host_device,
+    put_array,
+)
 from tests.hlo_runner import lower, run_xla
 
 RNG = np.random.default_rng(0)
@@ -411,3 +417,21 @@ def test_an_island_runs_with_empty_arrays_and_64_bit_numbers():
     empty, numbers = HostEngine(program).run([np.zeros((0, 3)), np.arange(3)[::-1] + 2**40])
     assert empty.shape == (0, 3) and empty.dtype == np.float64
     np.testing.assert_array_equal(numbers, np.arange(3) + 2**40)
+
+
+@pytest.mark.parametrize(("wanted", "found"), [(None, "a"), ("b", "b"), ("cpu", "a")])
+def test_the_gpu_that_jax_computes_on(
+    wanted: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "local_devices", lambda backend: ["a", "b"])
+    settings = SimpleNamespace(jax_default_device=wanted)
+    monkeypatch.setattr(jax, "config", settings)
+    assert default_gpu() == found
+
+
+def test_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(backend: str) -> None:
+        raise RuntimeError(f"no {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", refuse)
+    assert default_gpu() is None
