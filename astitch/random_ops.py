@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
-import numpy as np
-
+from astitch.draft_ops import DraftOps
 from astitch.ir import (
     ArrayType,
-    Attrs,
-    BroadcastAttrs,
-    CompareAttrs,
-    ConstantAttrs,
     DimensionAttrs,
     DType,
     GetTupleElementAttrs,
     IotaAttrs,
-    Literal,
-    NoAttrs,
     Node,
     RngBitGeneratorAttrs,
     SliceAttrs,
@@ -64,13 +56,14 @@ def draw_bits(node: Node, draft: Draft) -> str | None:
     return drawer.next_state() if node.attrs.index == 0 else drawer.bits()
 
 
-class _Drawer:
+class _Drawer(DraftOps):
     """What both generators need.  kind: the type of the bits."""
 
     STATES: tuple[int, ...]
 
     def __init__(self, origin: Node, draft: Draft, kind: ArrayType, state: Node) -> None:
-        self.origin, self.draft, self.kind, self.given = origin, draft, kind, state
+        super().__init__(origin, draft)
+        self.kind, self.given = kind, state
         self.state = self.read_state(state)
 
     # -- the state --
@@ -85,16 +78,14 @@ class _Drawer:
     def element(self, array: Node, number: int) -> str:
         cut = SliceAttrs((number,), (number + 1,), (1,))
         part = self.add("slice", array.dtype, (1,), (array.name,), cut)
-        return self.add("reshape", array.dtype, (), (part,))
+        return self.reshape(part, ())
 
     def write_state(self, words: State) -> str:
         """An array like the one given."""
         dtype = self.given.dtype
         if dtype.bytes == 4:
             words = [half for word in words for half in self.split(word)]
-        parts = tuple(
-            self.add("reshape", dtype, (1,), (self.convert(word, dtype),)) for word in words
-        )
+        parts = tuple(self.reshape(self.convert(word, dtype), (1,)) for word in words)
         return self.add("concatenate", dtype, (len(parts),), parts, DimensionAttrs(0))
 
     # -- words --
@@ -119,22 +110,9 @@ class _Drawer:
         if self.kind.dtype is not unsigned:
             shape = self.draft[words].shape
             words = self.add("bitcast-convert", self.kind.dtype, shape, (words,))
-        return self.add("reshape", self.kind.dtype, self.kind.shape, (words,))
+        return self.reshape(words, self.kind.shape)
 
     # -- single ops --
-
-    def add(
-        self,
-        op: str,
-        dtype: DType,
-        shape: Sequence[int],
-        operands: tuple[str, ...] = (),
-        attrs: Attrs = NoAttrs(),
-    ) -> str:
-        return self.draft.add(self.origin, op, ArrayType(dtype, tuple(shape)), operands, attrs)
-
-    def both(self, op: str, x: str, y: str) -> str:
-        return self.add(op, self.draft[x].dtype, self.draft[x].shape, (x, y))
 
     def xor(self, *words: str) -> str:
         return functools.reduce(lambda x, y: self.both("xor", x, y), words)
@@ -142,26 +120,9 @@ class _Drawer:
     def plus(self, x: str, number: int) -> str:
         return self.both("add", x, self.splat(number, self.draft[x].dtype, self.draft[x].shape))
 
-    def convert(self, x: str, dtype: DType) -> str:
-        if self.draft[x].dtype is dtype:
-            return x
-        return self.add("convert", dtype, self.draft[x].shape, (x,))
-
     def select_equal(self, x: str, number: int, then: str, otherwise: str) -> str:
-        shape = self.draft[x].shape
-        limit = self.splat(number, self.draft[x].dtype, shape)
-        is_it = self.add("compare", DType.PRED, shape, (x, limit), CompareAttrs("EQ"))
-        return self.add("select", self.draft[then].dtype, shape, (is_it, then, otherwise))
-
-    def splat(self, number: int, dtype: DType, shape: Sequence[int]) -> str:
-        literal = Literal.of(np.asarray(number, dtype.numpy))
-        scalar = self.add("constant", dtype, (), (), ConstantAttrs(literal))
-        return self.spread(scalar, shape)
-
-    def spread(self, scalar: str, shape: Sequence[int]) -> str:
-        if not shape:
-            return scalar
-        return self.add("broadcast", self.draft[scalar].dtype, shape, (scalar,), BroadcastAttrs(()))
+        limit = self.splat(number, self.draft[x].dtype, self.draft[x].shape)
+        return self.select(self.compare("EQ", x, limit), then, otherwise)
 
 
 class _Philox(_Drawer):
@@ -178,8 +139,8 @@ class _Philox(_Drawer):
         first = self.spread(self.state[1], shape)
         high = self.spread(self.state[2] if len(self.state) == 3 else self.state[0], shape)
         low = self.both("add", first, steps)
-        over = self.add("compare", DType.PRED, shape, (low, first), CompareAttrs("LT"))
-        return low, self.both("add", high, self.convert(over, DType.U64))
+        over = self.convert(self.compare("LT", low, first), DType.U64)
+        return low, self.both("add", high, over)
 
     def next_state(self) -> str:
         words = self.kind.size * (2 if self.kind.dtype.bytes == 8 else 1)

@@ -14,7 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from astitch.expand import add_column, add_splat
+from astitch.draft_ops import DraftOps
+from astitch.expand import add_column
 from astitch.ir import (
     ArrayType,
     Attrs,
@@ -148,15 +149,16 @@ def _is_taken(graph: Graph, node: Node) -> bool:
     return count > 1 and 0 < rows < (1 << 31) - count
 
 
-class _Scatter:
+class _Scatter(DraftOps):
     """Some of them, one into the other, with the leading dimensions that are indexed or batches as one: rows, of
     `count` updates of `row` elements each.  parts: the one that adds first comes first."""
 
     def __init__(self, parts: Sequence[Node], draft: Draft) -> None:
-        self.parts, self.node, self.draft = parts, parts[-1], draft
-        named = _count_named(self.node)
-        self.row = self.node.shape[named:]
-        self.rows = math.prod(self.node.shape[:named])
+        super().__init__(parts[-1], draft)
+        self.parts = parts
+        named = _count_named(self.origin)
+        self.row = self.origin.shape[named:]
+        self.rows = math.prod(self.origin.shape[:named])
         self.count = sum(map(self.count_of, parts))
 
     def count_of(self, part: Node) -> int:
@@ -190,12 +192,12 @@ class _Scatter:
             is_own = self.add("broadcast", DType.PRED, flat, (is_own,), BroadcastAttrs((0,)))
         x = self.reshape(self.parts[0].operands[0], flat)
         both = self.both("add", self.convert(x, DType.F32), self.gather(sums, last))
-        both = self.convert(both, self.node.dtype)  # rounded once
-        return self.reshape(self.select(is_own, both, x), self.node.shape)
+        both = self.convert(both, self.origin.dtype)  # rounded once
+        return self.reshape(self.select(is_own, both, x), self.origin.shape)
 
     def scatter(self, place: str, sums: str) -> str:
         """The sums where they go."""
-        node, count = self.node, (self.count,)
+        node, count = self.origin, (self.count,)
         after = self.shift_left(place)
         numbers = self.add("iota", DType.S32, count, (), IotaAttrs(0))
         # The last of its place, if that exists, has the sum; the others go behind the end, where nothing is written.
@@ -326,41 +328,6 @@ class _Scatter:
         words = self.add("reduce-window", DType.S64, shape, (words, init), attrs, (_join(),))
         return self.add("bitcast-convert", DType.F32, shape, (self.convert(words, DType.U32),))
 
-    # -- single ops --
-
-    def add(
-        self,
-        op: str,
-        dtype: DType,
-        shape: Sequence[int],
-        operands: tuple[str, ...],
-        attrs: Attrs = NoAttrs(),
-        regions: tuple[Graph, ...] = (),
-    ) -> str:
-        return self.draft.add(
-            self.node, op, ArrayType(dtype, tuple(shape)), operands, attrs, regions
-        )
-
-    def both(self, op: str, x: str, y: str) -> str:
-        return self.add(op, self.draft[x].dtype, self.draft[x].shape, (x, y))
-
-    def compare(self, direction: str, x: str, y: str) -> str:
-        return self.add("compare", DType.PRED, self.draft[x].shape, (x, y), CompareAttrs(direction))
-
-    def select(self, where: str, x: str, y: str) -> str:
-        return self.add("select", self.draft[x].dtype, self.draft[x].shape, (where, x, y))
-
-    def convert(self, x: str, dtype: DType) -> str:
-        if self.draft[x].dtype is dtype:
-            return x
-        return self.add("convert", dtype, self.draft[x].shape, (x,))
-
-    def reshape(self, x: str, shape: Sequence[int]) -> str:
-        return self.add("reshape", self.draft[x].dtype, shape, (x,))
-
-    def splat(self, value: float, dtype: DType, shape: Sequence[int]) -> str:
-        return add_splat(self.node, self.draft, np.asarray(value, dtype.numpy), tuple(shape))
-
     def shift_left(self, x: str) -> str:
         """x[i + 1]; -1 behind the end."""
         array = self.draft[x].array
@@ -409,16 +376,16 @@ class _Region:
     """A region of two scalars, `a` and `b`, while it is written."""
 
     def __init__(self, dtype: DType) -> None:
-        self.nodes = {
+        self.origins = {
             name: Node(name, "parameter", ArrayType(dtype, ()), (), ParameterAttrs(number))
             for number, name in enumerate(("a", "b"))
         }
 
     def op(self, op: str, dtype: DType, operands: tuple[str, ...], attrs: Attrs = NoAttrs()) -> str:
         """The name of a new node, a scalar."""
-        name = f"{op}.{len(self.nodes)}"
-        self.nodes[name] = Node(name, op, ArrayType(dtype, ()), operands, attrs)
+        name = f"{op}.{len(self.origins)}"
+        self.origins[name] = Node(name, op, ArrayType(dtype, ()), operands, attrs)
         return name
 
     def end(self, name: str, result: str) -> Graph:
-        return Graph(name, self.nodes, ("a", "b"), (result,))
+        return Graph(name, self.origins, ("a", "b"), (result,))

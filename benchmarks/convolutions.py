@@ -50,24 +50,20 @@ class Layer:
 
     def apply(self, image: Any, weights: Any) -> Any:
         """The layer."""
+        order = ("NHWC", "HWIO", "NHWC")
+        if self.transposed:
+            return lax.conv_transpose(
+                image, weights, self.stride, self.padding, dimension_numbers=order
+            )
         return lax.conv_general_dilated(
             image,
             weights,
-            window_strides=(1, 1) if self.transposed else self.stride,
-            padding=self._pad_transposed() if self.transposed else self.padding,
-            lhs_dilation=self.stride if self.transposed else (1, 1),
+            window_strides=self.stride,
+            padding=self.padding,
             rhs_dilation=(self.dilation, self.dilation),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            dimension_numbers=order,
             feature_group_count=self.groups,
         )
-
-    def _pad_transposed(self) -> list[tuple[int, int]]:
-        pads = []
-        for size, stride in zip(self.filter, self.stride, strict=True):
-            total = size + stride - 2
-            before = stride - 1 if stride > size - 1 else math.ceil(total / 2)
-            pads.append((before, total - before))
-        return pads
 
     def draw(self, dtype: Any) -> tuple[Any, Any]:
         """Image and filter."""

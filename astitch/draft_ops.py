@@ -1,0 +1,74 @@
+"""Single ops, for rules that write many in place of one.
+
+Takes a Draft and the node that they stand for, hands on the names of their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from astitch.ir import (
+    ArrayType,
+    Attrs,
+    BroadcastAttrs,
+    CompareAttrs,
+    ConstantAttrs,
+    DType,
+    Graph,
+    Literal,
+    NoAttrs,
+    Node,
+)
+from astitch.simplify import Draft
+
+
+class DraftOps:
+    """Puts ops into a draft.  origin: the node that they stand for, whose name begins theirs.
+
+    Each method hands on the name of a value; x and y are names, of one type where an op has both.
+    """
+
+    def __init__(self, origin: Node, draft: Draft) -> None:
+        self.origin, self.draft = origin, draft
+
+    def add(
+        self,
+        op: str,
+        dtype: DType,
+        shape: Sequence[int],
+        operands: tuple[str, ...] = (),
+        attrs: Attrs = NoAttrs(),
+        regions: tuple[Graph, ...] = (),
+    ) -> str:
+        type_ = ArrayType(dtype, tuple(shape))
+        return self.draft.add(self.origin, op, type_, operands, attrs, regions)
+
+    def both(self, op: str, x: str, y: str) -> str:
+        return self.add(op, self.draft[x].dtype, self.draft[x].shape, (x, y))
+
+    def compare(self, direction: str, x: str, y: str) -> str:
+        return self.add("compare", DType.PRED, self.draft[x].shape, (x, y), CompareAttrs(direction))
+
+    def select(self, where: str, x: str, y: str) -> str:
+        return self.add("select", self.draft[x].dtype, self.draft[x].shape, (where, x, y))
+
+    def convert(self, x: str, dtype: DType) -> str:
+        if self.draft[x].dtype is dtype:
+            return x
+        return self.add("convert", dtype, self.draft[x].shape, (x,))
+
+    def reshape(self, x: str, shape: Sequence[int]) -> str:
+        return self.add("reshape", self.draft[x].dtype, shape, (x,))
+
+    def splat(self, value: float, dtype: DType, shape: Sequence[int]) -> str:
+        """A number repeated."""
+        literal = Literal.of(np.asarray(value, dtype.numpy))
+        return self.spread(self.add("constant", dtype, (), (), ConstantAttrs(literal)), shape)
+
+    def spread(self, scalar: str, shape: Sequence[int]) -> str:
+        """A scalar repeated."""
+        if not shape:
+            return scalar
+        return self.add("broadcast", self.draft[scalar].dtype, shape, (scalar,), BroadcastAttrs(()))
