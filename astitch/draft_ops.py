@@ -5,7 +5,8 @@ Takes a Draft and the node that they stand for, hands on the names of their valu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,8 +21,10 @@ from astitch.ir import (
     Literal,
     NoAttrs,
     Node,
+    SliceAttrs,
+    WindowDimension,
 )
-from astitch.simplify import Draft
+from astitch.simplify import Draft, keep_live_nodes
 
 
 class DraftOps:
@@ -72,3 +75,32 @@ class DraftOps:
         if not shape:
             return scalar
         return self.add("broadcast", self.draft[scalar].dtype, shape, (scalar,), BroadcastAttrs(()))
+
+    def lift(self, region: Graph, operands: Sequence[str]) -> str:
+        """What a region of scalar element-wise ops makes of all elements of its operands at once."""
+        shape = self.draft[operands[0]].shape
+        values = dict(zip(region.parameters, operands, strict=True))
+        for inner in keep_live_nodes(region.nodes, region.outputs).values():
+            if isinstance(inner.attrs, ConstantAttrs):
+                scalar = self.add("constant", inner.dtype, (), (), inner.attrs)
+                values[inner.name] = self.spread(scalar, shape)
+            elif inner.op != "parameter":
+                found = tuple(values[o] for o in inner.operands)
+                values[inner.name] = self.add(inner.op, inner.dtype, shape, found, inner.attrs)
+        return values[region.outputs[0]]
+
+    def slice_windows(
+        self, padded: str, window: Sequence[WindowDimension], shape: Sequence[int]
+    ) -> Iterator[tuple[tuple[int, ...], str]]:
+        """For each element of a window, in order, its place in it and the elements that `shape` windows have there."""
+        extents = self.draft[padded].shape
+        strides = tuple(w.stride for w in window)
+        for place in itertools.product(*(range(w.size) for w in window)):
+            starts = tuple(
+                w.window_dilation * (w.size - 1 - o if w.reversed else o)
+                for o, w in zip(place, window, strict=True)
+            )
+            ends = zip(starts, strides, shape, extents, strict=True)
+            limits = tuple(min(a + (n - 1) * s + 1, extent) for a, s, n, extent in ends)
+            attrs = SliceAttrs(starts, limits, strides)
+            yield place, self.add("slice", self.draft[padded].dtype, shape, (padded,), attrs)

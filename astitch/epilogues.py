@@ -7,8 +7,8 @@ are read off the graph; what is done to a sum last is a function of one number, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,14 +26,24 @@ from astitch.matmul import canonical_dot, choose_product_types
 from astitch.ops import OPS, Kind
 from astitch.program import Activation, Epilogue, KernelStep, LibraryStep, Step, View
 from astitch.reference import eval_node
-from astitch.stitch_scope import Scope
-from astitch.storage import storage_name, stored_value
+from astitch.stitch_scope import Scope, Scopes
+from astitch.storage import storage_name, storage_type, stored_value
 
 GELU_TOLERANCE = 1e-6
 """Of a number's size: f32 keeps that, and no other GELU comes as close."""
 
 _OPERANDS = (DType.F32, DType.F16, DType.BF16)
 _SHORT = (DType.F16, DType.BF16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """What a kernel computes, and the buffers that it reads and writes."""
+
+    name: str
+    scope: Scope
+    read: tuple[View, ...]
+    written: tuple[View, ...]
 
 
 def find_epilogues(
@@ -43,30 +53,71 @@ def find_epilogues(
 
     scopes: by the names of their kernels.
     """
-    products = {
-        step.results[0].buffer: step
-        for step in steps
-        if isinstance(step, LibraryStep) and isinstance(step.node.attrs, DotAttrs)
-    }
+    products = [step.node for step in steps if isinstance(step, LibraryStep)]
     readers = Counter(buffer for step in steps for buffer in {v.buffer for v in _read_by(step)})
-    readers.update({storage_name(graph, output) for output in graph.outputs})
+    kernels = [
+        _Kernel(
+            step.kernel.name,
+            scopes[step.kernel.name],
+            tuple(_read_by(step)),
+            tuple(step.arguments[number] for number in sorted(step.written)),
+        )
+        for step in steps
+        if isinstance(step, KernelStep) and step.kernel.name in scopes
+    ]
+    return _find_epilogues(graph, kernels, products, readers)
+
+
+def foresee_epilogues(scopes: Scopes) -> tuple[Epilogue, ...]:
+    """The same before anything is planned; kernels go by the names of their scopes, in case none is split."""
+    graph = scopes.graph
+    kernels = [
+        _Kernel(
+            scope.name,
+            scope,
+            tuple(_see(graph, name) for name in scope.inputs),
+            tuple(dict.fromkeys(_see(graph, name) for name in scope.outputs)),
+        )
+        for scope in scopes.scopes
+    ]
+    others = [graph[refusal.producer] for refusal in scopes.outside]
+    readers = Counter(view.buffer for kernel in kernels for view in set(kernel.read))
+    for node in others:
+        readers.update({storage_name(graph, operand) for operand in node.operands})
+    found, _ = _find_epilogues(graph, kernels, others, readers)
+    return found
+
+
+def fits_into_xla_product(epilogue: Epilogue) -> bool:
+    """Does XLA compute it as it multiplies?  Not GELU, which reads the sum more than once: its products end before."""
+    return epilogue.activation is not Activation.GELU
+
+
+def _see(graph: Graph, name: str) -> View:
+    source = storage_name(graph, name)
+    return View(source, storage_type(graph, source))
+
+
+def _find_epilogues(
+    graph: Graph, kernels: Iterable[_Kernel], calls: Iterable[Node], readers: Counter[str]
+) -> tuple[tuple[Epilogue, ...], tuple[str, ...]]:
+    """calls: products among other ops.  readers: how many steps read a buffer."""
+    products = {node.name: node for node in calls if isinstance(node.attrs, DotAttrs)}
+    readers = readers + Counter({storage_name(graph, output) for output in graph.outputs})
     found: list[Epilogue] = []
     refused: list[str] = []
-    for step in steps:
-        if not isinstance(step, KernelStep) or step.kernel.name not in scopes:
-            continue
-        read = [products[view.buffer] for view in _read_by(step) if view.buffer in products]
+    for kernel in kernels:
+        read = [products[view.buffer] for view in kernel.read if view.buffer in products]
         reason = ""
         for product in reversed(read):  # where two are added, one is the other's residual
             try:
-                reader = _Reader(graph, scopes[step.kernel.name], step, product)
-                found.append(reader.read(readers[product.results[0].buffer]))
+                found.append(_Reader(graph, kernel, product).read(readers[product.name]))
                 break
             except _MoreThanThatError as error:
                 reason = str(error)
         else:
             if read:
-                refused.append(f"{step.kernel.name} is no epilogue: {reason}")
+                refused.append(f"{kernel.name} is no epilogue: {reason}")
     return tuple(found), tuple(refused)
 
 
@@ -83,10 +134,10 @@ class _MoreThanThatError(Exception):
 class _Reader:
     """Reads one kernel as the epilogue of one product.  Everything raises _MoreThanThatError."""
 
-    def __init__(self, graph: Graph, scope: Scope, step: KernelStep, product: LibraryStep) -> None:
-        self.graph, self.scope, self.step, self.product = graph, scope, step, product
-        self.members = set(scope.members)
-        self.carried = self.find_carried(product.node.name)
+    def __init__(self, graph: Graph, kernel: _Kernel, product: Node) -> None:
+        self.graph, self.kernel, self.product = graph, kernel, product
+        self.members = set(kernel.scope.members)
+        self.carried = self.find_carried(product.name)
 
     def find_carried(self, value: str) -> set[str]:
         """The value and what the kernel makes from it."""
@@ -101,21 +152,21 @@ class _Reader:
 
     def read(self, readers: int) -> Epilogue:
         """readers: how many steps read the product."""
-        written = [self.step.arguments[number] for number in sorted(self.step.written)]
+        written = self.kernel.written
         if len(written) != 1:
             raise _MoreThanThatError(f"it writes {len(written)} arrays")
-        for member in self.scope.members:
+        for member in self.kernel.scope.members:
             node = self.graph[member]
             if OPS[node.op].kind is not Kind.ELEMENTWISE and node.op not in (
                 "broadcast",
                 "reshape",
             ):
                 raise _MoreThanThatError(f"%{member} is a {node.op}")
-        product = self.product.node
+        product = self.product
         if readers > 1:
             raise _MoreThanThatError(f"%{product.name} has {readers} readers")
         (result,) = written
-        attrs, arrays = product.attrs, [view.type for view in self.product.operands]
+        attrs, arrays = product.attrs, [self.graph[name].array for name in product.operands]
         assert isinstance(attrs, DotAttrs)
         if product.dtype in _SHORT:
             raise _MoreThanThatError(f"%{product.name} is rounded to {product.dtype.value} before")
@@ -139,7 +190,7 @@ class _Reader:
             value = sum_
         return Epilogue(
             product.name,
-            self.step.kernel.name,
+            self.kernel.name,
             result,
             terms.get("residual"),
             terms.get("bias"),
@@ -176,7 +227,7 @@ class _Reader:
                 )
             node = self.graph[stored_value(self.graph, node.operands[0])]
         buffer = storage_name(self.graph, node.name)
-        for view in _read_by(self.step):
+        for view in self.kernel.read:
             if view.buffer == buffer and view.type.dtype is result.dtype:
                 return kind, view
         raise _MoreThanThatError(
@@ -185,7 +236,7 @@ class _Reader:
 
     def read_activation(self, value: str, result: View) -> Activation:
         """What makes the kernel's result of the sum."""
-        last = self.graph[stored_value(self.graph, self.scope.outputs[0])]
+        last = self.graph[stored_value(self.graph, self.kernel.scope.outputs[0])]
         if storage_name(self.graph, last.name) != result.buffer:
             raise _MoreThanThatError(f"it writes %{result.buffer}")
         if last.op == "convert" and last.dtype in _SHORT:
@@ -203,7 +254,7 @@ class _Reader:
         """A value as a function of another, at all points."""
         values = {argument: _POINTS}
         made = self.find_carried(argument)
-        for member in self.scope.members:
+        for member in self.kernel.scope.members:
             if member in made and member != argument:
                 operands = [
                     self.find_value(operand, values) for operand in self.graph[member].operands

@@ -1,4 +1,4 @@
-"""Graph -> Graph: scatters, windows and random bits as ops that a kernel can hold.
+"""Graph -> Graph: scatters, windows, what pooling hands back and random bits as ops that a kernel can hold.
 
 A scatter that writes each element at most once is a select over its result: every element looks whether
 the one update that may be meant for it is.  A small window is a combination of shifted slices; one that
@@ -9,13 +9,13 @@ through the reference.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from astitch.draft_ops import DraftOps
 from astitch.ir import (
     ArrayType,
     BroadcastAttrs,
@@ -44,11 +44,11 @@ from astitch.running import (
     running_window,
     why_not_liftable,
 )
+from astitch.select_and_scatter import UNROLLED_ELEMENTS, add_where_selected
 from astitch.simplify import (
     Draft,
     Log,
     group_dimensions,
-    keep_live_nodes,
     neutral_element,
     read_splat,
     rewrite_graph,
@@ -109,7 +109,7 @@ def place_scatter_elementwise(node: Node, draft: Draft) -> Node | str | None:
             limit = add_splat(node, draft, np.asarray(extent, np.int32), shape)
             tests.append(_compare_with_iota(node, draft, "GT", limit, place, shape[place]))
     update = _spread(node, draft, updates, [home[u] for u in range(len(home))])
-    value = _lift_region(node, draft, node.regions[0], (x, update))
+    value = DraftOps(node, draft).lift(node.regions[0], (x, update))
     if not tests:
         return value
     hit, *others = tests
@@ -279,9 +279,6 @@ def _compare_with_iota(
 
 # ---- reduce-window
 
-UNROLLED_ELEMENTS = 64
-"""A window of more elements is not written out."""
-
 SCAN_CHUNK = 4096
 """Elements of a piece of a scan, at most."""
 
@@ -319,7 +316,7 @@ class Folding:
         if self.op is not None:
             type = ArrayType(self.dtype, self.draft[first].shape)
             return self.draft.add(self.origin, self.op, type, (first, second))
-        return _lift_region(self.origin, self.draft, self.origin.regions[0], (first, second))
+        return DraftOps(self.origin, self.draft).lift(self.origin.regions[0], (first, second))
 
     def region(self) -> Graph:
         """The combiner on scalars of `dtype`."""
@@ -414,22 +411,12 @@ def unroll_window(node: Node, draft: Draft) -> Node | str | None:
     if math.prod(w.size for w in window) > UNROLLED_ELEMENTS:
         return None
     padded = _pad_by_window(folding, x, window)
-    extents, shape = draft[padded].shape, node.shape
+    shape = node.shape
     if 0 in shape:
         return None
-    total = draft.add(
-        node, "broadcast", ArrayType(folding.dtype, shape), (folding.init,), BroadcastAttrs(())
-    )
-    for place in itertools.product(*(range(w.size) for w in window)):
-        starts = tuple(
-            w.window_dilation * (w.size - 1 - o if w.reversed else o)
-            for o, w in zip(place, window, strict=True)
-        )
-        strides = tuple(w.stride for w in window)
-        ends = zip(starts, strides, shape, extents, strict=True)
-        limits = tuple(min(a + (n - 1) * s + 1, extent) for a, s, n, extent in ends)
-        attrs = SliceAttrs(starts, limits, strides)
-        element = draft.add(node, "slice", ArrayType(folding.dtype, shape), (padded,), attrs)
+    ops = DraftOps(node, draft)
+    total = ops.spread(folding.init, shape)
+    for _, element in ops.slice_windows(padded, window, shape):
         total = folding.combine(total, element)
     return folding.round(total)
 
@@ -502,23 +489,6 @@ def _choose_chunk(n: int) -> int:
     return next(divisors, SCAN_CHUNK)
 
 
-# ---- regions
-
-
-def _lift_region(node: Node, draft: Draft, region: Graph, operands: Sequence[str]) -> str:
-    """The region of `node` for all elements of its operands at once."""
-    shape = draft[operands[0]].shape
-    values = dict(zip(region.parameters, operands, strict=True))
-    for inner in keep_live_nodes(region.nodes, region.outputs).values():
-        if isinstance(inner.attrs, ConstantAttrs):
-            values[inner.name] = add_splat(node, draft, inner.attrs.value.numpy(), shape)
-        elif inner.op != "parameter":
-            type = ArrayType(inner.dtype, shape)
-            found = tuple(values[o] for o in inner.operands)
-            values[inner.name] = draft.add(node, inner.op, type, found, inner.attrs)
-    return values[region.outputs[0]]
-
-
 # ---- the table
 
 Rule = Callable[[Node, Draft], Node | str | None]
@@ -528,5 +498,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "get-tuple-element": (draw_bits,),
     "scatter": (place_scatter_elementwise,),
     "reduce-window": (reduce_whole_window, scan_in_pieces, unroll_window),
+    "select-and-scatter": (add_where_selected,),
 }
 """For each op the rules that are tried, in order."""

@@ -807,17 +807,27 @@ def choose_engine(asked: str | None = None) -> str:
 
     Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
     """
-    from astitch.executor import count_gpus
-
     wanted = asked or options.engine()
-    if wanted == "host":
-        return wanted
-    if wanted != "executor":
+    if wanted not in ("host", "executor"):
         missing = _miss_for_xla()
         if not missing:
             return "xla"
         if wanted == "xla":
             raise EngineUnavailable(f"the engine xla was asked for, but {missing}")
+    return choose_launcher(asked)
+
+
+def choose_launcher(asked: str | None = None) -> str:
+    """The engine, "executor" or "host", where astitch itself launches kernels: as asked, or as ASTITCH_ENGINE says, else
+    a GPU's if there is one that CuPy can use.
+
+    Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable.
+    """
+    from astitch.executor import count_gpus
+
+    wanted = asked or options.engine()
+    if wanted == "host":
+        return wanted
     if not count_gpus():
         if wanted is None:
             _warn_no_gpu()

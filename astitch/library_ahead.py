@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from astitch.dimensions import is_embedded
+from astitch.epilogues import fits_into_xla_product, foresee_epilogues
 from astitch.hlo_export import ModuleBuilder
 from astitch.ir import ArrayType, Graph, Node
 from astitch.nvrtc import count_threads
 from astitch.ops import OPS, Kind
 from astitch.remote_stitch import LAYOUT_OPS
-from astitch.stitch_scope import Scopes
-from astitch.storage import storage_name
+from astitch.stitch_scope import Scope, Scopes
+from astitch.storage import storage_name, stored_value
 from astitch.xla_island import AROUND_KERNELS, compile_module
 
 LEAST_CORES = 4
@@ -37,9 +39,9 @@ LOOKS_EVERY_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
-    """A library call and what XLA may read its operands through.
+    """A library call with what XLA may do as it reads its operands or writes its result.
 
-    nodes: in order, the call last; they go by numbers.  parameters: what they read from elsewhere.
+    nodes: in order, the result last; they go by numbers.  parameters: what they read from elsewhere.
     """
 
     nodes: tuple[Node, ...]
@@ -48,9 +50,25 @@ class LibraryCall:
 
 def find_library_calls(scopes: Scopes) -> tuple[LibraryCall, ...]:
     """The library calls, each kind once."""
-    layouts = find_layouts(scopes)
-    calls = (node for node in scopes.graph if OPS[node.op].kind is Kind.COMPUTE)
-    return tuple(dict.fromkeys(_isolate(scopes.graph, node, layouts) for node in calls))
+    graph, layouts, finishers = scopes.graph, find_layouts(scopes), find_finishers(scopes)
+    found = []
+    for node in graph:
+        if OPS[node.op].kind is Kind.COMPUTE:
+            finisher = finishers.get(node.name)
+            members = frozenset(finisher.members) if finisher else frozenset[str]()
+            last = stored_value(graph, finisher.outputs[0]) if finisher else node.name
+            found.append(_isolate(graph, last, {node.name, *members, *layouts}))
+    return tuple(dict.fromkeys(found))
+
+
+def find_finishers(scopes: Scopes) -> dict[str, Scope]:
+    """The scopes that only finish a product, by the product's name; xla_engine.find_finished decides it, of kernels."""
+    named = {scope.name: scope for scope in scopes.scopes}
+    return {
+        epilogue.product: named[epilogue.kernel]
+        for epilogue in foresee_epilogues(scopes)
+        if fits_into_xla_product(epilogue)
+    }
 
 
 def find_layouts(scopes: Scopes) -> set[str]:
@@ -79,8 +97,8 @@ def find_layouts(scopes: Scopes) -> set[str]:
     return found
 
 
-def _isolate(graph: Graph, call: Node, layouts: set[str]) -> LibraryCall:
-    """A call with the views and layouts in front of it; calls of one kind are equal."""
+def _isolate(graph: Graph, result: str, inside: set[str]) -> LibraryCall:
+    """What computes a result from what is not inside, through views; calls of one kind are equal."""
     names: dict[str, str] = {}
     nodes: list[Node] = []
     parameters: list[tuple[str, ArrayType]] = []
@@ -90,7 +108,7 @@ def _isolate(graph: Graph, call: Node, layouts: set[str]) -> LibraryCall:
             operand = graph[name]
             if name in names:
                 continue
-            if operand.op == "reshape" or name in layouts:
+            if operand.op == "reshape" or name in inside or is_embedded(graph, name):
                 add(operand)
             else:
                 names[name] = f"operand.{len(parameters)}"
@@ -100,7 +118,7 @@ def _isolate(graph: Graph, call: Node, layouts: set[str]) -> LibraryCall:
         nodes.append(Node(names[node.name], node.op, node.type, operands, node.attrs))
         return names[node.name]
 
-    add(call)
+    add(graph[result])
     return LibraryCall(tuple(nodes), tuple(parameters))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from astitch.ir import ArrayType, Graph, Node, WindowAttrs, WindowDimension
+from astitch.ir import ArrayType, DType, Graph, Node, WindowAttrs, WindowDimension
 from astitch.ops import OPS, Kind
 
 
@@ -59,7 +59,11 @@ def is_running(graph: Graph, name: str) -> bool:
 def why_not_liftable(node: Node) -> str | None:
     """None when the region is a scalar element-wise function of one result, of the type of the operands."""
     (region,) = node.regions
-    ends = (*region.parameters, *region.outputs)
+    return why_region_not_liftable(region, node.dtype, node.dtype)
+
+
+def why_region_not_liftable(region: Graph, dtype: DType, result: DType) -> str | None:
+    """None when a region is a scalar element-wise function of numbers of a type, with one result of another."""
     if len(region.outputs) != 1:
         return f"its region has {len(region.outputs)} results"
     for inner in region:
@@ -67,6 +71,8 @@ def why_not_liftable(node: Node) -> str | None:
         known = inner.op in ("parameter", "constant") or OPS[inner.op].kind is Kind.ELEMENTWISE
         if not scalar or not known:
             return f"its region holds %{inner.name} = {inner.op}, which is not a scalar element-wise op"
-        if inner.dtype is not node.dtype and inner.name in ends:
+        if (inner.name in region.parameters and inner.dtype is not dtype) or (
+            inner.name in region.outputs and inner.dtype is not result
+        ):
             return f"its region is of {inner.dtype.value}"
     return None

@@ -27,7 +27,7 @@ from astitch.compile import Compilation, compile_graph, pause_collector
 from astitch.cuda_driver import driver_version
 from astitch.driver_ahead import Unit, assemble_ahead
 from astitch.emit_loop import LoopKernel, emit_loop
-from astitch.epilogues import find_epilogues
+from astitch.epilogues import find_epilogues, fits_into_xla_product
 from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
@@ -61,7 +61,6 @@ from astitch.nvrtc import (
 )
 from astitch.plan import Plan
 from astitch.program import (
-    Activation,
     CudaKernel,
     IslandStep,
     KernelStep,
@@ -334,15 +333,14 @@ def find_moves(compilation: Compilation) -> dict[str, str]:
 def find_finished(compilation: Compilation, in_place: Collection[str]) -> dict[str, str]:
     """The kernels that only finish a product, with the reason: XLA does so as it multiplies.
 
-    Not GELU, which reads the sum more than once: XLA's own products end before that.  in_place: kernels whose results
-    take over memory, where XLA would copy.
+    in_place: kernels whose results take over memory, where XLA would copy.
     """
     scopes = {plan.kernel.name: plan.scope for plan in compilation.plans}
     found, _ = find_epilogues(compilation.scopes.graph, scopes, compilation.program.steps)
     return {
         epilogue.kernel: f"it only finishes a product: {epilogue}"
         for epilogue in found
-        if epilogue.activation is not Activation.GELU and epilogue.kernel not in in_place
+        if fits_into_xla_product(epilogue) and epilogue.kernel not in in_place
     }
 
 

@@ -1073,7 +1073,7 @@ def sorts(x: jax.Array, n: jax.Array) -> tuple[jax.Array, ...]:
 
 @program(normal(20, 100), normal(2, 12, 12, 8))
 def windows(x: jax.Array, image: jax.Array) -> tuple[jax.Array, ...]:
-    """Running sums; max-pooling, average-pooling; a gradient (select-and-scatter) is not stitched."""
+    """Running sums; max-pooling and its gradient (select-and-scatter), average-pooling."""
 
     def pool(a: jax.Array) -> jax.Array:
         return lax.reduce_window(a, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")

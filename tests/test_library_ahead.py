@@ -111,6 +111,33 @@ def test_calls_come_with_what_xla_reads_their_operands_through(
     assert [[node.op for node in call.nodes[:-1]] for call in calls] == before
 
 
+def dense(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+    """Two products, the first finished by what XLA does as it multiplies."""
+    return jnp.maximum(x @ w + b, 0) @ w.T
+
+
+def test_a_product_comes_with_what_finishes_it() -> None:
+    """XLA fuses it in the program, and measures the whole."""
+    arguments = (normal(8, 16), normal(16, 4), normal(4))
+    finished, plain = find_library_calls(read(dense, *arguments))
+    assert [node.op for node in finished.nodes if OPS[node.op].kind is not Kind.BROADCAST][
+        0
+    ] == "dot"
+    assert finished.nodes[-1].op == "maximum" and plain.nodes[-1].op == "dot"
+    assert [type_.shape for _, type_ in finished.parameters] == [(8, 16), (16, 4), (4,)]
+    graph = import_hlo(export_library_calls([finished]))
+    wanted = np.maximum(arguments[0] @ arguments[1] + arguments[2], 0)
+    np.testing.assert_allclose(run_graph(graph, list(arguments))[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_gelu_is_a_kernel_of_its_own() -> None:
+    def fn(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.nn.gelu(x @ w + b) @ w.T
+
+    calls = find_library_calls(read(fn, normal(8, 16), normal(16, 4), normal(4)))
+    assert [call.nodes[-1].op for call in calls] == ["dot", "dot"]
+
+
 def test_a_layout_that_others_read_is_a_kernel() -> None:
     def fn(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = jnp.exp(x).T

@@ -27,7 +27,7 @@ STEPS: dict[str, tuple[int, int, dict[str, int]]] = {
     "crnn_infer": (13, 11, {"while": 4}),
     "tf_keras_infer": (7, 8, {"while": 2}),
     "bert_train": (29, 56, {}),
-    "crnn_train": (35, 40, {"while": 10, "select-and-scatter": 4}),
+    "crnn_train": (31, 40, {"while": 10}),
     "dien_train": (20, 39, {"while": 4, "sort": 2}),
 }
 

@@ -141,7 +141,7 @@ def cuda(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
 
 
 def test_where_programs_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "choose_engine", lambda engine: engine or "executor")
+    monkeypatch.setattr(programs, "choose_launcher", lambda engine: engine or "executor")
     monkeypatch.setattr(programs, "current_gpu", lambda: 3)
     monkeypatch.delenv("ASTITCH_ENGINE", raising=False)
     assert programs.choose_place(-1, None) == programs.Place(3, staged=True)
@@ -157,7 +157,7 @@ def test_a_cublas_of_tensorflow_s_without_libraries_is_told(
 ) -> None:
     """Its wheel for GPUs has functions of these names, which give 14 where there is no cuBLAS."""
     found = SimpleNamespace(**({} if status is None else {"cublasGetProperty": lambda *_: status}))
-    monkeypatch.setattr(programs, "choose_engine", lambda engine: "executor")
+    monkeypatch.setattr(programs, "choose_launcher", lambda engine: "executor")
     monkeypatch.setattr(programs, "current_gpu", lambda: 0)
     monkeypatch.setattr(switch, "count_gpus", lambda: 1)
     monkeypatch.setattr(programs.ctypes, "CDLL", lambda name: found)

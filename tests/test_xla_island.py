@@ -81,11 +81,11 @@ def multiply_complex(x):
 
 
 def pool_gradient(image):
+    """Of a window with too many elements for a kernel."""
+
     def pooled(x):
-        window = (1, 2, 2, 1)
-        return jnp.sum(
-            jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID") ** 2
-        )
+        window = (1, 6, 6, 2)
+        return jnp.sum(jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "SAME") ** 2)
 
     return jax.grad(pooled)(jnp.sin(image))
 

@@ -24,7 +24,7 @@ from astitch.errors import EngineUnavailable
 from astitch.executor import count_gpus, current_gpu
 from astitch.gpu import Gpu, from_device, preset
 from astitch.hlo_import import import_hlo
-from astitch.jit import choose_engine
+from astitch.jit import choose_launcher
 from astitch.loop_plan import LoopPlanner
 from astitch.loop_stacks import straighten_stacks
 from astitch.loop_steps import fold_ends, take_loops
@@ -82,7 +82,7 @@ def choose_place(tensorflow_gpu: int, engine: str | None) -> Place:
             )
         check_cublas()
         return Place(tensorflow_gpu, staged=False)
-    if choose_engine(engine) == "host":
+    if choose_launcher(engine) == "host":
         return Place(None, staged=False)
     check_cublas()
     return Place(current_gpu(), staged=True)

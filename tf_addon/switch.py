@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from astitch import options
 from astitch.errors import InvalidOption
 from astitch.executor import count_gpus
-from astitch.jit import choose_engine
+from astitch.jit import choose_launcher
 from tf_addon.programs import Programs, check_cublas
 from tf_addon.report import Records, Report
 from tf_addon.shim_build import get_library
@@ -203,7 +203,7 @@ def prepare(wishes: Wishes) -> Wishes:
         )
     # What is wrong is told now, not as a reason for each function.
     if wishes.engine == "gpu":
-        choose_engine(wishes.engine)
+        choose_launcher(wishes.engine)
     named = options.engine()
     if (wishes.engine or named) != "host" and count_gpus():
         check_cublas()
