@@ -80,6 +80,26 @@ class Addresses:
     bias: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class MatmulCall:
+    """What cublasLtMatmul gets for a product, but for the arrays and the workspace, so that C++ can call it.
+
+    function: its address.  a, b, result: layouts of the right and the left operand and of the result, which the product
+    is written over.  All of it lives as long as the Matmul.
+    """
+
+    function: int
+    handle: int
+    operation: int
+    one: int
+    a: int
+    b: int
+    zero: int
+    result: int
+    algorithm: int
+    workspace_bytes: int
+
+
 class ProductCache(ByteCache):
     """Algorithms that won, as JSON."""
 
@@ -130,6 +150,15 @@ class Bindings:
             )
         self.handle = lt.create()
         self._data_types, self._compute_types = data_types, compute_types
+
+    @functools.cached_property
+    def matmul_address(self) -> int:
+        """Of the cublasLtMatmul that nvmath-python calls; 0 where it does not tell, as no documented function does."""
+        try:
+            internal = importlib.import_module("nvmath.bindings._internal.cublasLt")
+            return int(internal._inspect_function_pointer("__cublasLtMatmul"))
+        except Exception:  # another version's
+            return 0
 
     def data_type(self, name: str) -> int:
         """cudaDataType by its name, CUDA_R_32F say."""
@@ -248,6 +277,24 @@ class Matmul:
         if self._chosen is not None:
             return int(self._chosen["workspace_size"][0])
         return max((int(c["workspace_size"][0]) for c in self._candidates), default=0)
+
+    def find_call(self) -> MatmulCall | None:
+        """How C++ launches it; None before the algorithm is chosen, or where only Python can."""
+        function = self._bindings.matmul_address
+        if self._chosen is None or self._finish != PLAIN or not function:
+            return None
+        return MatmulCall(
+            function,
+            int(self._bindings.handle),
+            self._operation,
+            self._one.ctypes.data,
+            self._layouts[0],
+            self._layouts[1],
+            self._beta.ctypes.data,
+            self._layouts[2],
+            self._chosen["algo"].ctypes.data,
+            self.workspace_bytes,
+        )
 
     def launch(
         self, addresses: Addresses, stream: int, apart: Callable[[int], None] | None = None

@@ -1,4 +1,4 @@
-"""What CUDA's driver says of itself and of its devices, without CuPy and without a context.
+"""What CUDA's driver says of itself and of its devices, without CuPy and without a context; and streams by address.
 
 Opens libcuda where it is installed; hands on numbers.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from astitch.errors import AstitchError
 
@@ -19,6 +20,17 @@ def open_driver() -> ctypes.CDLL | None:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAddress:
+    """A CUstream that somebody else made and keeps, for `cupy.cuda.Stream.from_external`."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version 0 of the protocol, and the stream."""
+        return 0, self.address
 
 
 @functools.cache

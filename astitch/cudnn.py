@@ -22,6 +22,7 @@ import numpy as np
 
 from astitch import options
 from astitch.convolution import CanonicalConvolution, ConvolutionTypes, Form, Tensor
+from astitch.cuda_driver import StreamAddress
 from astitch.kernel_cache import ByteCache
 from astitch.launch_time import find_fastest
 
@@ -343,7 +344,7 @@ def _copy_tensor(
 
     array, copy = view(lies, [n * width for n in strides]), view(packed, None)
     to, source = (array, copy) if back else (copy, array)
-    with cupy.cuda.ExternalStream(stream):
+    with cupy.cuda.Stream.from_external(StreamAddress(stream)):
         to[...] = source
 
 

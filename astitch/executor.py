@@ -39,6 +39,7 @@ from astitch.cublaslt import (
     Product,
     find_bindings,
 )
+from astitch.cuda_driver import StreamAddress
 from astitch.cuda_graph import (
     CapturedRun,
     GraphCache,
@@ -301,11 +302,25 @@ Launch = Callable[[_Call], None]
 
 
 @dataclass(frozen=True, slots=True)
+class DirectProduct:
+    """A product whose operands are read where they lie.  lhs, rhs, result: buffers."""
+
+    matmul: Matmul
+    lhs: str
+    rhs: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
 class Capturable:
     """A launch that a CUDA graph can repeat: it only enqueues, on the call's stream, and does the same for the same
-    addresses.  What it allocates is the executor's (`_allocate`)."""
+    addresses.  What it allocates is the executor's (`_allocate`).
+
+    product: what it multiplies, where that is all that it does.
+    """
 
     launch: Launch
+    product: DirectProduct | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +416,7 @@ class GpuExecutor:
             prepared = [self._prepare_step(step) for step in program.steps]
             self._apart = [p.launch if isinstance(p, Capturable) else p for p in prepared]
             self._capturable = [isinstance(p, Capturable) for p in prepared]
+            self._products = [p.product if isinstance(p, Capturable) else None for p in prepared]
             prepared = self._join_epilogues(prepared)
             self._launches = [p.launch if isinstance(p, Capturable) else p for p in prepared]
             self._outputs = [
@@ -523,6 +539,10 @@ class GpuExecutor:
         """Can a CUDA graph repeat this step?"""
         return self._capturable[number]
 
+    def find_product(self, number: int) -> DirectProduct | None:
+        """The product that a step is, if it is nothing else."""
+        return self._products[number]
+
     def run_step(
         self,
         number: int,
@@ -538,7 +558,7 @@ class GpuExecutor:
         """
         step = self.program.steps[number]
         assert not isinstance(step, KernelStep)
-        with self.device, self._lock, self.cupy.cuda.ExternalStream(stream):
+        with self.device, self._lock, self._stream_at(stream):
             call = _Call((), {}, dict(addresses), stream, [])
             if captured:
                 with self._working_in_rooms(self.cupy.cuda.Stream.null):
@@ -1038,11 +1058,15 @@ class GpuExecutor:
             self._matmuls[dot, types, finish] = found
         return found
 
+    def _stream_at(self, address: int) -> Any:
+        """CuPy's stream for a CUstream of the caller's."""
+        return self.cupy.cuda.Stream.from_external(StreamAddress(address))
+
     def _time_launch(self, launch: Callable[[int], None], stream: int) -> float:
         """Microseconds of a launch whose operands are there when `stream` has come here."""
-        self.cupy.cuda.ExternalStream(stream).synchronize()
+        self._stream_at(stream).synchronize()
         launch(stream)
-        self.cupy.cuda.ExternalStream(stream).synchronize()
+        self._stream_at(stream).synchronize()
         return time_launch(self.cupy, lambda queue, _: launch(queue))
 
     def _prepare_matmul(
@@ -1070,7 +1094,9 @@ class GpuExecutor:
             # To the pool, which hands them on in the order of the stream.
             del a_memory, b_memory, memory
 
-        return Capturable(multiply)
+        copied = dot.lhs.permutation is not None or dot.rhs.permutation is not None
+        names = (lhs.buffer, rhs.buffer, result.buffer)
+        return Capturable(multiply, None if copied else DirectProduct(matmul, *names))
 
     def _prepare_convolution(self, step: LibraryStep, attrs: ConvolutionAttrs) -> Capturable | None:
         """Through cuDNN where its bindings are installed and have the convolution, else None."""

@@ -818,8 +818,8 @@ def choose_engine(asked: str | None = None) -> str:
 
 
 def choose_launcher(asked: str | None = None) -> str:
-    """The engine, "executor" or "host", where astitch itself launches kernels: as asked, or as ASTITCH_ENGINE says, else
-    a GPU's if there is one that CuPy can use.
+    """The engine, "executor" or "host", where astitch launches kernels by itself: as asked, or as ASTITCH_ENGINE says,
+    else a GPU's if there is one that CuPy can use.
 
     Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable.
     """

@@ -148,7 +148,7 @@ class Fake:
             Device=lambda _: here,
             Event=lambda **_: here,
             get_current_stream=lambda: here,
-            ExternalStream=lambda _: here,
+            Stream=SimpleNamespace(from_external=lambda _: here),
             alloc=lambda count: Memory(self, count),
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             UnownedMemory=lambda pointer, *_: SimpleNamespace(ptr=pointer),

@@ -193,6 +193,77 @@ TYPES = {
 }
 
 
+MATMUL = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 14, ctypes.c_size_t, ctypes.c_void_p)
+
+
+def test_what_c_calls_a_product_with(
+    lt: FakeLt, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python calls it; nothing where nvmath-python does not tell where cublasLtMatmul is."""
+    executor = GpuExecutor(program)
+    kernels = [n for n, step in enumerate(program.steps) if isinstance(step, KernelStep)]
+    assert [executor.find_product(n) is None for n in range(4)] == [n in kernels for n in range(4)]
+    found = executor.find_product(0)
+    assert found is not None and (found.lhs, found.rhs) == tuple(
+        view.buffer for view in program.steps[0].operands
+    )
+    monkeypatch.setattr(cublaslt.Bindings, "matmul_address", 0)
+    assert found.matmul.find_call() is None
+    monkeypatch.setattr(cublaslt.Bindings, "matmul_address", 77)
+    call = found.matmul.find_call()
+    assert call is not None
+    given: list[Any] = []
+    monkeypatch.setattr(lt, "matmul", lambda *arguments: given.append(arguments))
+    found.matmul.launch(cublaslt.Addresses(lhs=1, rhs=2, result=3, workspace=4), stream=5)
+    ((handle, operation, one, b, a_layout, a, b_layout, zero, c, *rest),) = given
+    assert (handle, operation, one, zero) == (call.handle, call.operation, call.one, call.zero)
+    assert (a, b, c, a_layout, b_layout) == (1, 2, 3, call.a, call.b)
+    same = [call.result, 3, call.result, call.algorithm, 4, call.workspace_bytes, 5]
+    assert (call.function, rest) == (77, same)
+
+
+@pytest.mark.gpu
+def test_a_product_that_c_launches(counted: Counted) -> None:
+    import cupy
+
+    attrs, lhs, rhs, shape = PLAIN["nt"]
+    a, b = arrays(lhs, rhs)
+    executor = GpuExecutor(
+        dot_program(*(ArrayType(DType.F32, s) for s in (lhs, rhs, shape)), attrs)
+    )
+    executor.run([a, b])
+    found = executor.find_product(0)
+    assert found is not None
+    call = found.matmul.find_call()
+    assert call is not None, "nvmath-python does not tell where cublasLtMatmul is"
+    left, right, result = cupy.asarray(a), cupy.asarray(b), cupy.zeros(shape, np.float32)
+    workspace = cupy.cuda.alloc(max(call.workspace_bytes, 1))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    launched = counted.launched
+    assert not MATMUL(call.function)(
+        call.handle,
+        call.operation,
+        call.one,
+        right.data.ptr,
+        call.a,
+        left.data.ptr,
+        call.b,
+        call.zero,
+        result.data.ptr,
+        call.result,
+        result.data.ptr,
+        call.result,
+        call.algorithm,
+        workspace.ptr,
+        call.workspace_bytes,
+        stream.ptr,
+    )
+    stream.synchronize()
+    np.testing.assert_array_equal(cupy.asnumpy(result), a @ b.T)
+    assert counted.launched == launched
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", PLAIN)
 @pytest.mark.parametrize("types", TYPES)

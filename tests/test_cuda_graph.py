@@ -145,6 +145,21 @@ def train(w: np.ndarray, x: np.ndarray) -> np.ndarray:
 # ---- a GPU's stand-in --------------------------------------------------------------------------------------------
 
 
+class StreamMaker:
+    """CuPy's Stream."""
+
+    def __init__(self, gpu: Streams) -> None:
+        self.gpu = gpu
+
+    def __call__(self, **_: Any) -> Queue:
+        return Queue(self.gpu, next(self.gpu.numbers))
+
+    def from_external(self, stream: Any) -> Queue:
+        version, address = stream.__cuda_stream__()
+        assert version == 0
+        return Queue(self.gpu, address)
+
+
 class Streams(Fake):
     """CuPy's stand-in with streams that capture, and kernels that are Python's."""
 
@@ -156,8 +171,7 @@ class Streams(Fake):
         self.numbers = itertools.count(100)
         self.refused: set[str] = set()
         cuda = self.cuda
-        cuda.Stream = lambda **_: Queue(self, next(self.numbers))
-        cuda.ExternalStream = lambda pointer: Queue(self, pointer)
+        cuda.Stream = StreamMaker(self)
         cuda.get_current_stream = lambda: self.current[-1]
         cuda.driver = SimpleNamespace(
             launchKernel=self.launch_kernel, launchCooperativeKernel=self.launch_kernel

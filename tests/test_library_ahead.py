@@ -120,9 +120,7 @@ def test_a_product_comes_with_what_finishes_it() -> None:
     """XLA fuses it in the program, and measures the whole."""
     arguments = (normal(8, 16), normal(16, 4), normal(4))
     finished, plain = find_library_calls(read(dense, *arguments))
-    assert [node.op for node in finished.nodes if OPS[node.op].kind is not Kind.BROADCAST][
-        0
-    ] == "dot"
+    assert "dot" in [node.op for node in finished.nodes]
     assert finished.nodes[-1].op == "maximum" and plain.nodes[-1].op == "dot"
     assert [type_.shape for _, type_ in finished.parameters] == [(8, 16), (16, 4), (4,)]
     graph = import_hlo(export_library_calls([finished]))

@@ -44,6 +44,7 @@ class FakeCuda:
         self.library.fake_cuda_fault.restype = ctypes.c_char_p
         self.library.fake_cuda_counter.restype = ctypes.c_int64
         self.library.fake_cuda_blocks.restype = ctypes.c_int64
+        self.library.fake_cublas_handle.restype = ctypes.c_void_p
         self.library.fake_cuda_set(launch_table.emulation_address())
         self.functions: list[FakeFunction] = []
         self.kept: list[Any] = []
@@ -77,10 +78,13 @@ class FakeCudaRunner(launch_table.HostRunner):
     kind = rows.CUDA_KERNEL
     staged = True
     stream, capture_stream = 64, 128
+    direct = False
+    """Are products told to the shim, once they ran?"""
 
     def __init__(self, program: Program, cuda: FakeCuda) -> None:
         super().__init__(program)
         self._cuda = cuda
+        self.steps_run = 0
         self._counts = {
             step.kernel: len(step.arguments)
             for step in program.steps
@@ -100,12 +104,53 @@ class FakeCudaRunner(launch_table.HostRunner):
         assert stream in allowed
         given = list(addresses[: len(self._program.buffers)])
         run = super().run_step
+        self.steps_run += 1
 
         def work() -> int:
             run(number, given, stream)
             return 0
 
         self._cuda.enqueue(stream, work)
+
+    def find_product(self, number: int, stream: int) -> rows.ProductRow | None:
+        step = self._program.steps[number]
+        if not self.direct or not isinstance(step, LibraryStep):
+            return None
+        assert stream == self.stream
+        (lhs, rhs), (result,) = step.operands, step.results
+        names = (rhs.buffer, lhs.buffer, result.buffer)
+        run = super().run_step
+
+        def multiply(*arrays: int) -> int:
+            given = [0] * len(self._program.buffers)
+            for name, address in zip(names, arrays, strict=True):
+                given[self._numbers[name]] = address
+            run(number, given, stream)
+            return 0
+
+        operation = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 3)(multiply)
+        sizes = (ctypes.c_int64 * 3)(rhs.type.bytes, lhs.type.bytes, result.type.bytes)
+        numbers = (ctypes.c_float * 2)(1, 0)
+        workspace = ctypes.create_string_buffer(512)
+        self._cuda.library.fake_cuda_own(ctypes.addressof(workspace), 512)
+        self._cuda.kept += [operation, sizes, numbers, workspace]
+        return rows.ProductRow(
+            function=ctypes.cast(self._cuda.library.fake_cublas_matmul, ctypes.c_void_p).value,
+            handle=self._cuda.library.fake_cublas_handle(),
+            operation=ctypes.cast(operation, ctypes.c_void_p).value,
+            one=ctypes.addressof(numbers),
+            a=1,
+            b=2,
+            zero=ctypes.addressof(numbers) + 4,
+            result=3,
+            algorithm=ctypes.addressof(sizes),
+            workspace=ctypes.addressof(workspace),
+            workspace_bytes=512,
+            stream=self.stream,
+            a_buffer=self._numbers[names[0]],
+            b_buffer=self._numbers[names[1]],
+            result_buffer=self._numbers[names[2]],
+        )
 
     def function_address(self, kernel: CudaKernel) -> int:
         address = super().function_address(kernel)
@@ -385,3 +430,69 @@ def test_tables_of_pointers_in_graphs(cuda: FakeCuda, monkeypatch: pytest.Monkey
     monkeypatch.setattr("astitch.lower.MAX_POINTERS", 4)
     check_graphs(cuda, X[:3])
     assert any(function.table for function in cuda.functions)
+
+
+# ---- products ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runners(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[FakeCudaRunner]:
+    """Those of the programs that are made, whose products the shim launches once they ran."""
+    made: list[FakeCudaRunner] = []
+
+    def make_runner(program: Program, _: Any) -> FakeCudaRunner:
+        made.append(FakeCudaRunner(program, cuda))
+        return made[-1]
+
+    monkeypatch.setattr(FakeCudaRunner, "direct", True)
+    monkeypatch.setattr(programs, "make_runner", make_runner)
+    return made
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_python_launches_a_product_once(
+    graphs: bool,
+    cuda: FakeCuda,
+    runners: list[FakeCudaRunner],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And no more than that, whatever addresses come then; what it does is what Python did."""
+    if not graphs:
+        monkeypatch.setattr(FakeCudaRunner, "capture_stream", 0)
+    before = switch.the_switch.install().count_products()
+    x = np.concatenate([X, X])[: 5 + graphs]  # a module that no other test makes
+    ours = run_network(20, lambda n: x * (n + 1) / 4)
+    (runner,) = runners
+    products = sum(isinstance(step, LibraryStep) for step in runner._program.steps)
+    assert runner.steps_run == products > 2
+    launched = switch.the_switch.install().count_products() - before
+    assert launched == cuda.count(6) > 0
+    assert (launched == 19 * products) == (cuda.graphs == (0, 0)) == (not graphs)
+    tf_addon.disable()
+    assert_equal(ours, run_network(20, lambda n: x * (n + 1) / 4), rtol=1e-4, atol=1e-5)
+
+
+def test_products_of_threads(cuda: FakeCuda, runners: list[FakeCudaRunner]) -> None:
+    square = tf.function(lambda x, w: tf.sin(tf.sin(x) @ w) @ w, jit_compile=True)
+    w = tf.constant(np.eye(16, dtype="f")[::-1].copy())
+    feeds = [tf.constant(X[:2] * n) for n in range(4)]
+    wanted = [np.sin(np.sin(x.numpy()) @ w.numpy()) @ w.numpy() for x in feeds]
+    with ThreadPoolExecutor(4) as pool:
+        for n, found in enumerate(pool.map(lambda x: [square(x, w) for _ in range(20)], feeds)):
+            for result in found:
+                np.testing.assert_allclose(result.numpy(), wanted[n], atol=1e-5)
+    assert cuda.count(6) > 0
+    assert runners[0].steps_run < 4 * 20 * 2
+
+
+def test_a_product_that_fails_is_told(cuda: FakeCuda, runners: list[FakeCudaRunner]) -> None:
+    multiply = tf.function(lambda x, y: tf.sin(x) @ y, jit_compile=True)
+    x, y = tf.zeros([3, 16]), tf.zeros([16, 16])
+    multiply(x, y)
+    cuda.library.fake_cublas_fail(1)
+    try:
+        with pytest.raises(tf.errors.InternalError, match="a product failed with cuBLAS error 13"):
+            multiply(x, y)
+    finally:
+        cuda.library.fake_cublas_fail(0)
+    assert float(tf.reduce_sum(multiply(x, y))) == 0.0

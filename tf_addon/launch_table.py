@@ -1,7 +1,8 @@
 """Programs as launch tables: what the shim walks for each call, without Python.
 
 Takes a Program and what runs its steps (the emulation, or a GPU's driver), hands on the rows of `shim_library.py`.
-Kernels are rows; products, and what XLA computes, are steps that the shim asks Python for.
+Kernels are rows; products, and what XLA computes, are steps that the shim asks Python for.  A product whose algorithm
+is chosen becomes a row, too: Python takes ten times as long to launch it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from astitch import options
+from astitch.cublaslt import WORKSPACE_BYTES
+from astitch.cuda_driver import StreamAddress
 from astitch.emulate import compile_many, load_runtime
 from astitch.executor import GpuExecutor, import_cupy
 from astitch.host_engine import allocate_aligned
@@ -67,6 +70,10 @@ class Runner(Protocol):
         capture_stream where the step is to become part of a graph."""
         ...
 
+    def find_product(self, number: int, stream: int) -> rows.ProductRow | None:
+        """How the shim launches a step itself that ran on a stream; None where it cannot."""
+        ...
+
 
 # ---- the emulation -----------------------------------------------------------------------------------------------
 
@@ -112,6 +119,9 @@ class HostRunner:
             found = eval_node(step.node, operands)
         for view, result in zip(step.results, found, strict=True):
             np.copyto(self._array(view, addresses), np.asarray(result), casting="no")
+
+    def find_product(self, number: int, stream: int) -> rows.ProductRow | None:
+        return None
 
     def _array(self, view: View, addresses: Any) -> np.ndarray[Any, Any]:
         """The array that lies at a buffer's address."""
@@ -162,6 +172,7 @@ class CudaRunner:
         self.context, *self._owned = open_streams(device)
         self.stream, captured = (int(stream.ptr) for stream in self._owned)
         self.capture_stream = captured if options.graphs() else 0
+        self._device, self._numbers = device, numbers
 
     def constant_address(self, index: int) -> int:
         return self._executor.constant_address(index)
@@ -175,6 +186,25 @@ class CudaRunner:
     def run_step(self, number: int, addresses: Any, stream: int) -> None:
         placed = {name: addresses[place] or 0 for name, place in self._places[number]}
         self._executor.run_step(number, placed, stream, captured=stream == self.capture_stream)
+
+    def find_product(self, number: int, stream: int) -> rows.ProductRow | None:
+        product = self._executor.find_product(number)
+        call = product.matmul.find_call() if product and stream != self.capture_stream else None
+        if call is None:
+            return None
+        assert product is not None
+        try:
+            workspace = find_workspace(self._device, stream)
+        except Exception:  # CuPy's, where memory is short: Python goes on with what it finds
+            return None
+        return rows.ProductRow(
+            **{field.name: getattr(call, field.name) for field in fields(call)},
+            workspace=int(workspace.ptr),
+            stream=stream,
+            a_buffer=self._numbers[product.rhs],
+            b_buffer=self._numbers[product.lhs],
+            result_buffer=self._numbers[product.result],
+        )
 
 
 _DRIVER = {
@@ -212,6 +242,15 @@ def open_streams(device: int) -> tuple[int, Any, Any]:
     with cupy.cuda.Device(device):
         streams = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         return int(cupy.cuda.driver.ctxGetCurrent()), *streams
+
+
+@functools.cache
+def find_workspace(device: int, stream: int) -> Any:
+    """Memory for the products that the shim launches on a stream, one after the other.  Raises CuPy's errors."""
+    cupy = import_cupy()
+    there = StreamAddress(stream)
+    with cupy.cuda.Device(device), cupy.cuda.Stream.from_external(there):
+        return cupy.cuda.alloc(WORKSPACE_BYTES)
 
 
 def find_driver(library: ctypes.CDLL, *, managed: bool = True) -> rows.CudaDriver:

@@ -100,6 +100,7 @@ class Programs:
         self._turns: dict[bytes, threading.Lock] = {}
         self._made: dict[bytes, tuple[int, Made]] = {}
         self._runners: dict[int, Runner] = {}
+        self._numbers: dict[int, int] = {}
         self._keys = itertools.count()
         self._prepared: set[bool] = set()
 
@@ -142,7 +143,8 @@ class Programs:
         self._runners[key] = runner
         table = make_table(program, runner, key)
         assert self._shim is not None
-        return self._shim.add_program(table.row), made
+        number = self._numbers[key] = self._shim.add_program(table.row)
+        return number, made
 
     def _prepare_launches(self, place: Place) -> None:
         """Tells the shim, once, how kernels are launched there."""
@@ -158,8 +160,13 @@ class Programs:
             self._prepared.add(on_gpu)
 
     def run_step(self, key: int, number: int, stream: int, addresses: Any) -> None:
-        """A step of a program that is no kernel."""
-        self._runners[key].run_step(number, addresses, stream)
+        """A step of a program that is no kernel; a product whose algorithm is known now is the shim's from then on."""
+        runner = self._runners[key]
+        runner.run_step(number, addresses, stream)
+        product = runner.find_product(number, stream)
+        if product is not None:
+            assert self._shim is not None
+            self._shim.set_product(self._numbers[key], number, product)
 
     def note_refused(self, function: str, device: str, reason: str, outcome: int) -> None:
         """A signature that is not astitch's."""

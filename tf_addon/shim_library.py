@@ -83,6 +83,18 @@ class ProgramRow(ctypes.Structure):
     )
 
 
+class ProductRow(ctypes.Structure):
+    """A call of cublasLtMatmul.  workspace: what calls on `stream` may use.  a_buffer ..: numbers of buffers."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("function", "handle", "operation", "one", "a", "b")),
+        *((name, _pointer) for name in ("zero", "result", "algorithm", "workspace")),
+        ("workspace_bytes", _i64),
+        ("stream", _pointer),
+        *((name, _i32) for name in ("a_buffer", "b_buffer", "result_buffer")),
+    )
+
+
 class Settings(ctypes.Structure):
     """What the shim takes over, and what it does where it cannot."""
 
@@ -147,6 +159,7 @@ class Shim:
         self._library.astitch_tf_add_program.restype = _i64
         self._library.astitch_tf_count_runs.restype = _i64
         self._library.astitch_tf_count_graphs.restype = _i64
+        self._library.astitch_tf_count_products.restype = _i64
         self._library.astitch_tf_set_host.argtypes = [_pointer]
         # Kept as long as the process: TensorFlow's kernels call them.
         self._callbacks = _make_callbacks(handlers)
@@ -167,6 +180,14 @@ class Shim:
     def add_program(self, row: ProgramRow) -> int:
         """The number by which the shim knows the program; it copies the rows."""
         return int(self._library.astitch_tf_add_program(ctypes.byref(row)))
+
+    def set_product(self, program: int, step: int, row: ProductRow) -> None:
+        """From now on the shim launches a step of Python's itself, on the row's stream."""
+        self._library.astitch_tf_set_product(_i64(program), _i32(step), ctypes.byref(row))
+
+    def count_products(self) -> int:
+        """How many products the shim launched itself, in this process."""
+        return int(self._library.astitch_tf_count_products())
 
     def count_runs(self, function: str, device: str, outcome: int) -> int:
         """How many calls of a function ended so (STITCHED, XLA, OP_BY_OP)."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from astitch.cuda_driver import StreamAddress
 from astitch.executor import DeviceArray, GpuExecutor, import_cupy
 from astitch.host_engine import HostEngine
 from astitch.ir import ArrayType
@@ -46,7 +47,7 @@ def make_launch(program: Program, place: Place) -> Launch:
     cupy = import_cupy()
 
     def run_in_place(stream: int, operands: Sequence[int], results: Sequence[int]) -> None:
-        with cupy.cuda.Device(place.gpu), cupy.cuda.ExternalStream(stream):
+        with cupy.cuda.Device(place.gpu), cupy.cuda.Stream.from_external(StreamAddress(stream)):
             given = [DeviceArray(a, t, None) for a, t in zip(operands, inputs, strict=True)]
             for address, array in zip(results, executor.run(given), strict=True):
                 if array.type.bytes:

@@ -24,10 +24,12 @@ static std::mutex lock;
 static std::map<uint64_t, size_t> device;
 static HostLaunch host_launch;
 static const char* fault = "";
-static int64_t counters[6];  // bytes to the device, bytes to the host, launches, managed blocks; graphs made, launched
+// Bytes to the device, bytes to the host, launches, managed blocks; graphs made, launched; products of cuBLASLt's.
+static int64_t counters[7];
 static void* capturing;
 static std::vector<std::function<int()>>* captured;
 static int refused;  // 1: captures end badly
+static int failing;  // 1: so do products
 static thread_local int depth;
 static size_t room = 1 << 30;
 
@@ -54,6 +56,7 @@ static int enqueue(void* stream, std::function<int()> work) {
 extern "C" {
 int fake_cuda_enqueue(void* stream, int (*work)()) { return enqueue(stream, work); }
 void fake_cuda_refuse(int what) { refused = what; }
+void fake_cublas_fail(int what) { failing = what; }
 void fake_cuda_set(HostLaunch launch) { host_launch = launch; }
 const char* fake_cuda_fault() { return fault; }
 int64_t fake_cuda_counter(int which) { return counters[which]; }
@@ -144,6 +147,24 @@ int cuLaunchKernel(void* f, unsigned grid, unsigned gy, unsigned gz, unsigned bl
                    unsigned shared, void* stream, void** parameters, void**) {
   return cuLaunchCooperativeKernel(f, grid, gy, gz, block, by, bz, shared, stream, parameters);
 }
+
+// cublasLtMatmul.  operation: does the work; algorithm: of how many bytes the operands and the result are.
+int fake_cublas_matmul(void* handle, int (*operation)(uint64_t, uint64_t, uint64_t), const float* alpha, uint64_t a,
+                       void* a_layout, uint64_t b, void* b_layout, const float* beta, uint64_t c, void* c_layout,
+                       uint64_t d, void* d_layout, const int64_t* algorithm, uint64_t workspace, size_t workspace_bytes,
+                       void* stream) {
+  if (depth != 1) return breach("a product outside of the context");
+  if (handle != &host_launch || *alpha != 1 || *beta != 0 || c != d || c_layout != d_layout || a_layout == b_layout)
+    return breach("arguments of a product in another order");
+  if (!on_device(a, algorithm[0]) || !on_device(b, algorithm[1]) || !on_device(d, algorithm[2]))
+    return breach("a product gets memory of the host");
+  if (!on_device(workspace, workspace_bytes)) return breach("a product's workspace is too small");
+  if (failing) return 13;
+  counters[6]++;
+  return enqueue(stream, [=] { return operation(a, b, d); });
+}
+void* fake_cublas_handle() { return &host_launch; }
+
 int cuStreamSynchronize(void* stream) {
   return capturing && stream == capturing ? breach("a stream is waited for that captures") : 0;
 }

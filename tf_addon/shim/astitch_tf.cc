@@ -102,6 +102,26 @@ struct ProgramRow {
   const ZeroRow* zeros;  // parts of the scratch that a call begins with as zero: the words of barriers
 };
 
+// cublasLtMatmul (cublasLt.h).
+typedef int (*MatmulFn)(void* handle, void* operation, const void* alpha, const void* a, void* a_layout, const void* b,
+                        void* b_layout, const void* beta, const void* c, void* c_layout, void* d, void* d_layout,
+                        const void* algorithm, void* workspace, size_t workspace_bytes, void* stream);
+
+// A step of Python's that is a product and nothing else, once its algorithm is chosen.
+struct ProductRow {
+  MatmulFn function;
+  void *handle, *operation;
+  const void* one;
+  void *a, *b;  // layouts
+  const void* zero;
+  void* result;
+  const void* algorithm;
+  void* workspace;
+  int64_t workspace_bytes;
+  void* stream;  // for which the workspace is
+  int32_t a_buffer, b_buffer, result_buffer;
+};
+
 struct Settings {
   int32_t taken;           // every function; else only the marked ones
   int32_t strict;          // what would fall back fails instead
@@ -185,6 +205,8 @@ struct Program {
   std::vector<ResultRow> results;
   std::vector<ZeroRow> zeros;
   std::vector<StepRun> runs;
+  // One for each step, null while Python launches it.
+  std::unique_ptr<std::atomic<const ProductRow*>[]> products;
   // The graphs of the sets of addresses that came last, the latest first; and hashes of sets that came once.
   mutable mutex graphs_mu;
   mutable std::deque<std::shared_ptr<GraphSet>> graphs;
@@ -232,8 +254,8 @@ struct State {
   Callbacks callbacks{};
   HostLaunchFn host_launch = nullptr;
   CudaDriver cuda{};
-  mutex mu, capture_mu;
-  std::atomic<int64_t> graphs_captured{0}, graphs_launched{0};
+  mutex mu, capture_mu, product_mu;
+  std::atomic<int64_t> graphs_captured{0}, graphs_launched{0}, products_launched{0};
   std::vector<std::unique_ptr<Program>> programs;
   std::map<std::pair<std::string, std::string>, std::unique_ptr<Function>> functions;
 };
@@ -587,6 +609,8 @@ class Run {
     const StepRow& step = program_.steps[number];
     char message[kMessageBytes] = "";
     if (step.kind == kPythonStep) {
+      const ProductRow* product = program_.products[number].load(std::memory_order_acquire);
+      if (product && product->stream == call_stream_) return multiply(*product);
       if (state().callbacks.step(program_.row.key, number, stream_, addresses_.data(), message, kMessageBytes))
         return absl::InternalError(absl::StrCat("astitch: ", message));
       return absl::OkStatus();
@@ -604,6 +628,19 @@ class Run {
       return absl::OkStatus();
     }
     return launch_cuda(step, pointers, has_table);
+  }
+
+  absl::Status multiply(const ProductRow& product) {
+    void* result = addresses_[product.result_buffer];
+    // A product may be several kernels, which share the workspace: those of two threads must not come in turns.
+    mutex_lock lock(state().product_mu);
+    const int code = product.function(product.handle, product.operation, product.one, addresses_[product.a_buffer],
+                                      product.a, addresses_[product.b_buffer], product.b, product.zero, result,
+                                      product.result, result, product.result, product.algorithm, product.workspace,
+                                      product.workspace_bytes, stream_);
+    if (code) return absl::InternalError(absl::StrCat("astitch: a product failed with cuBLAS error ", code));
+    state().products_launched++;
+    return absl::OkStatus();
   }
 
   absl::Status launch_cuda(const StepRow& step, std::vector<void*>& pointers, bool has_table) {
@@ -1141,10 +1178,21 @@ EXPORT int64_t astitch_tf_add_program(const ProgramRow* row) {
   program->results.assign(row->results, row->results + row->result_count);
   program->zeros.assign(row->zeros, row->zeros + row->zero_count);
   program->runs = split_runs(program->steps);
+  program->products = std::make_unique<std::atomic<const ProductRow*>[]>(row->step_count);
   mutex_lock lock(state().mu);
   state().programs.push_back(std::move(program));
   return state().programs.size() - 1;
 }
+
+// Copies the row: from now on the step is launched by it.  The first one stays.
+EXPORT void astitch_tf_set_product(int64_t number, int32_t step, const ProductRow* row) {
+  mutex_lock lock(state().mu);
+  auto& product = state().programs[number]->products[step];
+  if (!product.load()) product.store(new ProductRow(*row), std::memory_order_release);
+}
+
+// How many products were launched without Python since the process began.
+EXPORT int64_t astitch_tf_count_products() { return state().products_launched.load(); }
 
 // How often a function ended so; 0 for one that is not known.
 EXPORT int64_t astitch_tf_count_runs(const char* function, const char* device, int32_t outcome) {
