@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ tf = pytest.importorskip("tensorflow")
 import tf_addon  # noqa: E402
 from astitch.errors import EngineUnavailable  # noqa: E402
 from astitch.gpu import preset  # noqa: E402
-from astitch.program import CudaKernel, KernelStep, LibraryStep, Program  # noqa: E402
+from astitch.program import CudaKernel, KernelStep, LibraryStep, Program, Space  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
 from tf_addon import launch_table, programs, switch  # noqa: E402
 from tf_addon import shim_library as rows  # noqa: E402
@@ -316,6 +317,29 @@ def test_a_table_of_pointers(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) ->
     assert any(function.table for function in cuda.functions)
     assert first == pytest.approx(float(np.sqrt(sum(3 * i * i for i in range(10)))), rel=1e-5)
     assert float(clip()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_the_words_of_all_barriers_are_cleared_at_once() -> None:
+    """They lie behind each other, and each part would be a call of the driver's."""
+
+    @tf.function(jit_compile=True)
+    def norms(x: Any, w: Any) -> Any:
+        for _ in range(3):
+            x = tf.sin(x / tf.reduce_sum(x * x)) @ w
+        return x
+
+    x = tf.zeros([512, 512])
+    hlo = norms.experimental_get_compiler_ir(x, x)(stage="hlo_serialized")
+    program = programs.compile_for(hlo, preset("h100")).program
+    places = [b for b in program.buffers.values() if b.space is Space.BARRIER]
+    (zero,) = launch_table._find_zeros(program)
+    assert len(places) > 1
+    assert zero.offset == min(b.offset for b in places)
+    assert zero.bytes == sum(b.type.bytes for b in places)
+    # What lies between two of them stays as it is.
+    first, *_ = sorted(places, key=lambda b: b.offset)
+    apart = {**program.buffers, first.name: dataclasses.replace(first, offset=1 << 20)}
+    assert len(launch_table._find_zeros(dataclasses.replace(program, buffers=apart))) == 2
 
 
 def test_a_step_gets_the_addresses_of_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -326,11 +326,7 @@ def make_table(program: Program, runner: Runner, key: int) -> LaunchTable:
         operands += [numbers[view.buffer] for view in step.arguments]
     results, owners = _make_results(program, numbers)
     buffers = [_make_buffer(buffer, runner, owners) for buffer in program.buffers.values()]
-    zeros = [
-        rows.ZeroRow(buffer.offset, buffer.type.bytes)
-        for buffer in program.buffers.values()
-        if buffer.space is Space.BARRIER
-    ]
+    zeros = _find_zeros(program)
     parts = (
         (rows.BufferRow * len(buffers))(*buffers),
         (rows.StepRow * len(steps))(*steps),
@@ -368,6 +364,18 @@ def _make_results(
             owners[view.buffer] = number
         results.append(rows.ResultRow(numbers[view.buffer], not is_own, view.type.bytes))
     return results, owners
+
+
+def _find_zeros(program: Program) -> list[rows.ZeroRow]:
+    """The words of barriers, those that lie behind each other as one: each row is a call of the driver's."""
+    zeros: list[rows.ZeroRow] = []
+    barriers = [b for b in program.buffers.values() if b.space is Space.BARRIER]
+    for buffer in sorted(barriers, key=lambda b: b.offset):
+        if zeros and zeros[-1].offset + zeros[-1].bytes == buffer.offset:
+            zeros[-1].bytes += buffer.type.bytes
+        else:
+            zeros.append(rows.ZeroRow(buffer.offset, buffer.type.bytes))
+    return zeros
 
 
 def _make_buffer(buffer: Buffer, runner: Runner, owners: dict[str, int]) -> rows.BufferRow:
