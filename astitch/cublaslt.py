@@ -153,7 +153,7 @@ class Bindings:
 
     @functools.cached_property
     def matmul_address(self) -> int:
-        """Of the cublasLtMatmul that nvmath-python calls; 0 where it does not tell, as no documented function does."""
+        """Of the cublasLtMatmul that nvmath-python calls; 0 where its table of functions, an internal one, lacks it."""
         try:
             internal = importlib.import_module("nvmath.bindings._internal.cublasLt")
             return int(internal._inspect_function_pointer("__cublasLtMatmul"))

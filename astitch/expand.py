@@ -25,7 +25,6 @@ from astitch.ir import (
     DType,
     Graph,
     IotaAttrs,
-    Literal,
     NoAttrs,
     Node,
     PadAttrs,
@@ -106,7 +105,7 @@ def place_scatter_elementwise(node: Node, draft: Draft) -> Node | str | None:
     for u in batch:
         extent, place = draft[updates].shape[u], home[u]
         if place is not None and extent < shape[place]:
-            limit = add_splat(node, draft, np.asarray(extent, np.int32), shape)
+            limit = DraftOps(node, draft).splat(extent, DType.S32, shape)
             tests.append(_compare_with_iota(node, draft, "GT", limit, place, shape[place]))
     update = _spread(node, draft, updates, [home[u] for u in range(len(home))])
     value = DraftOps(node, draft).lift(node.regions[0], (x, update))
@@ -245,20 +244,12 @@ def _spread(origin: Node, draft: Draft, name: str, home: Sequence[int | None]) -
     name = draft.add(origin, "slice", ArrayType(x.dtype, cut), (name,), bounds)
     whole = tuple(n if n == 1 else shape[d] for n, (_, d) in zip(cut, kept, strict=True))
     if whole != cut:
-        zero = add_splat(origin, draft, np.zeros((), x.dtype.numpy), ())
+        zero = DraftOps(origin, draft).splat(0, x.dtype, ())
         room = tuple(n - m for n, m in zip(whole, cut, strict=True))
         edges = PadAttrs((0,) * len(cut), room, (0,) * len(cut))
         name = draft.add(origin, "pad", ArrayType(x.dtype, whole), (name, zero), edges)
     where = BroadcastAttrs(tuple(d for _, d in kept))
     return draft.add(origin, "broadcast", ArrayType(x.dtype, shape), (name,), where)
-
-
-def add_splat(origin: Node, draft: Draft, value: np.ndarray, shape: tuple[int, ...]) -> str:
-    literal = Literal.of(value)
-    attrs = ConstantAttrs(literal)
-    scalar = draft.add(origin, "constant", ArrayType(literal.dtype, ()), (), attrs)
-    type = ArrayType(literal.dtype, shape)
-    return draft.add(origin, "broadcast", type, (scalar,), BroadcastAttrs(()))
 
 
 def _compare_with_iota(
@@ -270,7 +261,7 @@ def _compare_with_iota(
         dtype = DType.S64
         x = draft.add(origin, "convert", ArrayType(dtype, shape), (x,))
     if positions == 1:
-        position = add_splat(origin, draft, np.zeros((), dtype.numpy), shape)
+        position = DraftOps(origin, draft).splat(0, dtype, shape)
     else:
         position = draft.add(origin, "iota", ArrayType(dtype, shape), (), IotaAttrs(d))
     type = ArrayType(DType.PRED, shape)
@@ -370,7 +361,7 @@ def _fold_window(
         )
     padding = init
     if unit is not None and not neutral:
-        padding = add_splat(node, draft, unit.astype(dtype.numpy), ())
+        padding = DraftOps(node, draft).splat(unit.item(), dtype, ())
     return Folding(node, draft, op, dtype, init, neutral, padding), x, node.attrs.window
 
 

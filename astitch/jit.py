@@ -819,9 +819,9 @@ def choose_engine(asked: str | None = None) -> str:
 
 def choose_launcher(asked: str | None = None) -> str:
     """The engine, "executor" or "host", where astitch launches kernels by itself: as asked, or as ASTITCH_ENGINE says,
-    else a GPU's if there is one that CuPy can use.
+    else a GPU's if there is one that CuPy can use.  "gpu" and "xla" ask for "executor" here.
 
-    Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable.
+    Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
     """
     from astitch.executor import count_gpus
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from astitch.draft_ops import DraftOps
 from astitch.ir import (
@@ -28,6 +29,9 @@ from astitch.simplify import Draft, neutral_element
 UNROLLED_ELEMENTS = 64
 """A window of more elements is not written out."""
 
+MOST_WINDOWS = 32
+"""Nor are windows of which an element stands in more: each is a term of its sum, and the kernel spills."""
+
 
 def add_where_selected(node: Node, draft: Draft) -> str | None:
     """select-and-scatter(x, u, e) -> f(f(e, u1 where x was chosen), u2 where x was chosen) .., in the windows' order"""
@@ -40,11 +44,14 @@ def add_where_selected(node: Node, draft: Draft) -> str | None:
         return None
     if why_region_not_liftable(select, node.dtype, DType.PRED) is not None:
         return None
-    if math.prod(w.size for w in window) > UNROLLED_ELEMENTS:
-        return None
     if not all(draft[name].array.size for name in node.operands):
         return None
-    return _Spreader(node, draft, window, op, unit.item()).result()
+    spreader = _Spreader(node, draft, window, op, unit.item())
+    if math.prod(w.size for w in window) > UNROLLED_ELEMENTS:
+        return None
+    if math.prod(spreader.turns) > MOST_WINDOWS or spreader.numbers >= 1 << 31:
+        return None
+    return spreader.result()
 
 
 class _Spreader(DraftOps):
@@ -54,25 +61,27 @@ class _Spreader(DraftOps):
         self, node: Node, draft: Draft, window: Sequence[WindowDimension], op: str, unit: float
     ) -> None:
         super().__init__(node, draft)
-        self.window, self.op, self.unit = window, op, unit
+        self.op, self.unit = op, unit
         self.x, self.updates, self.initial = node.operands
+        # A window alone has no stride; by its own size no element stands in others.
+        counts = draft[self.updates].shape
+        self.window = [
+            replace(w, stride=w.size) if n == 1 else w for n, w in zip(counts, window, strict=True)
+        ]
         # As the reference: sums of short floats are rounded once.
         narrow = node.dtype.is_float and node.dtype.bytes < 4 and op in ("add", "multiply")
         self.dtype = DType.F32 if narrow else node.dtype
-        self.moving = [d for d, w in enumerate(window) if not is_trivial(w)]
-        self.turns = [-(-w.size // w.stride) for w in window]
+        self.moving = [d for d, w in enumerate(self.window) if not is_trivial(w)]
+        self.turns = [-(-w.size // w.stride) for w in self.window]
         """How many windows an element stands in at most, along each dimension."""
 
-        self.weights = self.weigh_places()
+        # Elements as far as the last stride have numbers too, which no window chooses.
+        self.weights, self.numbers = [0] * len(self.window), 1
+        """What a step along each dimension adds to the number of an element in a window; how many there are."""
 
-    def weigh_places(self) -> list[int]:
-        """What a step along each dimension adds to the number of an element in a window.  Elements as far as the last
-        stride have numbers too, which no window chooses."""
-        weights, weight = [0] * len(self.window), 1
         for d in reversed(self.moving):
-            weights[d] = weight
-            weight *= self.turns[d] * self.window[d].stride
-        return weights
+            self.weights[d] = self.numbers
+            self.numbers *= self.turns[d] * self.window[d].stride
 
     def number(self, place: Sequence[int]) -> int:
         return sum(w * p for w, p in zip(self.weights, place, strict=True))

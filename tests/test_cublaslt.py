@@ -124,14 +124,20 @@ def test_algorithms_that_fail_are_left_out(cache: Any) -> None:
     assert lt.launched == [11, 12, 12]
 
 
-def test_where_none_runs_nothing_is_kept(cache: Any) -> None:
+def test_where_none_runs_nothing_is_kept(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lt, result = FakeLt(), np.empty((4, 2), np.float32)
     lt.broken = {10, 11, 12}
+    matmul = make_matmul(lt, ATTRS, X, W, cache)
     with pytest.raises(NoAlgorithm, match="none of those"):
-        call(make_matmul(lt, ATTRS, X, W, cache), X, W, result)
+        call(matmul, X, W, result)
+    monkeypatch.setattr(Bindings, "matmul_address", 77)
+    assert matmul.find_call() is None
     later = FakeLt()
-    call(make_matmul(later, ATTRS, X, W, cache, (9.0, 5.0, 7.0)), X, W, result)
+    matmul = make_matmul(later, ATTRS, X, W, cache, (9.0, 5.0, 7.0))
+    assert matmul.find_call() is None, "nothing is chosen yet"
+    call(matmul, X, W, result)
     assert later.launched[-1] == 11
+    assert matmul.find_call() is not None
 
 
 def test_what_another_kept_meanwhile_is_taken(cache: Any) -> None:

@@ -18,7 +18,7 @@ from astitch.check import check_graph
 from astitch.expand import expand
 from astitch.ir import ArrayType, CompareAttrs, DType, Graph, WindowAttrs, WindowDimension
 from astitch.reference import run_graph
-from astitch.select_and_scatter import UNROLLED_ELEMENTS
+from astitch.select_and_scatter import MOST_WINDOWS, UNROLLED_ELEMENTS
 from astitch.simplify import simplify
 from tests.graphs import GraphBuilder, combiner
 
@@ -122,10 +122,24 @@ def test_short_floats_are_rounded_once() -> None:
         pytest.param(select_graph((70,), [WindowDimension(UNROLLED_ELEMENTS + 1)], "f32"), id="long"),
         pytest.param(select_graph((1,), [WindowDimension(2)], "f32"), id="no window"),
         pytest.param(select_graph((4,), [WindowDimension(2)], "f32", op="subtract"), id="subtract"),
+        pytest.param(select_graph((50,), [WindowDimension(MOST_WINDOWS + 1)], "f32"), id="many windows"),
+        pytest.param(select_graph((2, 2), [WindowDimension(1, 1 << 16, 0, 1 << 16)] * 2, "f32"), id="strides"),
     ],
 )  # fmt: skip
 def test_what_no_kernel_adds_stays(graph: Graph) -> None:
     assert holds(expand_graph(graph))
+
+
+@pytest.mark.parametrize("stride", [1, 3, 1 << 20])
+def test_a_window_alone_has_no_stride(stride: int) -> None:
+    """Pooling over the whole image: no element looks for other windows."""
+    same = select_graph((3, 7, 7), [WindowDimension(1), *[WindowDimension(7, stride)] * 2], "f32")
+    graph = expand_graph(same)
+    assert not holds(graph) and sum(node.op == "pad" for node in graph) == 0
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 9, (3, 7, 7)).astype(np.float32)
+    updates = rng.normal(size=(3, 1, 1)).astype(np.float32)
+    np.testing.assert_array_equal(run_graph(graph, [x, updates]), run_graph(same, [x, updates]))
 
 
 def pool(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +18,12 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 import tf_addon  # noqa: E402
+from astitch.cublaslt import WORKSPACE_BYTES, MatmulCall  # noqa: E402
 from astitch.errors import EngineUnavailable  # noqa: E402
+from astitch.executor import DirectProduct  # noqa: E402
 from astitch.gpu import preset  # noqa: E402
 from astitch.program import CudaKernel, KernelStep, LibraryStep, Program, Space  # noqa: E402
+from tests.fake_cupy import Fake, OutOfMemoryError  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
 from tf_addon import launch_table, programs, switch  # noqa: E402
 from tf_addon import shim_library as rows  # noqa: E402
@@ -81,6 +85,8 @@ class FakeCudaRunner(launch_table.HostRunner):
     stream, capture_stream = 64, 128
     direct = False
     """Are products told to the shim, once they ran?"""
+
+    product_stream = stream
 
     def __init__(self, program: Program, cuda: FakeCuda) -> None:
         super().__init__(program)
@@ -147,7 +153,7 @@ class FakeCudaRunner(launch_table.HostRunner):
             algorithm=ctypes.addressof(sizes),
             workspace=ctypes.addressof(workspace),
             workspace_bytes=512,
-            stream=self.stream,
+            stream=self.product_stream,
             a_buffer=self._numbers[names[0]],
             b_buffer=self._numbers[names[1]],
             result_buffer=self._numbers[names[2]],
@@ -345,6 +351,7 @@ def test_the_words_of_all_barriers_are_cleared_at_once() -> None:
 def test_a_step_gets_the_addresses_of_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up all of a program's would cost each product more than its launch."""
     calls: list[tuple[int, dict[str, int], int]] = []
+    settled: MatmulCall | None = None
 
     class Executor:
         def __init__(self, *_: Any) -> None:
@@ -355,6 +362,14 @@ def test_a_step_gets_the_addresses_of_its_own_buffers(monkeypatch: pytest.Monkey
         ) -> None:
             assert captured == (stream == 5)
             calls.append((number, addresses, stream))
+
+        def find_product(self, number: int) -> DirectProduct | None:
+            step = program.steps[number]
+            if not isinstance(step, LibraryStep):
+                return None
+            (lhs, rhs), (result,) = step.operands, step.results
+            matmul: Any = SimpleNamespace(find_call=lambda: settled)
+            return DirectProduct(matmul, lhs.buffer, rhs.buffer, result.buffer)
 
     monkeypatch.setattr(launch_table, "GpuExecutor", Executor)
     streams = SimpleNamespace(ptr=2), SimpleNamespace(ptr=5)
@@ -373,7 +388,27 @@ def test_a_step_gets_the_addresses_of_its_own_buffers(monkeypatch: pytest.Monkey
                 runner.run_step(number, addresses, stream)
                 assert calls.pop() == (number, {name: places[name] for name in used}, stream)
     assert program.kernels
-    assert sum(isinstance(step, LibraryStep) for step in program.steps) == 2
+    first, second = (n for n, s in enumerate(program.steps) if isinstance(s, LibraryStep))
+
+    # The product's row, once its algorithm is chosen.
+    memory = {7: 1000}
+    monkeypatch.setattr(launch_table, "find_workspace", lambda _, stream: memory.get(stream))
+    assert runner.find_product(first, 7) is None
+    settled = MatmulCall(*range(20, 29), workspace_bytes=512)
+    assert runner.find_product(first, 5) is None, "the stream captures"
+    row = runner.find_product(first, 7)
+    assert row is not None
+    assert [getattr(row, f.name) for f in dataclasses.fields(settled)] == [*range(20, 29), 512]
+    assert (row.workspace, row.stream) == (1000, 7)
+    step = program.steps[first]
+    assert isinstance(step, LibraryStep)
+    used = [step.operands[1], step.operands[0], step.results[0]]
+    numbers = [list(program.buffers).index(view.buffer) for view in used]
+    assert [row.a_buffer, row.b_buffer, row.result_buffer] == numbers
+    assert runner.find_product(first, 7) is None, "it is told once"
+    assert runner.find_product(second, 8) is None, "there is no room"
+    kernel = next(n for n, s in enumerate(program.steps) if isinstance(s, KernelStep))
+    assert runner.find_product(kernel, 7) is None
 
 
 # ---- CUDA graphs -------------------------------------------------------------------------------------------------
@@ -494,6 +529,41 @@ def test_python_launches_a_product_once(
     assert (launched == 19 * products) == (cuda.graphs == (0, 0)) == (not graphs)
     tf_addon.disable()
     assert_equal(ours, run_network(20, lambda n: x * (n + 1) / 4), rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_of_another_stream_stays_python_s(
+    cuda: FakeCuda, runners: list[FakeCudaRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workspace is not in the order of this one."""
+    monkeypatch.setattr(FakeCudaRunner, "product_stream", 65)
+    multiply = tf.function(lambda x, y: tf.sin(x) @ y, jit_compile=True)
+    x, y = tf.constant(np.concatenate([X, X])[:7]), tf.ones([16, 16])
+    for _ in range(2):
+        np.testing.assert_allclose(multiply(x, y), np.sin(x) @ np.ones((16, 16)), atol=1e-5)
+    assert (runners[0].steps_run, cuda.count(6)) == (2, 0)
+
+
+def test_one_workspace_for_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that ask at once get the same memory, which lives on; without room there is none, until there is."""
+    fake, asked = Fake(), list[int]()
+    room = [False]
+
+    def alloc(size: int) -> Any:
+        asked.append(size)
+        if not room[0]:
+            raise OutOfMemoryError(1, 2, 3)
+        time.sleep(0.01)
+        return SimpleNamespace(ptr=len(asked))
+
+    monkeypatch.setattr(fake.cuda, "alloc", alloc)
+    monkeypatch.setattr(launch_table, "import_cupy", lambda: fake)
+    monkeypatch.setattr(launch_table, "_workspaces", {})
+    assert launch_table.find_workspace(0, 1) is None
+    room[0] = True
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: launch_table.find_workspace(0, 1), range(8))) == {2}
+    assert launch_table.find_workspace(0, 9) == 3
+    assert asked == [WORKSPACE_BYTES] * 3
 
 
 def test_products_of_threads(cuda: FakeCuda, runners: list[FakeCudaRunner]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
@@ -71,7 +72,7 @@ class Runner(Protocol):
         ...
 
     def find_product(self, number: int, stream: int) -> rows.ProductRow | None:
-        """How the shim launches a step itself that ran on a stream; None where it cannot."""
+        """How the shim launches a step itself that ran on a stream; None where it cannot, or was told before."""
         ...
 
 
@@ -173,6 +174,7 @@ class CudaRunner:
         self.stream, captured = (int(stream.ptr) for stream in self._owned)
         self.capture_stream = captured if options.graphs() else 0
         self._device, self._numbers = device, numbers
+        self._told: set[int] = set()
 
     def constant_address(self, index: int) -> int:
         return self._executor.constant_address(index)
@@ -189,17 +191,18 @@ class CudaRunner:
 
     def find_product(self, number: int, stream: int) -> rows.ProductRow | None:
         product = self._executor.find_product(number)
-        call = product.matmul.find_call() if product and stream != self.capture_stream else None
+        if product is None or number in self._told or stream == self.capture_stream:
+            return None
+        call = product.matmul.find_call()
         if call is None:
             return None
-        assert product is not None
-        try:
-            workspace = find_workspace(self._device, stream)
-        except Exception:  # CuPy's, where memory is short: Python goes on with what it finds
+        self._told.add(number)
+        workspace = find_workspace(self._device, stream) if call.workspace_bytes else 0
+        if workspace is None:
             return None
         return rows.ProductRow(
             **{field.name: getattr(call, field.name) for field in fields(call)},
-            workspace=int(workspace.ptr),
+            workspace=workspace,
             stream=stream,
             a_buffer=self._numbers[product.rhs],
             b_buffer=self._numbers[product.lhs],
@@ -244,13 +247,25 @@ def open_streams(device: int) -> tuple[int, Any, Any]:
         return int(cupy.cuda.driver.ctxGetCurrent()), *streams
 
 
-@functools.cache
-def find_workspace(device: int, stream: int) -> Any:
-    """Memory for the products that the shim launches on a stream, one after the other.  Raises CuPy's errors."""
-    cupy = import_cupy()
-    there = StreamAddress(stream)
-    with cupy.cuda.Device(device), cupy.cuda.Stream.from_external(there):
-        return cupy.cuda.alloc(WORKSPACE_BYTES)
+def find_workspace(device: int, stream: int) -> int | None:
+    """The address of memory for the products that the shim launches on a stream, one after the other; None where there
+    is no room."""
+    with _workspaces_lock:
+        if (device, stream) not in _workspaces:
+            cupy = import_cupy()
+            there = cupy.cuda.Stream.from_external(StreamAddress(stream))
+            try:
+                with cupy.cuda.Device(device), there:
+                    _workspaces[device, stream] = cupy.cuda.alloc(WORKSPACE_BYTES)
+            except cupy.cuda.memory.OutOfMemoryError:
+                return None
+        return int(_workspaces[device, stream].ptr)
+
+
+_workspaces: dict[tuple[int, int], Any] = {}
+"""By GPU and stream; they live as long as the process, since the shim keeps their addresses."""
+
+_workspaces_lock = threading.Lock()
 
 
 def find_driver(library: ctypes.CDLL, *, managed: bool = True) -> rows.CudaDriver:

@@ -186,7 +186,7 @@ class Shim:
         self._library.astitch_tf_set_product(_i64(program), _i32(step), ctypes.byref(row))
 
     def count_products(self) -> int:
-        """How many products the shim launched itself, in this process."""
+        """How many products the shim launched itself in this process; one in a graph counts when it is captured."""
         return int(self._library.astitch_tf_count_products())
 
     def count_runs(self, function: str, device: str, outcome: int) -> int:

@@ -521,6 +521,7 @@ class Run {
     for (size_t i = 0; i < program_.runs.size(); ++i) {
       if (graphs_ && graphs_->executables[i]) {
         mutex_lock lock(program_.graphs_mu);  // an executable is launched by one thread at a time
+        mutex_lock products(state().product_mu);  // its products work where those of others do
         const int code = cuda_.launch_graph(graphs_->executables[i], stream_);
         if (code == 0) {
           state().graphs_launched++;
@@ -632,7 +633,8 @@ class Run {
 
   absl::Status multiply(const ProductRow& product) {
     void* result = addresses_[product.result_buffer];
-    // A product may be several kernels, which share the workspace: those of two threads must not come in turns.
+    // A product may be several kernels, which hand on parts in the stream's workspace: nothing that works there, a
+    // product or a graph of another thread, may come between them.
     mutex_lock lock(state().product_mu);
     const int code = product.function(product.handle, product.operation, product.one, addresses_[product.a_buffer],
                                       product.a, addresses_[product.b_buffer], product.b, product.zero, result,
