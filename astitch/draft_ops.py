@@ -26,6 +26,9 @@ from astitch.ir import (
 )
 from astitch.simplify import Draft, keep_live_nodes
 
+UNROLLED_ELEMENTS = 64
+"""A window of more elements is not written out."""
+
 
 class DraftOps:
     """Puts ops into a draft.  origin: the node that they stand for, whose name begins theirs.

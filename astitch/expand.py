@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from astitch.draft_ops import DraftOps
+from astitch.draft_ops import UNROLLED_ELEMENTS, DraftOps
 from astitch.ir import (
     ArrayType,
     BroadcastAttrs,
@@ -43,7 +43,7 @@ from astitch.running import (
     running_window,
     why_not_liftable,
 )
-from astitch.select_and_scatter import UNROLLED_ELEMENTS, add_where_selected
+from astitch.select_and_scatter import add_where_selected
 from astitch.simplify import (
     Draft,
     Log,

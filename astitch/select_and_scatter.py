@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from astitch.draft_ops import DraftOps
+from astitch.draft_ops import UNROLLED_ELEMENTS, DraftOps
 from astitch.ir import (
     BroadcastAttrs,
     DType,
@@ -26,11 +26,8 @@ from astitch.ops import monoid_of
 from astitch.running import is_trivial, why_region_not_liftable
 from astitch.simplify import Draft, neutral_element
 
-UNROLLED_ELEMENTS = 64
-"""A window of more elements is not written out."""
-
 MOST_WINDOWS = 32
-"""Nor are windows of which an element stands in more: each is a term of its sum, and the kernel spills."""
+"""Windows of which an element stands in more are not written out: each is a term of its sum, and the kernel spills."""
 
 
 def add_where_selected(node: Node, draft: Draft) -> str | None:
