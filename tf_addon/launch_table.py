@@ -2,7 +2,7 @@
 
 Takes a Program and what runs its steps (the emulation, or a GPU's driver), hands on the rows of `shim_library.py`.
 Kernels are rows; products, and what XLA computes, are steps that the shim asks Python for.  A product whose algorithm
-is chosen becomes a row, too: Python takes ten times as long to launch it.
+is chosen becomes a row, too, so that a call in steady state needs no interpreter.
 """
 
 from __future__ import annotations
