@@ -21,6 +21,7 @@ from astitch.ahead import Ahead
 from astitch.build_program import build_program, make_cuda_kernel
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
+from astitch.convolution_layouts import arrange_convolutions
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo, UnsupportedOp
 from astitch.expand import expand
 from astitch.explain import (
@@ -83,6 +84,7 @@ STAGES = (
     "reassociate",
     "widen",
     "arrange_products",
+    "arrange_convolutions",
     "find_scopes",
     "stitch_remotely",
     "plan",
@@ -265,6 +267,7 @@ def compile_graph(
     joined = timed("reassociate", lambda: reassociate(long))
     wide = timed("widen", lambda: check_graph(widen(joined)))
     simple = timed("arrange_products", lambda: check_graph(arrange_products(wide)))
+    simple = timed("arrange_convolutions", lambda: check_graph(arrange_convolutions(simple)))
     if split_k:
         simple = timed("split_products", lambda: check_graph(split_products(simple, gpu)))
     left = region.leave(simple) if region else Left(simple, {})
@@ -343,6 +346,7 @@ def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
         "reassociate": reassociate,
         "widen": widen,
         "arrange_products": arrange_products,
+        "arrange_convolutions": arrange_convolutions,
     }
     for stage, rewrite in rewrites.items():
         rewritten = rewrite(rewritten)

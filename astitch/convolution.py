@@ -107,6 +107,28 @@ def canonical_convolution(
     return NoForm("; ".join(reasons))
 
 
+def channels_last(attrs: ConvolutionAttrs, form: Form) -> tuple[tuple[int, ...] | None, ...]:
+    """Of the left operand, the right operand and the result of a convolution that is meant in a form: the dimensions in
+    the order in which their tensor is packed with its channels last.  None where it is no order of them: groups stand
+    in the middle of one.
+    """
+    lhs = (attrs.input_batch, *attrs.input_spatial, attrs.input_feature)
+    rhs = (attrs.kernel_output_feature, *attrs.kernel_spatial, attrs.kernel_input_feature)
+    result = (attrs.output_batch, *attrs.output_spatial, attrs.output_feature)
+    match form:
+        case Form.FORWARD:
+            return lhs, rhs, result
+        case Form.INPUT_GRADIENT:
+            return lhs, None if attrs.feature_group_count > 1 else _swap_ends(rhs), result
+        case Form.FILTER_GRADIENT:
+            return _swap_ends(lhs), _swap_ends(rhs), _swap_ends(result)
+
+
+def _swap_ends(order: tuple[int, ...]) -> tuple[int, ...]:
+    first, *spatial, last = order
+    return last, *spatial, first
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     attrs: ConvolutionAttrs

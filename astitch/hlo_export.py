@@ -243,6 +243,8 @@ class _Computation:
                 value = self._add_loop(node, operands)
             case "conditional":
                 value = self._add_branches(node, operands)
+            case "convolution":
+                value = self._add_convolution(node, operands)
             case _:
                 value = self._add(node, node.type, operands)
         self.values[node.name] = value
@@ -318,6 +320,20 @@ class _Computation:
         if isinstance(node.attrs, CustomCallAttrs):
             _write_layouts(instruction, node.attrs, [v.shape for v in operands])
         return self._end(instruction, operands)
+
+    def _add_convolution(self, node: Node, operands: Sequence[_Value]) -> _Value:
+        """A convolution; XLA knows the gradient in an image by an op that reverses the kernel."""
+        attrs = node.attrs
+        assert isinstance(attrs, ConvolutionAttrs)
+        directions = {w.reversed for w in attrs.window if w.size > 1}
+        if directions != {True}:
+            return self._add(node, node.type, operands)
+        image, kernel = operands
+        reverse = self._start(f"{node.name}.reverse", "reverse", kernel.shape, node)
+        reverse.dimensions.extend(attrs.kernel_spatial)
+        window = tuple(replace(w, reversed=False) for w in attrs.window)
+        plain = replace(node, attrs=replace(attrs, window=window))
+        return self._add(plain, plain.type, [image, self._end(reverse, [kernel])])
 
     def _add_loop(self, node: Node, operands: Sequence[_Value]) -> _Value:
         """A while over the tuple of its state, also where that is one array."""

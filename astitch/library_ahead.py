@@ -81,7 +81,7 @@ def find_layouts(scopes: Scopes) -> set[str]:
     for refusal in scopes.outside:
         node = graph[refusal.producer]
         read = {storage_name(graph, operand) for operand in node.operands}
-        if OPS[node.op].kind is Kind.COMPUTE:
+        if node.op == "dot":
             taken |= {*read, node.name}
         else:
             others |= read

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from astitch.ir import Graph
-from astitch.ops import OPS, Kind
 from astitch.stitch_scope import Refusal, Scope, Scopes, make_scope
 from astitch.storage import stored_value
 
 LAYOUT_OPS = frozenset({"transpose", "reshape", "concatenate"})
-"""Ops that give elements other places, as far as simplified graphs have them."""
+"""Ops that give elements other places, as far as simplified graphs have them.  XLA's products read through them; its
+convolutions do not."""
 
 MAX_OPS = 2400
 """More ops than this in one kernel: the CUDA compiler's time grows faster than the launches saved are worth."""
@@ -68,10 +68,6 @@ def lays_out(graph: Graph, scope: Scope) -> bool:
         return False
     return not any(
         name in graph.outputs
-        or any(
-            OPS[graph[user].op].kind is not Kind.COMPUTE
-            for user in graph.users[name]
-            if user not in scope.members
-        )
+        or any(graph[user].op != "dot" for user in graph.users[name] if user not in scope.members)
         for name in scope.members
     )

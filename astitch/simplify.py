@@ -22,6 +22,7 @@ from astitch.ir import (
     CompareAttrs,
     ConditionalAttrs,
     ConstantAttrs,
+    ConvolutionAttrs,
     DimensionAttrs,
     DimensionsAttrs,
     DotAttrs,
@@ -1104,6 +1105,30 @@ def is_run(numbers: Sequence[int]) -> bool:
     return all(b == a + 1 for a, b in pairwise(numbers))
 
 
+def absorb_reverse_into_convolution(node: Node, draft: Draft) -> Node | str | None:
+    """convolution(x, reverse(k, d)) -> convolution(x, k) with its window reversed along d
+
+    where d are spatial and the window is reversed in all its dimensions then, or in none: what libraries have.
+    """
+    a = node.attrs
+    assert isinstance(a, ConvolutionAttrs)
+    x, kernel = node.operands
+    inner = draft[kernel]
+    if inner.op != "reverse":
+        return None
+    assert isinstance(inner.attrs, DimensionsAttrs)
+    along = inner.attrs.dimensions
+    if not set(along) <= set(a.kernel_spatial):
+        return None
+    window = tuple(
+        replace(w, reversed=w.reversed != (d in along))
+        for d, w in zip(a.kernel_spatial, a.window, strict=True)
+    )
+    if len({w.reversed for w in window if w.size > 1}) > 1:
+        return None
+    return replace(node, operands=(x, inner.operands[0]), attrs=replace(a, window=window))
+
+
 # ---- control
 
 
@@ -1217,6 +1242,7 @@ _OWN_RULES: dict[str, tuple[Rule, ...]] = {
         sort_reduced_dimensions,
     ),
     "dot": (absorb_transpose_into_dot,),
+    "convolution": (absorb_reverse_into_convolution,),
     "while": (choose_known_result,),
     "conditional": (choose_known_result,),
     "get-tuple-element": (project_known_result,),

@@ -311,7 +311,7 @@ def find_moves(compilation: Compilation) -> dict[str, str]:
     products: set[str] = set()
     others = {view.buffer for view in program.outputs}
     for step in program.steps:
-        if isinstance(step, LibraryStep):
+        if isinstance(step, LibraryStep) and step.node.op == "dot":
             products.update(view.buffer for view in (*step.operands, *step.results))
         else:
             others.update(view.buffer for view in _read_by(step))

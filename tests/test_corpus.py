@@ -43,7 +43,7 @@ STEPS: dict[str, tuple[int, int, int]] = {
     "bert_layer_backward": (13, 22, 0),
     "sorts": (2, 0, 1),
     "windows": (1, 0, 0),
-    "convolution_batch_norm": (1, 1, 0),
+    "convolution_batch_norm": (2, 1, 0),
     "branches": (2, 0, 1),
     "newton_loop": (1, 0, 1),
     "complex_products": (2, 0, 1),

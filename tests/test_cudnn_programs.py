@@ -32,6 +32,11 @@ executor_module = importlib.import_module("astitch.executor")
 
 LAST, FIRST = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
 
+OWN = ("NHWC", "OHWI", "NHWC")
+"""cuDNN's: no kernel stands around the convolution."""
+
+VOLUMES = ("NDHWC", "DHWIO", "NDHWC")
+
 
 def whole(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     """Small whole numbers: sums of their products are exact in TF32 and in any order."""
@@ -64,17 +69,27 @@ def check(program: Program, *arguments: np.ndarray) -> None:
         np.testing.assert_array_equal(result.to_numpy(), want)
 
 
-def layer(x: Any, k: Any, layout: Any = LAST, stride: Any = (1, 1), **options: Any) -> Any:
+def layer(x: Any, k: Any, layout: Any = OWN, stride: Any = None, **options: Any) -> Any:
+    stride = stride or (1,) * (x.ndim - 2)
     return lax.conv_general_dilated(x, k, stride, "SAME", dimension_numbers=layout, **options)
 
 
-X, K = whole(2, 6, 5, 4), whole(3, 3, 4, 8)
+X, K = whole(2, 6, 5, 4), whole(8, 3, 3, 4)
 
 
 def test_a_convolution_of_a_program_is_cudnns(library: FakeCudnn) -> None:
     program = compile_fn(layer, X, K)
     assert [type(step) for step in program.steps] == [LibraryStep]
     check(program, X, K)
+    assert library.launched == ["eng0"]
+
+
+def test_what_no_kernel_lays_out_is_copied(library: FakeCudnn) -> None:
+    x, k = whole(2, 4, 6, 5, 4), whole(3, 3, 3, 4, 8)
+    compilation = compile_hlo(lower(lambda x, k: layer(x, k, VOLUMES), x, k), gpu="h100")
+    assert [type(step) for step in compilation.program.steps] == [LibraryStep]
+    assert "conv_fprop, right operand copied" in compilation.explain()
+    check(compilation.program, x, k)
     assert library.launched == ["eng0"]
 
 
@@ -89,8 +104,8 @@ def test_explain_says_what_cudnn_does() -> None:
     shown = [line.split(": ", 1)[1] for line in text.splitlines()[start + 1 : start + 4]]
     assert sorted(shown) == [
         "XLA's: s32, for which cuDNN is not asked",
-        "conv_dgrad, of the mirrored filter, right operand copied",
-        "conv_fprop, right operand copied",
+        "conv_dgrad, nothing copied",
+        "conv_fprop, nothing copied",
     ]
 
 
@@ -207,7 +222,7 @@ LAYERS = {
     "few channels": layer_case((4, 32, 20, 1), (3, 3, 1, 3)),
     "other orders": layer_case((16, 12, 20, 4), (16, 3, 32, 3), ("CHWN", "IHOW", "HNWC")),
     "1-d": layer_case((4, 40, 16), (5, 16, 24), ("NWC", "WIO", "NWC"), (2,)),
-    "3-d": layer_case((2, 6, 7, 8, 8), (3, 3, 3, 8, 16), ("NDHWC", "DHWIO", "NDHWC"), (1, 1, 1)),
+    "3-d": layer_case((2, 6, 7, 8, 8), (3, 3, 3, 8, 16), VOLUMES, (1, 1, 1)),
     "1 x 1": layer_case((4, 12, 20, 16), (1, 1, 16, 32)),
     "patches": layer_case((4, 32, 32, 3), (8, 8, 3, 48), stride=(8, 8), padding="VALID"),
 }
@@ -267,7 +282,7 @@ def test_types(name: str, dtype: Any) -> None:
 def test_the_highest_precision_is_f32s() -> None:
     rng = np.random.default_rng(0)
     x, k = (rng.normal(size=s).astype(np.float32) for s in ((4, 12, 20, 16), (3, 3, 16, 32)))
-    hlo = lower(lambda x, k: layer(x, k, precision="highest"), x, k)
+    hlo = lower(lambda x, k: layer(x, k, LAST, precision="highest"), x, k)
     (found,) = run_with_cudnn(compile_hlo(hlo, gpu="h100").program, [x, k], 1)
     assert_near(found, run_xla(hlo, [x, k])[0], 1e-5)
 

@@ -22,6 +22,7 @@ from astitch.hlo_import import import_hlo
 from astitch.ir import (
     ArrayType,
     ConstantAttrs,
+    ConvolutionAttrs,
     CustomCallAttrs,
     DType,
     Graph,
@@ -61,7 +62,14 @@ def export_whole(graph: Graph) -> bytes:
 def expect_round_trip(graph: Graph) -> None:
     again = import_hlo(export_whole(graph))
     check_graph(again)
+    if any(has_mirrored_window(node) for node in graph):
+        again, graph = simplify(again), simplify(graph)
     assert again == replace(graph, aliases=())
+
+
+def has_mirrored_window(node: Node) -> bool:
+    """XLA is given an op that reverses the kernel for it, which simplify takes back."""
+    return isinstance(node.attrs, ConvolutionAttrs) and any(w.reversed for w in node.attrs.window)
 
 
 def expect_same_bits(proto: bytes, arguments: list[np.ndarray] | None = None) -> None:

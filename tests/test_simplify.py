@@ -8,6 +8,7 @@ import importlib
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,15 @@ from astitch.hlo_import import import_hlo
 from astitch.ir import (
     ArrayType,
     ConditionalAttrs,
+    ConvolutionAttrs,
     CustomCallAttrs,
     DimensionsAttrs,
     DType,
     DynamicSliceAttrs,
     Graph,
+    Node,
     RngAttrs,
+    WindowDimension,
 )
 from astitch.reference import run_graph
 from astitch.simplify import FOLD_RESULT_ELEMENTS, RULES, fold_empty, simplify
@@ -899,6 +903,44 @@ def absorb_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
     return g.dot(x, g.transpose(y, (1, 0)), (1,), (0,)), g.dot(
         g.transpose(x, (1, 0)), g.transpose(y, (1, 0)), (0,), (0,)
     )
+
+
+def _convolution(*window: WindowDimension) -> ConvolutionAttrs:
+    """NHWC, HWIO."""
+    return ConvolutionAttrs(window, 0, 3, (1, 2), 2, 3, (0, 1), 0, 3, (1, 2))
+
+
+def _show(attrs: ConvolutionAttrs) -> str:
+    return str(Node("c", "convolution", ArrayType(DType.F32, ()), (), attrs)).partition("() ")[2]
+
+
+WINDOW = WindowDimension(3, padding_low=1, padding_high=1)
+TURNED = replace(WINDOW, reversed=True)
+ONE, TWO = WindowDimension(1), WindowDimension(2)
+ALONG, WIDE = _convolution(WINDOW, ONE), _convolution(WINDOW, TWO)
+
+
+@case(f"""
+%p0 = f32[2,8,4,3] parameter() (index=0)
+%p1 = f32[3,1,3,5] parameter() (index=1)
+%convolution.3 = f32[2,8,4,5] convolution(%p0, %p1) {_show(_convolution(TURNED, ONE))}
+%p2 = f32[3,2,3,5] parameter() (index=2)
+%reverse.5 = f32[3,2,3,5] reverse(%p2) (dimensions=(0,))
+%convolution.6 = f32[2,8,3,5] convolution(%p0, %reverse.5) {_show(WIDE)}
+%convolution.8 = f32[2,8,3,5] convolution(%p0, %p2) {_show(_convolution(TURNED, replace(TWO, reversed=True)))}
+%reverse.9 = f32[3,1,3,5] reverse(%p1) (dimensions=(0, 2))
+%convolution.10 = f32[2,8,4,5] convolution(%p0, %reverse.9) {_show(ALONG)}
+return %convolution.3, %convolution.6, %convolution.8, %convolution.10
+""")
+def absorb_reverse_into_convolution(g: GraphBuilder) -> str | tuple[str, ...]:
+    x, k = g.parameter("f32[2,8,4,3]"), g.parameter("f32[3,1,3,5]")
+    mirrored = g.op("convolution", "f32[2,8,4,5]", x, g.reverse(k, (0,)), attrs=ALONG)
+    # Of one reversed dimension libraries have nothing, nor of reversed features.
+    wide = g.parameter("f32[3,2,3,5]")
+    one = g.op("convolution", "f32[2,8,3,5]", x, g.reverse(wide, (0,)), attrs=WIDE)
+    both = g.op("convolution", "f32[2,8,3,5]", x, g.reverse(wide, (0, 1)), attrs=WIDE)
+    features = g.op("convolution", "f32[2,8,4,5]", x, g.reverse(k, (0, 2)), attrs=ALONG)
+    return mirrored, one, both, features
 
 
 @case("""
