@@ -1,7 +1,8 @@
 """The protobuf messages of an HLO module: hands on the message classes that hlo_import reads and hlo_export writes.
 
-Only the fields that astitch knows are named, with XLA's numbers (xla/service/hlo.proto and
-xla/xla_data.proto); the parser skips the others, so a dump of any XLA version parses.  Enums are
+Beside them the options of XLA's that have no other way in (xla_island.py).
+Only the fields that astitch knows are named, with XLA's numbers (xla/service/hlo.proto and xla/xla_data.proto; of
+options xla/xla.proto and xla/pjrt/proto/compile_options.proto); the parser skips the others, so a dump of any XLA version parses.  Enums are
 read as numbers and strings as bytes: both are the same on the wire, and a name that is not UTF-8
 must not make a module unreadable.
 """
@@ -101,6 +102,10 @@ _MESSAGES = {
         schedule HloScheduleProto 7, input_output_alias HloInputOutputAliasProto 8,
         stack_frame_index StackFrameIndexProto 17""",
     "HloProto": "hlo_module HloModuleProto 1",
+    "StringsEntry": "key bytes 1, value bytes 2",
+    "DebugOptions": "xla_gpu_experimental_cost_model_gemm_tiling_options StringsEntry* 474",
+    "ExecutableBuildOptionsProto": "debug_options DebugOptions 3",
+    "CompileOptionsProto": "executable_build_options ExecutableBuildOptionsProto 3",
 }
 
 # xla.PrimitiveType; the names are those of HLO text.
@@ -151,3 +156,4 @@ HloProto = _CLASSES["HloProto"]
 HloComputationProto = _CLASSES["HloComputationProto"]
 ShapeProto = _CLASSES["ShapeProto"]
 LiteralProto = _CLASSES["LiteralProto"]
+CompileOptionsProto = _CLASSES["CompileOptionsProto"]

@@ -30,6 +30,10 @@ from astitch.xla_island import AROUND_KERNELS, compile_module
 LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
 
+TILINGS = 4
+"""Of a product, which XLA measures beside the libraries' algorithms.  It has some twenty, and most of a first call went
+into compiling them; the first four of its cost model are as fast."""
+
 WRITES_TO = "xla_gpu_dump_autotune_logs_to"
 """XLA's setting that names a file for what it measured, which it writes before it compiles what it chose."""
 
@@ -178,7 +182,7 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
 
 def _tune(calls: Iterable[LibraryCall], device: Any, measured: Path) -> None:
     settings: dict[str, bool | int | str] = {**AROUND_KERNELS, WRITES_TO: str(measured)}
-    compile_module(export_library_calls(calls), device, settings)
+    compile_module(export_library_calls(calls), device, settings, tilings=TILINGS)
 
 
 def _wait(job: Future[Any], measured: Path) -> None:

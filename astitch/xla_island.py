@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from astitch.errors import EngineUnavailable, IslandRefused, OutOfMemory
+from astitch.hlo_schema import CompileOptionsProto
 
 MOST_COMPILED = 256
 """Islands whose code a process keeps for engines that are made later."""
@@ -131,14 +132,50 @@ def _compile(hlo: bytes, device: Any) -> Any:
         return compile_module(hlo, device, BY_LIBRARIES)
 
 
-def compile_module(hlo: bytes, device: Any, settings: Mapping[str, bool | int | str]) -> Any:
-    """A serialized HloModuleProto as XLA's executable for a device of JAX.  settings: of XLA's compiler, by name."""
-    from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
+def compile_module(
+    hlo: bytes,
+    device: Any,
+    settings: Mapping[str, bool | int | str],
+    *,
+    tilings: int | None = None,
+) -> Any:
+    """A serialized HloModuleProto as XLA's executable for a device of JAX.  settings, tilings: see choose_options."""
+    from jax._src.lib import _jax  # type: ignore[attr-defined]
+
+    options = choose_options(device.id, settings, tilings)
+    return device.client.compile_and_load(to_stablehlo(hlo), _jax.DeviceList((device,)), options)
+
+
+def choose_options(
+    device: int, settings: Mapping[str, bool | int | str], tilings: int | None = None
+) -> Any:
+    """XLA's CompileOptions for JAX's device of a number.
+
+    settings: of XLA's compiler, by name.  tilings: how many of its own kernels XLA measures for a product, beside the
+    libraries': those that its cost model puts first, unless XLA_FLAGS have another wish; None: all that it has.
+    """
+    from jax._src.lib import xla_client
 
     options = xla_client.CompileOptions()
-    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
+    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device]]))
     options.env_option_overrides = list(settings.items())
-    return device.client.compile_and_load(to_stablehlo(hlo), _jax.DeviceList((device,)), options)
+    if tilings is None:
+        return options
+    # A table of strings, which no setting can hold.  Messages one behind the other are one, in which the later has the
+    # last word.
+    both = _choose_tilings(tilings) + options.SerializeAsString()
+    return xla_client.CompileOptions.ParseFromString(both)
+
+
+def _choose_tilings(count: int) -> bytes:
+    """As a CompileOptionsProto with nothing else in it; its keys are cost_model_config_optimization.cc's."""
+    options = CompileOptionsProto()
+    debug = options.executable_build_options.debug_options
+    for key, value in (("top", count), ("top_from_default", 1)):
+        debug.xla_gpu_experimental_cost_model_gemm_tiling_options.add(
+            key=key.encode(), value=str(value).encode()
+        )
+    return bytes(options.SerializeToString())
 
 
 def to_stablehlo(hlo: bytes) -> bytes:

@@ -169,8 +169,9 @@ class Compiler:
         monkeypatch.setattr(library_ahead, "compile_module", self)
 
     def __call__(
-        self, module: bytes, device: Any, settings: Mapping[str, bool | int | str]
+        self, module: bytes, device: Any, settings: Mapping[str, bool | int | str], *, tilings: int
     ) -> None:
+        assert tilings == library_ahead.TILINGS
         self.given.append((module, device, settings))
         self.begun.set()
         if self.writes:

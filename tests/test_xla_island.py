@@ -368,6 +368,45 @@ def test_what_a_gpu_has_no_product_for_is_compiled_again_for_libraries(monkeypat
         xla_island._compile.__wrapped__(b"", SimpleNamespace(platform="cpu"))
 
 
+TILINGS = """
+from astitch.hlo_schema import CompileOptionsProto
+from astitch.xla_island import choose_options
+options = choose_options(0, {"xla_allow_excess_precision": False}, tilings=3)
+debug = CompileOptionsProto.FromString(options.SerializeAsString()).executable_build_options.debug_options
+for entry in debug.xla_gpu_experimental_cost_model_gemm_tiling_options:
+    print(entry.key.decode(), entry.value.decode())
+print(options.env_option_overrides)
+"""
+
+
+@pytest.mark.parametrize(
+    "wish, top",
+    [("", "3"), ("top=7", "7")],
+    ids=["as many as asked for", "XLA_FLAGS have another wish"],
+)
+def test_few_tilings_of_a_product_are_measured(wish, top):
+    flags = f"--xla_gpu_experimental_cost_model_gemm_tiling_options={wish}" if wish else ""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    found = subprocess.run(
+        [sys.executable, "-c", TILINGS], env=environment, capture_output=True, text=True
+    )
+    assert found.stderr == ""
+    assert sorted(found.stdout.splitlines()) == [
+        "[('xla_allow_excess_precision', False)]",
+        f"top {top}",
+        "top_from_default 1",
+    ]
+
+
+def test_a_module_is_compiled_with_few_tilings():
+    (step,) = islands(compile_fn(sort_rows, X))
+    module = xla_island.compile_module(step.hlo, host_device(), xla_island.EXACT, tilings=2)
+    (result,) = xla_island.Island("sorted", host_device(), module).run(
+        [put_array(X, host_device())]
+    )
+    np.testing.assert_array_equal(result, np.sort(X))
+
+
 # ---- the runner ----------------------------------------------------------------------------------
 
 
