@@ -1,10 +1,11 @@
 """The protobuf messages of an HLO module: hands on the message classes that hlo_import reads and hlo_export writes.
 
 Beside them the options of XLA's that have no other way in (xla_island.py).
-Only the fields that astitch knows are named, with XLA's numbers (xla/service/hlo.proto and xla/xla_data.proto; of
-options xla/xla.proto and xla/pjrt/proto/compile_options.proto); the parser skips the others, so a dump of any XLA version parses.  Enums are
-read as numbers and strings as bytes: both are the same on the wire, and a name that is not UTF-8
-must not make a module unreadable.
+Only the fields that astitch knows are named, with XLA's numbers (xla/service/hlo.proto and
+xla/xla_data.proto; of options xla/xla.proto and xla/pjrt/proto/compile_options.proto); the parser
+skips the others, so a dump of any XLA version parses.  Enums are read as numbers and strings as
+bytes: both are the same on the wire, and a name that is not UTF-8 must not make a module
+unreadable.
 """
 
 from __future__ import annotations
