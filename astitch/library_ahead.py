@@ -181,8 +181,15 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
 
 
 def _tune(calls: Iterable[LibraryCall], device: Any, measured: Path) -> None:
+    import jax
+
     settings: dict[str, bool | int | str] = {**AROUND_KERNELS, WRITES_TO: str(measured)}
-    compile_module(export_library_calls(calls), device, settings, tilings=TILINGS)
+    module = export_library_calls(calls)
+    try:
+        compile_module(module, device, settings, tilings=TILINGS)
+    except jax.errors.JaxRuntimeError:
+        # The cost model may have no tiling of a product that only XLA's own kernels compute.
+        compile_module(module, device, settings)
 
 
 def _wait(job: Future[Any], measured: Path) -> None:

@@ -154,7 +154,7 @@ def choose_options(
     settings: of XLA's compiler, by name.  tilings: how many of its own kernels XLA measures for a product, beside the
     libraries': those that its cost model puts first, unless XLA_FLAGS have another wish; None: all that it has.
     """
-    from jax._src.lib import xla_client
+    from jax._src.lib import xla_client  # type: ignore[attr-defined]
 
     options = xla_client.CompileOptions()
     options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device]]))

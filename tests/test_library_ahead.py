@@ -212,6 +212,23 @@ def test_the_end_of_the_block_waits_for_measurements_only(
 
 
 @pytest.mark.usefixtures("_many_cores")
+def test_what_the_cost_model_has_no_tiling_of_is_measured_with_all(
+    scopes: Scopes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def compile_module(*_: Any, tilings: int | None = None) -> None:
+        asked.append(tilings)
+        if tilings is not None:
+            raise jax.errors.JaxRuntimeError("INTERNAL: No supported config found for HLO")
+
+    monkeypatch.setattr(library_ahead, "compile_module", compile_module)
+    with tune_ahead("device") as begin:
+        begin(scopes)
+    assert asked == [library_ahead.TILINGS, None]
+
+
+@pytest.mark.usefixtures("_many_cores")
 def test_an_error_in_the_block_waits_for_nothing(
     scopes: Scopes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
