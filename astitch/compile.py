@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -267,7 +268,7 @@ def compile_graph(
     joined = timed("reassociate", lambda: reassociate(long))
     wide = timed("widen", lambda: check_graph(widen(joined)))
     simple = timed("arrange_products", lambda: check_graph(arrange_products(wide)))
-    simple = timed("arrange_convolutions", lambda: check_graph(arrange_convolutions(simple)))
+    simple = timed("arrange_convolutions", lambda: check_graph(arrange_convolutions(simple, gpu)))
     if split_k:
         simple = timed("split_products", lambda: check_graph(split_products(simple, gpu)))
     left = region.leave(simple) if region else Left(simple, {})
@@ -346,7 +347,7 @@ def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
         "reassociate": reassociate,
         "widen": widen,
         "arrange_products": arrange_products,
-        "arrange_convolutions": arrange_convolutions,
+        "arrange_convolutions": partial(arrange_convolutions, gpu=gpu),
     }
     for stage, rewrite in rewrites.items():
         rewritten = rewrite(rewritten)

@@ -7,21 +7,24 @@ before and behind each convolution.  Written out before ops are stitched these c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from astitch.convolution import CanonicalConvolution, canonical_convolution, channels_last
+from astitch.convolution import (
+    CanonicalConvolution,
+    Form,
+    canonical_convolution,
+    channels_last,
+)
+from astitch.gpu import Gpu
 from astitch.ir import ArrayType, ConvolutionAttrs, DType, Graph, Node, TransposeAttrs
 from astitch.simplify import Draft, Log, rewrite_graph
 
-MOST_SPATIAL = 2
-"""Spatial dimensions of what XLA convolves with channels last (gpu_layout_assignment.cc)."""
-
-TYPES = frozenset({DType.F16, DType.BF16, DType.F32})
-"""Of the elements, for the same."""
+HOPPER = 90
+"""The compute capability from which XLA convolves f32, and in one dimension, with channels last."""
 
 
-def arrange_convolutions(graph: Graph, log: Log | None = None) -> Graph:
+def arrange_convolutions(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
     """The same function; `log` hears of every convolution that gets or gives an array in another order.
 
     graph: simplified.
@@ -31,34 +34,44 @@ def arrange_convolutions(graph: Graph, log: Log | None = None) -> Graph:
     heard: Log = log or (lambda rule, node: None)
 
     def arrange(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
-        if not isinstance(node.attrs, ConvolutionAttrs):
+        attrs = node.attrs
+        if not isinstance(attrs, ConvolutionAttrs):
             return None
-        orders = _find_orders(node, node.attrs, draft)
+        arrays = [*(draft[name].array for name in node.operands), node.array]
+        if not _has_channels_last(attrs, arrays, gpu):
+            return None
+        orders = _find_orders(attrs, arrays)
         if not any(orders):
             return None
         heard("arrange_convolution", node.name)
-        return _put_arranged(draft, node, node.attrs, orders)
+        return _put_arranged(draft, node, attrs, orders)
 
     return rewrite_graph(graph, heard, arrange)
+
+
+def _has_channels_last(attrs: ConvolutionAttrs, arrays: Sequence[ArrayType], gpu: Gpu) -> bool:
+    """Does XLA convolve so (xla/service/gpu/transforms/layout_assignment.cc)?  Else it would turn the arrays again."""
+    dtypes = {array.dtype for array in arrays}
+    if gpu.compute_capability >= HOPPER:
+        return len(attrs.window) <= 2 and dtypes <= {DType.F16, DType.BF16, DType.F32}
+    return len(attrs.window) == 2 and dtypes <= {DType.F16, DType.BF16}
 
 
 _Orders = tuple[tuple[int, ...] | None, ...]
 """Of the left operand, the right operand and the result: the dimensions as they should lie; None where they do."""
 
 
-def _find_orders(node: Node, attrs: ConvolutionAttrs, draft: Draft) -> _Orders:
-    lhs, rhs = (draft[name].array for name in node.operands)
-    arrays = (lhs, rhs, node.array)
-    # XLA has channels first elsewhere, and would turn these arrays again.
-    if len(attrs.window) > MOST_SPATIAL or not {a.dtype for a in arrays} <= TYPES:
-        return (None, None, None)
-    reading = canonical_convolution(attrs, *arrays)
+def _find_orders(attrs: ConvolutionAttrs, arrays: Sequence[ArrayType]) -> _Orders:
+    lhs, rhs, result = arrays
+    reading = canonical_convolution(attrs, lhs, rhs, result)
     if not isinstance(reading, CanonicalConvolution):
         return (None, None, None)
-    wanted = channels_last(attrs, reading.form)
+    # A product of matrices is all three forms.  Read as a gradient it needs no copy of its filter, but XLA does not.
+    product = all(w.size == w.stride == w.base_dilation == 1 for w in attrs.window)
+    form = Form.FORWARD if product and attrs.batch_group_count == 1 else reading.form
     return tuple(
         None if order is None or _lies(array, order) else order
-        for array, order in zip(arrays, wanted, strict=True)
+        for array, order in zip(arrays, channels_last(attrs, form), strict=True)
     )
 
 
@@ -69,43 +82,43 @@ def _lies(array: ArrayType, order: Sequence[int]) -> bool:
 
 
 def _put_arranged(draft: Draft, node: Node, attrs: ConvolutionAttrs, orders: _Orders) -> str:
-    left, right, result = orders
-    operands = list(node.operands)
-    for side, order in enumerate((left, right)):
-        if order is not None:
-            array = _permuted(draft[operands[side]].array, order)
-            transposed = TransposeAttrs(order)
-            operands[side] = draft.add(node, "transpose", array, (operands[side],), transposed)
-    if left is not None:
-        at = {d: i for i, d in enumerate(left)}
-        attrs = replace(
-            attrs,
-            input_batch=at[attrs.input_batch],
-            input_feature=at[attrs.input_feature],
-            input_spatial=tuple(at[d] for d in attrs.input_spatial),
-        )
-    if right is not None:
-        at = {d: i for i, d in enumerate(right)}
-        attrs = replace(
-            attrs,
-            kernel_input_feature=at[attrs.kernel_input_feature],
-            kernel_output_feature=at[attrs.kernel_output_feature],
-            kernel_spatial=tuple(at[d] for d in attrs.kernel_spatial),
-        )
-    if result is None:
-        return draft.put(replace(node, operands=tuple(operands), attrs=attrs))
-    at = {d: i for i, d in enumerate(result)}
+    """The convolution of operands in these orders, and its result in the node's own."""
+    operands = tuple(
+        name if order is None else draft.add(node, "transpose", *_transposed(draft, name, order))
+        for name, order in zip(node.operands, orders[:2], strict=True)
+    )
+    images, kernels, results = map(_places, orders)
     attrs = replace(
         attrs,
-        output_batch=at[attrs.output_batch],
-        output_feature=at[attrs.output_feature],
-        output_spatial=tuple(at[d] for d in attrs.output_spatial),
+        input_batch=images(attrs.input_batch),
+        input_feature=images(attrs.input_feature),
+        input_spatial=tuple(map(images, attrs.input_spatial)),
+        kernel_input_feature=kernels(attrs.kernel_input_feature),
+        kernel_output_feature=kernels(attrs.kernel_output_feature),
+        kernel_spatial=tuple(map(kernels, attrs.kernel_spatial)),
+        output_batch=results(attrs.output_batch),
+        output_feature=results(attrs.output_feature),
+        output_spatial=tuple(map(results, attrs.output_spatial)),
     )
-    array = _permuted(node.array, result)
-    arranged = draft.add(node, "convolution", array, tuple(operands), attrs)
-    back = TransposeAttrs(tuple(at[d] for d in range(array.rank)))
+    order = orders[2]
+    if order is None:
+        return draft.put(replace(node, operands=operands, attrs=attrs))
+    arranged = draft.add(node, "convolution", _permuted(node.array, order), operands, attrs)
+    back = TransposeAttrs(tuple(map(results, range(node.array.rank))))
     return draft.put(replace(node, op="transpose", operands=(arranged,), attrs=back))
+
+
+def _transposed(
+    draft: Draft, name: str, order: tuple[int, ...]
+) -> tuple[ArrayType, tuple[str], TransposeAttrs]:
+    """Type, operands and attributes of a transpose."""
+    return _permuted(draft[name].array, order), (name,), TransposeAttrs(order)
 
 
 def _permuted(array: ArrayType, order: Sequence[int]) -> ArrayType:
     return ArrayType(array.dtype, tuple(array.shape[d] for d in order))
+
+
+def _places(order: Sequence[int] | None) -> Callable[[int], int]:
+    """Where a dimension stands in an order; None leaves all where they are."""
+    return (lambda d: d) if order is None else order.index

@@ -81,6 +81,11 @@ class Gpu:
         return (paired + rest * COPY_SHARE_OF_PEAK) / self.bandwidth_gbs / 1e3
 
     @property
+    def compute_capability(self) -> int:
+        """Ten times CUDA's: 90 for an H100."""
+        return int(self.arch.removeprefix("sm_"))
+
+    @property
     def fp32_gflops(self) -> float:
         """Peak of fused multiply-adds, two operations each, 1e9 a second."""
         return self.sms * self.fp32_lanes_per_sm * 2 * self.clock_ghz
@@ -286,7 +291,7 @@ def _nearest_preset(arch: str, sms: int, copy_gbs: float) -> Gpu:
     """The preset most like a device: by architecture, then by SM count, then by bandwidth."""
 
     def distance(gpu: Gpu) -> tuple[int, int, float]:
-        generation = abs(int(gpu.arch[3:]) - int(arch[3:]))
+        generation = abs(gpu.compute_capability - int(arch[3:]))
         return generation, abs(gpu.sms - sms), abs(gpu.bandwidth_gbs - copy_gbs)
 
     return min((gpu for gpu in PRESETS.values() if gpu.name != "host"), key=distance)

@@ -76,12 +76,10 @@ def find_finishers(scopes: Scopes) -> dict[str, Scope]:
 
 
 def find_layouts(scopes: Scopes) -> set[str]:
-    """The ops that only lay out what products give or take, which XLA is left to do with them.
-
-    xla_engine.find_moves decides it, of the kernels.
-    """
+    """The ops that only lay out what products give or take, which XLA is left to do with them."""
     graph = scopes.graph
-    taken, others = set[str](), {storage_name(graph, name) for name in graph.outputs}
+    taken, convolved = set[str](), set[str]()
+    others = {storage_name(graph, name) for name in graph.outputs}
     for refusal in scopes.outside:
         node = graph[refusal.producer]
         read = {storage_name(graph, operand) for operand in node.operands}
@@ -89,6 +87,8 @@ def find_layouts(scopes: Scopes) -> set[str]:
             taken |= {*read, node.name}
         else:
             others |= read
+        if node.op == "convolution":
+            convolved |= read
     for scope in scopes.scopes:
         others |= {storage_name(graph, name) for name in scope.inputs}
     found: set[str] = set()
@@ -96,7 +96,8 @@ def find_layouts(scopes: Scopes) -> set[str]:
         if all(graph[name].op in LAYOUT_OPS for name in scope.members):
             read = {storage_name(graph, name) for name in scope.inputs}
             written = {storage_name(graph, name) for name in scope.outputs}
-            if read <= taken or (written <= taken and not written & others):
+            between = read <= taken or (written <= taken and not written & others)
+            if between and not written & convolved:
                 found.update(scope.members)
     return found
 

@@ -46,7 +46,7 @@ from astitch.ir import (
     TupleType,
 )
 from astitch.kernel_cache import compile_cached
-from astitch.library_ahead import tune_ahead
+from astitch.library_ahead import find_layouts, tune_ahead
 from astitch.loop_analysis import Counter, LoopKey, loop_key
 from astitch.loop_plan import START, LoopPlanner
 from astitch.module_cache import key_of as module_key
@@ -64,12 +64,10 @@ from astitch.program import (
     CudaKernel,
     IslandStep,
     KernelStep,
-    LibraryStep,
     Program,
     Step,
     View,
 )
-from astitch.remote_stitch import LAYOUT_OPS
 from astitch.stitch_loops import find_loops, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes
@@ -307,27 +305,12 @@ def prepare_loops(
 
 def find_moves(compilation: Compilation) -> dict[str, str]:
     """The kernels that only permute what products give or take, with the reason: XLA has products do so."""
-    program, graph = compilation.program, compilation.scopes.graph
-    products: set[str] = set()
-    others = {view.buffer for view in program.outputs}
-    for step in program.steps:
-        if isinstance(step, LibraryStep) and step.node.op == "dot":
-            products.update(view.buffer for view in (*step.operands, *step.results))
-        else:
-            others.update(view.buffer for view in _read_by(step))
-    members = {plan.kernel.name: plan.scope.members for plan in compilation.plans}
-    left = {}
-    for step in program.steps:
-        if not isinstance(step, KernelStep):
-            continue
-        name = step.kernel.name
-        moves = all(graph[member].op in LAYOUT_OPS for member in members[name])
-        written = {step.arguments[i].buffer for i in step.written}
-        read = {view.buffer for view in _read_by(step)}
-        between = read <= products or (written <= products and not written & others)
-        if moves and between:
-            left[name] = "it only permutes what products give or take"
-    return left
+    moved = find_layouts(compilation.scopes)
+    return {
+        plan.kernel.name: "it only permutes what products give or take"
+        for plan in compilation.plans
+        if moved.issuperset(plan.scope.members)
+    }
 
 
 def find_finished(compilation: Compilation, in_place: Collection[str]) -> dict[str, str]:

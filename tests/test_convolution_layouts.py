@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,15 +14,22 @@ from hypothesis import strategies as st
 from jax import lax
 
 from astitch.check import check_graph
-from astitch.compile import compile_hlo
+from astitch.compile import Compilation, compile_graph, compile_hlo
 from astitch.convolution import CanonicalConvolution, canonical_convolution
 from astitch.convolution_layouts import arrange_convolutions
+from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import ConvolutionAttrs, Graph
+from astitch.library_ahead import find_layouts
 from astitch.program import KernelStep, LibraryStep
 from astitch.reference import run_graph
+from astitch.remote_stitch import lays_out
 from astitch.simplify import simplify
+from astitch.stitch_scope import Scope, Scopes
+from astitch.xla_engine import find_moves
 from tests.hlo_runner import lower
+
+H100 = preset("h100")
 
 JAXS, FIRST, OWN = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NHWC", "OHWI", "NHWC")
 
@@ -62,7 +70,7 @@ X, K = whole(2, 6, 5, 4), whole(3, 3, 4, 8)
 def test_a_filter_is_transposed_in_front() -> None:
     graph = graph_of(convolve, X, K)
     rules: list[tuple[str, str]] = []
-    arranged = arrange_convolutions(graph, lambda rule, node: rules.append((rule, node)))
+    arranged = arrange_convolutions(graph, H100, lambda rule, node: rules.append((rule, node)))
     (name,) = graph.outputs
     assert rules == [("arrange_convolution", name)] and arranged.outputs == (name,)
     assert ops_of(arranged) == ["transpose", "convolution"]
@@ -72,16 +80,16 @@ def test_a_filter_is_transposed_in_front() -> None:
 
 def test_what_lies_right_stays() -> None:
     graph = graph_of(lambda x, k: convolve(x, k, OWN), X, whole(8, 3, 3, 4))
-    assert ops_of(arrange_convolutions(graph)) == ["convolution"]
+    assert ops_of(arrange_convolutions(graph, H100)) == ["convolution"]
     other = graph_of(jnp.exp, X)
-    assert arrange_convolutions(other) is other
+    assert arrange_convolutions(other, H100) is other
 
 
 def test_a_transpose_of_the_users_own_is_taken_back() -> None:
     def fn(x: Any, k: Any) -> Any:
         return convolve(x, k.transpose(1, 2, 3, 0))
 
-    arranged = arrange_convolutions(graph_of(fn, X, whole(8, 3, 3, 4)))
+    arranged = arrange_convolutions(graph_of(fn, X, whole(8, 3, 3, 4)), H100)
     assert ops_of(arranged) == ["convolution"]
 
 
@@ -90,7 +98,7 @@ def test_all_of_a_model_with_its_channels_first() -> None:
         return jnp.tanh(convolve(jnp.tanh(convolve(x, k, FIRST)), l, FIRST))
 
     x, k, last = whole(2, 4, 6, 5), whole(8, 4, 3, 3), whole(8, 8, 3, 3)
-    graph = arrange_convolutions(graph_of(fn, x, k, last))
+    graph = arrange_convolutions(graph_of(fn, x, k, last), H100)
     for node in graph:
         if node.op == "convolution":
             assert isinstance(node.attrs, ConvolutionAttrs)
@@ -108,7 +116,7 @@ def test_a_filter_and_both_gradients_share_one_order() -> None:
 
     graph = graph_of(step, X, K, whole(2, 6, 5, 8))
     assert "reverse" not in ops_of(graph)  # the window is
-    arranged = arrange_convolutions(graph)
+    arranged = arrange_convolutions(graph, H100)
     assert sorted(ops_of(arranged)) == ["convolution"] * 3 + ["transpose"] * 2
     assert count_copied(arranged) == 0
 
@@ -122,13 +130,117 @@ def test_a_filter_and_both_gradients_share_one_order() -> None:
     ids=["three spatial dimensions", "integers"],
 )  # fmt: skip
 def test_what_libraries_have_with_channels_first_stays(fn: Any, arguments: Any) -> None:
-    assert ops_of(arrange_convolutions(graph_of(fn, *arguments))) == ["convolution"]
+    assert ops_of(arrange_convolutions(graph_of(fn, *arguments), H100)) == ["convolution"]
+
+
+def test_gpus_before_hopper_have_channels_last_for_images_of_16_bits_only() -> None:
+    a100 = preset("a100")
+    assert ops_of(arrange_convolutions(graph_of(convolve, X, K), a100)) == ["convolution"]
+    halves = graph_of(convolve, X.astype(jnp.bfloat16), K.astype(jnp.bfloat16))
+    assert ops_of(arrange_convolutions(halves, a100)) == ["transpose", "convolution"]
+
+    def lines(x: Any, k: Any) -> Any:
+        return convolve(x, k, ("NWC", "WIO", "NWC"))
+
+    along = graph_of(
+        lines, whole(2, 6, 4).astype(jnp.bfloat16), whole(3, 4, 8).astype(jnp.bfloat16)
+    )
+    assert ops_of(arrange_convolutions(along, a100)) == ["convolution"]
+    assert ops_of(arrange_convolutions(along, H100)) == ["transpose", "convolution"]
+
+
+def test_a_product_of_matrices_is_a_convolution_itself() -> None:
+    """As XLA reads it, though a gradient's filter would need no transpose."""
+    graph = graph_of(convolve, X, whole(1, 1, 4, 8))
+    arranged = arrange_convolutions(graph, H100)
+    assert ops_of(arranged) == ["transpose", "convolution"]
+    (name,) = arranged.outputs
+    assert arranged[arranged[name].operands[1]].shape == (8, 1, 1, 4)
+
+
+def test_the_filter_of_a_gradient_with_groups_stays() -> None:
+    """Its groups stand in the middle of the filter's order."""
+
+    def back(k: Any, dy: Any) -> Any:
+        _, pull = jax.vjp(lambda x: convolve(x, k, stride=2, feature_group_count=2), X)
+        return pull(dy)
+
+    arranged = arrange_convolutions(graph_of(back, whole(3, 3, 2, 8), whole(2, 3, 3, 8)), H100)
+    (node,) = (node for node in arranged if node.op == "convolution")
+    assert isinstance(node.attrs, ConvolutionAttrs) and node.attrs.feature_group_count == 2
+    assert arranged[node.operands[1]].op != "transpose"
 
 
 def test_double_precision_stays() -> None:
     with jax.enable_x64(True):
         graph = graph_of(convolve, X.astype(np.float64), K.astype(np.float64))
-    assert ops_of(arrange_convolutions(graph)) == ["convolution"]
+    assert ops_of(arrange_convolutions(graph, H100)) == ["convolution"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A program as XLA gets it.  announced: its scopes before any was planned."""
+
+    compilation: Compilation
+    announced: Scopes
+
+
+def plan_for_xla(fn: Any, *arguments: Any) -> Planned:
+    announced: list[Scopes] = []
+    compilation = compile_graph(
+        import_hlo(lower(fn, *arguments)),
+        H100,
+        layouts_apart=True,
+        split_k=True,
+        announce_scopes=announced.append,
+    )
+    return Planned(compilation, announced[-1])
+
+
+def scope_of(scopes: Scopes, parameter: str) -> Scope:
+    (scope,) = (scope for scope in scopes.scopes if parameter in scope.inputs)
+    return scope
+
+
+def test_filters_are_laid_out_by_us_and_operands_of_products_by_xla() -> None:
+    """XLA's products read through transposes, its convolutions do not."""
+
+    def fn(x: Any, k: Any, m: Any, n: Any) -> Any:
+        y = jnp.tanh(convolve(x, k))
+        return y, jnp.tanh(m @ n.transpose(1, 2, 0).reshape(16, 8))
+
+    planned = plan_for_xla(fn, X, K, whole(8, 16), whole(8, 4, 4))
+    graph = planned.announced.graph
+    kernel, matrix = graph.parameters[1], graph.parameters[3]
+    filters, matrices = (scope_of(planned.announced, name) for name in (kernel, matrix))
+    assert not lays_out(graph, filters) and lays_out(graph, matrices)
+    assert find_layouts(planned.announced) == set(matrices.members)
+    moved = find_moves(planned.compilation)
+    (name,) = moved
+    (plan,) = (plan for plan in planned.compilation.plans if plan.kernel.name == name)
+    assert plan.scope.members == matrices.members
+
+
+def test_what_a_convolution_reads_too_is_laid_out_by_us() -> None:
+    def fn(x: Any, m: Any, k: Any) -> Any:
+        product = (m @ m).reshape(2, 4, 4, 8)
+        return convolve(jnp.concatenate([product, product], axis=3), k)
+
+    planned = plan_for_xla(fn, X, whole(16, 16), whole(3, 3, 16, 8))
+    assert not find_layouts(planned.announced) and not find_moves(planned.compilation)
+    assert len(planned.compilation.plans) == 1
+
+
+def test_a_kernel_of_moves_with_a_barrier_is_known_before_it_is_planned() -> None:
+    def fn(m: Any, n: Any) -> Any:
+        product = (m @ n).reshape(64, 8, 8).transpose(2, 0, 1).reshape(64, 64)
+        return product @ jnp.concatenate([product, n], axis=1)
+
+    planned = plan_for_xla(fn, whole(64, 64), whole(64, 64))
+    ahead = find_layouts(planned.announced)
+    members = {p.kernel.name: p.scope.members for p in planned.compilation.plans}
+    moved = {member for name in find_moves(planned.compilation) for member in members[name]}
+    assert moved and moved <= ahead
 
 
 @st.composite
@@ -171,7 +283,7 @@ def test_any_layer_and_its_gradients_are_the_same(drawn: tuple[Any, list[np.ndar
     step, arguments = drawn
     imported = import_hlo(lower(step, *arguments))
     graph = simplify(imported)
-    arranged = check_graph(arrange_convolutions(graph))
+    arranged = check_graph(arrange_convolutions(graph, H100))
     # Only groups in the middle of a filter are left to the library.
     assert count_copied(arranged) <= sum(
         isinstance(node.attrs, ConvolutionAttrs) and node.attrs.feature_group_count > 1

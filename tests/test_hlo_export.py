@@ -108,6 +108,26 @@ def test_xla_computes_the_same_bits_from_the_export(name):
     expect_same_bits(read_module(DATA / f"corpus/{name}.hlo.pb.gz"))
 
 
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_a_mirrored_window_is_an_op_that_reverses_the_kernel(mirrored):
+    """By which XLA knows the gradient in an image."""
+    reversal = "rhs_reversal=1x1x1" if mirrored else "rhs_reversal=1x0x0"
+    graph = import_hlo(
+        parse_hlo_text(f"""HloModule m
+ENTRY e {{ x = f32[2,8,4,6,3] parameter(0)
+ k = f32[3,1,2,3,5] parameter(1)
+ ROOT r = f32[2,8,4,6,5] convolution(x, k), window={{size=3x1x2 pad=1_1x0_0x1_0 {reversal}}},
+  dim_labels=b012f_012io->b012f }}""")
+    )
+    again = import_hlo(export_whole(graph))
+    (convolution,) = (node for node in again if node.op == "convolution")
+    assert (again[convolution.operands[1]].op == "reverse") == mirrored
+    assert has_mirrored_window(convolution) != mirrored
+    arguments = random_arguments(graph)
+    for found, want in zip(run_graph(again, arguments), run_graph(graph, arguments), strict=True):
+        np.testing.assert_array_equal(found, want)
+
+
 # ---- op by op ------------------------------------------------------------------------------------
 
 F4 = "f32[4,4]{1,0}"
