@@ -224,9 +224,9 @@ def test_filters_are_laid_out_by_us_and_operands_of_products_by_xla() -> None:
 def test_what_a_convolution_reads_too_is_laid_out_by_us() -> None:
     def fn(x: Any, m: Any, k: Any) -> Any:
         product = (m @ m).reshape(2, 4, 4, 8)
-        return convolve(jnp.concatenate([product, product], axis=3), k)
+        return convolve(jnp.concatenate([product, product], axis=3), k, OWN)
 
-    planned = plan_for_xla(fn, X, whole(16, 16), whole(3, 3, 16, 8))
+    planned = plan_for_xla(fn, X, whole(16, 16), whole(8, 3, 3, 16))
     assert not find_layouts(planned.announced) and not find_moves(planned.compilation)
     assert len(planned.compilation.plans) == 1
 
