@@ -31,8 +31,8 @@ LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
 
 TILINGS = 4
-"""Of a product, which XLA measures beside the libraries' algorithms.  It has some twenty, and most of a first call went
-into compiling them; the first four of its cost model are as fast."""
+"""Of a product, which XLA measures beside the libraries' algorithms: those that its cost model puts first.  Most of a
+first call went into compiling all that it has, and these are as fast (docs/decisions/0015)."""
 
 WRITES_TO = "xla_gpu_dump_autotune_logs_to"
 """XLA's setting that names a file for what it measured, which it writes before it compiles what it chose."""
