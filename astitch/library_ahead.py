@@ -32,7 +32,7 @@ LEAST_CORES = 4
 
 TILINGS = 4
 """Of a product, which XLA measures beside the libraries' algorithms: those that its cost model puts first.  Most of a
-first call went into compiling all that it has, and these are as fast (docs/decisions/0015)."""
+first call went into compiling all that it has, and these are as fast."""
 
 WRITES_TO = "xla_gpu_dump_autotune_logs_to"
 """XLA's setting that names a file for what it measured, which it writes before it compiles what it chose."""
