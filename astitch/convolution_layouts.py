@@ -17,7 +17,15 @@ from astitch.convolution import (
     channels_last,
 )
 from astitch.gpu import Gpu
-from astitch.ir import ArrayType, ConvolutionAttrs, DType, Graph, Node, TransposeAttrs
+from astitch.ir import (
+    ArrayType,
+    ConvolutionAttrs,
+    DType,
+    Graph,
+    Node,
+    TransposeAttrs,
+    WindowDimension,
+)
 from astitch.simplify import Draft, Log, rewrite_graph
 
 HOPPER = 90
@@ -67,7 +75,7 @@ def _find_orders(attrs: ConvolutionAttrs, arrays: Sequence[ArrayType]) -> _Order
     if not isinstance(reading, CanonicalConvolution):
         return (None, None, None)
     # A product of matrices is all three forms.  Read as a gradient it needs no copy of its filter, but XLA does not.
-    product = all(w.size == w.stride == w.base_dilation == 1 for w in attrs.window)
+    product = all(replace(w, reversed=False) == WindowDimension(1) for w in attrs.window)
     form = Form.FORWARD if product and attrs.batch_group_count == 1 else reading.form
     return tuple(
         None if order is None or _lies(array, order) else order

@@ -158,6 +158,20 @@ def test_a_product_of_matrices_is_a_convolution_itself() -> None:
     assert arranged[arranged[name].operands[1]].shape == (8, 1, 1, 4)
 
 
+def test_a_window_of_one_element_with_a_dilation_is_a_gradient() -> None:
+    """In a filter, of a layer that skips every other element: it is no convolution itself."""
+
+    def back(x: Any, dy: Any) -> Any:
+        def layer(k: Any) -> Any:
+            return convolve(x, k, ("NHC", "HIO", "NHC"), stride=2)
+
+        return jax.vjp(layer, whole(1, 3, 4))[1](dy)
+
+    graph = graph_of(back, whole(2, 2, 3), whole(2, 1, 4))
+    assert count_copied(graph) == 1
+    assert count_copied(arrange_convolutions(graph, H100)) == 0
+
+
 def test_the_filter_of_a_gradient_with_groups_stays() -> None:
     """Its groups stand in the middle of the filter's order."""
 

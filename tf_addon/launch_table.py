@@ -196,7 +196,7 @@ class CudaRunner:
         call = product.matmul.find_call()
         if call is None:
             return None
-        self._told.add(number)
+        self._told.add(number)  # also where there is no room: Python goes on multiplying
         workspace = find_workspace(self._device, stream) if call.workspace_bytes else 0
         if workspace is None:
             return None
