@@ -46,7 +46,7 @@ from astitch.loop_plan import (
     hoist_planned,
     leave_starts,
 )
-from astitch.nvrtc import Request, Resources, count_threads
+from astitch.nvrtc import CompiledKernel, Request, Resources, count_threads
 from astitch.plan import Plan, Planner
 from astitch.products import arrange_products
 from astitch.program import Program
@@ -173,28 +173,46 @@ def spell_kernel(plan: Plan) -> str:
     return make_cuda_kernel(plan.kernel).source
 
 
-def observe_plan(plan: Plan, gpu: Gpu, spell: Spell = spell_kernel) -> Resources | None:
-    """What the CUDA compiler says of a plan's kernel; None for the emulated device or without a compiler."""
+def compile_plan(plan: Plan, gpu: Gpu, spell: Spell = spell_kernel) -> CompiledKernel | None:
+    """A plan's kernel, compiled; None for the emulated device or without a compiler."""
     if gpu.name == "host":
         return None
     try:
-        built = compile_cached(Request(spell(plan), gpu.arch))
+        return compile_cached(Request(spell(plan), gpu.arch))
     except KernelCompileError:
         return None
-    return built.kernels[plan.kernel.name]
+
+
+def observe_plan(plan: Plan, gpu: Gpu, spell: Spell = spell_kernel) -> Resources | None:
+    """What the CUDA compiler says of a plan's kernel; None where compile_plan gives none."""
+    built = compile_plan(plan, gpu, spell)
+    return built.kernels[plan.kernel.name] if built else None
+
+
+AnnounceKernel = Callable[[Plan, CompiledKernel], object]
 
 
 def plan_scopes(
-    scopes: Scopes, gpu: Gpu, *, tune: bool = False, spell: Spell | None = None
+    scopes: Scopes,
+    gpu: Gpu,
+    *,
+    tune: bool = False,
+    spell: Spell | None = None,
+    announce_kernel: AnnounceKernel = lambda plan, built: None,
 ) -> PlannedScopes:
     """A checked plan for each scope, or for the parts of one whose kernel shows a symptom (see split_scopes.py).
 
-    tune: the plans of what that leaves are measured on the GPU (see tune.py).  spell: see compile_graph.
+    tune: the plans of what that leaves are measured on the GPU (see tune.py).  spell, announce_kernel: see
+    compile_graph.
     """
     with Ahead(0 if gpu.name == "host" else count_threads()) as ahead:
 
         def ask_compiler(plan: Plan) -> Resources | None:
             return observe_plan(plan, gpu, spell or spell_kernel)
+
+        def settle(plan: Plan) -> None:
+            if built := compile_plan(plan, gpu, spell or spell_kernel):
+                announce_kernel(plan, built)
 
         observe = ahead.ask(ask_compiler)
         planner = Planner(gpu, observe)
@@ -205,7 +223,7 @@ def plan_scopes(
             draft=planner.draft,
             project=lambda plan, resources: project(plan.kernel, gpu, resources, plan.work),
             observe=observe,
-            settle=observe if spell and not tune else None,
+            settle=ahead.ask(settle) if spell and not tune else None,
             ahead=ahead,
         )
     graph = check_graph(planned.scopes.graph)
@@ -227,6 +245,7 @@ def compile_graph(
     loops: LoopPlanner | None = None,
     announce: Callable[[Graph], object] = lambda graph: None,
     announce_scopes: Callable[[Scopes], object] = lambda scopes: None,
+    announce_kernel: AnnounceKernel = lambda plan, built: None,
     spell: Spell | None = None,
     layouts_apart: bool = False,
     split_k: bool = False,
@@ -239,7 +258,7 @@ def compile_graph(
     strict: raise UnsupportedOp instead, which names the ops and the reasons.  region: the graph is one of a loop or
     conditional.  loops: those that can be one kernel, as it plans them, do only what must wait for the turn before.
     announce: is given the graph that kernels are planned for, announce_scopes what will have a kernel each, if none of
-    them is split.
+    them is split, announce_kernel (with spell) one kernel of each structure once its plan will hardly be replaced.
     spell: the texts that will be compiled: the cache gets them while other kernels are planned.
     layouts_apart: parameters are laid out for products by stitch ops of their own, see stitch_remotely.
     split_k: kernels add the parts of products that fill the device only in parts, see split_products.
@@ -280,7 +299,10 @@ def compile_graph(
     if region:
         scopes = region.rename(scopes)
     announce_scopes(scopes)
-    planned = timed("plan", lambda: plan_scopes(scopes, gpu, tune=tune, spell=spell))
+    planned = timed(
+        "plan",
+        lambda: plan_scopes(scopes, gpu, tune=tune, spell=spell, announce_kernel=announce_kernel),
+    )
     split, plans = planned.scopes, planned.plans
     program = timed(
         "program",

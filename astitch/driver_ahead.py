@@ -1,19 +1,32 @@
-"""Kernels assembled by the CUDA driver while XLA still compiles the program around them.
+"""Kernels assembled by the CUDA driver while others are planned and XLA compiles the program around them.
 
 Takes PTX, hands on nothing.  The idea: XLA loads kernels one after the other when a program first runs, asks for a
 verbose log of each, and the driver assembles them then; but it keeps on disk what it has assembled, whoever asked.
+In a process of its own: while a driver assembles nothing else is loaded in the process, and XLA, which loads what it
+measures, would wait.
 """
 
 from __future__ import annotations
 
-import ctypes
+import heapq
+import logging
 import os
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from astitch import assemble_ptx
 from astitch.cuda_driver import open_driver
+
+log = logging.getLogger("astitch")
+
+LEAST_BYTES = 128 << 10
+"""Of PTX, for which a process is begun: the driver takes 0.2 s for them, a process 0.4 s until it can begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,36 +37,88 @@ class Unit:
     ptx: bytes = field(repr=False)
 
 
-def assemble_ahead(units: Iterable[Unit], device: Any) -> None:
-    """Begins to assemble PTX for a device of JAX's, the longest first; returns at once.
+Assemble = Callable[[Iterable[Unit]], object]
+"""Has PTX assembled some time; returns at once."""
 
-    An error is not told: XLA meets it again when it loads the kernel.  Nothing is done where there is no driver, or
-    where it was told to keep nothing.
+
+@contextmanager
+def assemble_ahead(device: Any) -> Iterator[Assemble]:
+    """In the block PTX can be given to the driver, for a device of JAX's.
+
+    Of what waits the longest is next; what was given before is not assembled again.  What still waits when the block
+    ends is assembled after it, unless an error ended it.  An error of the driver's is not told: XLA meets it again when
+    it loads the kernel.  Nothing is done without a device or a driver, or where that was told to keep nothing.
     """
-    driver = open_driver()
-    if driver is None or os.environ.get("CUDA_CACHE_DISABLE", "0") == "1":
+    if device is None or open_driver() is None or os.environ.get("CUDA_CACHE_DISABLE", "0") == "1":
+        yield lambda units: None
         return
-    pool = ThreadPoolExecutor(1, "astitch-assemble")  # the driver assembles one at a time
-    for unit in sorted(units, key=lambda unit: -len(unit.ptx)):
-        pool.submit(_load_once, driver, unit, device.local_hardware_id)
-    pool.shutdown(wait=False)
-
-
-def _load_once(driver: ctypes.CDLL, unit: Unit, number: int) -> None:
-    """Loads a kernel into the device's primary context, which JAX's client is in, and gives it back."""
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuDeviceGet(ctypes.byref(device), number):
-        return
-    if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
-        return
+    queue = _Queue(device.local_hardware_id)
     try:
-        driver.cuCtxSetCurrent(context)
-        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
-        if driver.cuModuleLoadData(ctypes.byref(module), unit.ptx):
-            return
-        # Where modules are loaded lazily, this is what assembles them.
-        driver.cuModuleGetFunction(ctypes.byref(kernel), module, unit.name.encode())
-        driver.cuModuleUnload(module)
+        yield queue.add
+    except BaseException:
+        queue.clear()
+        raise
     finally:
-        driver.cuCtxSetCurrent(None)
-        driver.cuDevicePrimaryCtxRelease_v2(device)
+        queue.close()
+
+
+class _Queue:
+    """What waits for a process, and the thread that talks to it.  number: CUDA's, of the device."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[int, str, bytes]] = []
+        self._given: set[bytes] = set()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, units: Iterable[Unit]) -> None:
+        """Begins a process when it is worth one."""
+        with self._changed:
+            for unit in units:
+                if unit.ptx not in self._given:
+                    self._given.add(unit.ptx)
+                    heapq.heappush(self._waiting, (-len(unit.ptx), unit.name, unit.ptx))
+            self._changed.notify()
+            if self._thread is None and sum(map(len, self._given)) >= LEAST_BYTES:
+                # A daemon, since nobody waits for what it does; without it the process comes to its end.
+                self._thread = threading.Thread(
+                    target=self._talk, name="astitch-assemble", daemon=True
+                )
+                self._thread.start()
+
+    def clear(self) -> None:
+        """What waits need not be assembled."""
+        with self._changed:
+            self._waiting.clear()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _talk(self) -> None:
+        command = [sys.executable, "-I", "-S", assemble_ptx.__file__, str(self._number)]
+        try:
+            with subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            ) as process:
+                assert process.stdin and process.stdout
+                while pair := self._next():
+                    pickle.dump(pair, process.stdin)
+                    process.stdin.flush()
+                    if not process.stdout.read(1):
+                        break
+        except OSError as error:
+            log.debug("no process assembles kernels ahead: %s", error)
+
+    def _next(self) -> tuple[str, bytes] | None:
+        """The longest that waits, as soon as there is one; None when nothing more comes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            return heapq.heappop(self._waiting)[1:] if self._waiting else None

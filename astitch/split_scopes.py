@@ -74,6 +74,7 @@ ROUNDS = 3
 """How often a part may be split again."""
 
 MakePlan = Callable[[Graph, Scope], Plan | None]
+Settle = Callable[[Plan], object]
 Projector = Callable[[Plan, Resources | None], Projection]
 """The projection of a plan's kernel, with what the CUDA compiler says of it where it was asked."""
 
@@ -213,7 +214,7 @@ class _Splitter:
         draft: MakePlan,
         project: Projector,
         observe: Observe,
-        settle: Observe | None,
+        settle: Settle | None,
         ahead: Ahead,
     ) -> None:
         self.scopes, self.gpu = scopes, gpu
@@ -471,7 +472,7 @@ def split_scopes(
     project: Projector,
     draft: MakePlan | None = None,
     observe: Observe = lambda _: None,
-    settle: Observe | None = None,
+    settle: Settle | None = None,
     ahead: Ahead | None = None,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.

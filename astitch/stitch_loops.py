@@ -43,8 +43,13 @@ def find_loops(
                 continue
             plan = planner.plan(graph, node)
             if isinstance(plan, LoopPlan):
-                found[key] = emit_loop(plan, f"loop_{len(found)}")
+                found[key] = emit_loop(plan, name_loop(len(found)))
                 notes.append(f"{found[key].kernel.name} = {plan}")
             else:
                 notes.append(str(plan))
     return found, tuple(notes)
+
+
+def name_loop(number: int) -> str:
+    """What the kernel of a program's loop is called, counted among those that are one kernel."""
+    return f"loop_{number}"

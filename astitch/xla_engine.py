@@ -48,7 +48,7 @@ from astitch.ir import (
 from astitch.kernel_cache import compile_cached
 from astitch.library_ahead import find_layouts, tune_ahead
 from astitch.loop_analysis import Counter, LoopKey, loop_key
-from astitch.loop_plan import START, LoopPlanner
+from astitch.loop_plan import START, LoopPlan, LoopPlanner
 from astitch.module_cache import key_of as module_key
 from astitch.module_cache import open_cache
 from astitch.nvrtc import (
@@ -68,7 +68,7 @@ from astitch.program import (
     Step,
     View,
 )
-from astitch.stitch_loops import find_loops, read_island
+from astitch.stitch_loops import find_loops, name_loop, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes
 from astitch.storage import storage_name, storage_type
@@ -1029,13 +1029,13 @@ def compile_for_xla(
     strict: bool = False,
     code: Code = Code.PTX,
     announce_scopes: Callable[[Scopes], object] = lambda scopes: None,
-    hand_out: Callable[[Sequence[XlaKernel]], object] = lambda kernels: None,
+    hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
-    announce_scopes: see compile_graph.  hand_out: is given the kernels that XLA will load, in parts.
-    Raises AstitchError.
+    announce_scopes: see compile_graph.  hand_out: is given the code of the kernels that XLA will load, most of them as
+    soon as they are compiled, and some that it will not.  Raises AstitchError.
     """
     donated = tuple(donated) or (False,) * len(graph.parameters)
     wanted = options.loops()
@@ -1044,7 +1044,10 @@ def compile_for_xla(
 
     def begin(made: Graph) -> None:
         if planner:
-            _start_loops(made, planner, pool)
+            _start_loops(made, planner, pool, hand_out_compiled)
+
+    def hand_out_compiled(name: str, built: CompiledKernel) -> None:
+        hand_out([Unit(*name_entry(built, name, code))])
 
     try:
         compilation = compile_graph(
@@ -1055,6 +1058,7 @@ def compile_for_xla(
             loops=planner,
             announce=begin,
             announce_scopes=announce_scopes,
+            announce_kernel=lambda plan, built: hand_out_compiled(plan.kernel.name, built),
             spell=lambda plan: spell_plan(plan, donated),
             layouts_apart=True,
             split_k=True,
@@ -1069,7 +1073,7 @@ def compile_for_xla(
     in_place = find_in_place(compilation, donated)
     left = {**find_moves(compilation), **find_finished(compilation, in_place)}
     kernels = prepare_kernels(compilation.program, gpu, in_place, left, code)
-    hand_out([kernel for kernel in kernels.values() if isinstance(kernel, XlaKernel)])
+    hand_out([Unit(k.symbol, k.code) for k in kernels.values() if isinstance(k, XlaKernel)])
     compilation = _note_refusals(compilation, kernels)
     if wanted is options.Loops.BODIES:
         compilation = stitch_bodies(compilation, tune=tune)
@@ -1078,7 +1082,7 @@ def compile_for_xla(
     if planner:
         found, notes = find_loops(compilation, planner)
         loops, refused = prepare_loops(found, gpu, code)
-        hand_out([call.kernel for call in loops.values()])
+        hand_out([Unit(call.kernel.symbol, call.kernel.code) for call in loops.values()])
         if strict and refused:
             raise UnsupportedOp(
                 f"program {compilation.program.name}: strict was asked for, and XLA runs a loop\n  "
@@ -1088,13 +1092,28 @@ def compile_for_xla(
     return compilation, export_program(compilation, kernels, regions, loops)
 
 
-def _start_loops(graph: Graph, planner: LoopPlanner, pool: Executor) -> None:
+def _start_loops(
+    graph: Graph,
+    planner: LoopPlanner,
+    pool: Executor,
+    hand_out: Callable[[str, CompiledKernel], object],
+) -> None:
     """Has the kernels of a graph's loops compiled while other things are planned, the longest first: the cache has them
-    when they are asked for.  What goes wrong goes wrong again then."""
-    plans = planner.find_plans(graph)
-    texts = {spell_for_xla(emit_loop(plan, "loop").kernel) for plan in plans}
-    for text in sorted(texts, key=lambda text: (-len(text), text)):
-        pool.submit(compile_cached, Request(text, planner.gpu.arch))
+    when they are asked for.  What goes wrong goes wrong again then.
+
+    hand_out: is given each with the name that it will have, if the program has the loops in the order of the graph.
+    """
+    whiles = [node for node in graph if node.op == "while"]
+    plans = {loop_key(graph, node): planner.plan(graph, node) for node in whiles}
+    made = [plan for plan in plans.values() if isinstance(plan, LoopPlan)]
+    kernels = [emit_loop(plan, name_loop(number)).kernel for number, plan in enumerate(made)]
+
+    def build(name: str, text: str) -> None:
+        hand_out(name, compile_cached(Request(text, planner.gpu.arch)))
+
+    texts = {kernel.name: spell_for_xla(kernel) for kernel in kernels}
+    for name, text in sorted(texts.items(), key=lambda item: -len(item[1])):
+        pool.submit(build, name, text)
 
 
 def _prepare_body(code: Code, body: Compilation, loop: bool, left: Mapping[str, str]) -> Kernels:
@@ -1168,12 +1187,11 @@ class Stitched:
                 tune = options.tune() if self._tune is None else self._tune
                 device = default_gpu()
 
-                def assemble(kernels: Sequence[XlaKernel]) -> None:
-                    if device is not None and self._code is Code.PTX:
-                        assemble_ahead([Unit(k.symbol, k.code) for k in kernels], device)
-
                 # While plans are measured nothing else may run on the GPU.
-                with tune_ahead(None if tune else device) as begin_to_tune:
+                with (
+                    tune_ahead(None if tune else device) as begin_to_tune,
+                    assemble_ahead(device if self._code is Code.PTX else None) as assemble,
+                ):
                     compilation, module = compile_for_xla(
                         self.graph,
                         self.gpu,

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from astitch import compile as compiler
 from astitch import loop_plan, xla_engine
 from astitch.check import check_graph
 from astitch.compile import compile_graph, main
+from astitch.driver_ahead import Unit
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.emulate import Order, compile_host
 from astitch.errors import KernelCompileError, UnsupportedOp
@@ -55,11 +58,14 @@ from astitch.reference import eval_node
 from astitch.reference import run_graph as run_reference
 from astitch.simplify import simplify
 from astitch.stitch_loops import find_loops
+from astitch.structure import structure_of
 from astitch.xla_engine import (
+    Code,
     LoopCall,
     XlaKernel,
     compile_for_xla,
     export_program,
+    prepare_kernels,
     prepare_loops,
     spell_for_xla,
 )
@@ -68,7 +74,9 @@ from tests.small_gpu import few_sms
 from tests.test_xla_engine import (
     _as_if_there_was_a_gpu,  # noqa: F401
     as_text,
+    is_kernel,
     lower_for_cuda,
+    parse_config,
     run_graph,
 )
 
@@ -763,6 +771,44 @@ def test_start_values_take_names_that_no_node_has() -> None:
     again, reasons = leave_starts(taken)
     assert first not in reasons and len(reasons) >= 1
     check_graph(again)
+
+
+def loops_around_kernels(w: Any, z: Any, h: Any, c: Any) -> Any:
+    """Two loops, and before them two kernels of one structure and one of another."""
+
+    def centre(x: Any) -> Any:
+        return x - x.mean(-1, keepdims=True)
+
+    square = w.T @ w
+    first = lstm(w, centre(centre(z @ square) @ square) @ square, h, c)[1]
+    return lstm(w, jax.nn.softmax(first, -1) @ w, h, c, reverse=True)[1]
+
+
+def test_kernels_are_handed_out_while_others_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the very code that XLA gets; of equal ones only one before all are planned."""
+    handed: list[Unit] = []
+    early: list[Unit] = []
+
+    def prepare(*arguments: Any) -> Any:
+        pool.shutdown()
+        early.extend(handed)
+        return prepare_kernels(*arguments)
+
+    pool = ThreadPoolExecutor(1)
+    monkeypatch.setattr(pool, "shutdown", partial(pool.shutdown, wait=True))
+    monkeypatch.setattr(xla_engine, "ThreadPoolExecutor", lambda *_: pool)
+    monkeypatch.setattr(xla_engine, "prepare_kernels", prepare)
+    graph = read(loops_around_kernels, lstm_arguments(16))
+    compilation, module = compile_for_xla(graph, H100, code=Code.PTX, hand_out=handed.extend)
+    called: Any = [node.attrs for node in import_hlo(module) if is_kernel(node)]
+    configs = [parse_config(attrs.backend_config) for attrs in called]
+    calls = {config["name"]: config["kernel_data"].encode() for config in configs}
+    assert calls == {unit.name: unit.ptx for unit in handed}
+    loops = {"loop_0", "loop_1"}
+    assert loops < calls.keys() and len(compilation.plans) == len(calls) - len(loops)
+    structures = {structure_of(p.arrangement.graph, p.scope) for p in compilation.plans}
+    assert len(structures) == len(compilation.plans) - 1
+    assert len(early) == len(structures) + len(loops)
 
 
 def lstm_from_zeros(w: Any, z: Any) -> Any:

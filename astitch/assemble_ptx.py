@@ -1,0 +1,47 @@
+"""Has the CUDA driver assemble PTX, in a process of its own, so that the driver keeps it on disk for others.
+
+`python assemble_ptx.py DEVICE` reads pickled pairs (name of a kernel, PTX) from standard input, for the device of that
+number, until there are no more, and answers each with a byte.  driver_ahead.py starts it, by its path: it imports
+nothing of astitch, which would take longer than what it is for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import sys
+from collections.abc import Iterator
+
+
+def main() -> None:
+    """Answers nothing where there is no such device, or no room on it for a context."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(device), int(sys.argv[1]))
+        or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        or driver.cuCtxSetCurrent(context)
+    ):
+        return
+    for name, ptx in read_pairs():
+        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        if not driver.cuModuleLoadData(ctypes.byref(module), ptx):
+            # Where modules are loaded lazily, this is what assembles them.
+            driver.cuModuleGetFunction(ctypes.byref(kernel), module, name.encode())
+            driver.cuModuleUnload(module)
+        sys.stdout.buffer.write(b".")
+        sys.stdout.buffer.flush()
+
+
+def read_pairs() -> Iterator[tuple[str, bytes]]:
+    """What standard input still brings."""
+    while True:
+        try:
+            yield pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+
+
+if __name__ == "__main__":
+    main()
