@@ -8,7 +8,7 @@ whole program comes to it they are known.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
@@ -53,16 +53,39 @@ class LibraryCall:
 
 
 def find_library_calls(scopes: Scopes) -> tuple[LibraryCall, ...]:
-    """The library calls, each kind once."""
+    """The library calls, each kind once.
+
+    A product that only another reads, in another order, comes with that: XLA chooses a layout for what is between them.
+    """
     graph, layouts, finishers = scopes.graph, find_layouts(scopes), find_finishers(scopes)
+    turned = {
+        node.name
+        for node in graph
+        if node.op == "dot" and node.name not in finishers and _is_turned(graph, node.name, layouts)
+    }
     found = []
     for node in graph:
-        if OPS[node.op].kind is Kind.COMPUTE:
+        if OPS[node.op].kind is Kind.COMPUTE and node.name not in turned:
             finisher = finishers.get(node.name)
             members = frozenset(finisher.members) if finisher else frozenset[str]()
             last = stored_value(graph, finisher.outputs[0]) if finisher else node.name
-            found.append(_isolate(graph, last, {node.name, *members, *layouts}))
+            found.append(_isolate(graph, last, {node.name, *members, *layouts, *turned}))
     return tuple(dict.fromkeys(found))
+
+
+def _is_turned(graph: Graph, name: str, layouts: Collection[str]) -> bool:
+    """Is a value read by layouts only, that change its order?"""
+    users = graph.users[name]
+    return (
+        bool(users)
+        and name not in graph.outputs
+        and all(
+            _is_turned(graph, user, layouts)
+            if graph[user].op == "reshape"
+            else user in layouts and graph[user].op == "transpose"
+            for user in users
+        )
+    )
 
 
 def find_finishers(scopes: Scopes) -> dict[str, Scope]:

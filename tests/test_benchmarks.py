@@ -254,6 +254,14 @@ def test_calls_of_a_batch_are_bounded() -> None:
     assert clock.choose_calls(0.1, 4000, 200) == 200
     assert clock.choose_calls(1000, 4000, 200) == 4
     assert clock.choose_calls(1e6, 4000, 200) == 1
+    assert [clock.choose_batch(us) for us in (0.1, 100, 2000, 40_000, 100_000, 1e6)] == [
+        200,
+        40,
+        8,
+        8,
+        4,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("source", [timing.SPIN, timing.FMA])

@@ -100,7 +100,7 @@ def turned(x: jax.Array, w: jax.Array) -> jax.Array:
         (
             heads,
             (normal(4, 8, 6), normal(6, 8)),
-            [[], ["reshape", "transpose", "transpose"]],
+            [["dot", "reshape", "transpose", "transpose"]],
         ),
         (turned, (normal(2, 8, 6), normal(12, 4)), [["reshape"]]),
     ],
@@ -136,6 +136,28 @@ def test_gelu_is_a_kernel_of_its_own() -> None:
 
     calls = find_library_calls(read(fn, normal(8, 16), normal(16, 4), normal(4)))
     assert [call.nodes[-1].op for call in calls] == ["dot", "dot"]
+
+
+def attention(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+    """A product by the heads of another, put beside each other."""
+    return jnp.einsum("bhqk,bkhd->bqhd", x, v).reshape(2, 8, 12) @ w
+
+
+def test_a_product_that_only_another_reads_in_another_order_comes_with_it() -> None:
+    """So XLA lays out what is between them as it does in the program."""
+    arguments = normal(2, 3, 8, 8), normal(2, 8, 3, 4), normal(12, 5)
+
+    def summed(x: jax.Array, v: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        parts = jnp.einsum("bhqk,bkhd->bhqd", x, v)
+        return parts.transpose(0, 2, 1, 3).reshape(2, 8, 12) @ w, jnp.sin(parts).sum(0)
+
+    (call,) = find_library_calls(read(attention, *arguments))
+    assert [node.op for node in call.nodes].count("dot") == 2
+    graph = import_hlo(export_library_calls([call]))
+    inputs = [normal(*graph[name].shape) for name in graph.parameters]
+    assert np.isfinite(run_graph(graph, inputs)[0]).all()
+    calls = find_library_calls(read(summed, *arguments))
+    assert [[node.op for node in call.nodes].count("dot") for call in calls] == [1, 1]
 
 
 def test_a_layout_that_others_read_is_a_kernel() -> None:

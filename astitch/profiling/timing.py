@@ -16,6 +16,13 @@ from typing import Any
 BATCH_US = 4000.0
 """Work of a batch: long beside the 10 us for which its end is waited."""
 
+IN_FLIGHT = 8
+"""Calls of a batch at least, where they are long: of fewer a good part is the launch of the first, behind which the GPU
+waits, and the end of the last, for which the host does."""
+
+LONGEST_BATCH_US = 400_000.0
+"""Work of a batch with no more calls than IN_FLIGHT."""
+
 LEAST_BATCHES = 3
 
 
@@ -60,7 +67,7 @@ def time_turns(
     calls = {}
     for runner in runners:
         time_batch(runner, 2)
-        calls[runner.name] = choose_calls(time_batch(runner, 3), BATCH_US, 200)
+        calls[runner.name] = choose_batch(time_batch(runner, 3))
     times: dict[str, list[float]] = {runner.name: [] for runner in runners}
     for _ in take_turns(batches, budget_s):
         for runner in runners:
@@ -79,3 +86,8 @@ def measure_wall(
 def choose_calls(us: float, work_us: float, most: int) -> int:
     """Calls of `us` microseconds that make up `work_us`: at least 1, at most `most`."""
     return max(1, min(most, round(work_us / max(us, 1.0))))
+
+
+def choose_batch(us: float) -> int:
+    """Calls of a batch, of `us` microseconds each."""
+    return max(choose_calls(us, BATCH_US, 200), choose_calls(us, LONGEST_BATCH_US, IN_FLIGHT))
