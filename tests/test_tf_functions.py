@@ -435,6 +435,7 @@ def test_a_report_begun_anew_still_knows_who_runs() -> None:
     def soften(x: Any) -> Any:
         return tf.nn.softmax(x)
 
+    tf_addon.report(reset=True)
     with tf_addon.enabled(engine="host"):
         soften(normal(3))
         assert tf_addon.report(reset=True).compiles == 1

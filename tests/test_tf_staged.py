@@ -284,9 +284,13 @@ def test_variables_travel_where_managed_memory_is_short(cuda: FakeCuda) -> None:
     assert (cuda.to_device, cuda.to_host) == (2 * 2 * 4000, 2 * (4000 + 4))
 
 
-def test_variables_travel_where_the_host_cannot_share_memory(cuda: FakeCuda) -> None:
+def test_variables_travel_where_the_host_cannot_share_memory(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shim = switch.the_switch.install()
-    shim.set_cuda(launch_table.find_driver(cuda.library, managed=False))
+    unshared = launch_table.find_driver(cuda.library, managed=False)
+    monkeypatch.setattr(programs, "find_cuda", lambda: unshared)  # the process's first program asks
+    shim.set_cuda(unshared)
     try:
         assert count_twice(tf.Variable(tf.zeros([1001])), tf.ones([1001])) == [1001.0, 2002.0]
     finally:
