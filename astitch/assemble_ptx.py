@@ -1,8 +1,9 @@
 """Has the CUDA driver assemble PTX, in a process of its own, so that the driver keeps it on disk for others.
 
 `python assemble_ptx.py DEVICE` reads pickled pairs (name of a kernel, PTX) from standard input, for the device of that
-number, until there are no more, and answers each with a byte.  driver_ahead.py starts it, by its path: it imports
-nothing of astitch, which would take longer than what it is for.
+number, until None comes, and answers each with a byte.  driver_ahead.py starts it, by its path: it imports nothing of
+astitch, which would take longer than what it is for.  (The end of standard input is not enough: a process that was
+forked meanwhile keeps it open.)
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import pickle
 import sys
-from collections.abc import Iterator
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
         or driver.cuCtxSetCurrent(context)
     ):
         return
-    for name, ptx in read_pairs():
+    for name, ptx in iter(lambda: pickle.load(sys.stdin.buffer), None):
         module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
         if not driver.cuModuleLoadData(ctypes.byref(module), ptx):
             # Where modules are loaded lazily, this is what assembles them.
@@ -32,15 +32,6 @@ def main() -> None:
             driver.cuModuleUnload(module)
         sys.stdout.buffer.write(b".")
         sys.stdout.buffer.flush()
-
-
-def read_pairs() -> Iterator[tuple[str, bytes]]:
-    """What standard input still brings."""
-    while True:
-        try:
-            yield pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
 
 
 if __name__ == "__main__":

@@ -47,19 +47,20 @@ def assemble_ahead(device: Any) -> Iterator[Assemble]:
 
     Of what waits the longest is next; what was given before is not assembled again.  What still waits when the block
     ends is assembled after it, unless an error ended it.  An error of the driver's is not told: XLA meets it again when
-    it loads the kernel.  Nothing is done without a device or a driver, or where that was told to keep nothing.
+    it loads the kernel.  Nothing is done without a device, a driver or an interpreter to begin, or where the driver was
+    told to keep nothing.
     """
-    if device is None or open_driver() is None or os.environ.get("CUDA_CACHE_DISABLE", "0") == "1":
+    keeps = os.environ.get("CUDA_CACHE_DISABLE", "0") != "1"
+    if device is None or open_driver() is None or not keeps or not sys.executable:
         yield lambda units: None
         return
     queue = _Queue(device.local_hardware_id)
     try:
         yield queue.add
     except BaseException:
-        queue.clear()
+        queue.close(drop=True)
         raise
-    finally:
-        queue.close()
+    queue.close()
 
 
 class _Queue:
@@ -74,8 +75,10 @@ class _Queue:
         self._thread: threading.Thread | None = None
 
     def add(self, units: Iterable[Unit]) -> None:
-        """Begins a process when it is worth one."""
+        """Begins a process when it is worth one.  Nothing is done when the queue is closed."""
         with self._changed:
+            if self._closed:
+                return
             for unit in units:
                 if unit.ptx not in self._given:
                     self._given.add(unit.ptx)
@@ -88,15 +91,12 @@ class _Queue:
                 )
                 self._thread.start()
 
-    def clear(self) -> None:
-        """What waits need not be assembled."""
-        with self._changed:
-            self._waiting.clear()
-
-    def close(self) -> None:
-        """Nothing more comes."""
+    def close(self, *, drop: bool = False) -> None:
+        """Nothing more comes.  drop: nor is what waits assembled."""
         with self._changed:
             self._closed = True
+            if drop:
+                self._waiting.clear()
             self._changed.notify()
 
     def _talk(self) -> None:
@@ -109,11 +109,14 @@ class _Queue:
                 stderr=subprocess.DEVNULL,
             ) as process:
                 assert process.stdin and process.stdout
-                while pair := self._next():
+                pair = self._next()
+                while pair:
                     pickle.dump(pair, process.stdin)
                     process.stdin.flush()
                     if not process.stdout.read(1):
-                        break
+                        return
+                    pair = self._next()
+                pickle.dump(None, process.stdin)
         except OSError as error:
             log.debug("no process assembles kernels ahead: %s", error)
 

@@ -55,7 +55,7 @@ class LibraryCall:
 def find_library_calls(scopes: Scopes) -> tuple[LibraryCall, ...]:
     """The library calls, each kind once.
 
-    A product that only another reads, in another order, comes with that: XLA chooses a layout for what is between them.
+    A product that only products read, in another order, comes with those: XLA chooses a layout for what is between.
     """
     graph, layouts, finishers = scopes.graph, find_layouts(scopes), find_finishers(scopes)
     turned = {
@@ -73,19 +73,21 @@ def find_library_calls(scopes: Scopes) -> tuple[LibraryCall, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _is_turned(graph: Graph, name: str, layouts: Collection[str]) -> bool:
-    """Is a value read by layouts only, that change its order?"""
-    users = graph.users[name]
-    return (
-        bool(users)
-        and name not in graph.outputs
-        and all(
-            _is_turned(graph, user, layouts)
-            if graph[user].op == "reshape"
-            else user in layouts and graph[user].op == "transpose"
-            for user in users
-        )
-    )
+def _is_turned(
+    graph: Graph, name: str, layouts: Collection[str], *, transposed: bool = False
+) -> bool:
+    """Do only products read a value, each through layouts that transpose it?  transposed: it was on the way here."""
+    if name in graph.outputs or not graph.users[name]:
+        return False
+    for user in graph.users[name]:
+        op = graph[user].op
+        if op == "dot" and transposed:
+            continue
+        if op != "reshape" and user not in layouts:
+            return False
+        if not _is_turned(graph, user, layouts, transposed=transposed or op == "transpose"):
+            return False
+    return True
 
 
 def find_finishers(scopes: Scopes) -> dict[str, Scope]:

@@ -11,7 +11,7 @@ import importlib.metadata
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property, partial
@@ -48,7 +48,7 @@ from astitch.ir import (
 from astitch.kernel_cache import compile_cached
 from astitch.library_ahead import find_layouts, tune_ahead
 from astitch.loop_analysis import Counter, LoopKey, loop_key
-from astitch.loop_plan import START, LoopPlan, LoopPlanner
+from astitch.loop_plan import START, LoopPlanner
 from astitch.module_cache import key_of as module_key
 from astitch.module_cache import open_cache
 from astitch.nvrtc import (
@@ -1034,8 +1034,9 @@ def compile_for_xla(
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
-    announce_scopes: see compile_graph.  hand_out: is given the code of the kernels that XLA will load, most of them as
-    soon as they are compiled, and some that it will not.  Raises AstitchError.
+    announce_scopes: see compile_graph.  hand_out: is given kernels that are PTX, in parts: most of those that XLA will
+    load as soon as they are compiled, from several threads, all of them in the end, and some that it will not load.
+    Raises AstitchError.
     """
     donated = tuple(donated) or (False,) * len(graph.parameters)
     wanted = options.loops()
@@ -1047,7 +1048,12 @@ def compile_for_xla(
             _start_loops(made, planner, pool, hand_out_compiled)
 
     def hand_out_compiled(name: str, built: CompiledKernel) -> None:
-        hand_out([Unit(*name_entry(built, name, code))])
+        if code is Code.PTX:
+            hand_out([Unit(*name_entry(built, name, code))])
+
+    def hand_out_prepared(kernels: Iterable[XlaKernel | KernelRefusal]) -> None:
+        if code is Code.PTX:
+            hand_out([Unit(k.symbol, k.code) for k in kernels if isinstance(k, XlaKernel)])
 
     try:
         compilation = compile_graph(
@@ -1073,7 +1079,7 @@ def compile_for_xla(
     in_place = find_in_place(compilation, donated)
     left = {**find_moves(compilation), **find_finished(compilation, in_place)}
     kernels = prepare_kernels(compilation.program, gpu, in_place, left, code)
-    hand_out([Unit(k.symbol, k.code) for k in kernels.values() if isinstance(k, XlaKernel)])
+    hand_out_prepared(kernels.values())
     compilation = _note_refusals(compilation, kernels)
     if wanted is options.Loops.BODIES:
         compilation = stitch_bodies(compilation, tune=tune)
@@ -1082,7 +1088,7 @@ def compile_for_xla(
     if planner:
         found, notes = find_loops(compilation, planner)
         loops, refused = prepare_loops(found, gpu, code)
-        hand_out([Unit(call.kernel.symbol, call.kernel.code) for call in loops.values()])
+        hand_out_prepared(call.kernel for call in loops.values())
         if strict and refused:
             raise UnsupportedOp(
                 f"program {compilation.program.name}: strict was asked for, and XLA runs a loop\n  "
@@ -1103,10 +1109,8 @@ def _start_loops(
 
     hand_out: is given each with the name that it will have, if the program has the loops in the order of the graph.
     """
-    whiles = [node for node in graph if node.op == "while"]
-    plans = {loop_key(graph, node): planner.plan(graph, node) for node in whiles}
-    made = [plan for plan in plans.values() if isinstance(plan, LoopPlan)]
-    kernels = [emit_loop(plan, name_loop(number)).kernel for number, plan in enumerate(made)]
+    plans = {loop_key(graph, plan.loop.node): plan for plan in planner.find_plans(graph)}
+    kernels = [emit_loop(plan, name_loop(n)).kernel for n, plan in enumerate(plans.values())]
 
     def build(name: str, text: str) -> None:
         hand_out(name, compile_cached(Request(text, planner.gpu.arch)))
@@ -1185,12 +1189,11 @@ class Stitched:
         with self._lock:
             if self._made is None:
                 tune = options.tune() if self._tune is None else self._tune
-                device = default_gpu()
-
                 # While plans are measured nothing else may run on the GPU.
+                ahead = None if tune else default_gpu()
                 with (
-                    tune_ahead(None if tune else device) as begin_to_tune,
-                    assemble_ahead(device if self._code is Code.PTX else None) as assemble,
+                    tune_ahead(ahead) as begin_to_tune,
+                    assemble_ahead(ahead) as assemble,
                 ):
                     compilation, module = compile_for_xla(
                         self.graph,

@@ -5,22 +5,25 @@ The driver is a library of a few lines that writes down what it is asked; it ass
 
 from __future__ import annotations
 
+import pickle
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from astitch import driver_ahead
+from astitch import assemble_ptx, driver_ahead
 from astitch.driver_ahead import Unit, assemble_ahead
 
 DEVICE = SimpleNamespace(local_hardware_id=3)
 UNITS = [Unit(f"k{n}", f"// {n} {'long ' * n}".encode()) for n in range(4)]
 SECONDS = 60.0
+DUMP = pickle.dump
 
 LIBRARY = r"""
 #include <cstdarg>
@@ -83,14 +86,18 @@ def _library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(name="driver")
-def _driver(library: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+def _driver(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """No thread may end by an error."""
     for name in ("asked", "busy"):
         (library / name).unlink(missing_ok=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
     monkeypatch.delenv("CUDA_CACHE_DISABLE", raising=False)
     monkeypatch.setattr(driver_ahead, "open_driver", lambda: "the driver")
     monkeypatch.setattr(driver_ahead, "LEAST_BYTES", len(UNITS[0].ptx))
-    return Driver(library)
+    errors: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    yield Driver(library)
+    assert not errors
 
 
 def wait_until(done: Callable[[], object]) -> None:
@@ -170,11 +177,39 @@ def test_a_process_without_its_device_or_a_context_ends(number: int, driver: Dri
     assert driver.asked("device") == [str(number)] and not driver.asked("text")
 
 
+@pytest.mark.parametrize("executable", ["/nowhere/python", "", None])
 def test_a_process_that_cannot_be_begun_is_no_error(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
+    executable: str | None, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_ahead.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(sys, "executable", executable)
     assemble()
+    assert not driver.asked("device")
+
+
+def test_a_process_ends_though_others_keep_its_input_open(driver: Driver) -> None:
+    """A process that is forked meanwhile has all that its parent has open."""
+    command = [sys.executable, "-I", "-S", assemble_ptx.__file__, "3"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout
+        for pair in (("k0", UNITS[0].ptx), None):
+            pickle.dump(pair, process.stdin)
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"." and process.wait(SECONDS) == 0
+    assert driver.asked("kernel") == ["k0"]
+
+
+def test_the_process_is_told_the_end(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(pickle, "dump", lambda pair, pipe: told.append(pair) or DUMP(pair, pipe))
+    assemble()
+    assert told == [*((unit.name, unit.ptx) for unit in reversed(UNITS)), None]
+
+
+def test_what_comes_after_the_end_is_left_to_whoever_loads_it(driver: Driver) -> None:
+    with assemble_ahead(DEVICE) as begin:
+        pass
+    begin(UNITS)
+    wait_for_threads()
     assert not driver.asked("device")
 
 

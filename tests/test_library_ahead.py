@@ -147,17 +147,74 @@ def test_a_product_that_only_another_reads_in_another_order_comes_with_it() -> N
     """So XLA lays out what is between them as it does in the program."""
     arguments = normal(2, 3, 8, 8), normal(2, 8, 3, 4), normal(12, 5)
 
-    def summed(x: jax.Array, v: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-        parts = jnp.einsum("bhqk,bkhd->bhqd", x, v)
-        return parts.transpose(0, 2, 1, 3).reshape(2, 8, 12) @ w, jnp.sin(parts).sum(0)
-
     (call,) = find_library_calls(read(attention, *arguments))
     assert [node.op for node in call.nodes].count("dot") == 2
     graph = import_hlo(export_library_calls([call]))
     inputs = [normal(*graph[name].shape) for name in graph.parameters]
     assert np.isfinite(run_graph(graph, inputs)[0]).all()
-    calls = find_library_calls(read(summed, *arguments))
+
+
+def attention_and_sums(x: jax.Array, v: jax.Array, w: jax.Array) -> Any:
+    """The product of the heads is read by a kernel as well."""
+    parts = jnp.einsum("bhqk,bkhd->bhqd", x, v)
+    return parts.transpose(0, 2, 1, 3).reshape(2, 8, 12) @ w, jnp.sin(parts).sum(0)
+
+
+def attention_and_parts(x: jax.Array, v: jax.Array, w: jax.Array) -> Any:
+    """What is between them is a result, too."""
+    parts = jnp.einsum("bhqk,bkhd->bqhd", x, v)
+    return parts.reshape(2, 8, 12) @ w, parts
+
+
+def attention_of_sines(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+    """A kernel is between them."""
+    return jnp.sin(jnp.einsum("bhqk,bkhd->bqhd", x, v)).reshape(2, 8, 12) @ w
+
+
+def rectified_attention(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+    """The first is finished by what XLA does as it multiplies."""
+    parts = jnp.maximum(jnp.einsum("bhqk,bkhd->bhqd", x, v), 0)
+    return parts.transpose(0, 2, 1, 3).reshape(2, 8, 12) @ w
+
+
+def attention_of_one(x: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+    """The order between them is the same."""
+    return jnp.einsum("bhqk,bkhd->bhqd", x, v).reshape(2, 24, 4) @ w[:4]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        attention_and_sums,
+        attention_and_parts,
+        attention_of_sines,
+        attention_of_one,
+        rectified_attention,
+    ],
+)
+def test_products_that_something_else_is_between_stand_alone(fn: Any) -> None:
+    calls = find_library_calls(read(fn, normal(2, 3, 8, 8), normal(2, 8, 3, 4), normal(12, 5)))
     assert [[node.op for node in call.nodes].count("dot") for call in calls] == [1, 1]
+
+
+def transposed(x: jax.Array, w: jax.Array) -> jax.Array:
+    return (x @ w).reshape(8, 4, 2).transpose(1, 0, 2)
+
+
+def transposed_and_sorted(x: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.sort((x @ w).T, dimension=1)
+
+
+def transposed_and_convolved(x: jax.Array, w: jax.Array) -> jax.Array:
+    return images((x @ w).reshape(2, 4, 4, 2).transpose(0, 3, 1, 2), jnp.ones((2, 2, 3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("fn", "calls"), [(transposed, 1), (transposed_and_sorted, 1), (transposed_and_convolved, 2)]
+)
+def test_a_product_that_no_other_reads_is_not_lost(fn: Any, calls: int) -> None:
+    found = find_library_calls(read(fn, normal(8, 16), normal(16, 8)))
+    assert len(found) == calls and found[0].nodes[-1].op == "dot"
 
 
 def test_a_layout_that_others_read_is_a_kernel() -> None:
@@ -309,7 +366,7 @@ def test_nothing_is_tuned_without_a_gpu_with_few_cores_or_among_processes(
 def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
     tune: bool, code: Code, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Not the products where plans are measured, which wants the GPU for itself; cubins are assembled."""
+    """Neither where plans are measured, which wants the GPU for itself; cubins are assembled already."""
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
     compiler = Compiler(monkeypatch)
     compiler.go_on.set()
@@ -338,7 +395,7 @@ def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
     lowered = traced._stitched_jit.trace(*arguments).lower(lowering_platforms=("cuda",))
     assert [device for _, device, _ in compiler.given] == ([] if tune else ["the gpu"])
     called = re.findall(r'backend_config = .*?name = "(\w+)"', lowered.as_text())
-    assert called and devices == ["the gpu" if code is Code.PTX else None]
-    assert {unit.name for unit in loaded} == set(called)
+    assert called and devices == [None if tune else "the gpu"]
+    assert {unit.name for unit in loaded} == (set(called) if code is Code.PTX else set())
     cubins = lowered.as_text().count(r'kernel_data = "\7FELF')
     assert cubins == (0 if code is Code.PTX else len(called))

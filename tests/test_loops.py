@@ -764,6 +764,24 @@ def test_strict_hears_of_a_loop_whose_kernel_cannot_run(monkeypatch: pytest.Monk
         compile_for_xla(read(lstm, lstm_arguments(16)), H100, strict=True)
 
 
+def test_loops_whose_names_were_not_foreseen_are_handed_out_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(xla_engine, "name_loop", lambda number: f"early_{number}")
+    handed: list[Unit] = []
+    graph = read(lstm, lstm_arguments(16))
+    compile_for_xla(graph, H100, code=Code.PTX, hand_out=handed.extend)
+    assert handed[-1].name == "loop_0" and b"loop_0(" in handed[-1].ptx
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_only_ptx_is_handed_out(code: Code) -> None:
+    handed: list[Unit] = []
+    graph = read(loops_around_kernels, lstm_arguments(16))
+    compile_for_xla(graph, H100, code=code, hand_out=handed.extend)
+    assert bool(handed) == (code is Code.PTX)
+
+
 def test_start_values_take_names_that_no_node_has() -> None:
     graph = simplify(read(lstm_from_zeros, lstm_arguments(16)[:2]))
     first, *_ = leave_starts(graph)[1]
