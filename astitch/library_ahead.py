@@ -58,11 +58,7 @@ def find_library_calls(scopes: Scopes) -> tuple[LibraryCall, ...]:
     A product that only products read, in another order, comes with those: XLA chooses a layout for what is between.
     """
     graph, layouts, finishers = scopes.graph, find_layouts(scopes), find_finishers(scopes)
-    turned = {
-        node.name
-        for node in graph
-        if node.op == "dot" and node.name not in finishers and _is_turned(graph, node.name, layouts)
-    }
+    turned = {n.name for n in graph if n.op == "dot" and _is_turned(graph, n.name, layouts)}
     found = []
     for node in graph:
         if OPS[node.op].kind is Kind.COMPUTE and node.name not in turned:
