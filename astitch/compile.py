@@ -190,6 +190,7 @@ def observe_plan(plan: Plan, gpu: Gpu, spell: Spell = spell_kernel) -> Resources
 
 
 AnnounceKernel = Callable[[Plan, CompiledKernel], object]
+"""Is told what became of a plan, in whatever thread had it compiled."""
 
 
 def plan_scopes(

@@ -43,7 +43,8 @@ LOOKS_EVERY_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
-    """A library call with what XLA may do as it reads its operands or writes its result.
+    """A library call with what XLA may do as it reads its operands or writes its result, and with the products in front
+    of it whose layouts XLA chooses.
 
     nodes: in order, the result last; they go by numbers.  parameters: what they read from elsewhere.
     """

@@ -75,6 +75,8 @@ ROUNDS = 3
 
 MakePlan = Callable[[Graph, Scope], Plan | None]
 Settle = Callable[[Plan], object]
+"""Is told of a plan that will hardly be replaced."""
+
 Projector = Callable[[Plan, Resources | None], Projection]
 """The projection of a plan's kernel, with what the CUDA compiler says of it where it was asked."""
 
@@ -477,8 +479,8 @@ def split_scopes(
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
-    draft: a quicker planner, to rank splits with.  settle: is told of plans that will stay, so that their kernels are
-    compiled meanwhile.  ahead: plans scopes before their turn, with the same result.
+    draft: a quicker planner, to rank splits with.  settle: has the kernels of plans that will stay compiled meanwhile,
+    one of each structure.  ahead: plans scopes before their turn, with the same result.
     Raises IllegalProduct for a scope that no kernel and no split of it can compute.
     """
     splitter = _Splitter(

@@ -1043,17 +1043,18 @@ def compile_for_xla(
     planner = None if wanted is options.Loops.NONE else LoopPlanner(gpu)
     pool = ThreadPoolExecutor(count_threads(), "astitch-loops")
 
+    if code is not Code.PTX:
+        hand_out = lambda units: None  # noqa: E731
+
+    def hand_out_compiled(name: str, built: CompiledKernel) -> None:
+        hand_out([Unit(*name_entry(built, name, code))])
+
+    def hand_out_prepared(kernels: Iterable[XlaKernel | KernelRefusal]) -> None:
+        hand_out([Unit(k.symbol, k.code) for k in kernels if isinstance(k, XlaKernel)])
+
     def begin(made: Graph) -> None:
         if planner:
             _start_loops(made, planner, pool, hand_out_compiled)
-
-    def hand_out_compiled(name: str, built: CompiledKernel) -> None:
-        if code is Code.PTX:
-            hand_out([Unit(*name_entry(built, name, code))])
-
-    def hand_out_prepared(kernels: Iterable[XlaKernel | KernelRefusal]) -> None:
-        if code is Code.PTX:
-            hand_out([Unit(k.symbol, k.code) for k in kernels if isinstance(k, XlaKernel)])
 
     try:
         compilation = compile_graph(

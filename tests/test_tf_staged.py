@@ -288,9 +288,11 @@ def test_variables_travel_where_the_host_cannot_share_memory(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shim = switch.the_switch.install()
-    unshared = launch_table.find_driver(cuda.library, managed=False)
-    monkeypatch.setattr(programs, "find_cuda", lambda: unshared)  # the process's first program asks
-    shim.set_cuda(unshared)
+    unmanaged = launch_table.find_driver(cuda.library, managed=False)
+    monkeypatch.setattr(
+        programs, "find_cuda", lambda: unmanaged
+    )  # the process's first program asks
+    shim.set_cuda(unmanaged)
     try:
         assert count_twice(tf.Variable(tf.zeros([1001])), tf.ones([1001])) == [1001.0, 2002.0]
     finally:
