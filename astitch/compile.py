@@ -216,7 +216,11 @@ def plan_scopes(
                 announce_kernel(plan, built)
 
         observe = ahead.ask(ask_compiler)
-        planner = Planner(gpu, observe)
+
+        def foresee(plan: Plan) -> None:
+            ahead.start(object(), partial(observe, plan))
+
+        planner = Planner(gpu, observe, foresee)
         planned = split_scopes(
             scopes,
             gpu,

@@ -30,9 +30,12 @@ from astitch.xla_island import AROUND_KERNELS, compile_module
 LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
 
-TILINGS = 4
+TILINGS, TILINGS_OF_MANY = 4, 2
 """Of a product, which XLA measures beside the libraries' algorithms: those that its cost model puts first.  Most of a
 first call went into compiling all that it has, and these are as fast."""
+
+MANY = 16
+"""Library calls of which more have the fewer tilings: a product is a smaller share of the program then."""
 
 WRITES_TO = "xla_gpu_dump_autotune_logs_to"
 """XLA's setting that names a file for what it measured, which it writes before it compiles what it chose."""
@@ -203,13 +206,14 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _tune(calls: Iterable[LibraryCall], device: Any, measured: Path) -> None:
+def _tune(calls: Collection[LibraryCall], device: Any, measured: Path) -> None:
     import jax
 
     settings: dict[str, bool | int | str] = {**AROUND_KERNELS, WRITES_TO: str(measured)}
     module = export_library_calls(calls)
+    tilings = TILINGS_OF_MANY if len(calls) > MANY else TILINGS
     try:
-        compile_module(module, device, settings, tilings=TILINGS)
+        compile_module(module, device, settings, tilings=tilings)
     except jax.errors.JaxRuntimeError:
         # The cost model may have no tiling of a product that only XLA's own kernels compute.
         compile_module(module, device, settings)

@@ -6,6 +6,7 @@ must meet; then less is kept in shared memory, and Regional buffers are demoted,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,6 +55,10 @@ SEARCH_MARGIN = 0.05
 
 DOUBTFUL_REGISTERS = 16
 """A kernel whose estimated registers come this near to its bound may spill: the compiler is asked."""
+
+LIKELY_REGISTERS = 4
+"""One whose registers come this near, or beyond, most often does (four of six in five training steps): the next kernel
+in rank is compiled beside it."""
 
 MOST_OBSERVED = 6
 """Kernels of one scope that are compiled until one is found that does not spill."""
@@ -296,6 +301,9 @@ def _legal(schedules: Iterable[Schedule], gpu: Gpu) -> tuple[Schedule, ...]:
 Observe = Callable[[Plan], Resources | None]
 """What the CUDA compiler says of a plan's kernel; None where there is none."""
 
+Foresee = Callable[[Plan], object]
+"""Begins to ask the CUDA compiler of a plan in another thread, for `observe` to be told sooner."""
+
 
 def plan_scope(
     graph: Graph,
@@ -304,13 +312,14 @@ def plan_scope(
     schedule: Schedule | None = None,
     *,
     observe: Observe | None = None,
+    foresee: Foresee = lambda plan: None,
     default: Plan | None = None,
 ) -> Plan | None:
     """The plan of a scope; None when it holds only aliases (reshapes), which need no kernel.
 
     schedule: the open choices; None takes the rules', or another where that is projected to be clearly faster, or where
-    the compiler, asked through `observe`, says that the kernel before it in rank spills.  default: the plan with the
-    rules' schedule, if it is known.
+    the compiler, asked through `observe`, says that the kernel before it in rank spills.  foresee: is given those that
+    it will likely be asked of next.  default: the plan with the rules' schedule, if it is known.
     Raises IllegalProduct where no kernel fits the GPU.
     """
     groups = default.arrangement.groups if default else choose_dominants(graph, scope)
@@ -328,10 +337,15 @@ def plan_scope(
     if SEARCH_FROM_US <= time_us < SEARCH_WHOLLY_FROM_US:
         budget = -(-budget // 2)
     ranked = rank_plans(graph, scope, gpu, budget=budget, groups=groups, default=default)
-    wanted = _in_order(ranked, default)
+    wanted = _in_order(ranked, default)[:MOST_OBSERVED]
     if len(wanted) == 1:  # nothing to choose: whether it spills is asked by whoever may split it
         return wanted[0]
-    for plan in wanted[:MOST_OBSERVED]:
+    for plan, following in itertools.pairwise(wanted):
+        if _spare_registers(plan, gpu) > LIKELY_REGISTERS:
+            break
+        if _spare_registers(following, gpu) <= DOUBTFUL_REGISTERS:
+            foresee(following)
+    for plan in wanted:
         if not _spills(plan, gpu, observe):
             return plan
     return wanted[0]
@@ -340,11 +354,13 @@ def plan_scope(
 class Planner:
     """Plans the scopes of a program for one GPU, each once; what was decided for a structure is not searched again.
 
-    observe: what the CUDA compiler says of a plan, or None.
+    observe: what the CUDA compiler says of a plan, or None.  foresee: see plan_scope.
     """
 
-    def __init__(self, gpu: Gpu, observe: Observe | None = None) -> None:
-        self.gpu, self.observe = gpu, observe
+    def __init__(
+        self, gpu: Gpu, observe: Observe | None = None, foresee: Foresee = lambda plan: None
+    ) -> None:
+        self.gpu, self.observe, self.foresee = gpu, observe, foresee
         self._drafts: dict[tuple[Structure, Scope], Plan | None] = {}
         self._decided: dict[Structure, tuple[Schedule, Search]] = {}
 
@@ -368,7 +384,9 @@ class Planner:
         default = self.draft(graph, scope)
         if default is None:
             return None
-        plan = plan_scope(graph, scope, self.gpu, observe=self.observe, default=default)
+        plan = plan_scope(
+            graph, scope, self.gpu, observe=self.observe, foresee=self.foresee, default=default
+        )
         if plan is not None:
             self._decided[structure] = plan.schedule, plan.search
         return plan
@@ -387,13 +405,16 @@ def _in_order(ranked: Ranked, default: Plan) -> tuple[Plan, ...]:
     return tuple(plan for plan, _ in sorted(ranked, key=preference))
 
 
-def _spills(plan: Plan, gpu: Gpu, observe: Observe | None) -> bool:
-    """Does the compiler say so?  It is asked only where the estimate is near the bound."""
-    if observe is None:
-        return False
+def _spare_registers(plan: Plan, gpu: Gpu) -> int:
+    """What the bound of a plan's kernel leaves over the estimate of a thread's registers; may be negative."""
     kernel, work = plan.kernel, plan.work
     bound = gpu.max_registers(kernel.block, max(kernel.blocks_per_sm, 1))
-    if max(work.registers, work.needed_registers) + DOUBTFUL_REGISTERS < bound:
+    return bound - max(work.registers, work.needed_registers)
+
+
+def _spills(plan: Plan, gpu: Gpu, observe: Observe | None) -> bool:
+    """Does the compiler say so?  It is asked only where the estimate is near the bound."""
+    if observe is None or _spare_registers(plan, gpu) > DOUBTFUL_REGISTERS:
         return False
     used = observe(plan)
     return used is not None and used.spill_store_bytes + used.spill_load_bytes > 0

@@ -293,6 +293,20 @@ def test_the_end_of_the_block_waits_for_measurements_only(
 
 
 @pytest.mark.usefixtures("_many_cores")
+@pytest.mark.parametrize(("many", "tilings"), [(2, 4), (1, 2)])
+def test_of_many_library_calls_each_has_fewer_tilings(
+    scopes: Scopes, monkeypatch: pytest.MonkeyPatch, many: int, tilings: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(library_ahead, "compile_module", lambda *_, tilings: asked.append(tilings))
+    monkeypatch.setattr(library_ahead, "MANY", many)
+    assert len(find_library_calls(scopes)) == 2
+    with tune_ahead("device") as begin:
+        begin(scopes)
+    assert asked == [tilings]
+
+
+@pytest.mark.usefixtures("_many_cores")
 def test_what_the_cost_model_has_no_tiling_of_is_measured_with_all(
     scopes: Scopes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

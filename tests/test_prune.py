@@ -227,6 +227,35 @@ def test_the_compiler_is_asked_only_where_registers_are_near_their_bound(monkeyp
     assert not asked
 
 
+def test_while_the_compiler_looks_at_what_likely_spills_it_is_given_the_next(monkeypatch):
+    monkeypatch.setattr(planning, "DOUBTFUL_REGISTERS", 256)
+    graph, scope = scope_of(*SCOPES["column_sum"])
+    observe, asked = spilling(*(plan.schedule for plan, _ in rank_plans(graph, scope, H100)))
+    foreseen = []
+
+    def foresee(plan):
+        assert not asked  # before anything is waited for
+        foreseen.append(plan.schedule)
+
+    plan_scope(graph, scope, H100, observe=observe, foresee=foresee)
+    assert len(asked) == planning.MOST_OBSERVED and not foreseen
+    del asked[:]
+    monkeypatch.setattr(planning, "LIKELY_REGISTERS", 256)
+    plan = plan_scope(graph, scope, H100, observe=observe, foresee=foresee)
+    assert asked[1:] == foreseen
+    # The plan is the same, whether the next is asked for early or not.
+    assert plan == plan_scope(graph, scope, H100, observe=observe)
+
+
+def test_a_kernel_of_enough_registers_is_not_compiled_early(monkeypatch):
+    monkeypatch.setattr(planning, "LIKELY_REGISTERS", 256)
+    monkeypatch.setattr(planning, "DOUBTFUL_REGISTERS", -256)
+    graph, scope = scope_of(*SCOPES["column_sum"])
+    foreseen = []
+    plan_scope(graph, scope, H100, observe=spilling()[0], foresee=foreseen.append)
+    assert not foreseen
+
+
 def test_planning_is_repeatable():
     graph, scope = scope_of(*SCOPES["softmax_long"])
     assert plan_scope(graph, scope, H100) == plan_scope(graph, scope, H100)
