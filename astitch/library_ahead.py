@@ -7,7 +7,9 @@ whole program comes to it they are known.
 
 from __future__ import annotations
 
+import math
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -30,12 +32,10 @@ from astitch.xla_island import AROUND_KERNELS, compile_module
 LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""
 
-TILINGS, TILINGS_OF_MANY = 4, 2
-"""Of a product, which XLA measures beside the libraries' algorithms: those that its cost model puts first.  Most of a
-first call went into compiling all that it has, and these are as fast."""
-
-MANY = 16
-"""Library calls of which more have the fewer tilings: a product is a smaller share of the program then."""
+TILINGS, TILINGS_OF_MANY, MANY = 4, 2, 16
+"""Of a product, which XLA measures beside the libraries' algorithms: those that its cost model puts first, fewer where
+a program has more than MANY kinds of them.  Most of a first call went into compiling all that it has, and these are as
+fast; but where a kind is used more often, as in many layers, there are as many as uses, since it is worth more."""
 
 WRITES_TO = "xla_gpu_dump_autotune_logs_to"
 """XLA's setting that names a file for what it measured, which it writes before it compiles what it chose."""
@@ -56,21 +56,21 @@ class LibraryCall:
     parameters: tuple[tuple[str, ArrayType], ...]
 
 
-def find_library_calls(scopes: Scopes) -> tuple[LibraryCall, ...]:
-    """The library calls, each kind once.
+def find_library_calls(scopes: Scopes) -> Counter[LibraryCall]:
+    """The kinds of library calls, in order, with how often the program has each.
 
     A product that only products read, in another order, comes with those: XLA chooses a layout for what is between.
     """
     graph, layouts, finishers = scopes.graph, find_layouts(scopes), find_finishers(scopes)
     turned = {n.name for n in graph if n.op == "dot" and _is_turned(graph, n.name, layouts)}
-    found = []
+    found = Counter[LibraryCall]()
     for node in graph:
         if OPS[node.op].kind is Kind.COMPUTE and node.name not in turned:
             finisher = finishers.get(node.name)
             members = frozenset(finisher.members) if finisher else frozenset[str]()
             last = stored_value(graph, finisher.outputs[0]) if finisher else node.name
-            found.append(_isolate(graph, last, {node.name, *members, *layouts, *turned}))
-    return tuple(dict.fromkeys(found))
+            found[_isolate(graph, last, {node.name, *members, *layouts, *turned})] += 1
+    return found
 
 
 def _is_turned(
@@ -206,17 +206,22 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _tune(calls: Collection[LibraryCall], device: Any, measured: Path) -> None:
+def _tune(calls: Counter[LibraryCall], device: Any, measured: Path) -> None:
     import jax
 
     settings: dict[str, bool | int | str] = {**AROUND_KERNELS, WRITES_TO: str(measured)}
     module = export_library_calls(calls)
-    tilings = TILINGS_OF_MANY if len(calls) > MANY else TILINGS
     try:
-        compile_module(module, device, settings, tilings=tilings)
+        compile_module(module, device, settings, tilings=_choose_tilings(calls))
     except jax.errors.JaxRuntimeError:
         # The cost model may have no tiling of a product that only XLA's own kernels compute.
         compile_module(module, device, settings)
+
+
+def _choose_tilings(calls: Counter[LibraryCall]) -> int:
+    """How many tilings of each product XLA shall measure."""
+    uses = math.ceil(calls.total() / len(calls))
+    return max(uses, TILINGS_OF_MANY if len(calls) > MANY else TILINGS)
 
 
 def _wait(job: Future[Any], measured: Path) -> None:

@@ -214,7 +214,7 @@ def transposed_and_convolved(x: jax.Array, w: jax.Array) -> jax.Array:
 )
 def test_a_product_that_no_other_reads_is_not_lost(fn: Any, calls: int) -> None:
     found = find_library_calls(read(fn, normal(8, 16), normal(16, 8)))
-    assert len(found) == calls and found[0].nodes[-1].op == "dot"
+    assert len(found) == calls and next(iter(found)).nodes[-1].op == "dot"
 
 
 def test_a_layout_that_others_read_is_a_kernel() -> None:
@@ -293,14 +293,22 @@ def test_the_end_of_the_block_waits_for_measurements_only(
 
 
 @pytest.mark.usefixtures("_many_cores")
-@pytest.mark.parametrize(("many", "tilings"), [(2, 4), (1, 2)])
-def test_of_many_library_calls_each_has_fewer_tilings(
-    scopes: Scopes, monkeypatch: pytest.MonkeyPatch, many: int, tilings: int
+@pytest.mark.parametrize(
+    ("many", "layers", "tilings"), [(2, 1, 4), (1, 1, 2), (2, 9, 5), (1, 5, 3)]
+)
+def test_many_kinds_have_fewer_tilings_and_those_used_often_more(
+    monkeypatch: pytest.MonkeyPatch, many: int, layers: int, tilings: int
 ) -> None:
+    def fn(x, hidden, head):
+        for _ in range(layers):
+            x = jnp.tanh(x @ hidden)
+        return x @ head
+
     asked: list[int] = []
     monkeypatch.setattr(library_ahead, "compile_module", lambda *_, tilings: asked.append(tilings))
     monkeypatch.setattr(library_ahead, "MANY", many)
-    assert len(find_library_calls(scopes)) == 2
+    scopes = read(fn, normal(8, 16), normal(16, 16), normal(16, 4))
+    assert [*find_library_calls(scopes).values()] == [layers, 1]
     with tune_ahead("device") as begin:
         begin(scopes)
     assert asked == [tilings]
