@@ -55,6 +55,7 @@ from astitch.reassociate import reassociate
 from astitch.remote_stitch import stitch_remotely
 from astitch.scatter_order import order_scatters
 from astitch.simplify import simplify
+from astitch.small_products import write_out_products
 from astitch.split_k import split_products
 from astitch.split_scopes import PlannedScopes, Split, split_scopes
 from astitch.stitch_scope import Left, Scopes, find_scopes
@@ -77,12 +78,16 @@ def pause_collector() -> Iterator[None]:
             gc.enable()
 
 
+LEAST_THREADS = 4
+"""From which on one is free for a kernel that may not be wanted."""
+
 STAGES = (
     "import",
     "simplify",
     "expand",
     "order_scatters",
     "reassociate",
+    "write_out_products",
     "widen",
     "arrange_products",
     "arrange_convolutions",
@@ -206,7 +211,8 @@ def plan_scopes(
     tune: the plans of what that leaves are measured on the GPU (see tune.py).  spell, announce_kernel: see
     compile_graph.
     """
-    with Ahead(0 if gpu.name == "host" else count_threads()) as ahead:
+    threads = 0 if gpu.name == "host" else count_threads()
+    with Ahead(threads) as ahead:
 
         def ask_compiler(plan: Plan) -> Resources | None:
             return observe_plan(plan, gpu, spell or spell_kernel)
@@ -218,7 +224,8 @@ def plan_scopes(
         observe = ahead.ask(ask_compiler)
 
         def foresee(plan: Plan) -> None:
-            ahead.start(object(), partial(observe, plan))
+            if threads >= LEAST_THREADS:
+                ahead.start(object(), partial(observe, plan))
 
         planner = Planner(gpu, observe, foresee)
         planned = split_scopes(
@@ -290,7 +297,8 @@ def compile_graph(
             lambda: _put_scatters_in_order(long, in_place=scatters_in_place),
         )
     joined = timed("reassociate", lambda: reassociate(long))
-    wide = timed("widen", lambda: check_graph(widen(joined)))
+    out = timed("write_out_products", lambda: check_graph(write_out_products(joined, gpu)))
+    wide = timed("widen", lambda: check_graph(widen(out)))
     simple = timed("arrange_products", lambda: check_graph(arrange_products(wide)))
     simple = timed("arrange_convolutions", lambda: check_graph(arrange_convolutions(simple, gpu)))
     if split_k:
@@ -372,6 +380,7 @@ def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
         "expand": expand,
         "order_scatters": _put_scatters_in_order,
         "reassociate": reassociate,
+        "write_out_products": partial(write_out_products, gpu=gpu),
         "widen": widen,
         "arrange_products": arrange_products,
         "arrange_convolutions": partial(arrange_convolutions, gpu=gpu),

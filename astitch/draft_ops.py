@@ -16,12 +16,15 @@ from astitch.ir import (
     BroadcastAttrs,
     CompareAttrs,
     ConstantAttrs,
+    DimensionsAttrs,
     DType,
     Graph,
     Literal,
     NoAttrs,
     Node,
+    ParameterAttrs,
     SliceAttrs,
+    TransposeAttrs,
     WindowDimension,
 )
 from astitch.simplify import Draft, keep_live_nodes
@@ -68,6 +71,29 @@ class DraftOps:
     def reshape(self, x: str, shape: Sequence[int]) -> str:
         return self.add("reshape", self.draft[x].dtype, shape, (x,))
 
+    def transpose(self, x: str, permutation: Sequence[int]) -> str:
+        shape = self.draft[x].shape
+        attrs = TransposeAttrs(tuple(permutation))
+        return self.add(
+            "transpose", self.draft[x].dtype, [shape[d] for d in permutation], (x,), attrs
+        )
+
+    def broadcast(self, x: str, shape: Sequence[int], dimensions: Sequence[int]) -> str:
+        """dimensions: of the result, those that x has, in order."""
+        attrs = BroadcastAttrs(tuple(dimensions))
+        return self.add("broadcast", self.draft[x].dtype, shape, (x,), attrs)
+
+    def cut(self, x: str, starts: Sequence[int], limits: Sequence[int]) -> str:
+        attrs = SliceAttrs(tuple(starts), tuple(limits), (1,) * len(starts))
+        shape = [limit - start for start, limit in zip(starts, limits, strict=True)]
+        return self.add("slice", self.draft[x].dtype, shape, (x,), attrs)
+
+    def sum(self, x: str, dimensions: Sequence[int]) -> str:
+        array = self.draft[x].array
+        shape = [extent for d, extent in enumerate(array.shape) if d not in dimensions]
+        operands, attrs = (x, self.splat(0, array.dtype, ())), DimensionsAttrs(tuple(dimensions))
+        return self.add("reduce", array.dtype, shape, operands, attrs, (_add_region(array.dtype),))
+
     def splat(self, value: float, dtype: DType, shape: Sequence[int]) -> str:
         """A number repeated."""
         literal = Literal.of(np.asarray(value, dtype.numpy))
@@ -107,3 +133,11 @@ class DraftOps:
             limits = tuple(min(a + (n - 1) * s + 1, extent) for a, s, n, extent in ends)
             attrs = SliceAttrs(starts, limits, strides)
             yield place, self.add("slice", self.draft[padded].dtype, shape, (padded,), attrs)
+
+
+def _add_region(dtype: DType) -> Graph:
+    """What a reduce does that sums."""
+    scalar = ArrayType(dtype, ())
+    x, y = (Node(name, "parameter", scalar, (), ParameterAttrs(n)) for n, name in enumerate("xy"))
+    total = Node("add", "add", scalar, ("x", "y"))
+    return Graph("add", {node.name: node for node in (x, y, total)}, ("x", "y"), ("add",))

@@ -6,7 +6,6 @@ must meet; then less is kept in shared memory, and Regional buffers are demoted,
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -57,8 +56,8 @@ DOUBTFUL_REGISTERS = 16
 """A kernel whose estimated registers come this near to its bound may spill: the compiler is asked."""
 
 LIKELY_REGISTERS = 4
-"""One whose registers come this near, or beyond, most often does (four of six in five training steps): the next kernel
-in rank is compiled beside it."""
+"""A kernel whose registers come this near to its bound, or beyond, most often spills (four of six in five training
+steps): the next one in rank is compiled beside it."""
 
 MOST_OBSERVED = 6
 """Kernels of one scope that are compiled until one is found that does not spill."""
@@ -318,8 +317,8 @@ def plan_scope(
     """The plan of a scope; None when it holds only aliases (reshapes), which need no kernel.
 
     schedule: the open choices; None takes the rules', or another where that is projected to be clearly faster, or where
-    the compiler, asked through `observe`, says that the kernel before it in rank spills.  foresee: is given those that
-    it will likely be asked of next.  default: the plan with the rules' schedule, if it is known.
+    the compiler, asked through `observe`, says that the kernel before it in rank spills.  foresee: is given the plan
+    that `observe` will likely be asked of next.  default: the plan with the rules' schedule, if it is known.
     Raises IllegalProduct where no kernel fits the GPU.
     """
     groups = default.arrangement.groups if default else choose_dominants(graph, scope)
@@ -340,11 +339,10 @@ def plan_scope(
     wanted = _in_order(ranked, default)[:MOST_OBSERVED]
     if len(wanted) == 1:  # nothing to choose: whether it spills is asked by whoever may split it
         return wanted[0]
-    for plan, following in itertools.pairwise(wanted):
-        if _spare_registers(plan, gpu) > LIKELY_REGISTERS:
-            break
-        if _spare_registers(following, gpu) <= DOUBTFUL_REGISTERS:
-            foresee(following)
+    first, second = wanted[:2]
+    likely = _spare_registers(first, gpu) <= LIKELY_REGISTERS
+    if likely and _spare_registers(second, gpu) <= DOUBTFUL_REGISTERS:
+        foresee(second)  # asked one after the other, each takes as long as the compiler does
     for plan in wanted:
         if not _spills(plan, gpu, observe):
             return plan

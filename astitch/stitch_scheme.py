@@ -304,6 +304,11 @@ def why_not_hosted(root: Root, mapping: Mapping) -> str | None:
     return why
 
 
+def crosses_rows(mapping: Mapping) -> bool:
+    """Do vectors go from one row into the next?  So they do over whole arrays only (RootReads.is_flat)."""
+    return bool(mapping.col) and mapping.col[-1].extent % mapping.vector != 0
+
+
 @dataclass
 class _Loop:
     """A task loop under construction."""
@@ -705,6 +710,10 @@ class _Arranger:
         apart = ""
         for loop in sorted(related.values(), key=attrgetter("level", "number")):
             why = why_not_hosted(root, loop.mapping)
+            if why is None and known.uneven and crosses_rows(loop.mapping):
+                why = (
+                    "the loop's vectors cross rows, which do not follow each other in what it reads"
+                )
             if why is not None:
                 apart = apart or why
                 continue

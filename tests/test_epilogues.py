@@ -67,7 +67,7 @@ FOUND: dict[str, tuple[Callable[..., Any], list[Any], Activation, str]] = {
     ),
     "batches": (
         lambda x, w, r: jnp.einsum("abk,akd->abd", x, w) + r,
-        arrays((2, 3, 8), (2, 8, 16), (2, 3, 16)),
+        arrays((2, 6, 8), (2, 8, 16), (2, 6, 16)),
         NONE,
         "residual",
     ),
@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Any], str]] = {
     ),
     "batched bias": (
         lambda x, w, b: jnp.einsum("abk,akd->abd", x, w) + b,
-        arrays((2, 3, 8), (2, 8, 16), (16,)),
+        arrays((2, 6, 8), (2, 8, 16), (16,)),
         "a bias to a batched product",
     ),
 }
@@ -247,7 +247,7 @@ def test_a_kernel_that_is_more(name: str) -> None:
 
 
 def test_a_product_added_to_a_product_is_its_residual() -> None:
-    arguments = arrays(*XW, (6, 4), (4, 16))
+    arguments = arrays(*XW, (6, 8), (8, 16))
     program = compile_function(lambda x, w, y, v: x @ w + y @ v, arguments)
     (epilogue,) = program.epilogues
     products = [s.node.name for s in program.steps if isinstance(s, LibraryStep)]

@@ -23,6 +23,8 @@ from astitch.errors import IllegalProduct
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.library_ahead import (
+    TILINGS,
+    TILINGS_OF_MANY,
     WRITES_TO,
     export_library_calls,
     find_library_calls,
@@ -252,7 +254,7 @@ class Compiler:
     def __call__(
         self, module: bytes, device: Any, settings: Mapping[str, bool | int | str], *, tilings: int
     ) -> None:
-        assert tilings == library_ahead.TILINGS
+        assert tilings == TILINGS
         self.given.append((module, device, settings))
         self.begun.set()
         if self.writes:
@@ -294,7 +296,7 @@ def test_the_end_of_the_block_waits_for_measurements_only(
 
 @pytest.mark.usefixtures("_many_cores")
 @pytest.mark.parametrize(
-    ("many", "layers", "tilings"), [(2, 1, 4), (1, 1, 2), (2, 9, 5), (1, 5, 3)]
+    ("many", "layers", "tilings"), [(2, 1, TILINGS), (1, 1, TILINGS_OF_MANY), (2, 9, 5), (1, 5, 3)]
 )
 def test_many_kinds_have_fewer_tilings_and_those_used_often_more(
     monkeypatch: pytest.MonkeyPatch, many: int, layers: int, tilings: int
@@ -328,7 +330,7 @@ def test_what_the_cost_model_has_no_tiling_of_is_measured_with_all(
     monkeypatch.setattr(library_ahead, "compile_module", compile_module)
     with tune_ahead("device") as begin:
         begin(scopes)
-    assert asked == [library_ahead.TILINGS, None]
+    assert asked == [TILINGS, None]
 
 
 @pytest.mark.usefixtures("_many_cores")

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from strategies import random_graphs
 
 from astitch import index as ix
-from astitch.compile import compile_graph
+from astitch.compile import compile_graph, compile_hlo
 from astitch.dominant import choose_dominants
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
+from astitch.host_engine import HostEngine
 from astitch.index import Symbol
 from astitch.ir import Graph
 from astitch.propagation import Index
@@ -37,7 +38,7 @@ from astitch.stitch_scheme import (
 )
 from astitch.stitch_scope import find_scopes
 from astitch.thread_mapping import Mapping, Space, size_of
-from tests.hlo_runner import lower
+from tests.hlo_runner import lower, run_xla
 
 
 def arrange(
@@ -494,3 +495,21 @@ def test_what_waits_for_another_group_walks_no_dimension_that_its_own_has_summed
     first, *_, last = plan.arrangement.loops
     assert (first.level, size_of(first.mapping.row)) == (0, 8)
     assert (last.level, size_of(last.mapping.row)) == (1, 1)
+
+
+def test_a_row_repeated_shares_no_loop_whose_vectors_cross_rows() -> None:
+    """Rows of 6: vectors of 4 go through `x` as a whole, but not through `slope`, of which each row is one copy."""
+
+    def fn(x: jax.Array, slope: jax.Array, h: jax.Array) -> tuple[jax.Array, ...]:
+        steep = jnp.where(x > 0, x, slope * x)
+        q, s = jnp.broadcast_to(steep[:, None], (4, 6, 6)), jnp.transpose(h, (1, 0, 2))
+        both = jnp.concatenate([q, s, q - s, q * s], 2)
+        return both, x > 0, jnp.broadcast_to(slope, (4, 6)), q, s
+
+    rng = np.random.default_rng(0)
+    arguments = [rng.standard_normal(shape, np.float32) for shape in ((4, 6), (6,), (6, 4, 6))]
+    module = lower(fn, *arguments)
+    program = compile_hlo(module).program
+    found = HostEngine(program, check=True).run(arguments)
+    for got, want in zip(found, run_xla(module, arguments), strict=True):
+        np.testing.assert_array_equal(got, want)

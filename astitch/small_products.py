@@ -1,0 +1,211 @@
+"""Graph -> Graph: small products written out as multiplications and sums, which stitch ops compute.
+
+A matrix times a vector, an outer product or a sum of few terms does less arithmetic than the way of its operands from
+memory hides.  A library computes it in a launch of its own, reads what a kernel has just written and writes what the
+next one reads; written out it is part of these kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from astitch.draft_ops import DraftOps
+from astitch.gpu import Gpu
+from astitch.ir import DotAttrs, DType, Graph, Node
+from astitch.ops import OPS, Kind
+from astitch.simplify import Draft, Log, rewrite_graph
+from astitch.stitch_scope import why_not_stitchable
+
+FEW = 4
+"""Terms of a sum, or rows or columns of a result, that are few."""
+
+READ_AGAIN_BYTES = 256 << 10
+"""An operand of no more is read once for each of the few rows or columns, from the caches; of more only for one."""
+
+SUMMED = frozenset(
+    {DType.F64, DType.F32, DType.F16, DType.BF16, *(d for d in DType if d.is_integer)}
+)
+"""Element types of products that are written out."""
+
+
+def write_out_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
+    """The same function but for the order of sums, in f32 where a library may multiply in TF32.
+
+    graph: simplified.  `log` hears of every product that is written out.
+    """
+    heard: Log = log or (lambda rule, node: None)
+    small = {name: form for name in graph.nodes if (form := _find_small(graph, name, gpu))}
+    if not small:
+        return graph
+
+    def write_out(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
+        form = small.get(node.name)
+        if form is None:
+            return None
+        heard("write_out_product", node.name)
+        return (_put_terms if form.depth <= FEW else _put_sums)(draft, node, form)
+
+    return rewrite_graph(graph, heard, write_out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A product as sums over labels.  lhs, rhs: the label of each dimension of an operand: its place in the result, or
+    from `rank` on one that is summed.  sizes: of the labels."""
+
+    rank: int
+    lhs: tuple[int, ...]
+    rhs: tuple[int, ...]
+    sizes: Mapping[int, int]
+
+    def count(self, labels: Sequence[int]) -> int:
+        return math.prod(self.sizes[label] for label in labels)
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        return tuple(sorted(label for label in self.sizes if label >= self.rank))
+
+    @property
+    def depth(self) -> int:
+        """Terms of a sum."""
+        return self.count(self.summed)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Labels of the left operand alone."""
+        return tuple(label for label in self.lhs if label not in self.rhs)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Labels of the right operand alone."""
+        return tuple(label for label in self.rhs if label not in self.lhs)
+
+
+# ---- which are small ---------------------------------------------------------------------------------------------
+
+
+def _find_small(graph: Graph, name: str, gpu: Gpu) -> _Form | None:
+    """The form of a product that costs no more in the kernels around it than its way through memory and its launch."""
+    node = graph[name]
+    attrs = node.attrs
+    if not isinstance(attrs, DotAttrs) or attrs.algorithm or not node.array.size:
+        return None
+    lhs, rhs = operands = tuple(graph[operand].array for operand in node.operands)
+    total = _type_of_sums(node)
+    for array in (*operands, node.array):
+        if array.dtype not in SUMMED or array.dtype.is_float != total.is_float:
+            return None
+        if array.dtype.bytes > total.bytes:
+            return None
+    form = _label(attrs, lhs.shape, rhs.shape)
+    few = min(form.count(form.rows), form.count(form.columns))
+    if not form.depth or min(few, form.depth) > FEW or not _meets_kernel(graph, node):
+        return None
+    if form.depth > FEW and few > 1 and max(lhs.bytes, rhs.bytes) > READ_AGAIN_BYTES:
+        return None
+    lanes = gpu.sms * (gpu.fp64_lanes if total is DType.F64 else gpu.fp32_lanes_per_sm)
+    arithmetic_us = 2 * node.array.size * form.depth / lanes / gpu.clock_ghz / 1e3
+    memory_us = sum(array.bytes for array in (*operands, node.array)) / gpu.bandwidth_gbs / 1e3
+    small = arithmetic_us <= memory_us + gpu.launch_us
+    return form if small else None
+
+
+def _type_of_sums(node: Node) -> DType:
+    return DType.F32 if node.dtype.is_narrow_float else node.dtype
+
+
+def _label(attrs: DotAttrs, lhs: Sequence[int], rhs: Sequence[int]) -> _Form:
+    batch, summed = len(attrs.lhs_batch), len(attrs.lhs_contracting)
+    rank = len(lhs) + len(rhs) - batch - 2 * summed
+    free = itertools.count(batch)
+
+    def label(rank_of: int, batches: Sequence[int], contracting: Sequence[int]) -> tuple[int, ...]:
+        known = {d: n for n, d in enumerate(batches)}
+        known |= {d: rank + n for n, d in enumerate(contracting)}
+        return tuple(known[d] if d in known else next(free) for d in range(rank_of))
+
+    left = label(len(lhs), attrs.lhs_batch, attrs.lhs_contracting)
+    right = label(len(rhs), attrs.rhs_batch, attrs.rhs_contracting)
+    sizes = dict(zip((*left, *right), (*lhs, *rhs), strict=True))
+    return _Form(rank, left, right, sizes)
+
+
+def _meets_kernel(graph: Graph, node: Node) -> bool:
+    """Does a kernel compute what the product reads, or read what it gives?  Alone it would be a launch all the same."""
+
+    def finds(names: Sequence[str], neighbours: Mapping[str, Sequence[str]]) -> bool:
+        waiting, seen = [*names], set(names)
+        while waiting:
+            other = graph[waiting.pop()]
+            kind = OPS[other.op].kind
+            if kind in (Kind.ELEMENTWISE, Kind.REDUCE) and not why_not_stitchable(graph, other):
+                return True
+            if kind in (Kind.INDEX, Kind.BROADCAST):
+                found = [name for name in neighbours[other.name] if name not in seen]
+                waiting += found
+                seen.update(found)
+        return False
+
+    operands = {other.name: other.operands for other in graph}
+    return finds(node.operands, operands) or finds(graph.users[node.name], graph.users)
+
+
+# ---- how they are written ----------------------------------------------------------------------------------------
+
+
+def _put_terms(draft: Draft, node: Node, form: _Form) -> str:
+    """Each term of the sum at the shape of the result, one added to the other."""
+    ops, total = DraftOps(node, draft), _type_of_sums(node)
+    sides = zip(node.operands, (form.lhs, form.rhs), strict=True)
+    lhs, rhs = (_cut_terms(ops, name, labels, form, total) for name, labels in sides)
+    result = ""
+    for x, y in zip(lhs, rhs, strict=True):
+        term = ops.both("multiply", x, y)
+        result = ops.both("add", result, term) if result else term
+    return ops.convert(result, node.dtype)
+
+
+def _cut_terms(
+    ops: DraftOps, name: str, labels: Sequence[int], form: _Form, dtype: DType
+) -> Iterator[str]:
+    """What an operand gives to each term, in one order for both."""
+    for index in itertools.product(*(range(form.sizes[label]) for label in form.summed)):
+        at = dict(zip(form.summed, index, strict=True))
+        starts = [at.get(label, 0) for label in labels]
+        limits = [at[label] + 1 if label in at else form.sizes[label] for label in labels]
+        part = ops.convert(ops.cut(name, starts, limits), dtype)
+        yield _spread(ops, part, labels, form, range(form.rank))
+
+
+def _put_sums(draft: Draft, node: Node, form: _Form) -> str:
+    """All terms at once in the order of the larger operand, the few rows or columns beside its own; and their sums."""
+    ops, total = DraftOps(node, draft), _type_of_sums(node)
+    by_rows = form.count(form.rows) >= form.count(form.columns)
+    larger, own, few = (
+        (form.lhs, form.rows, form.columns) if by_rows else (form.rhs, form.columns, form.rows)
+    )
+    order = list(larger)
+    if form.count(few) > 1:
+        place = order.index(own[-1]) + 1 if by_rows else order.index(own[0])
+        order[place:place] = few
+    sides = zip(node.operands, (form.lhs, form.rhs), strict=True)
+    x, y = (_spread(ops, ops.convert(name, total), labels, form, order) for name, labels in sides)
+    summed = [place for place, label in enumerate(order) if label >= form.rank]
+    result = ops.sum(ops.both("multiply", x, y), summed)
+    kept = [label for label in order if label < form.rank]
+    result = ops.transpose(result, [kept.index(label) for label in sorted(kept)])
+    return ops.reshape(ops.convert(result, node.dtype), node.shape)
+
+
+def _spread(
+    ops: DraftOps, name: str, labels: Sequence[int], form: _Form, order: Sequence[int]
+) -> str:
+    """A value over the labels in an order of which it has some; others that it has are of one element."""
+    kept = [label for label in labels if label in order]
+    value = ops.reshape(name, [ops.draft[name].shape[labels.index(label)] for label in kept])
+    places = sorted(order.index(label) for label in kept)
+    value = ops.transpose(value, [kept.index(order[place]) for place in places])
+    return ops.broadcast(value, [form.sizes[label] for label in order], places)
