@@ -95,8 +95,10 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     kind = OPS[node.op].kind
     if kind is Kind.COMPUTE:
         return "compute-intensive: a library call"
-    if kind in (Kind.CONTROL, Kind.OTHER) and find_running(node) is None:
-        return f"'{node.op}' has no emitted form yet"
+    if kind is Kind.CONTROL:
+        return f"'{node.op}' is XLA's; inside a program of XLA's a loop may be one kernel"
+    if kind is Kind.OTHER and find_running(node) is None:
+        return f"'{node.op}' has no emitted form"
     if kind is Kind.PROJECTION:
         return (
             None
@@ -108,7 +110,7 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     types = [array_of(node), *(array_of(graph[o]) for o in node.operands)]
     for array in types:
         if array.dtype not in STITCHABLE_DTYPES:
-            return f"element type {array.dtype.value} has no emitted form yet"
+            return f"element type {array.dtype.value} has no emitted form"
     if kind is Kind.OTHER:
         return _why_not_running(graph, node)
     if node.op == "reduce":

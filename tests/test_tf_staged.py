@@ -441,7 +441,8 @@ class Network:
         return loss
 
 
-X = np.random.default_rng(1).normal(size=(4, 16)).astype("f")
+X = np.random.default_rng(1).normal(size=(6, 16)).astype("f")
+"""Products of fewer rows would be written out."""
 
 
 def run_network(calls: int, feeds: Callable[[int], Any]) -> list[np.ndarray]:
@@ -493,7 +494,7 @@ def test_graphs_in_several_threads(cuda: FakeCuda) -> None:
 
 def test_tables_of_pointers_in_graphs(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astitch.lower.MAX_POINTERS", 4)
-    check_graphs(cuda, X[:3])
+    check_graphs(cuda, X[:5])
     assert any(function.table for function in cuda.functions)
 
 
@@ -525,7 +526,7 @@ def test_python_launches_a_product_once(
     if not graphs:
         monkeypatch.setattr(FakeCudaRunner, "capture_stream", 0)
     before = switch.the_switch.install().count_products()
-    x = np.concatenate([X, X])[: 5 + graphs]  # a module that no other test makes
+    x = np.concatenate([X, X])[: 8 + graphs]  # a module that no other test makes
     ours = run_network(20, lambda n: x * (n + 1) / 4)
     (runner,) = runners
     products = sum(isinstance(step, LibraryStep) for step in runner._program.steps)
@@ -575,7 +576,7 @@ def test_one_workspace_for_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_products_of_threads(cuda: FakeCuda, runners: list[FakeCudaRunner]) -> None:
     square = tf.function(lambda x, w: tf.sin(tf.sin(x) @ w) @ w, jit_compile=True)
     w = tf.constant(np.eye(16, dtype="f")[::-1].copy())
-    feeds = [tf.constant(X[:2] * n) for n in range(4)]
+    feeds = [tf.constant(X[:5] * n) for n in range(4)]
     wanted = [np.sin(np.sin(x.numpy()) @ w.numpy()) @ w.numpy() for x in feeds]
     with ThreadPoolExecutor(4) as pool:
         for n, found in enumerate(pool.map(lambda x: [square(x, w) for _ in range(20)], feeds)):
@@ -587,7 +588,7 @@ def test_products_of_threads(cuda: FakeCuda, runners: list[FakeCudaRunner]) -> N
 
 def test_a_product_that_fails_is_told(cuda: FakeCuda, runners: list[FakeCudaRunner]) -> None:
     multiply = tf.function(lambda x, y: tf.sin(x) @ y, jit_compile=True)
-    x, y = tf.zeros([3, 16]), tf.zeros([16, 16])
+    x, y = tf.zeros([6, 16]), tf.zeros([16, 16])
     multiply(x, y)
     cuda.library.fake_cublas_fail(1)
     try:
