@@ -1345,6 +1345,10 @@ def _find_leftovers(graph: Graph) -> list[str]:
     return found
 
 
+LINEAR_S = 5.0
+"""Of a processor, for 10,000 ops: ten times what takes each once."""
+
+
 def test_a_long_chain_is_fast() -> None:
     g = GraphBuilder()
     x = g.parameter("f32[64]")
@@ -1353,9 +1357,9 @@ def test_a_long_chain_is_fast() -> None:
     for _ in range(2500):
         y = g.reshape(g.reshape(g.same("multiply", g.same("tanh", y), one), (1, 64)), (64,))
     graph = g.build(y)
-    start = time.perf_counter()
+    start = time.process_time()
     simple = simplify(graph)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < LINEAR_S
     assert len(graph) == 10_003
     assert [n.op for n in simple] == ["parameter"] + ["tanh"] * 2500
 
@@ -1368,8 +1372,8 @@ def test_a_wide_graph_is_fast() -> None:
         y = g.same("add", x, g.splat(float(i % 7), "f32[4]"))
         pieces.append(g.same("multiply", y, g.same("copy", y)))
     graph = g.build(g.concatenate(pieces, 0), *pieces)
-    start = time.perf_counter()
+    start = time.process_time()
     simple = simplify(graph)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < LINEAR_S
     # Seven splats and their constants are left of 2,500; the addition of 0.0 is not for free.
     assert len(simple) == 2500 * 3 + 7 * 2 + 1
