@@ -297,8 +297,9 @@ def compile_graph(
             lambda: _put_scatters_in_order(long, in_place=scatters_in_place),
         )
     joined = timed("reassociate", lambda: reassociate(long))
-    out = timed("write_out_products", lambda: check_graph(write_out_products(joined, gpu)))
-    wide = timed("widen", lambda: check_graph(widen(out)))
+    if not region:  # XLA adds a product to what a loop carries, which two kernels would do apart
+        joined = timed("write_out_products", lambda: check_graph(write_out_products(joined, gpu)))
+    wide = timed("widen", lambda: check_graph(widen(joined)))
     simple = timed("arrange_products", lambda: check_graph(arrange_products(wide)))
     simple = timed("arrange_convolutions", lambda: check_graph(arrange_convolutions(simple, gpu)))
     if split_k:

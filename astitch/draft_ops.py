@@ -79,7 +79,7 @@ class DraftOps:
         )
 
     def broadcast(self, x: str, shape: Sequence[int], dimensions: Sequence[int]) -> str:
-        """dimensions: of the result, those that x has, in order."""
+        """dimensions: of the result, for each of x."""
         attrs = BroadcastAttrs(tuple(dimensions))
         return self.add("broadcast", self.draft[x].dtype, shape, (x,), attrs)
 

@@ -35,7 +35,8 @@ LEAST_CORES = 4
 TILINGS, TILINGS_OF_MANY, MANY = 4, 2, 16
 """Of a product, which XLA measures beside the libraries' algorithms: those that its cost model puts first, fewer where
 a program has more than MANY kinds of them.  Most of a first call went into compiling all that it has, and these are as
-fast; but where a kind is used more often, as in many layers, there are as many as uses, since it is worth more."""
+fast; but where kinds are used often, as in many layers, there are as many as a kind has uses in the mean: it is worth
+more."""
 
 WRITES_TO = "xla_gpu_dump_autotune_logs_to"
 """XLA's setting that names a file for what it measured, which it writes before it compiles what it chose."""

@@ -24,7 +24,7 @@ from astitch.ir import (
 )
 from astitch.ops import OPS, Kind
 from astitch.simplify import Draft, Log, is_run, rewrite_graph
-from astitch.stitch_scope import why_not_stitchable
+from astitch.stitch_scope import is_computed
 
 MERGED_BYTES = 32 << 20
 """Operands and result of a product, beyond which it fills a GPU by itself.  XLA's limit for one of those that it merges
@@ -94,23 +94,22 @@ def _sharing(graph: Graph, node: Node, side: int) -> tuple[bool, tuple[object, .
     if sum(a.bytes for a in arrays) > MERGED_BYTES or node.name in graph.outputs:
         return None
     # A cut that no kernel reads would be a copy.
-    if not all(_is_computed(graph, user) for user in graph.users[node.name]):
+    if not all(_is_read_by_kernel(graph, user) for user in graph.users[node.name]):
         return None
     shared = attrs.lhs_contracting if side else attrs.rhs_contracting
     common = (node.operands[1 - side], shared, attrs.precision, attrs.algorithm)
     return contracted == 0, (*common, node.dtype, other.dtype, other.shape[contracted])
 
 
-def _is_computed(graph: Graph, name: str) -> bool:
-    """Is the op part of a kernel that does more than to move elements?"""
+def _is_read_by_kernel(graph: Graph, name: str) -> bool:
+    """Is the op, or what it only moves elements for, computed by a kernel of ours?"""
     node = graph[name]
     while OPS[node.op].kind is Kind.INDEX and node.name not in graph.outputs:
         users = graph.users[node.name]
         if len(users) != 1:
             return False
         node = graph[users[0]]
-    computes = OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE)
-    return computes and why_not_stitchable(graph, node) is None
+    return is_computed(graph, node)
 
 
 def _merge(graph: Graph, groups: Sequence[_Shared], log: Log) -> Graph:
@@ -241,10 +240,7 @@ def _is_written(graph: Graph, node: Node) -> bool:
     """Does a kernel of ours compute the value?"""
     while OPS[node.op].kind is Kind.INDEX:
         node = graph[node.operands[0]]
-    computes = OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE)
-    return (
-        computes and not is_embedded(graph, node.name) and why_not_stitchable(graph, node) is None
-    )
+    return is_computed(graph, node) and not is_embedded(graph, node.name)
 
 
 def _with_transposed(draft: Draft, dot: Node, side: int, order: tuple[int, ...]) -> Node:

@@ -205,6 +205,10 @@ def _bitcast_reads(graph: Graph, node: Node, index: Index) -> tuple[Read, ...]:
     return (Read(operand, index[: graph[operand].array.rank]),)
 
 
+CHOOSING = frozenset({"pad", "concatenate", "dynamic-update-slice"})
+"""Ops whose elements come from one operand or another, by their index."""
+
+
 def access(graph: Graph, node: Node, index: Index) -> Access:
     """What the value of `node` at `index` is computed from.  Not for sources, reduces and projections."""
     if isinstance(node.attrs, NoAttrs) and node.op not in _MOVING:

@@ -17,13 +17,14 @@ from astitch.gpu import Gpu
 from astitch.ir import DotAttrs, DType, Graph, Node
 from astitch.ops import OPS, Kind
 from astitch.simplify import Draft, Log, rewrite_graph
-from astitch.stitch_scope import why_not_stitchable
+from astitch.stitch_scope import is_computed
 
 FEW = 4
 """Terms of a sum, or rows or columns of a result, that are few."""
 
 READ_AGAIN_BYTES = 256 << 10
-"""An operand of no more is read once for each of the few rows or columns, from the caches; of more only for one."""
+"""An operand of no more is read once for each of the few rows or columns, from the caches; of more only for one.  A
+result of no more may read its terms element by element."""
 
 SUMMED = frozenset(
     {DType.F64, DType.F32, DType.F16, DType.BF16, *(d for d in DType if d.is_integer)}
@@ -106,6 +107,8 @@ def _find_small(graph: Graph, name: str, gpu: Gpu) -> _Form | None:
         return None
     if form.depth > FEW and few > 1 and max(lhs.bytes, rhs.bytes) > READ_AGAIN_BYTES:
         return None
+    if form.depth <= FEW and node.array.bytes > READ_AGAIN_BYTES and _walks_apart(form):
+        return None
     lanes = gpu.sms * (gpu.fp64_lanes if total is DType.F64 else gpu.fp32_lanes_per_sm)
     arithmetic_us = 2 * node.array.size * form.depth / lanes / gpu.clock_ghz / 1e3
     memory_us = sum(array.bytes for array in (*operands, node.array)) / gpu.bandwidth_gbs / 1e3
@@ -133,6 +136,12 @@ def _label(attrs: DotAttrs, lhs: Sequence[int], rhs: Sequence[int]) -> _Form:
     return _Form(rank, left, right, sizes)
 
 
+def _walks_apart(form: _Form) -> bool:
+    """Do terms of neighbours in the result lie as far apart in an operand as there are terms?  No vector has them."""
+    along = [labels for labels in (form.lhs, form.rhs) if form.rank - 1 in labels]
+    return any(labels[-1] >= form.rank and form.sizes[labels[-1]] > 1 for labels in along)
+
+
 def _meets_kernel(graph: Graph, node: Node) -> bool:
     """Does a kernel compute what the product reads, or read what it gives?  Alone it would be a launch all the same."""
 
@@ -140,10 +149,9 @@ def _meets_kernel(graph: Graph, node: Node) -> bool:
         waiting, seen = [*names], set(names)
         while waiting:
             other = graph[waiting.pop()]
-            kind = OPS[other.op].kind
-            if kind in (Kind.ELEMENTWISE, Kind.REDUCE) and not why_not_stitchable(graph, other):
+            if is_computed(graph, other):
                 return True
-            if kind in (Kind.INDEX, Kind.BROADCAST):
+            if OPS[other.op].kind in (Kind.INDEX, Kind.BROADCAST):
                 found = [name for name in neighbours[other.name] if name not in seen]
                 waiting += found
                 seen.update(found)
@@ -206,6 +214,5 @@ def _spread(
     """A value over the labels in an order of which it has some; others that it has are of one element."""
     kept = [label for label in labels if label in order]
     value = ops.reshape(name, [ops.draft[name].shape[labels.index(label)] for label in kept])
-    places = sorted(order.index(label) for label in kept)
-    value = ops.transpose(value, [kept.index(order[place]) for place in places])
+    places = [order.index(label) for label in kept]
     return ops.broadcast(value, [form.sizes[label] for label in order], places)

@@ -36,7 +36,7 @@ from astitch.gpu import Gpu
 from astitch.index import Linear, Symbol
 from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
 from astitch.ops import OPS, Kind, monoid_of
-from astitch.propagation import Index, Read, walk_reads
+from astitch.propagation import CHOOSING, Index, Read, walk_reads
 from astitch.running import find_running, is_running
 from astitch.scans import map_running, why_not_in_order
 from astitch.schedule import DEFAULT, Schedule
@@ -304,11 +304,6 @@ def why_not_hosted(root: Root, mapping: Mapping) -> str | None:
     return why
 
 
-def crosses_rows(mapping: Mapping) -> bool:
-    """Do vectors go from one row into the next?  So they do over whole arrays only (RootReads.is_flat)."""
-    return bool(mapping.col) and mapping.col[-1].extent % mapping.vector != 0
-
-
 @dataclass
 class _Loop:
     """A task loop under construction."""
@@ -358,7 +353,8 @@ class Reads:
 
     roots: other roots, each with the index.  arrays: those in memory, each with the number of elements of which its
     positions are multiples (find_alignment).  across: of those that lie along another atom than the last (find_across).
-    uneven: some value is needed at another index than the root's own, or of rows of another length.
+    uneven: some value is needed at another index than the root's own, or of rows of another length, or comes from one
+    operand or another.
     """
 
     roots: tuple[Read, ...]
@@ -429,6 +425,8 @@ class RootReads:
 
         def visit(read: Read, stopped: bool) -> None:
             nonlocal uneven
+            if not stopped and self.graph[read.operand].op in CHOOSING:
+                uneven = True  # a vector across rows may have some of either
             single = array_of(self.graph[read.operand]).size == 1
             if not single and not is_uniform(self.graph, read.operand):
                 # The first rows of a larger array lie as those of the root do, its first columns do not.
@@ -710,7 +708,7 @@ class _Arranger:
         apart = ""
         for loop in sorted(related.values(), key=attrgetter("level", "number")):
             why = why_not_hosted(root, loop.mapping)
-            if why is None and known.uneven and crosses_rows(loop.mapping):
+            if why is None and known.uneven and loop.mapping.crosses_rows:
                 why = (
                     "the loop's vectors cross rows, which do not follow each other in what it reads"
                 )

@@ -90,6 +90,12 @@ class Left:
     reasons: Mapping[str, str]
 
 
+def is_computed(graph: Graph, node: Node) -> bool:
+    """Does a kernel of ours do more with the op than to move elements?"""
+    computes = OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE)
+    return computes and why_not_stitchable(graph, node) is None
+
+
 def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     """None when an emitted kernel can compute the node, else the reason."""
     kind = OPS[node.op].kind

@@ -135,6 +135,11 @@ class Mapping:
     rows_together: bool = False
 
     @property
+    def crosses_rows(self) -> bool:
+        """Do vectors go from one row into the next?  So they do over whole arrays only (Space.flat)."""
+        return bool(self.col) and self.col[-1].extent % self.vector != 0
+
+    @property
     def parts(self) -> int:
         """Tiles that share a result: the blocks of a team."""
         if self.carried:

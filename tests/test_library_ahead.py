@@ -296,7 +296,8 @@ def test_the_end_of_the_block_waits_for_measurements_only(
 
 @pytest.mark.usefixtures("_many_cores")
 @pytest.mark.parametrize(
-    ("many", "layers", "tilings"), [(2, 1, TILINGS), (1, 1, TILINGS_OF_MANY), (2, 9, 5), (1, 5, 3)]
+    ("many", "layers", "tilings"),
+    [(2, 1, TILINGS), (1, 1, TILINGS_OF_MANY), (2, 8, 5), (1, 4, 3), (2, 3, TILINGS)],
 )
 def test_many_kinds_have_fewer_tilings_and_those_used_often_more(
     monkeypatch: pytest.MonkeyPatch, many: int, layers: int, tilings: int

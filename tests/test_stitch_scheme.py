@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -495,6 +496,29 @@ def test_what_waits_for_another_group_walks_no_dimension_that_its_own_has_summed
     first, *_, last = plan.arrangement.loops
     assert (first.level, size_of(first.mapping.row)) == (0, 8)
     assert (last.level, size_of(last.mapping.row)) == (1, 1)
+
+
+def read(x: jax.Array, n: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice(jnp.tanh(x), x[:2] * 2, (n, 0)) + 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, n: jnp.pad(jnp.tanh(x), ((0, 1), (0, 0)), constant_values=7) * 2,
+        lambda x, n: jnp.concatenate([x * 2, jnp.ones((5, 6))]) + 1,
+        lambda x, n: jnp.concatenate([jnp.full((3, 6), n), jnp.full((4, 6), 2 * n)]) * x,
+        lambda x, n: jax.vjp(lambda x: jnp.tanh(x)[:5], x)[1](x[2:])[0],
+        read,
+    ],
+)
+def test_vectors_cross_no_rows_of_one_operand_or_another(fn: Any) -> None:
+    """A vector of 4 in rows of 6 would ask for its first element only."""
+    arguments = [np.random.default_rng(0).standard_normal((7, 6), np.float32), np.int32(3)]
+    module = lower(fn, *arguments, keep_unused=True)
+    found = HostEngine(compile_hlo(module).program, check=True).run(arguments)
+    for got, want in zip(found, run_xla(module, arguments), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_repeated_shares_no_loop_whose_vectors_cross_rows() -> None:

@@ -952,11 +952,7 @@ def test_values_from_outside_are_constants_of_the_program() -> None:
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
 def test_bodies_have_kernels_where_that_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "1")
-    weights, *states = LSTM
-    rows = [
-        np.repeat(state, 2, axis=-2) for state in states
-    ]  # products of three would be written out
-    stitched, text = lower_for_cuda(astitch.jit(lstm), weights, *rows)
+    stitched, text = lower_for_cuda(astitch.jit(lstm), *LSTM)
     (body,) = stitched.compilation.bodies
     assert (body.op, body.compilation.bodies) == ("while", ())
     assert "body_0_stitch_1" in text
