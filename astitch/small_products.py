@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from astitch.draft_ops import DraftOps
@@ -145,20 +145,20 @@ def _walks_apart(form: _Form) -> bool:
 def _meets_kernel(graph: Graph, node: Node) -> bool:
     """Does a kernel compute what the product reads, or read what it gives?  Alone it would be a launch all the same."""
 
-    def finds(names: Sequence[str], neighbours: Mapping[str, Sequence[str]]) -> bool:
+    def finds(names: Sequence[str], neighbours: Callable[[str], Sequence[str]]) -> bool:
         waiting, seen = [*names], set(names)
         while waiting:
             other = graph[waiting.pop()]
             if is_computed(graph, other):
                 return True
             if OPS[other.op].kind in (Kind.INDEX, Kind.BROADCAST):
-                found = [name for name in neighbours[other.name] if name not in seen]
+                found = [name for name in neighbours(other.name) if name not in seen]
                 waiting += found
                 seen.update(found)
         return False
 
-    operands = {other.name: other.operands for other in graph}
-    return finds(node.operands, operands) or finds(graph.users[node.name], graph.users)
+    above = finds(node.operands, lambda name: graph[name].operands)
+    return above or finds(graph.users[node.name], lambda name: graph.users[name])
 
 
 # ---- how they are written ----------------------------------------------------------------------------------------
