@@ -1,8 +1,9 @@
-"""Real HLO modules, as JAX and TensorFlow gave them, by every engine: against XLA on the same device, products in
-f32."""
+"""Real HLO modules, as JAX and TensorFlow gave them, by every engine: as near to what XLA computes in f64 as XLA in f32
+on the same device, and products are computed in f32 there."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,9 +28,21 @@ from tests.test_hlo_import import COUNTS, read_module
 HIGHEST = 2
 """The number of PrecisionConfig.Precision."""
 
-TOLERANCE, TOLERANCE_16 = 1e-2, 2e-2
-"""Of an output's norm.  XLA for the CPU differs from itself, optimised or not: by 2.5e-3 in the gradients of CRNN's
-first filters, behind seven convolutions, by 2e-4 in DIEN's, by 3e-3 where a module computes in bf16, else by 1e-6."""
+F32, F64 = 11, 12
+"""Numbers of PrimitiveType."""
+
+EMULATED, EMULATED_16 = 1e-3, 1e-2
+"""How far from f64 an output of the emulation is at most, of its norm."""
+
+ON_GPU, ON_GPU_16 = 1e-2, 2e-2
+"""The same on a GPU.  Where two terms of a maximum are closer than a library's rounding the gradient takes the other
+way: with XLA for the CPU CRNN's first filters, behind seven convolutions, are 2.6e-3 away."""
+
+TIMES_XLA = 2
+"""Or how many times as far as XLA in f32."""
+
+BY_LIBRARIES = {**EXACT, "xla_gpu_enable_triton_gemm": False}
+"""XLA's settings: to measure its own kernels for products in f32 takes it minutes, and they are not what is tested."""
 
 NOISE = 1e-3
 """An output this much smaller than those of its kind may be rounding and nothing else: the gradient of a bias in front
@@ -44,16 +57,71 @@ INDICES: Mapping[str, Mapping[str, int]] = {
 """How large integer parameters may be, where it is more than the smallest dimension that an index goes to."""
 
 
-def read_exactly(name: str) -> bytes:
-    """A module whose products are computed in f32, so that what differs is ours."""
+def parse(name: str) -> Any:
     module = HloModuleProto()
     module.ParseFromString(read_module(name))
+    return module
+
+
+def write(module: Any) -> bytes:
+    return bytes(module.SerializeToString())
+
+
+def read_exactly(name: str) -> bytes:
+    """A module whose products are computed in f32.  Its copies are reshapes: a plugin's StableHLO has no copy."""
+    module = parse(name)
     for computation in module.computations:
         for instruction in computation.instructions:
-            if instruction.opcode in ("dot", "convolution"):
+            if instruction.opcode in (b"dot", b"convolution"):
                 del instruction.precision_config.operand_precision[:]
                 instruction.precision_config.operand_precision.extend([HIGHEST, HIGHEST])
-    return bytes(module.SerializeToString())
+            elif instruction.opcode == b"copy":
+                instruction.opcode = b"reshape"
+    graph = import_hlo(write(module))
+    products = [node.attrs for node in graph.nodes.values() if node.op in ("dot", "convolution")]
+    assert {attrs.precision for attrs in products} == {("HIGHEST", "HIGHEST")}
+    return write(module)
+
+
+def read_in_f64(name: str) -> bytes:
+    """A module with f64 in the place of f32."""
+    module = parse(name)
+    fresh = itertools.count(1 + max(i.id for c in module.computations for i in c.instructions))
+    for computation in module.computations:
+        for place, instruction in reversed([*enumerate(computation.instructions)]):
+            if instruction.opcode == b"bitcast-convert" and instruction.shape.element_type == F32:
+                bits = type(instruction)()  # stays f32, and what was it converts
+                bits.CopyFrom(instruction)
+                bits.id, bits.name = next(fresh), bits.name + b".bits"
+                instruction.opcode, instruction.operand_ids[:] = b"convert", [bits.id]
+                computation.instructions.insert(place, bits)
+            widen(instruction.shape)
+            if instruction.HasField("literal"):
+                widen_literal(instruction.literal)
+    for program in (module.host_program_shape, *(c.program_shape for c in module.computations)):
+        for shape in (*program.parameters, program.result):
+            widen(shape)
+    return write(module)
+
+
+def widen(shape: Any) -> None:
+    shape.element_type = F64 if shape.element_type == F32 else shape.element_type
+    for part in shape.tuple_shapes:
+        widen(part)
+
+
+def widen_literal(literal: Any) -> None:
+    widen(literal.shape)
+    literal.f64s.extend(literal.f32s)
+    del literal.f32s[:]
+    for part in literal.tuple_literals:
+        widen_literal(part)
+
+
+def compute_in_f64(name: str, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """By XLA for the CPU."""
+    wide = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arguments]
+    return run_xla(read_in_f64(name), wide)
 
 
 def make_arguments(name: str, graph: Graph) -> list[np.ndarray]:
@@ -94,27 +162,30 @@ def kinds_of(graph: Graph) -> list[str]:
     return [match[0] if match else "loss" for match in found]
 
 
-def assert_agree(name: str, found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
-    """Each output by its norm, which counts as no smaller than NOISE of the largest of its kind."""
-    kinds = kinds_of(import_hlo(read_exactly(name)))
-    tolerance = TOLERANCE_16 if "bf16" in name else TOLERANCE
-    arrays = [np.asarray(array, np.float64) for array in wanted]
+def find_errors(
+    kinds: Sequence[str], found: Sequence[np.ndarray], exact: Sequence[np.ndarray]
+) -> list[float]:
+    """Of each output, of its norm, which counts as no smaller than NOISE of the largest of its kind."""
+    arrays = [np.asarray(array, np.float64) for array in exact]
     sizes = [float(np.sqrt(np.mean(array**2))) for array in arrays]
-    errors = {}
-    for number, (kind, got, want) in enumerate(zip(kinds, found, arrays, strict=True)):
-        assert np.isfinite(want).all(), f"output {number}"
-        largest = max(size for size, other in zip(sizes, kinds, strict=True) if other == kind)
+    errors = []
+    for kind, got, want, size in zip(kinds, found, arrays, sizes, strict=True):
+        assert np.isfinite(want).all()
+        largest = max(other for other, its in zip(sizes, kinds, strict=True) if its == kind)
         error = float(np.sqrt(np.mean((np.asarray(got, np.float64) - want) ** 2)))
-        errors[f"{kind} {number}"] = error / max(sizes[number], NOISE * largest)
-    assert {key: error for key, error in errors.items() if not error < tolerance} == {}
+        errors.append(error / max(size, NOISE * largest))
+    return errors
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_emulated_kernels_compute_what_xla_does(name: str) -> None:
     hlo = read_exactly(name)
-    arguments = make_arguments(name, import_hlo(hlo))
+    graph = import_hlo(hlo)
+    arguments = make_arguments(name, graph)
     found = HostEngine(compile_hlo(hlo).program).run(arguments)
-    assert_agree(name, found, run_xla(hlo, arguments))
+    errors = find_errors(kinds_of(graph), found, compute_in_f64(name, arguments))
+    limit = EMULATED_16 if "bf16" in name else EMULATED
+    assert {n: error for n, error in enumerate(errors) if not error < limit} == {}
 
 
 class Lowered:
@@ -138,27 +209,43 @@ def call_inside_xla(hlo: bytes, gpu: Gpu, arguments: Sequence[np.ndarray]) -> An
     empty = lambda *_: [jnp.zeros(t.shape, t.dtype.numpy) for t in types]  # noqa: E731
     none = (False,) * len(arguments)
     stitched = Stitched(Lowered(hlo), jax.make_jaxpr(empty)(*arguments), none, gpu, None, False)
-    return jax.jit(lambda *given: xla_engine._primitive().bind(*given, stitched=stitched))
+    inside = lambda *given: xla_engine._primitive().bind(*given, stitched=stitched)  # noqa: E731
+    return jax.jit(inside, compiler_options=BY_LIBRARIES)
+
+
+def call_executor(hlo: bytes, gpu: Gpu) -> Any:
+    from astitch.executor import GpuExecutor
+
+    executor = GpuExecutor(compile_hlo(hlo, gpu=gpu).program)
+    return lambda *given: [output.to_numpy() for output in executor.run(given)]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("engine", ["executor", "xla"])
 @pytest.mark.parametrize("name", COUNTS)
-def test_a_gpu_computes_what_xla_does(name: str, engine: str) -> None:
-    from astitch.executor import GpuExecutor
-
+def test_a_gpu_computes_what_xla_does(name: str) -> None:
     device = find_device("gpu")
     if device is None:
         pytest.skip("jax sees no GPU: pip install jax[cuda13]")
     hlo = read_exactly(name)
-    arguments = make_arguments(name, import_hlo(hlo))
-    by_xla = compile_module(hlo, device, EXACT)
-    results = by_xla.execute_sharded([put_array(a, device) for a in arguments])
-    wanted = [np.asarray(shard[0]) for shard in results.disassemble_into_single_device_arrays()]
-    if engine == "executor":
-        executor = GpuExecutor(compile_hlo(hlo, gpu=from_device()).program)
-        call = lambda *given: [output.to_numpy() for output in executor.run(given)]  # noqa: E731
-    else:
-        call = call_inside_xla(hlo, from_device(), arguments)
-    for _ in range(3):  # what a call leaves behind does not matter to the next
-        assert_agree(name, [np.asarray(a) for a in call(*arguments)], wanted)
+    graph, gpu = import_hlo(hlo), from_device()
+    arguments = make_arguments(name, graph)
+    exact = compute_in_f64(name, arguments)
+    kinds = kinds_of(graph)
+    results = compile_module(hlo, device, BY_LIBRARIES).execute_sharded(
+        [put_array(a, device) for a in arguments]
+    )
+    shards = results.disassemble_into_single_device_arrays()
+    by_xla = find_errors(kinds, [np.asarray(shard[0]) for shard in shards], exact)
+    limit = ON_GPU_16 if "bf16" in name else ON_GPU
+    calls = {"executor": call_executor(hlo, gpu), "xla": call_inside_xla(hlo, gpu, arguments)}
+    worst = {"XLA": max(by_xla)}
+    wrong = {}
+    for engine, call in calls.items():
+        for turn in range(3):  # what a call leaves behind does not matter to the next
+            errors = find_errors(kinds, [np.asarray(a) for a in call(*arguments)], exact)
+            worst[engine] = max(errors)
+            for n, (error, xla) in enumerate(zip(errors, by_xla, strict=True)):
+                if not error < max(limit, TIMES_XLA * xla):
+                    wrong[engine, turn, f"{kinds[n]} {n}"] = (error, xla)
+    print(name, {engine: f"{error:.1e}" for engine, error in worst.items()})
+    assert wrong == {}
