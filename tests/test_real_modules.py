@@ -1,5 +1,5 @@
-"""Real HLO modules, as JAX and TensorFlow gave them, by every engine: as near to what XLA computes in f64 as XLA in f32
-on the same device, and products are computed in f32 there."""
+"""Real HLO modules, as JAX and TensorFlow gave them, by every engine, products in f32: beside what XLA computes in f64.
+`pytest -m gpu -rP` prints how far each engine is from that."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from astitch.gpu import Gpu, from_device
 from astitch.hlo_import import import_hlo
 from astitch.hlo_schema import HloModuleProto
 from astitch.host_engine import HostEngine
-from astitch.ir import Graph
+from astitch.ir import ConvolutionAttrs, DotAttrs, Graph
 from astitch.xla_engine import Stitched
-from astitch.xla_island import EXACT, compile_module, find_device, put_array
+from astitch.xla_island import AROUND_KERNELS, EXACT, compile_module, find_device, put_array
 from tests.hlo_runner import random_arguments, run_xla
 from tests.test_hlo_import import COUNTS, read_module
 
@@ -31,18 +31,24 @@ HIGHEST = 2
 F32, F64 = 11, 12
 """Numbers of PrimitiveType."""
 
-EMULATED, EMULATED_16 = 1e-3, 1e-2
-"""How far from f64 an output of the emulation is at most, of its norm."""
+LIMIT = 1e-5
+"""How far from f64 an output is at most, of its norm.  In f32 they are 2e-6 away; products in TF32 would be 2e-4."""
 
-ON_GPU, ON_GPU_16 = 1e-2, 2e-2
-"""The same on a GPU.  Where two terms of a maximum are closer than a library's rounding the gradient takes the other
-way: with XLA for the CPU CRNN's first filters, behind seven convolutions, are 2.6e-3 away."""
+LIMITS: Mapping[str, float] = {
+    "bert_infer_bf16_erfgelu": 1e-2,
+    # Small gradients that are sums of large terms.
+    "dien_train": 1e-3,
+    # Where two terms of a maximum are closer than a rounding the gradient takes the other way: with XLA for the CPU the
+    # first filters', behind seven convolutions, are 2.6e-3 away.
+    "crnn_train": 1e-2,
+}
 
 TIMES_XLA = 2
-"""Or how many times as far as XLA in f32."""
+"""Or how many times as far as XLA in f32 on the same device."""
 
-BY_LIBRARIES = {**EXACT, "xla_gpu_enable_triton_gemm": False}
-"""XLA's settings: to measure its own kernels for products in f32 takes it minutes, and they are not what is tested."""
+NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
+"""To XLA's compiler: products by libraries only.  Its own kernels for f32 take minutes to measure, and are not what is
+tested."""
 
 NOISE = 1e-3
 """An output this much smaller than those of its kind may be rounding and nothing else: the gradient of a bias in front
@@ -77,14 +83,23 @@ def read_exactly(name: str) -> bytes:
                 instruction.precision_config.operand_precision.extend([HIGHEST, HIGHEST])
             elif instruction.opcode == b"copy":
                 instruction.opcode = b"reshape"
-    graph = import_hlo(write(module))
-    products = [node.attrs for node in graph.nodes.values() if node.op in ("dot", "convolution")]
-    assert {attrs.precision for attrs in products} == {("HIGHEST", "HIGHEST")}
+    assert find_precisions(import_hlo(write(module))) == {"HIGHEST"}
     return write(module)
 
 
+def find_precisions(graph: Graph) -> set[str]:
+    """Of all products, in loops too."""
+    found = set()
+    for node in graph:
+        if isinstance(node.attrs, DotAttrs | ConvolutionAttrs):
+            found |= {*node.attrs.precision}
+        for region in node.regions:
+            found |= find_precisions(region)
+    return found
+
+
 def read_in_f64(name: str) -> bytes:
-    """A module with f64 in the place of f32."""
+    """A module with f64 in the place of f32; 16-bit floats stay."""
     module = parse(name)
     fresh = itertools.count(1 + max(i.id for c in module.computations for i in c.instructions))
     for computation in module.computations:
@@ -95,27 +110,25 @@ def read_in_f64(name: str) -> bytes:
                 bits.id, bits.name = next(fresh), bits.name + b".bits"
                 instruction.opcode, instruction.operand_ids[:] = b"convert", [bits.id]
                 computation.instructions.insert(place, bits)
-            widen(instruction.shape)
+            widen_shape(instruction.shape)
             if instruction.HasField("literal"):
                 widen_literal(instruction.literal)
     for program in (module.host_program_shape, *(c.program_shape for c in module.computations)):
         for shape in (*program.parameters, program.result):
-            widen(shape)
+            widen_shape(shape)
     return write(module)
 
 
-def widen(shape: Any) -> None:
+def widen_shape(shape: Any) -> None:
     shape.element_type = F64 if shape.element_type == F32 else shape.element_type
     for part in shape.tuple_shapes:
-        widen(part)
+        widen_shape(part)
 
 
 def widen_literal(literal: Any) -> None:
-    widen(literal.shape)
+    widen_shape(literal.shape)
     literal.f64s.extend(literal.f32s)
     del literal.f32s[:]
-    for part in literal.tuple_literals:
-        widen_literal(part)
 
 
 def compute_in_f64(name: str, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -170,7 +183,7 @@ def find_errors(
     sizes = [float(np.sqrt(np.mean(array**2))) for array in arrays]
     errors = []
     for kind, got, want, size in zip(kinds, found, arrays, sizes, strict=True):
-        assert np.isfinite(want).all()
+        assert np.shape(got) == want.shape and np.isfinite(want).all()
         largest = max(other for other, its in zip(sizes, kinds, strict=True) if its == kind)
         error = float(np.sqrt(np.mean((np.asarray(got, np.float64) - want) ** 2)))
         errors.append(error / max(size, NOISE * largest))
@@ -184,7 +197,7 @@ def test_emulated_kernels_compute_what_xla_does(name: str) -> None:
     arguments = make_arguments(name, graph)
     found = HostEngine(compile_hlo(hlo).program).run(arguments)
     errors = find_errors(kinds_of(graph), found, compute_in_f64(name, arguments))
-    limit = EMULATED_16 if "bf16" in name else EMULATED
+    limit = LIMITS.get(name, LIMIT)
     assert {n: error for n, error in enumerate(errors) if not error < limit} == {}
 
 
@@ -210,7 +223,7 @@ def call_inside_xla(hlo: bytes, gpu: Gpu, arguments: Sequence[np.ndarray]) -> An
     none = (False,) * len(arguments)
     stitched = Stitched(Lowered(hlo), jax.make_jaxpr(empty)(*arguments), none, gpu, None, False)
     inside = lambda *given: xla_engine._primitive().bind(*given, stitched=stitched)  # noqa: E731
-    return jax.jit(inside, compiler_options=BY_LIBRARIES)
+    return jax.jit(inside, compiler_options={**AROUND_KERNELS, **NO_TRITON})
 
 
 def call_executor(hlo: bytes, gpu: Gpu) -> Any:
@@ -231,19 +244,19 @@ def test_a_gpu_computes_what_xla_does(name: str) -> None:
     arguments = make_arguments(name, graph)
     exact = compute_in_f64(name, arguments)
     kinds = kinds_of(graph)
-    results = compile_module(hlo, device, BY_LIBRARIES).execute_sharded(
+    results = compile_module(hlo, device, {**EXACT, **NO_TRITON}).execute_sharded(
         [put_array(a, device) for a in arguments]
     )
     shards = results.disassemble_into_single_device_arrays()
     by_xla = find_errors(kinds, [np.asarray(shard[0]) for shard in shards], exact)
-    limit = ON_GPU_16 if "bf16" in name else ON_GPU
+    limit = LIMITS.get(name, LIMIT)
     calls = {"executor": call_executor(hlo, gpu), "xla": call_inside_xla(hlo, gpu, arguments)}
     worst = {"XLA": max(by_xla)}
     wrong = {}
     for engine, call in calls.items():
         for turn in range(3):  # what a call leaves behind does not matter to the next
             errors = find_errors(kinds, [np.asarray(a) for a in call(*arguments)], exact)
-            worst[engine] = max(errors)
+            worst[engine] = max(worst.get(engine, 0.0), *errors)
             for n, (error, xla) in enumerate(zip(errors, by_xla, strict=True)):
                 if not error < max(limit, TIMES_XLA * xla):
                     wrong[engine, turn, f"{kinds[n]} {n}"] = (error, xla)
