@@ -174,22 +174,22 @@ def _bitcast_to(target):
 # ---- families with attributes ----------------------------------------------------------------------
 
 FAMILIES = {  # family: (batches, cases in a batch)
-    "movements": (12, 32),
-    "scatters": (8, 25),
-    "indexed_updates": (3, 25),
-    "reductions": (7, 25),
-    "windows": (4, 25),
-    "running": (3, 14),
-    "poolings": (2, 6),
-    "sorts": (4, 25),
-    "products": (5, 30),
-    "convolutions": (3, 15),
-    "transforms": (3, 25),
-    "controls": (3, 20),
+    "movements": (16, 32),
+    "scatters": (11, 25),
+    "indexed_updates": (4, 25),
+    "reductions": (10, 25),
+    "windows": (7, 25),
+    "running": (4, 14),
+    "poolings": (3, 6),
+    "sorts": (6, 25),
+    "products": (8, 30),
+    "convolutions": (5, 15),
+    "transforms": (4, 25),
+    "controls": (4, 20),
     "samples": (2, 15),
     "generators": (1, 20),
-    "activations": (3, 25),
-    "texts": (5, 25),
+    "activations": (4, 25),
+    "texts": (6, 25),
 }
 
 
