@@ -92,7 +92,9 @@ class DraftOps:
         array = self.draft[x].array
         shape = [extent for d, extent in enumerate(array.shape) if d not in dimensions]
         operands, attrs = (x, self.splat(0, array.dtype, ())), DimensionsAttrs(tuple(dimensions))
-        return self.add("reduce", array.dtype, shape, operands, attrs, (_add_region(array.dtype),))
+        region = Region(array.dtype)
+        add = region.end("add", region.op("add", array.dtype, ("a", "b")))
+        return self.add("reduce", array.dtype, shape, operands, attrs, (add,))
 
     def splat(self, value: float, dtype: DType, shape: Sequence[int]) -> str:
         """A number repeated."""
@@ -103,7 +105,7 @@ class DraftOps:
         """A scalar repeated."""
         if not shape:
             return scalar
-        return self.add("broadcast", self.draft[scalar].dtype, shape, (scalar,), BroadcastAttrs(()))
+        return self.broadcast(scalar, shape, ())
 
     def lift(self, region: Graph, operands: Sequence[str]) -> str:
         """What a region of scalar element-wise ops makes of all elements of its operands at once."""
@@ -135,9 +137,20 @@ class DraftOps:
             yield place, self.add("slice", self.draft[padded].dtype, shape, (padded,), attrs)
 
 
-def _add_region(dtype: DType) -> Graph:
-    """What a reduce does that sums."""
-    scalar = ArrayType(dtype, ())
-    x, y = (Node(name, "parameter", scalar, (), ParameterAttrs(n)) for n, name in enumerate("xy"))
-    total = Node("add", "add", scalar, ("x", "y"))
-    return Graph("add", {node.name: node for node in (x, y, total)}, ("x", "y"), ("add",))
+class Region:
+    """A region of two scalars, `a` and `b`, while it is written."""
+
+    def __init__(self, dtype: DType) -> None:
+        self.origins = {
+            name: Node(name, "parameter", ArrayType(dtype, ()), (), ParameterAttrs(number))
+            for number, name in enumerate(("a", "b"))
+        }
+
+    def op(self, op: str, dtype: DType, operands: tuple[str, ...], attrs: Attrs = NoAttrs()) -> str:
+        """The name of a new node, a scalar."""
+        name = f"{op}.{len(self.origins)}"
+        self.origins[name] = Node(name, op, ArrayType(dtype, ()), operands, attrs)
+        return name
+
+    def end(self, name: str, result: str) -> Graph:
+        return Graph(name, self.origins, ("a", "b"), (result,))

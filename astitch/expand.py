@@ -174,13 +174,11 @@ def add_column(node: Node, draft: Draft, number: int) -> str:
     indices, vector = draft[node.operands[1]], _scatter_attrs(node).index_vector_dim
     if vector == indices.array.rank:
         return indices.name
-    starts = tuple(number if d == vector else 0 for d in range(indices.array.rank))
-    limits = tuple(number + 1 if d == vector else n for d, n in enumerate(indices.shape))
-    shape = tuple(1 if d == vector else n for d, n in enumerate(indices.shape))
-    cut = SliceAttrs(starts, limits, (1,) * len(shape))
-    column = draft.add(node, "slice", ArrayType(indices.dtype, shape), (indices.name,), cut)
-    rest = ArrayType(indices.dtype, (*shape[:vector], *shape[vector + 1 :]))
-    return draft.add(node, "reshape", rest, (column,))
+    starts = [number if d == vector else 0 for d in range(indices.array.rank)]
+    limits = [number + 1 if d == vector else n for d, n in enumerate(indices.shape)]
+    ops = DraftOps(node, draft)
+    rest = (*indices.shape[:vector], *indices.shape[vector + 1 :])
+    return ops.reshape(ops.cut(indices.name, starts, limits), rest)
 
 
 def find_coordinate(draft: Draft, name: str) -> int | None:
@@ -236,20 +234,16 @@ def _spread(origin: Node, draft: Draft, name: str, home: Sequence[int | None]) -
     """
     x, shape = draft[name], origin.shape
     kept = [(i, d) for i, d in enumerate(home) if d is not None and x.shape[i] > 1]
-    extents = tuple(x.shape[i] for i, _ in kept)
-    name = draft.add(origin, "reshape", ArrayType(x.dtype, extents), (name,))
+    ops, extents = DraftOps(origin, draft), tuple(x.shape[i] for i, _ in kept)
     cut = tuple(min(n, shape[d]) for n, (_, d) in zip(extents, kept, strict=True))
-    ones = (1,) * len(cut)
-    bounds = SliceAttrs((0,) * len(cut), cut, ones)
-    name = draft.add(origin, "slice", ArrayType(x.dtype, cut), (name,), bounds)
+    name = ops.cut(ops.reshape(name, extents), (0,) * len(cut), cut)
     whole = tuple(n if n == 1 else shape[d] for n, (_, d) in zip(cut, kept, strict=True))
     if whole != cut:
-        zero = DraftOps(origin, draft).splat(0, x.dtype, ())
+        zero = ops.splat(0, x.dtype, ())
         room = tuple(n - m for n, m in zip(whole, cut, strict=True))
         edges = PadAttrs((0,) * len(cut), room, (0,) * len(cut))
         name = draft.add(origin, "pad", ArrayType(x.dtype, whole), (name, zero), edges)
-    where = BroadcastAttrs(tuple(d for _, d in kept))
-    return draft.add(origin, "broadcast", ArrayType(x.dtype, shape), (name,), where)
+    return ops.broadcast(name, shape, [d for _, d in kept])
 
 
 def _compare_with_iota(
@@ -465,13 +459,11 @@ def _scan_pieces(folding: Folding, x: str, running: Running) -> str:
     attrs = DimensionsAttrs((d + 1,))
     sums = draft.add(origin, "reduce", sums_type, (x, folding.init), attrs, (folding.region(),))
     before = folding.shift(_scan(folding, sums, running), d, 1 if forward else -1)
-    where = BroadcastAttrs(tuple(i for i in range(len(pieces)) if i != d + 1))
-    before = draft.add(origin, "broadcast", ArrayType(dtype, pieces), (before,), where)
+    ops = DraftOps(origin, draft)
+    before = ops.broadcast(before, pieces, [i for i in range(len(pieces)) if i != d + 1])
     inner = _scan(folding, x, Running(d + 1, running.backward))
     both = folding.combine(before, inner) if forward else folding.combine(inner, before)
-    flat = draft.add(origin, "reshape", long.array, (both,))
-    cut = SliceAttrs(tuple(zeros), shape, (1,) * len(shape))
-    return draft.add(origin, "slice", ArrayType(dtype, shape), (flat,), cut)
+    return ops.cut(ops.reshape(both, long.shape), zeros, shape)
 
 
 def _choose_chunk(n: int) -> int:

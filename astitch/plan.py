@@ -342,7 +342,7 @@ def plan_scope(
     first, second = wanted[:2]
     likely = _spare_registers(first, gpu) <= LIKELY_REGISTERS
     if likely and _spare_registers(second, gpu) <= DOUBTFUL_REGISTERS:
-        foresee(second)  # asked one after the other, each takes as long as the compiler does
+        foresee(second)  # asked one after the other they would take twice as long
     for plan in wanted:
         if not _spills(plan, gpu, observe):
             return plan

@@ -19,7 +19,6 @@ from astitch.ir import (
     IotaAttrs,
     Node,
     RngBitGeneratorAttrs,
-    SliceAttrs,
 )
 from astitch.random_bits import (
     PHILOX_MULTIPLIERS,
@@ -76,9 +75,7 @@ class _Drawer(DraftOps):
         return [self.join(*pair) for pair in zip(halves[::2], halves[1::2], strict=False)]
 
     def element(self, array: Node, number: int) -> str:
-        cut = SliceAttrs((number,), (number + 1,), (1,))
-        part = self.add("slice", array.dtype, (1,), (array.name,), cut)
-        return self.reshape(part, ())
+        return self.reshape(self.cut(array.name, (number,), (number + 1,)), ())
 
     def write_state(self, words: State) -> str:
         """An array like the one given."""

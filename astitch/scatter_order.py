@@ -14,28 +14,22 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from astitch.draft_ops import DraftOps
+from astitch.draft_ops import DraftOps, Region
 from astitch.expand import add_column
 from astitch.ir import (
     ArrayType,
-    Attrs,
-    BroadcastAttrs,
     CompareAttrs,
     ConstantAttrs,
     DimensionAttrs,
-    DimensionsAttrs,
     DType,
     GatherAttrs,
     Graph,
     IotaAttrs,
     Literal,
-    NoAttrs,
     Node,
     PadAttrs,
-    ParameterAttrs,
     ScatterAttrs,
     SortAttrs,
-    TransposeAttrs,
 )
 from astitch.ops import monoid_of
 from astitch.reassociate import scatter_into_addends
@@ -189,7 +183,7 @@ class _Scatter(DraftOps):
         last = self.both("subtract", self.both("maximum", found, one), one)
         is_own = self.compare("EQ", self.gather(place, last), row)
         if self.row:
-            is_own = self.add("broadcast", DType.PRED, flat, (is_own,), BroadcastAttrs((0,)))
+            is_own = self.broadcast(is_own, flat, (0,))
         x = self.reshape(self.parts[0].operands[0], flat)
         both = self.both("add", self.convert(x, DType.F32), self.gather(sums, last))
         both = self.convert(both, self.origin.dtype)  # rounded once
@@ -284,23 +278,12 @@ class _Scatter(DraftOps):
     def order_by_ranks(self, keys: str) -> str:
         """s32: where each of the sorted keys stands, of which no two are equal."""
         square = (self.count, self.count)
-        word = self.draft[keys].dtype
-        own, other = (
-            self.add("broadcast", word, square, (keys,), BroadcastAttrs((d,))) for d in (0, 1)
-        )
-        rank = self.count_in_rows(self.convert(self.compare("LT", other, own), DType.S32))
-        rank = self.add("broadcast", DType.S32, square, (rank,), BroadcastAttrs((1,)))
+        own, other = (self.broadcast(keys, square, (d,)) for d in (0, 1))
+        rank = self.sum(self.convert(self.compare("LT", other, own), DType.S32), (1,))
+        rank = self.broadcast(rank, square, (1,))
         wanted, number = (self.add("iota", DType.S32, square, (), IotaAttrs(d)) for d in (0, 1))
         is_there = self.compare("EQ", rank, wanted)
-        return self.count_in_rows(self.select(is_there, number, self.splat(0, DType.S32, square)))
-
-    def count_in_rows(self, x: str) -> str:
-        """The sum of each row, s32."""
-        zero = ConstantAttrs(Literal.of(np.asarray(0, np.int32)))
-        init = self.add("constant", DType.S32, (), (), zero)
-        return self.add(
-            "reduce", DType.S32, (self.count,), (x, init), DimensionsAttrs((1,)), (_sum(),)
-        )
+        return self.sum(self.select(is_there, number, self.splat(0, DType.S32, square)), (1,))
 
     def flatten_updates(self, part: Node) -> str:
         """[count, row ...]"""
@@ -309,8 +292,7 @@ class _Scatter(DraftOps):
         shape = self.draft[updates].shape
         order = (*(d for d in range(len(shape)) if d not in windows), *windows)
         if order != tuple(range(len(shape))):
-            moved = tuple(shape[d] for d in order)
-            updates = self.add("transpose", part.dtype, moved, (updates,), TransposeAttrs(order))
+            updates = self.transpose(updates, order)
         return self.reshape(updates, (self.count_of(part), *self.row))
 
     def sum_places(self, updates: str, place: str) -> str:
@@ -318,7 +300,7 @@ class _Scatter(DraftOps):
         shape = (self.count, *self.row)
         places = self.convert(place, DType.S64)
         if self.row:
-            places = self.add("broadcast", DType.S64, shape, (places,), BroadcastAttrs((0,)))
+            places = self.broadcast(places, shape, (0,))
         above = self.both("shift-left", places, self.splat(PLACE_BITS, DType.S64, shape))
         bits = self.add("bitcast-convert", DType.U32, shape, (self.convert(updates, DType.F32),))
         words = self.both("or", above, self.convert(bits, DType.S64))
@@ -344,21 +326,15 @@ class _Scatter(DraftOps):
         return self.add("gather", array.dtype, (count, *array.shape[1:]), operands, attrs)
 
 
-def _sum() -> Graph:
-    """a + b, of s32."""
-    region = _Region(DType.S32)
-    return region.end("sum", region.op("add", DType.S32, ("a", "b")))
-
-
 def _less(dtype: DType) -> Graph:
     """a < b, of scalars."""
-    region = _Region(dtype)
+    region = Region(dtype)
     return region.end("less", region.op("compare", DType.PRED, ("a", "b"), CompareAttrs("LT")))
 
 
 def _join() -> Graph:
     """Two words of a running sum, in any order: of one place the sum, else the one with the larger place, the later."""
-    region, word = _Region(DType.S64), DType.S64
+    region, word = Region(DType.S64), DType.S64
     literal = Literal.of(np.asarray(PLACE_BITS, np.int64))
     shift = region.op("constant", word, (), ConstantAttrs(literal))
     here, there = (region.op("shift-right-arithmetic", word, (x, shift)) for x in ("a", "b"))
@@ -370,22 +346,3 @@ def _join() -> Graph:
     is_one = region.op("compare", DType.PRED, (here, there), CompareAttrs("EQ"))
     later = region.op("maximum", word, ("a", "b"))
     return region.end("join", region.op("select", word, (is_one, both, later)))
-
-
-class _Region:
-    """A region of two scalars, `a` and `b`, while it is written."""
-
-    def __init__(self, dtype: DType) -> None:
-        self.origins = {
-            name: Node(name, "parameter", ArrayType(dtype, ()), (), ParameterAttrs(number))
-            for number, name in enumerate(("a", "b"))
-        }
-
-    def op(self, op: str, dtype: DType, operands: tuple[str, ...], attrs: Attrs = NoAttrs()) -> str:
-        """The name of a new node, a scalar."""
-        name = f"{op}.{len(self.origins)}"
-        self.origins[name] = Node(name, op, ArrayType(dtype, ()), operands, attrs)
-        return name
-
-    def end(self, name: str, result: str) -> Graph:
-        return Graph(name, self.origins, ("a", "b"), (result,))

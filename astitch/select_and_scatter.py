@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from astitch.draft_ops import UNROLLED_ELEMENTS, DraftOps
 from astitch.ir import (
-    BroadcastAttrs,
     DType,
     IotaAttrs,
     Node,
@@ -138,10 +137,8 @@ class _Spreader(DraftOps):
             if d in self.moving:
                 behind[d] = len(split)
                 split.append(self.window[d].stride)
-        home = BroadcastAttrs(tuple(homes))
-        chosen = self.add("broadcast", DType.S32, split, (self.choose(),), home)
-        updates = self.convert(self.updates, self.dtype)
-        updates = self.add("broadcast", self.dtype, split, (updates,), home)
+        chosen = self.broadcast(self.choose(), split, homes)
+        updates = self.broadcast(self.convert(self.updates, self.dtype), split, homes)
         own = self.splat(0, DType.S32, split)
         for d in self.moving:
             step = self.add("iota", DType.S32, split, (), IotaAttrs(behind[d]))

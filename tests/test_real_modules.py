@@ -36,7 +36,7 @@ LIMIT = 1e-5
 
 LIMITS: Mapping[str, float] = {
     "bert_infer_bf16_erfgelu": 1e-2,
-    # Small gradients that are sums of large terms.
+    # With XLA for the CPU the gradient of the second GRU's bias is 2.6e-4 away.
     "dien_train": 1e-3,
     # Where two terms of a maximum are closer than a rounding the gradient takes the other way: with XLA for the CPU the
     # first filters', behind seven convolutions, are 2.6e-3 away.
@@ -219,10 +219,16 @@ def call_inside_xla(hlo: bytes, gpu: Gpu, arguments: Sequence[np.ndarray]) -> An
     """A function of the arguments that JAX can compile for CUDA, of the program with kernels."""
     graph = import_hlo(hlo)
     types = [graph[name].array for name in graph.outputs]
-    empty = lambda *_: [jnp.zeros(t.shape, t.dtype.numpy) for t in types]  # noqa: E731
     none = (False,) * len(arguments)
-    stitched = Stitched(Lowered(hlo), jax.make_jaxpr(empty)(*arguments), none, gpu, None, False)
-    inside = lambda *given: xla_engine._primitive().bind(*given, stitched=stitched)  # noqa: E731
+
+    def typed(*_: Any) -> Any:
+        return [jnp.zeros(t.shape, t.dtype.numpy) for t in types]
+
+    stitched = Stitched(Lowered(hlo), jax.make_jaxpr(typed)(*arguments), none, gpu, None, False)
+
+    def inside(*given: Any) -> Any:
+        return xla_engine._primitive().bind(*given, stitched=stitched)
+
     return jax.jit(inside, compiler_options={**AROUND_KERNELS, **NO_TRITON})
 
 

@@ -1346,7 +1346,7 @@ def _find_leftovers(graph: Graph) -> list[str]:
 
 
 LINEAR_S = 5.0
-"""Of a processor, for 10,000 ops: ten times what takes each once."""
+"""Of a processor, for 10,000 ops: ten times what it takes to see each once."""
 
 
 def test_a_long_chain_is_fast() -> None:

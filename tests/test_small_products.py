@@ -140,7 +140,9 @@ def test_types_without_a_sum_of_ours_stay(dtype: Any) -> None:
 
 
 def test_an_algorithm_that_was_asked_for_stays() -> None:
-    fn = lambda x, y: jnp.tanh(jax.lax.dot(x, y, precision="F32_F32_F32"))  # noqa: E731
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.tanh(jax.lax.dot(x, y, precision="F32_F32_F32"))
+
     shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (64,)))
     assert "dot" in ops_of(fn, *shapes)
 

@@ -498,7 +498,7 @@ def test_what_waits_for_another_group_walks_no_dimension_that_its_own_has_summed
     assert (last.level, size_of(last.mapping.row)) == (1, 1)
 
 
-def read(x: jax.Array, n: int) -> jax.Array:
+def update_rows(x: jax.Array, n: int) -> jax.Array:
     return jax.lax.dynamic_update_slice(jnp.tanh(x), x[:2] * 2, (n, 0)) + 1
 
 
@@ -509,7 +509,7 @@ def read(x: jax.Array, n: int) -> jax.Array:
         lambda x, n: jnp.concatenate([x * 2, jnp.ones((5, 6))]) + 1,
         lambda x, n: jnp.concatenate([jnp.full((3, 6), n), jnp.full((4, 6), 2 * n)]) * x,
         lambda x, n: jax.vjp(lambda x: jnp.tanh(x)[:5], x)[1](x[2:])[0],
-        read,
+        update_rows,
     ],
 )
 def test_vectors_cross_no_rows_of_one_operand_or_another(fn: Any) -> None:
