@@ -6,12 +6,15 @@ of XLA's.  Intermediates share one arena by liveness.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from astitch import kernel_ir as k
 from astitch.arena import Lifetime, plan_arena
+from astitch.dimensions import is_embedded
 from astitch.emit_cuda import emit_cuda
 from astitch.epilogues import find_epilogues
+from astitch.faults import FaultLog
 from astitch.hlo_export import export_nodes
 from astitch.ir import (
     ArrayType,
@@ -21,6 +24,7 @@ from astitch.ir import (
     Graph,
     Literal,
     Node,
+    ParameterAttrs,
     TupleType,
 )
 from astitch.ops import OPS, Kind
@@ -39,8 +43,10 @@ from astitch.program import (
     Step,
     View,
 )
-from astitch.stitch_scope import Scopes
+from astitch.stitch_scope import Scope, Scopes
 from astitch.storage import storage_name, storage_type, stored_value
+
+NOT_EMITTED = "an error inside astitch while its kernel was emitted"
 
 EMBEDDED_BYTES = 1024
 """A constant of at most so many bytes is part of the island that reads it, where XLA can reckon with its value."""
@@ -74,12 +80,19 @@ class _ProgramBuilder:
         *,
         islands: bool,
         epilogues: bool,
+        left: Mapping[str, str],
+        faults: FaultLog,
     ) -> None:
         self.graph, self.scopes, self.islands = graph, scopes, islands
         self.wants_epilogues = epilogues
+        self.left, self.faults = left, faults
         self.epilogues: tuple[Epilogue, ...] = ()
         self.no_epilogues: tuple[str, ...] = ()
         self.outside = {refusal.producer: refusal.reason for refusal in scopes.outside}
+        self.reasons = dict(self.outside)  # those of stitch ops without a kernel join them
+        # Of the stitch ops that join the next island: their ops, and what they compute for themselves alone.
+        self.joining: set[str] = set()
+        self.repeated: set[str] = set()
         self.plans = {plan.scope.name: plan for plan in plans}
         self.stored: dict[str, ArrayType] = {}
         self.constants: dict[str, Literal] = {}
@@ -103,7 +116,36 @@ class _ProgramBuilder:
         self.stored[source] = storage_type(self.graph, source)
         return View(source, self.stored[source])
 
-    def add_kernel(self, plan: Plan) -> None:
+    def emit(self, plan: Plan) -> CudaKernel | None:
+        """A plan's kernel; None where a fault keeps it from being emitted."""
+        return self.faults.attempt(
+            lambda: make_cuda_kernel(plan.kernel),
+            lambda: None,
+            stage="emit",
+            subject=str(plan.scope),
+            cost="its ops are left to XLA",
+        )
+
+    def leave(self, scope: Scope, reason: str) -> list[Node]:
+        """The ops of a stitch op that has no kernel, those in front that each kernel computes for itself first."""
+        wanted = set(scope.members)
+        pending = list(scope.members)
+        while pending:
+            for operand in self.graph[pending.pop()].operands:
+                if operand not in wanted and is_embedded(self.graph, operand):
+                    wanted.add(operand)
+                    pending.append(operand)
+        self.joining.update(scope.members)
+        self.repeated |= wanted - self.joining - self.outside.keys()
+        nodes = [
+            node
+            for node in self.graph
+            if node.name in wanted and OPS[node.op].kind is not Kind.PROJECTION
+        ]
+        self.reasons.update((node.name, reason) for node in nodes if node.name not in self.reasons)
+        return [node for node in nodes if not isinstance(node.attrs, ConstantAttrs)]
+
+    def add_kernel(self, plan: Plan, launched: CudaKernel) -> None:
         kernel = plan.kernel
         views = [self.stored_view(parameter.source) for parameter in kernel.arguments]
         written = {i for i, p in enumerate(kernel.arguments) if p.written}
@@ -112,7 +154,6 @@ class _ProgramBuilder:
             self.stored[scratch] = ArrayType(DType.U8, (kernel.scratch_bytes,))
             written.add(len(views))
             views.append(View(scratch, self.stored[scratch]))
-        launched = make_cuda_kernel(kernel)
         if launched.cooperative:
             word = f"{kernel.name}/barrier"
             self.stored[word] = ArrayType(DType.U32, (launched.barrier_words,))
@@ -126,12 +167,16 @@ class _ProgramBuilder:
 
     def add_others(self, nodes: Sequence[Node]) -> None:
         """Ops that follow each other and that nothing of ours computes."""
+        nodes = list({node.name: node for node in nodes}.values())  # stitch ops share some
         if self.islands and nodes:
             self.add_island(nodes)
+            self.joining.clear()
+            self.repeated.clear()
             return
         for node in nodes:
-            operands, results = self.views_of(node)
-            self.add_step(ReferenceStep(node, operands, results, self.outside[node.name]))
+            if storage_name(self.graph, node.name) == node.name or node.name in self.outside:
+                operands, results = self.views_of(node)
+                self.add_step(ReferenceStep(node, operands, results, self.reasons[node.name]))
 
     def reads_any(self, reader: Plan | Node, nodes: Sequence[Node]) -> bool:
         """Does a kernel or library call read a result of one of the nodes?"""
@@ -161,11 +206,15 @@ class _ProgramBuilder:
         for node in self.graph:
             if node.name not in members or isinstance(node.type, TupleType):
                 continue
+            if node.name in self.repeated and node.name not in self.joining:
+                continue
             users = self.graph.users[node.name]
             if node.name in outputs or any(user not in members for user in users):
                 repeated = self.repeats(node) and node.name not in outputs
-                if not isinstance(node.attrs, ConstantAttrs) and not repeated:
-                    results.setdefault(storage_name(self.graph, node.name), node.name)
+                stored = storage_name(self.graph, node.name)
+                elsewhere = stored.partition("#")[0] not in members
+                if not isinstance(node.attrs, ConstantAttrs) and not repeated and not elsewhere:
+                    results.setdefault(stored, node.name)
         if not results:
             return
         part = export_nodes(self.graph, members, tuple(results.values()))
@@ -176,7 +225,7 @@ class _ProgramBuilder:
                 part.hlo,
                 tuple(self.view(name) for name in part.operands),
                 tuple(self.view(name) for name in part.results),
-                tuple(OutsideOp(n.name, n.op, self.outside[n.name]) for n in nodes),
+                tuple(OutsideOp(n.name, n.op, self.reasons[n.name]) for n in nodes),
             )
         )
 
@@ -224,10 +273,12 @@ class _ProgramBuilder:
                 before = max((stages[o] for o in node.operands), default=0)
                 projection = OPS[node.op].kind is Kind.PROJECTION
                 stages[node.name] = before + (node.name in self.outside and not projection)
-        queue: list[tuple[int, int, Plan | Node]] = []  # (turn, order within it, what to add)
+        queue: list[tuple[int, int, Plan | Scope | Node]] = []  # (turn, order within, what to add)
         for number, scope in enumerate(self.scopes.scopes):
             if scope.name in self.plans:
                 queue.append((2 * scope.stage + 1, number, self.plans[scope.name]))
+            elif scope.name in self.left:
+                queue.append((2 * scope.stage + 1, number, scope))
         for number, node in enumerate(self.graph):
             if node.name in self.outside and OPS[node.op].kind is not Kind.PROJECTION:
                 # Ops of one turn do not depend on each other: library calls first, so that the rest is together.
@@ -239,19 +290,33 @@ class _ProgramBuilder:
             if isinstance(item, Node) and OPS[item.op].kind is not Kind.COMPUTE:
                 others.append(item)
                 continue
+            if isinstance(item, Scope):
+                others += self.leave(item, self.left[item.name])
+                continue
             # What does not wait for them goes first, so that more of them come together.
             if others and self.reads_any(item, others):
                 self.add_others(others)
                 others = []
             if isinstance(item, Node):
                 self.add_library_call(item)
+            elif launched := self.emit(item):
+                self.add_kernel(item, launched)
             else:
-                self.add_kernel(item)
+                del self.plans[item.scope.name]
+                others += self.leave(item.scope, NOT_EMITTED)
         self.add_others(others)
         if self.wants_epilogues:
             self.find_epilogues()
         outputs = tuple(self.view(o) for o in self.graph.outputs)
         return self.assemble(name, outputs)
+
+    def build_whole(self, name: str, reason: str) -> Program:
+        """The program in which nothing of ours computes anything."""
+        nodes = [n for n in self.graph if OPS[n.op].kind is not Kind.PROJECTION]
+        nodes = [n for n in nodes if not isinstance(n.attrs, ParameterAttrs | ConstantAttrs)]
+        self.reasons.update((node.name, reason) for node in nodes)
+        self.add_others(nodes)
+        return self.assemble(name, tuple(self.view(o) for o in self.graph.outputs))
 
     def find_epilogues(self) -> None:
         """Notes them, and keeps the operands of their products until the kernel, which may multiply."""
@@ -320,11 +385,31 @@ def build_program(
     *,
     islands: bool = False,
     epilogues: bool = True,
+    left: Mapping[str, str] = MappingProxyType({}),
+    faults: FaultLog | None = None,
 ) -> Program:
     """The program that computes the graph's outputs with one kernel for each plan.
 
     islands: leave what no kernel and no library computes to XLA; else to the reference interpreter.
-    epilogues: name the kernels that a product's library could compute.
+    epilogues: name the kernels that a product's library could compute.  left: the scopes that have no plan though they
+    need a kernel, by name, each with the reason; they are left as well.  faults: keeps those of the emission.
     """
-    builder = _ProgramBuilder(graph, scopes, plans, islands=islands, epilogues=epilogues)
+    builder = _ProgramBuilder(
+        graph,
+        scopes,
+        plans,
+        islands=islands,
+        epilogues=epilogues,
+        left=left,
+        faults=faults or FaultLog(),
+    )
     return builder.build(graph.name)
+
+
+def leave_program(graph: Graph, reason: str, *, islands: bool = False) -> Program:
+    """The program of a graph in which XLA, or without islands the reference interpreter, computes all."""
+    scopes = Scopes(graph, (), (), ())
+    builder = _ProgramBuilder(
+        graph, scopes, (), islands=islands, epilogues=False, left={}, faults=FaultLog()
+    )
+    return builder.build_whole(graph.name, reason)

@@ -10,16 +10,16 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from astitch import options
 from astitch.ahead import Ahead
-from astitch.build_program import build_program, make_cuda_kernel
+from astitch.build_program import build_program, leave_program, make_cuda_kernel
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
 from astitch.convolution_layouts import arrange_convolutions
@@ -32,9 +32,11 @@ from astitch.explain import (
     kernel_rows,
     library_steps,
     memory_ops,
+    show_faults,
     show_outside,
     show_table,
 )
+from astitch.faults import Fault, FaultLog, report_faults
 from astitch.gpu import PRESETS, Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
@@ -108,6 +110,7 @@ class Compilation:
     graph: simplified, expanded and reassociated.  scopes: what has a kernel each; where stitch ops were split, their
     graph has copies of some broadcasts.  seconds: time of each stage.  splits: kernels that were looked at twice.
     loops: which loops are one kernel, and why others are not.
+    left: stitch ops without a kernel, by name, each with the reason.  faults: the errors inside astitch, see faults.py.
     bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
 
@@ -120,6 +123,8 @@ class Compilation:
     splits: tuple[Split, ...] = ()
     bodies: tuple[Body, ...] = ()
     loops: tuple[str, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
 
     def explain(self) -> str:
         """Kernels, schemes, barriers and everything that was refused, for people; the bodies of loops last."""
@@ -127,7 +132,8 @@ class Compilation:
             self.scopes, self.plans, self.program, self.gpu, self.resources(), self.splits
         )
         loops = ["\n".join(["loops:", *(f"  {note}" for note in self.loops)])] if self.loops else []
-        return "\n\n".join([whole, *loops, *(body.explain() for body in self.bodies)])
+        parts = [whole, *loops, *show_faults(self.faults)]
+        return "\n\n".join([*parts, *(body.explain() for body in self.bodies)])
 
     def resources(self) -> dict[str, Resources] | None:
         """Registers and spills of each kernel by the CUDA compiler; None where no NVRTC is installed."""
@@ -205,12 +211,14 @@ def plan_scopes(
     tune: bool = False,
     spell: Spell | None = None,
     announce_kernel: AnnounceKernel = lambda plan, built: None,
+    faults: FaultLog | None = None,
 ) -> PlannedScopes:
     """A checked plan for each scope, or for the parts of one whose kernel shows a symptom (see split_scopes.py).
 
-    tune: the plans of what that leaves are measured on the GPU (see tune.py).  spell, announce_kernel: see
+    tune: the plans of what that leaves are measured on the GPU (see tune.py).  spell, announce_kernel, faults: see
     compile_graph.
     """
+    faults = faults or FaultLog()
     threads = 0 if gpu.name == "host" else count_threads()
     with Ahead(threads) as ahead:
 
@@ -227,7 +235,7 @@ def plan_scopes(
             if threads >= LEAST_THREADS:
                 ahead.start(object(), partial(observe, plan))
 
-        planner = Planner(gpu, observe, foresee)
+        planner = Planner(gpu, observe, foresee, faults)
         planned = split_scopes(
             scopes,
             gpu,
@@ -237,12 +245,42 @@ def plan_scopes(
             observe=observe,
             settle=ahead.ask(settle) if spell and not tune else None,
             ahead=ahead,
+            faults=faults,
         )
     graph = check_graph(planned.scopes.graph)
     plans: Iterable[Plan | None] = planned.plans
     if tune:
-        plans = tune_scopes(graph, planned.scopes.scopes, gpu)
-    return replace(planned, plans=tuple(check_plan(plan) for plan in plans if plan is not None))
+        kept = [scope for scope in planned.scopes.scopes if scope.name not in planned.left]
+        plans = faults.attempt(
+            lambda: tune_scopes(graph, kept, gpu),
+            lambda: planned.plans,
+            stage="tune",
+            subject=graph.name,
+            cost="its plans are not measured",
+        )
+    return _check_plans(planned, [plan for plan in plans if plan is not None], faults)
+
+
+def _check_plans(planned: PlannedScopes, plans: Iterable[Plan], faults: FaultLog) -> PlannedScopes:
+    """The scopes with those of the plans that pass check_plan; the others are left."""
+    kept: list[Plan] = []
+    left = dict(planned.left)
+
+    def keep(plan: Plan) -> None:
+        kept.append(check_plan(plan))
+
+    def leave(plan: Plan) -> None:
+        left[plan.scope.name] = "an error inside astitch: its kernel breaks a rule"
+
+    for plan in plans:
+        faults.attempt(
+            partial(keep, plan),
+            partial(leave, plan),
+            stage="check_plan",
+            subject=str(plan.scope),
+            cost="its ops are left to XLA",
+        )
+    return replace(planned, plans=tuple(kept), left=left)
 
 
 @pause_collector()
@@ -264,6 +302,7 @@ def compile_graph(
     epilogues: bool = True,
     ordered_scatters: bool = True,
     scatters_in_place: bool = False,
+    faults: FaultLog | None = None,
 ) -> Compilation:
     """Compile an imported Graph for a device.  Where JAX is installed XLA computes what nothing of ours does.
 
@@ -277,8 +316,11 @@ def compile_graph(
     epilogues: name the kernels that a product's library could compute, see epilogues.py.
     ordered_scatters: scatters add in a fixed order, see scatter_order.py.  scatters_in_place: XLA may write them over
     their operands.
+    faults: keeps the errors inside astitch, each of which costs a pass, a loop or a stitch op, at worst all stitch ops
+    of the graph (of a region: it is raised).  Without it, or with strict, they are raised as ASTITCH_FAULTS says.
     """
     seconds = {} if seconds is None else seconds
+    faults = faults or FaultLog(strict or None)
 
     def timed(name: str, stage: Callable[[], Product]) -> Product:
         start = time.perf_counter()
@@ -286,45 +328,140 @@ def compile_graph(
         seconds[name] = time.perf_counter() - start
         return product
 
-    short = timed("simplify", lambda: simplify(check_graph(graph)))
-    if loops:
-        short = timed("hoist", lambda: simplify(check_graph(hoist_planned(short, loops))))
-    long = timed("expand", lambda: expand(short, keep=region.keep(short) if region else ()))
-    if ordered_scatters:
-        assert not region, "scatters of a region write over what it carries"
-        long = timed(
-            "order_scatters",
-            lambda: _put_scatters_in_order(long, in_place=scatters_in_place),
+    def rewrite(name: str, rewrites: Callable[[Graph], Graph], before: Graph) -> Graph:
+        """The graph after a pass; as it was where a fault stops the pass."""
+        return timed(
+            name,
+            lambda: faults.attempt(
+                lambda: rewrites(before),
+                lambda: before,
+                stage=name,
+                subject=graph.name,
+                cost="the pass is left out",
+            ),
         )
-    joined = timed("reassociate", lambda: reassociate(long))
-    if not region:  # XLA adds a product to what a loop carries, which two kernels would do apart
-        joined = timed("write_out_products", lambda: check_graph(write_out_products(joined, gpu)))
-    wide = timed("widen", lambda: check_graph(widen(joined)))
-    simple = timed("arrange_products", lambda: check_graph(arrange_products(wide)))
-    simple = timed("arrange_convolutions", lambda: check_graph(arrange_convolutions(simple, gpu)))
-    if split_k:
-        simple = timed("split_products", lambda: check_graph(split_products(simple, gpu)))
-    left = region.leave(simple) if region else Left(simple, {})
-    if loops:
-        left = Left(*leave_starts(left.graph))
-    announce(left.graph)
-    found = timed("find_scopes", lambda: find_scopes(check_graph(left.graph), left.reasons))
-    scopes = timed("stitch_remotely", lambda: stitch_remotely(found, layouts_apart=layouts_apart))
+
+    def tell(stage: str, teller: Callable[[Product], object], product: Product) -> None:
+        """Has work begun that another stage would do later."""
+        faults.attempt(
+            lambda: teller(product),
+            lambda: None,
+            stage=stage,
+            subject=graph.name,
+            cost="it is not begun ahead",
+        )
+
+    def hoist(made: Graph) -> Graph:
+        return simplify(check_graph(hoist_planned(made, loops))) if loops else made
+
+    def stitch() -> Compilation:
+        assert not (region and ordered_scatters), "scatters of a region write over what it carries"
+        made = check_graph(graph)
+        for name, rewrites, when in (
+            ("simplify", simplify, True),
+            ("hoist", hoist, loops is not None),
+            ("expand", lambda g: expand(g, keep=region.keep(g) if region else ()), True),
+            (
+                "order_scatters",
+                partial(_put_scatters_in_order, in_place=scatters_in_place),
+                ordered_scatters,
+            ),
+            ("reassociate", reassociate, True),
+            # XLA adds a product to what a loop carries, which two kernels would do apart.
+            ("write_out_products", _checked(write_out_products, gpu), not region),
+            ("widen", _checked(widen), True),
+            ("arrange_products", _checked(arrange_products), True),
+            ("arrange_convolutions", _checked(arrange_convolutions, gpu), True),
+            ("split_products", _checked(split_products, gpu), split_k),
+        ):
+            if when:
+                made = rewrite(name, rewrites, made)
+        left = region.leave(made) if region else Left(made, {})
+        if loops:
+            left = Left(*leave_starts(left.graph))
+        tell("announce", announce, left.graph)
+        found = timed("find_scopes", lambda: find_scopes(check_graph(left.graph), left.reasons))
+        scopes = timed(
+            "stitch_remotely",
+            lambda: faults.attempt(
+                lambda: stitch_remotely(found, layouts_apart=layouts_apart),
+                lambda: found,
+                stage="stitch_remotely",
+                subject=graph.name,
+                cost="the pass is left out",
+            ),
+        )
+        if region:
+            scopes = region.rename(scopes)
+        tell("announce_scopes", announce_scopes, scopes)
+        planned = timed(
+            "plan",
+            lambda: plan_scopes(
+                scopes,
+                gpu,
+                tune=tune,
+                spell=spell,
+                announce_kernel=announce_kernel,
+                faults=faults,
+            ),
+        )
+        split, plans = planned.scopes, planned.plans
+        program = timed(
+            "program",
+            lambda: build_program(
+                split.graph,
+                split,
+                plans,
+                islands=has_jax(),
+                epilogues=epilogues,
+                left=planned.left,
+                faults=faults,
+            ),
+        )
+        emitted = {kernel.name for kernel in program.kernels}
+        plans = tuple(plan for plan in plans if plan.kernel.name in emitted)
+        return Compilation(
+            gpu, left.graph, split, plans, program, seconds, planned.splits, left=planned.left
+        )
+
     if region:
-        scopes = region.rename(scopes)
-    announce_scopes(scopes)
-    planned = timed(
-        "plan",
-        lambda: plan_scopes(scopes, gpu, tune=tune, spell=spell, announce_kernel=announce_kernel),
-    )
-    split, plans = planned.scopes, planned.plans
-    program = timed(
-        "program",
-        lambda: build_program(split.graph, split, plans, islands=has_jax(), epilogues=epilogues),
-    )
+        compilation = stitch()
+    else:
+        compilation = faults.attempt(
+            stitch,
+            lambda: leave_whole(graph, gpu, seconds),
+            stage="compile",
+            subject=graph.name,
+            cost="XLA computes all of it",
+        )
     if strict:
-        refuse_outside(program, find_planned(split.graph, loops) if loops else ())
-    return Compilation(gpu, left.graph, split, plans, program, seconds, planned.splits)
+        made, program = compilation.scopes.graph, compilation.program
+        refuse_outside(program, find_planned(made, loops) if loops else ())
+    return compilation if region else replace(compilation, faults=faults.found)
+
+
+def _checked(rewrites: Callable[..., Graph], *more: object) -> Callable[[Graph], Graph]:
+    """The pass, and a check of what it hands on.  more: what it takes besides the graph."""
+    return lambda graph: check_graph(rewrites(graph, *more))
+
+
+def leave_whole(graph: Graph, gpu: Gpu, seconds: dict[str, float]) -> Compilation:
+    """The compilation of a graph without a stitch op, all of which is left to XLA."""
+    reason = "an error inside astitch left the whole program to XLA"
+    program = leave_program(graph, reason, islands=has_jax())
+    return Compilation(gpu, graph, Scopes(graph, (), (), ()), (), program, seconds)
+
+
+def leave_kernels(compilation: Compilation, left: Mapping[str, str]) -> Compilation:
+    """The compilation without some of its kernels.  left: their names, each with the reason."""
+    reasons = {
+        p.scope.name: left[p.kernel.name] for p in compilation.plans if p.kernel.name in left
+    }
+    plans = tuple(plan for plan in compilation.plans if plan.kernel.name not in left)
+    all_left = {**compilation.left, **reasons}
+    scopes = compilation.scopes
+    program = build_program(scopes.graph, scopes, plans, islands=has_jax(), left=all_left)
+    return replace(compilation, plans=plans, program=program, left=all_left)
 
 
 def _put_scatters_in_order(graph: Graph, *, in_place: bool = False) -> Graph:
@@ -358,7 +495,8 @@ def compile_hlo(
 
     tune: measure the best plans of each kernel on the current GPU and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  strict: raise UnsupportedOp for ops that no stitched kernel and no library computes,
-    which are otherwise left to XLA.  spell: see compile_graph.  Raises MalformedHlo, UnsupportedOp, UnsupportedType or
+    which are otherwise left to XLA.  spell: see compile_graph.  An error inside astitch leaves a part of the program to
+    XLA with a FaultWarning; strict raises it.  Raises MalformedHlo, UnsupportedOp, UnsupportedType or
     DynamicShape for a module that cannot be read; with tune EngineUnavailable where that GPU is missing or of another
     architecture.
     """
@@ -368,7 +506,9 @@ def compile_hlo(
     seconds["import"] = time.perf_counter() - start
     device = preset(gpu) if isinstance(gpu, str) else gpu
     measured = options.tune() if tune is None else tune
-    return compile_graph(graph, device, seconds, tune=measured, strict=strict, spell=spell)
+    compilation = compile_graph(graph, device, seconds, tune=measured, strict=strict, spell=spell)
+    report_faults(graph.name, data, device.name, compilation.faults)
+    return compilation
 
 
 def show_stage(data: bytes | str, gpu: Gpu, until: str) -> str:
@@ -430,6 +570,7 @@ def report(
         "recomputed": [str(note) for note in compilation.scopes.recomputed],
         "refusals": [str(refusal) for refusal in compilation.scopes.refusals],
         "splits": [str(split) for split in compilation.splits],
+        "faults": [str(fault) for fault in compilation.faults],
         "arena_bytes": compilation.program.arena_bytes,
         "kernels": [
             asdict(row) for row in kernel_rows(compilation.plans, compilation.gpu, resources)
@@ -496,6 +637,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.explain:
         shown = compilation.scopes, compilation.plans, compilation.program
         print(explain(*shown, gpu, resources, compilation.splits))
+        for shown_faults in show_faults(compilation.faults):
+            print(f"\n{shown_faults}")
     else:
         print(show_table(kernel_rows(compilation.plans, gpu, resources)))
         print(f"\nlibrary calls: {len(library_steps(compilation.program))}")

@@ -26,7 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from astitch.errors import ArgumentMismatch, KernelCompileError, KernelFault, LaunchRefused
+from astitch.errors import (
+    ArgumentMismatch,
+    CompilerMissing,
+    KernelCompileError,
+    KernelFault,
+    LaunchRefused,
+)
 from astitch.options import cache_dir
 
 HEADERS = Path(__file__).parent / "cuda"
@@ -199,7 +205,11 @@ def compile_host(source: str, *, check: bool = False) -> HostModule:
     with _modules_lock:
         module = _modules.get((source, check))
     if module is None:
-        module = load_module(source, check, build_module(source, check))
+        try:
+            module = load_module(source, check, build_module(source, check))
+        except KernelCompileError as error:
+            error.source = source
+            raise
         with _modules_lock:
             module = _modules.setdefault((source, check), module)
     return module
@@ -391,10 +401,10 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """g++ on PATH; raises KernelCompileError if there is none."""
+    """g++ on PATH; raises CompilerMissing if there is none."""
     path = shutil.which("g++")
     if path is None:
-        raise KernelCompileError(
+        raise CompilerMissing(
             "no host C++ compiler: g++ was not found on PATH; install g++ (Debian: apt-get install "
             "g++) or run on a machine with a GPU"
         )

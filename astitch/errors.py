@@ -42,7 +42,16 @@ class IllegalProduct(AstitchError):
 
 
 class KernelCompileError(AstitchError):
-    """The CUDA or the host compiler refused emitted text, or is missing."""
+    """The CUDA or the host compiler refused emitted text.
+
+    source: the text, kernel: the name of the kernel, where they are known.
+    """
+
+    source = kernel = ""
+
+
+class CompilerMissing(KernelCompileError):
+    """There is no CUDA or host compiler that emitted text could be given to."""
 
 
 class IslandRefused(AstitchError):
@@ -54,7 +63,12 @@ class KernelFault(AstitchError):
 
 
 class LaunchRefused(AstitchError):
-    """A launch that would hang or fail: blocks that cannot be resident together, too much shared memory."""
+    """A launch that would hang or fail: blocks that cannot be resident together, too much shared memory.
+
+    kernel: the name of the kernel, where that is known.
+    """
+
+    kernel = ""
 
 
 class OutOfMemory(AstitchError):

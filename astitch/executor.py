@@ -55,6 +55,7 @@ from astitch.errors import (
     AstitchError,
     EngineUnavailable,
     IslandRefused,
+    KernelCompileError,
     LaunchRefused,
     OtherDevice,
     OutOfMemory,
@@ -72,7 +73,7 @@ from astitch.matmul import (
     canonical_dot,
     choose_product_types,
 )
-from astitch.nvrtc import Request, compile_many_cuda
+from astitch.nvrtc import CompiledKernel, Request, compile_each_cuda
 from astitch.program import (
     ACCESS_BYTES,
     ALIGNMENT_BYTES,
@@ -892,7 +893,14 @@ class GpuExecutor:
         sources = list(dict.fromkeys(kernel.source for kernel in kernels))
         arch = f"sm_{self.device.compute_capability}"
         requests = [Request(source, arch) for source in sources]
-        compiled = compile_many_cuda(requests, compile_one=compile_cached)
+        compiled: list[CompiledKernel] = []
+        for source, result in zip(
+            sources, compile_each_cuda(requests, compile_one=compile_cached), strict=True
+        ):
+            if isinstance(result, KernelCompileError):
+                result.kernel = next(kernel.name for kernel in kernels if kernel.source == source)
+                raise result
+            compiled.append(result)
         results = dict(zip(sources, compiled, strict=True))
         modules = {}
         for cubin in dict.fromkeys(result.cubin for result in compiled):
@@ -917,9 +925,10 @@ class GpuExecutor:
         static_bytes = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
         most_bytes = attributes["MaxSharedMemoryPerBlockOptin"] - static_bytes
         if kernel.shared_bytes > most_bytes:
-            raise LaunchRefused(
+            raise _refuse_launch(
+                kernel,
                 f"kernel {kernel.name}: {kernel.shared_bytes} bytes of shared memory a block, "
-                f"this device has {most_bytes}\n  compile for this device: gpu.from_device()"
+                f"this device has {most_bytes}\n  compile for this device: gpu.from_device()",
             )
         driver.funcSetAttribute(
             function, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most_bytes
@@ -931,10 +940,11 @@ class GpuExecutor:
         )
         sms = attributes["MultiProcessorCount"]
         if blocks * sms < kernel.grid:
-            raise LaunchRefused(
+            raise _refuse_launch(
+                kernel,
                 f"kernel {kernel.name} has a global barrier and {kernel.grid} blocks, but only {blocks} x {sms} = "
                 f"{blocks * sms} can be resident (the plan assumed {kernel.blocks_per_sm} a multiprocessor)\n"
-                "  compile for this device: gpu.from_device()"
+                "  compile for this device: gpu.from_device()",
             )
 
     def _prepare_kernel(self, step: KernelStep) -> Capturable:
@@ -1421,3 +1431,9 @@ def _name_of(step: Step) -> str:
             return name
         case LibraryStep(node=node) | ReferenceStep(node=node):
             return node.name
+
+
+def _refuse_launch(kernel: CudaKernel, text: str) -> LaunchRefused:
+    error = LaunchRefused(text)
+    error.kernel = kernel.name
+    return error

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from astitch.convolution import describe_convolution
 from astitch.dimensions import is_embedded
+from astitch.faults import Fault
 from astitch.gpu import Gpu
 from astitch.ir import ConvolutionAttrs, Graph
 from astitch.kernel_cache import compile_cached
@@ -166,6 +167,16 @@ def show_epilogues(program: Program) -> list[str]:
         return []
     lines = [f"epilogues, where cuBLASLt is there and faster: {len(program.epilogues)}"]
     return [*lines, *(f"  {note}" for note in (*program.epilogues, *program.no_epilogues))]
+
+
+def show_faults(faults: Sequence[Fault]) -> list[str]:
+    """How many errors inside astitch there were, and what each cost; nothing where there were none."""
+    if not faults:
+        return []
+    lines = [
+        f"errors inside astitch: {len(faults)}; they cost speed and no result, please report them"
+    ]
+    return ["\n".join([*lines, *(f"  {fault}" for fault in faults)])]
 
 
 def explain(

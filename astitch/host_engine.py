@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from astitch.emulate import HostModule, compile_many
-from astitch.errors import ArgumentMismatch, AstitchError, UnsupportedType
+from astitch.errors import ArgumentMismatch, AstitchError, KernelCompileError, UnsupportedType
 from astitch.ir import ArrayType, DType
 from astitch.program import (
     ACCESS_BYTES,
@@ -45,9 +45,12 @@ class HostEngine:
         self.program = program
         self.check = check
         sources = list(dict.fromkeys(kernel.source for kernel in program.kernels))
-        self._modules: dict[str, HostModule] = dict(
-            zip(sources, compile_many(sources, check), strict=True)
-        )
+        try:
+            compiled = compile_many(sources, check)
+        except KernelCompileError as error:
+            error.kernel = next((k.name for k in program.kernels if k.source == error.source), "")
+            raise
+        self._modules: dict[str, HostModule] = dict(zip(sources, compiled, strict=True))
         self._islands = {
             step.name: compile_island(step.hlo, host_device(), f"{program.name}, {step.name}")
             for step in program.steps

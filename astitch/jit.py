@@ -13,23 +13,26 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from astitch import options
 from astitch.errors import (
     ArgumentMismatch,
-    AstitchError,
     DynamicShape,
     EngineUnavailable,
     IllegalProduct,
     InvalidOption,
+    KernelCompileError,
+    KernelFault,
+    LaunchRefused,
     OtherDevice,
     UnknownOption,
     UnsupportedOp,
     UnsupportedType,
 )
+from astitch.faults import FaultLog, is_fault, leave_to_xla, report_faults, show_error
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.compile import Compilation
@@ -246,7 +249,16 @@ class JitFunction:
         try:
             return compiled.run_flat(leaves, all_arrays=all_arrays)
         except OtherDevice as error:
-            _leave_to_xla(_name_of(self), str(error).splitlines()[0], self._strict)
+            leave_to_xla(_name_of(self), str(error).splitlines()[0], self._strict)
+            return self._jax_jit(*args, **kwargs)
+        except (IllegalProduct, KernelFault, LaunchRefused) as error:
+            # Nothing that was computed is handed on, and the arguments are as they were.
+            if self._strict:
+                raise
+            lowered = self._lower_traced(self._jax_jit.trace(*args, **kwargs))
+            _leave_whole(_name_of(self), lowered.hlo, lowered.gpu.name, error)
+            self._latest = None
+            self._compiled[key or (decided, tuple(avals))] = None
             return self._jax_jit(*args, **kwargs)
         except TypeError:
             if not all_arrays:  # a leaf that has a type and no value
@@ -258,7 +270,9 @@ class JitFunction:
 
         A frame of Python's in front costs 3 us, beside jax.jit's 35 for one array.
         """
-        call = _call_directly(self._stitched_jit, self._jax_jit, self._is_untraced)
+        call = _call_directly(
+            self._stitched_jit, self._jax_jit, self._is_untraced, strict=self._strict
+        )
         return type(JitFunction.__name__, (JitFunction,), {"__call__": staticmethod(call)})
 
     def __copy__(self) -> JitFunction:
@@ -303,14 +317,16 @@ class JitFunction:
         """For an engine of ours; None, with a warning, for what only XLA computes."""
         traced = self._jax_jit.trace(*args, **kwargs)
         if reason := _find_obstacle(traced.jaxpr):
-            _leave_to_xla(_name_of(self), reason, self._strict)
+            leave_to_xla(_name_of(self), reason, self._strict)
             return None
+        lowered = self._lower_traced(traced)
         try:
-            return self._lower_traced(traced).compile()
-        except (UnsupportedOp, UnsupportedType, DynamicShape) as error:
-            if self._strict:
+            return lowered.compile()
+        except Exception as error:
+            left = (UnsupportedOp, UnsupportedType, DynamicShape)
+            if self._strict or not (isinstance(error, left) or is_fault(error)):
                 raise
-            _leave_to_xla(_name_of(self), str(error).splitlines()[0])
+            _leave_whole(_name_of(self), lowered.hlo, lowered.gpu.name, error)
             return None
 
     def _lower_traced(self, traced: Any) -> Lowered:
@@ -369,9 +385,12 @@ class _Stage:
 
 
 def _call_directly(
-    stitched: Any, jitted: Any, is_untraced: Callable[[], bool]
+    stitched: Any, jitted: Any, is_untraced: Callable[[], bool], *, strict: bool = False
 ) -> Callable[..., Any]:
     """Calls `stitched`, in JAX's transformations `jitted`: two functions of jax.jit's.
+
+    What XLA refuses to compile or to start with our kernels it runs without them, with a warning; strict raises XLA's
+    error.
 
     A function of jax.jit's is made of parts, one of which it asks when it has no executable for a call, as in any
     trace.  One more is made of stitched's parts, that asks here.  Where JAX has no such parts each call comes here.
@@ -379,12 +398,24 @@ def _call_directly(
 
     def with_notes(call: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
         def choose(*args: Any, **kwargs: Any) -> Any:
+            if not is_untraced():
+                return call(jitted)(*args, **kwargs)
             try:
-                return call(stitched if is_untraced() else jitted)(*args, **kwargs)
+                return call(stitched)(*args, **kwargs)
             except RuntimeError as error:
                 if "RESOURCE_EXHAUSTED" in str(error):
                     error.add_note(NO_ROOM)
-                raise
+                    raise
+                if strict or options.raise_faults() or not isinstance(error, _error_of_xla()):
+                    raise
+                refusal = error
+            try:  # the function of jax.jit's that answers here is the one that later calls go to
+                result = call(jitted)(*args, **kwargs)
+            except Exception:  # the program is at fault, or its donated arguments are gone
+                raise refusal from None
+            said = show_error(refusal)
+            leave_to_xla(_name_of(stitched), f"with astitch's kernels XLA fails: {said}")
+            return result
 
         return choose
 
@@ -398,6 +429,14 @@ def _call_directly(
         return with_notes(lambda f: f)
     direct: Callable[..., Any] = one_more
     return direct
+
+
+@functools.cache
+def _error_of_xla() -> type[Exception]:
+    import jax
+
+    found: type[Exception] = jax.errors.JaxRuntimeError
+    return found
 
 
 def _stitch(
@@ -434,7 +473,7 @@ def _stitch(
         marks = [*donations.mark(len(args)), *(name in donations.names for name in kwargs)]
         name = _name_of(fn)
         if reason := _find_in_arguments(leaf.aval for leaf in leaves):
-            _leave_to_xla(name, reason, strict)
+            leave_to_xla(name, reason, strict)
             return fn(*args, **kwargs)
         donated = [
             mark
@@ -459,14 +498,14 @@ def _stitch(
         named = dict(zip(kwargs, types[len(args) :], strict=True))
         traced = jax.jit(anew, keep_unused=True, **statics).trace(*types[: len(args)], **named)
         if reason := _find_effects(traced.jaxpr):
-            _leave_to_xla(name, reason, strict)
+            leave_to_xla(name, reason, strict)
             return fn(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=("cuda",))
         gpu = target_gpu()
         try:
             call = Stitched(lowered, traced.jaxpr, donated, gpu, tune, strict)
-        except AstitchError as error:
-            _leave_to_xla(name, str(error).splitlines()[0], strict)
+        except Exception as error:
+            _leave_whole(name, _hlo_of(lowered), gpu.name, error, strict, inside_xla=True)
             return fn(*args, **kwargs)
         return jax.tree_util.tree_unflatten(lowered.out_tree, call_stitched(call, leaves))
 
@@ -507,23 +546,38 @@ def _find_effects(jaxpr: Any, besides: str = "") -> str:
     return f"it has effects ({', '.join(effects)})" if effects else ""
 
 
+def _leave_whole(
+    name: str,
+    hlo: bytes,
+    gpu: str,
+    error: Exception,
+    strict: bool = False,
+    *,
+    inside_xla: bool = False,
+) -> None:
+    """Says that XLA computes all of a function for what stopped its compilation.
+
+    gpu: the name of the Gpu.  Raises UnsupportedOp where strict forbids it, a fault where strict or ASTITCH_FAULTS asks
+    for it.
+    """
+    if not is_fault(error):
+        leave_to_xla(name, str(error).splitlines()[0], strict)
+        return
+    faults = FaultLog(strict or None)
+    faults.note(error, stage="compile", subject=name, cost="XLA computes all of it")
+    report_faults(name, hlo, gpu, faults.found, inside_xla=inside_xla)
+
+
+def _hlo_of(jax_lowered: Any) -> bytes:
+    """The serialized HloModuleProto of a function that JAX lowered."""
+    return bytes(jax_lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+
+
 def _no_program(name: str, what: str) -> UnsupportedOp:
     return UnsupportedOp(
         f"astitch.jit of {name}: XLA computes all of it, there is no program to show\n"
         f"  call it, or take out {what}"
     )
-
-
-def _leave_to_xla(name: str, reason: str, strict: bool = False) -> None:
-    """Warns that a function is not stitched; raises UnsupportedOp where strict forbids it."""
-    text = (
-        f"astitch: XLA computes all of {name}: {reason}\n"
-        "  take callbacks, prints and what astitch cannot read out of the function, and pass it arrays of one device, "
-        "to have it stitched"
-    )
-    if strict:
-        raise UnsupportedOp(text)
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _name_of(fn: Any) -> str:
@@ -639,8 +693,7 @@ class Lowered(_Stage):
     @cached_property
     def hlo(self) -> bytes:
         """The serialized HloModuleProto."""
-        module = self.jax_lowered.compiler_ir("hlo")
-        return bytes(module.as_serialized_hlo_module_proto())
+        return _hlo_of(self.jax_lowered)
 
     @cached_property
     def graph(self) -> Graph:
@@ -664,20 +717,52 @@ class Lowered(_Stage):
     def compile(self) -> Compiled:
         """Compile for the engine.  Raises AstitchError for what astitch cannot compile."""
         from astitch.compile import compile_hlo, spell_kernel
-        from astitch.executor import current_gpu
-        from astitch.gpu import from_device
         from astitch.trace import trace_compilation
 
-        # Planned for the device on which it will run.
-        device = current_gpu() if self.engine == "executor" else None
-        gpu = "host" if device is None else from_device(device)
         # In the emulation there is nothing to measure.
         tune = self.tune if self.engine == "executor" else False
         compilation = compile_hlo(
-            self.hlo, gpu=gpu, tune=tune, strict=self.strict, spell=spell_kernel
+            self.hlo, gpu=self.gpu, tune=tune, strict=self.strict, spell=spell_kernel
         )
+        compilation, engine = self._start(compilation)
         trace_compilation(self.hlo, compilation)
-        return Compiled(compilation, self.jax_lowered, self.out_info, device)
+        return Compiled(compilation, self.jax_lowered, self.out_info, engine)
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        """The device that it is planned for, on which it will run."""
+        from astitch.gpu import from_device, preset
+
+        return preset("host") if self._device is None else from_device(self._device)
+
+    @cached_property
+    def _device(self) -> int | None:
+        """The number of the CUDA device; None for the emulation."""
+        from astitch.executor import current_gpu
+
+        return current_gpu() if self.engine == "executor" else None
+
+    def _start(self, compilation: Compilation) -> tuple[Compilation, Engine]:
+        """The engine of a compilation, and what is left of the latter: kernels that their compiler or the device
+        refuses are left to XLA, with a warning."""
+        from astitch.compile import leave_kernels
+
+        faults = FaultLog(self.strict or None)
+        left: dict[str, str] = {}
+        while True:
+            try:
+                engine = make_engine(compilation.program, self._device)
+                break
+            except (KernelCompileError, LaunchRefused) as error:
+                cost = "its ops are left to XLA"
+                subject = f"kernel {error.kernel}"
+                fault = faults.note(error, stage="start", subject=subject, cost=cost)
+                if not error.kernel or error.kernel in left:
+                    raise
+                left[error.kernel] = f"an error inside astitch: {fault.error}"
+                compilation = leave_kernels(compilation, left)
+        report_faults(compilation.program.name, self.hlo, self.gpu.name, faults.found)
+        return replace(compilation, faults=(*compilation.faults, *faults.found)), engine
 
 
 class Compiled:
@@ -687,7 +772,7 @@ class Compiled:
     """
 
     def __init__(
-        self, compilation: Compilation, jax_lowered: Any, out_info: Any, device: int | None
+        self, compilation: Compilation, jax_lowered: Any, out_info: Any, engine: Engine
     ) -> None:
         import jax
 
@@ -709,7 +794,7 @@ class Compiled:
                 f"program {self.program.name} has {len(self.program.parameters)} parameters for "
                 f"{len(self._in_avals)} arrays"
             )
-        self._engine: Engine = make_engine(self.program, device)
+        self._engine = engine
 
     @property
     def program(self) -> Program:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from astitch.faults import FaultLog
 from astitch.gpu import Gpu
 from astitch.ir import (
     BroadcastAttrs,
@@ -300,10 +301,14 @@ class _Refused(Exception):
 
 
 class LoopPlanner:
-    """Plans whiles for one device, each that computes the same once: for as long as one program is compiled."""
+    """Plans whiles for one device, each that computes the same once: for as long as one program is compiled.
 
-    def __init__(self, gpu: Gpu) -> None:
+    faults: keeps the errors that leave a loop to XLA.
+    """
+
+    def __init__(self, gpu: Gpu, faults: FaultLog | None = None) -> None:
         self.gpu = gpu
+        self.faults = faults or FaultLog()
         self._plans: dict[LoopKey, LoopPlan | LoopRefusal] = {}
         self._cuts: dict[tuple[object, ...], tuple[Cut, ...]] = {}
 
@@ -312,7 +317,13 @@ class LoopPlanner:
         key = loop_key(graph, node)
         found = self._plans.get(key)
         if found is None:
-            found = self._plans[key] = self._plan(graph, node, key.used)
+            found = self._plans[key] = self.faults.attempt(
+                lambda: self._plan(graph, node, key.used),
+                lambda: LoopRefusal(node.name, "an error inside astitch while it was planned"),
+                stage="plan a loop",
+                subject=f"%{node.name}",
+                cost="XLA runs the loop",
+            )
         if isinstance(found, LoopRefusal):
             return replace(found, name=node.name)
         # Its shares go by the names in the regions that were planned.

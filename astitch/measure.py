@@ -19,7 +19,7 @@ from astitch.errors import AstitchError, EngineUnavailable, KernelCompileError
 from astitch.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.kernel_cache import compile_cached
 from astitch.launch_time import time_launch
-from astitch.nvrtc import CompiledKernel, Request, Resources, compile_many_cuda
+from astitch.nvrtc import CompiledKernel, Request, Resources, compile_each_cuda
 from astitch.plan import Plan
 from astitch.program import CudaKernel
 from astitch.storage import storage_type
@@ -195,18 +195,8 @@ class _Launcher:
 
 def compile_plans(plans: Sequence[Plan], arch: str) -> list[CompiledKernel | KernelCompileError]:
     """Each plan's kernel compiled, side by side; the error of one does not stop the others."""
-    faults: dict[Request, KernelCompileError] = {}
-
-    def compile_one(request: Request) -> CompiledKernel:
-        try:
-            return compile_cached(request)
-        except KernelCompileError as error:
-            faults[request] = error
-            return CompiledKernel(b"", b"", {}, "", (0, 0))
-
     requests = [Request(make_cuda_kernel(plan.kernel).source, arch) for plan in plans]
-    compiled = compile_many_cuda(requests, compile_one=compile_one)
-    return [faults.get(r, c) for r, c in zip(requests, compiled, strict=True)]
+    return compile_each_cuda(requests, compile_one=compile_cached)
 
 
 def measure_plans(

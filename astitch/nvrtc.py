@@ -19,9 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from astitch.cuda_driver import driver_version
-from astitch.errors import KernelCompileError
+from astitch.errors import CompilerMissing, KernelCompileError
+
+Compiled = TypeVar("Compiled")
 
 FLAGS: tuple[str, ...] = (
     "-std=c++17",
@@ -194,23 +197,21 @@ def choose_nvrtc(arch: str) -> Choice:
     The newest that knows the architecture, of LEAST_VERSION or later; where a driver is installed,
     one that is not newer than the driver comes first, then one of the driver's major version (its
     cubins still load).
-    Raises KernelCompileError.
+    Raises CompilerMissing.
     """
     return _choose(arch, find_nvrtcs(), driver_version())
 
 
 def _choose(arch: str, libraries: Sequence[Nvrtc], driver: tuple[int, int] | None) -> Choice:
     if not re.fullmatch(r"sm_\d+[af]?", arch):
-        raise KernelCompileError(f"{arch!r} is not an architecture\n  write it as sm_90 or sm_90a")
+        raise CompilerMissing(f"{arch!r} is not an architecture\n  write it as sm_90 or sm_90a")
     if not libraries:
-        raise KernelCompileError(
-            f"compiling for {arch} needs NVRTC, which was not found\n  {INSTALL}"
-        )
+        raise CompilerMissing(f"compiling for {arch} needs NVRTC, which was not found\n  {INSTALL}")
     knowing = [n for n in libraries if n.knows(arch) and n.version >= LEAST_VERSION]
     if not knowing and any(nvrtc.knows(arch) for nvrtc in libraries):
         found = ", ".join(f"{show_version(n.version)} ({n.path})" for n in libraries)
         least = show_version(LEAST_VERSION)
-        raise KernelCompileError(
+        raise CompilerMissing(
             f"compiling for {arch} needs NVRTC {least} or newer; found {found}\n  {INSTALL}"
         )
     if not knowing:
@@ -218,7 +219,7 @@ def _choose(arch: str, libraries: Sequence[Nvrtc], driver: tuple[int, int] | Non
             f"  NVRTC {show_version(n.version)} knows {' '.join(f'sm_{a}' for a in n.architectures)} ({n.path})"
             for n in libraries
         )
-        raise KernelCompileError(f"no installed NVRTC knows {arch}\n{listed}\n  {INSTALL}")
+        raise CompilerMissing(f"no installed NVRTC knows {arch}\n{listed}\n  {INSTALL}")
     newest = knowing[0]
     if driver is None:
         return Choice(newest, f"newest that knows {arch}; no driver to agree with")
@@ -318,10 +319,34 @@ def compile_many_cuda(
     compile_one: kernel_cache.compile_cached puts the cache in front.  Every request is tried before
     the first KernelCompileError is raised.
     """
-    requests = tuple(requests)
+    return tuple(_compile_side_by_side(tuple(requests), compile_one, threads))
+
+
+def _compile_side_by_side(
+    requests: Sequence[Request], compile_one: Callable[[Request], Compiled], threads: int | None
+) -> list[Compiled]:
     with ThreadPoolExecutor(threads or count_threads()) as pool:
         futures = [pool.submit(compile_one, request) for request in requests]
-    return tuple(future.result() for future in futures)
+    return [future.result() for future in futures]
+
+
+def compile_each_cuda(
+    requests: Iterable[Request],
+    *,
+    compile_one: Callable[[Request], CompiledKernel] = compile_request,
+) -> list[CompiledKernel | KernelCompileError]:
+    """What compile_many_cuda gives, with the error in place of each kernel that the compiler refuses.  Raises
+    CompilerMissing."""
+
+    def compile_or_refuse(request: Request) -> CompiledKernel | KernelCompileError:
+        try:
+            return compile_one(request)
+        except CompilerMissing:
+            raise
+        except KernelCompileError as error:
+            return error
+
+    return _compile_side_by_side(tuple(requests), compile_or_refuse, None)
 
 
 def _error(nvrtc: Nvrtc, status: int) -> str:

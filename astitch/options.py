@@ -18,6 +18,7 @@ NAMES = {
     "ASTITCH_DETERMINISTIC": "0: inside XLA scatters whose updates meet add them in any order, which is faster",
     "ASTITCH_DUMP": "folder for module, graph, explanation, CUDA and repro.py of each compilation by astitch.jit",
     "ASTITCH_ENGINE": "gpu, xla, executor or host: the engine, instead of the GPU's where there is one",
+    "ASTITCH_FAULTS": "raise: an error inside astitch is raised; without it XLA computes what the error keeps from us",
     "ASTITCH_GRAPHS": "0: programs outside of XLA run step by step, not as CUDA graphs",
     "ASTITCH_STITCH_LOOPS": "0: all loops are left to XLA; 1: bodies of those that are not one kernel get kernels too",
     "ASTITCH_TUNE": "1: measure the best plans of each kernel on the GPU and keep the fastest, as tune=True does",
@@ -64,6 +65,15 @@ def engine() -> str | None:
     if given and given not in ENGINES:
         raise _invalid("ASTITCH_ENGINE", given)
     return given or None
+
+
+def raise_faults() -> bool:
+    """Whether an error inside astitch is raised in place of leaving a part of the program to XLA.  Raises
+    InvalidOption."""
+    given = _read("ASTITCH_FAULTS")
+    if given not in ("", "raise"):
+        raise _invalid("ASTITCH_FAULTS", given)
+    return given == "raise"
 
 
 def graphs() -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from astitch import kernel_ir as k
 from astitch.dominant import Groups, choose_dominants
 from astitch.errors import IllegalProduct
+from astitch.faults import FaultLog
 from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
@@ -353,12 +354,18 @@ class Planner:
     """Plans the scopes of a program for one GPU, each once; what was decided for a structure is not searched again.
 
     observe: what the CUDA compiler says of a plan, or None.  foresee: see plan_scope.
+    faults: keeps the errors for which a scope is planned by the rules alone.
     """
 
     def __init__(
-        self, gpu: Gpu, observe: Observe | None = None, foresee: Foresee = lambda plan: None
+        self,
+        gpu: Gpu,
+        observe: Observe | None = None,
+        foresee: Foresee = lambda plan: None,
+        faults: FaultLog | None = None,
     ) -> None:
         self.gpu, self.observe, self.foresee = gpu, observe, foresee
+        self.faults = faults or FaultLog()
         self._drafts: dict[tuple[Structure, Scope], Plan | None] = {}
         self._decided: dict[Structure, tuple[Schedule, Search]] = {}
 
@@ -382,8 +389,14 @@ class Planner:
         default = self.draft(graph, scope)
         if default is None:
             return None
-        plan = plan_scope(
-            graph, scope, self.gpu, observe=self.observe, foresee=self.foresee, default=default
+        plan = self.faults.attempt(
+            lambda: plan_scope(
+                graph, scope, self.gpu, observe=self.observe, foresee=self.foresee, default=default
+            ),
+            lambda: default,
+            stage="plan",
+            subject=str(scope),
+            cost="no other plan than that by the rules is tried",
         )
         if plan is not None:
             self._decided[structure] = plan.schedule, plan.search

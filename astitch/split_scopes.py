@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from astitch import kernel_ir as k
 from astitch.ahead import Ahead
 from astitch.errors import IllegalProduct
+from astitch.faults import FaultLog
 from astitch.fusion_explorer import (
     MAX_STATEMENTS,
     choose_partition,
@@ -129,11 +130,13 @@ class Split:
 
 @dataclass(frozen=True)
 class PlannedScopes:
-    """plans: one for each scope that needs a kernel.  splits: what was looked at, in order."""
+    """plans: one for each scope that needs a kernel.  splits: what was looked at, in order.
+    left: scopes that need a kernel and have no plan, by name, each with the reason."""
 
     scopes: Scopes
     plans: tuple[Plan, ...]
     splits: tuple[Split, ...]
+    left: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         decisions = [str(split) for split in self.splits] or ["no kernel shows a symptom"]
@@ -218,10 +221,12 @@ class _Splitter:
         observe: Observe,
         settle: Settle | None,
         ahead: Ahead,
+        faults: FaultLog,
     ) -> None:
         self.scopes, self.gpu = scopes, gpu
         self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
-        self.settle, self.ahead = settle, ahead
+        self.settle, self.ahead, self.faults = settle, ahead, faults
+        self.left: dict[str, str] = {}
         self.settled: set[Structure] = set()
         self.plans: list[Plan] = []
         self.splits: list[Split] = []
@@ -309,7 +314,21 @@ class _Splitter:
         return _sum_times(parts, self.make_plan, self.judge, self.planned_us)
 
     def add(self, scope: Scope, rounds: int) -> None:
-        """The plan of a scope, or those of its parts; a part may be split `rounds` more times."""
+        """The plan of a scope, or those of its parts; a part may be split `rounds` more times.  Where a fault stops it
+        the scope has no plan and is among those left."""
+        self.faults.attempt(
+            lambda: self.add_plans(scope, rounds),
+            lambda: self.leave(scope),
+            stage="plan",
+            subject=str(scope),
+            cost="its ops are left to XLA",
+        )
+
+    def leave(self, scope: Scope) -> None:
+        self.left[scope.name] = "an error inside astitch while its kernel was planned"
+
+    def add_plans(self, scope: Scope, rounds: int) -> None:
+        """What `add` does where no fault stops it."""
         if rounds and self.split_unplanned(scope, rounds):
             return
         try:
@@ -322,12 +341,24 @@ class _Splitter:
         if plan is None:
             return
         if rounds:
-            projection = self.judge(plan)
-            found = why_split(plan, self.gpu, projection)
-            if found and self.split(scope, found, projection.time_us, rounds, plan):
+            whole = plan
+            split = self.faults.attempt(
+                lambda: self.split_plan(whole, rounds),
+                lambda: False,
+                stage="split",
+                subject=str(scope),
+                cost="it stays one kernel",
+            )
+            if split:
                 return
         self.plans.append(plan)
         self.begin_to_settle(plan)
+
+    def split_plan(self, plan: Plan, rounds: int) -> bool:
+        """Replaces a scope that has a plan by its parts, if the plan shows a symptom and the parts are faster."""
+        projection = self.judge(plan)
+        found = why_split(plan, self.gpu, projection)
+        return found is not None and self.split(plan.scope, found, projection.time_us, rounds, plan)
 
     def begin_to_settle(self, plan: Plan) -> None:
         """Has the kernel of a plan compiled meanwhile, once for its structure."""
@@ -476,17 +507,29 @@ def split_scopes(
     observe: Observe = lambda _: None,
     settle: Settle | None = None,
     ahead: Ahead | None = None,
+    faults: FaultLog | None = None,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
     draft: a quicker planner, to rank splits with.  settle: has the kernels of plans that will stay compiled meanwhile,
     one of each structure.  ahead: plans scopes before their turn, with the same result.
-    Raises IllegalProduct for a scope that no kernel and no split of it can compute.
+    faults: keeps the errors that leave a scope without a plan; where it raises them, IllegalProduct for a scope that no
+    kernel and no split of it can compute.
     """
     splitter = _Splitter(
-        scopes, gpu, plan, draft or plan, project, observe, settle, ahead or Ahead(0)
+        scopes,
+        gpu,
+        plan,
+        draft or plan,
+        project,
+        observe,
+        settle,
+        ahead or Ahead(0),
+        faults or FaultLog(),
     )
     splitter.look_ahead(scopes.graph, scopes.scopes, ROUNDS)
     for scope in scopes.scopes:
         splitter.add(scope, ROUNDS)
-    return PlannedScopes(splitter.scopes, tuple(splitter.plans), tuple(splitter.splits))
+    return PlannedScopes(
+        splitter.scopes, tuple(splitter.plans), tuple(splitter.splits), splitter.left
+    )

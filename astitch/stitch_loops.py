@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-import functools
+from functools import lru_cache, partial
 
 from astitch.compile import Compilation
 from astitch.emit_loop import LoopKernel, emit_loop
@@ -17,7 +17,7 @@ from astitch.loop_plan import LoopPlan, LoopPlanner
 from astitch.program import IslandStep
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def read_island(hlo: bytes) -> Graph:
     """The graph of an island, which is looked at several times: for its loops, in notes, to be written down."""
     return import_hlo(hlo)
@@ -43,7 +43,17 @@ def find_loops(
                 continue
             plan = planner.plan(graph, node)
             if isinstance(plan, LoopPlan):
-                found[key] = emit_loop(plan, name_loop(len(found)))
+                kernel = planner.faults.attempt(
+                    partial(emit_loop, plan, name_loop(len(found))),
+                    lambda: None,
+                    stage="emit a loop",
+                    subject=f"%{node.name}",
+                    cost="XLA runs the loop",
+                )
+                if kernel is None:
+                    notes.append(f"%{node.name}: an error inside astitch while it was emitted")
+                    continue
+                found[key] = kernel
                 notes.append(f"{found[key].kernel.name} = {plan}")
             else:
                 notes.append(str(plan))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from astitch.compile import Body, Compilation, RegionRules, compile_graph
 from astitch.dimensions import array_of
-from astitch.errors import AstitchError
+from astitch.faults import FaultLog, is_fault
 from astitch.hlo_import import import_hlo
 from astitch.ir import ArrayType, Graph, Node
 from astitch.ops import OPS, Kind
@@ -37,8 +37,16 @@ def stitched_regions(node: Node) -> Sequence[Graph]:
     return ()
 
 
-def stitch_bodies(compilation: Compilation, path: str = "", *, tune: bool = False) -> Compilation:
-    """The compilation with its bodies.  path: begins the names of their kernels.  tune: see compile_hlo."""
+def stitch_bodies(
+    compilation: Compilation,
+    path: str = "",
+    *,
+    tune: bool = False,
+    faults: FaultLog | None = None,
+) -> Compilation:
+    """The compilation with its bodies.  path: begins the names of their kernels.  tune: see compile_hlo.
+    faults: keeps the errors that leave a region to XLA."""
+    faults = faults or FaultLog()
     bodies: dict[Graph, Body] = {}
     notes: list[str] = []
     for step in compilation.program.steps:
@@ -58,11 +66,15 @@ def stitch_bodies(compilation: Compilation, path: str = "", *, tune: bool = Fals
                         tune=tune,
                         region=rules,
                         ordered_scatters=False,
+                        faults=faults,
                     )
-                except AstitchError as error:
+                except Exception as error:
                     notes.append(f"%{node.name}: a region is left to XLA: {error}")
+                    if is_fault(error):
+                        where = f"a region of %{node.name}"
+                        faults.note(error, stage="compile", subject=where, cost="XLA computes it")
                     continue
-                inner = stitch_bodies(inner, name, tune=tune)
+                inner = stitch_bodies(inner, name, tune=tune, faults=faults)
                 bodies[region] = Body(node.name, node.op, region, inner)
     program = replace(compilation.program, notes=(*compilation.program.notes, *notes))
     return replace(compilation, program=program, bodies=tuple(bodies.values()))

@@ -5,25 +5,13 @@ Takes a finished Compilation and the module it came from, hands on nothing; what
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 from astitch import options
 from astitch.compile import Compilation
-from astitch.gpu import PRESETS
+from astitch.faults import file_name, write_repro
 from astitch.program import IslandStep, KernelStep, LibraryStep, ReferenceStep
-
-REPRO = """\
-\"\"\"Compiles the module beside this file again, and prints what became of it.\"\"\"
-
-from pathlib import Path
-
-import astitch
-{device}
-module = Path(__file__).with_name("module.hlo.pb").read_bytes()
-print(astitch.compile_hlo(module, gpu={gpu}).explain())
-"""
 
 
 def trace_compilation(hlo: bytes, compilation: Compilation) -> None:
@@ -74,23 +62,15 @@ def dump(hlo: bytes, compilation: Compilation, folder: Path) -> Path:
     Folders are numbered in the order of the compilations, also those of other processes.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    own = _make_numbered(folder, _file_name(compilation.program.name))
-    (own / "module.hlo.pb").write_bytes(hlo)
+    own = _make_numbered(folder, file_name(compilation.program.name))
+    write_repro(own, hlo, compilation.gpu.name)
     (own / "graph.txt").write_text(f"{compilation.graph}\n", "utf-8")
     (own / "explain.txt").write_text(
         f"{describe(compilation, 1)}\n\n{compilation.explain()}\n", "utf-8"
     )
-    (own / "repro.py").write_text(REPRO.format(**_device_of(compilation.gpu.name)), "utf-8")
     for number, kernel in enumerate(compilation.program.kernels):
-        (own / f"{number:02}_{_file_name(kernel.name)}.cu").write_text(kernel.source, "utf-8")
+        (own / f"{number:02}_{file_name(kernel.name)}.cu").write_text(kernel.source, "utf-8")
     return own
-
-
-def _device_of(name: str) -> dict[str, str]:
-    """How repro.py names the device: a preset, else the device that it runs on."""
-    if name in PRESETS:
-        return {"device": "", "gpu": repr(name)}
-    return {"device": "from astitch.gpu import from_device\n", "gpu": "from_device()"}
 
 
 def _make_numbered(folder: Path, name: str) -> Path:
@@ -103,8 +83,3 @@ def _make_numbered(folder: Path, name: str) -> Path:
             number += 1
         else:
             return own
-
-
-def _file_name(name: str) -> str:
-    """A name from an HLO module as part of a file name: no separators, bounded."""
-    return re.sub(r"[^\w.-]", "_", name)[:60]

@@ -28,7 +28,13 @@ from astitch.cuda_driver import driver_version
 from astitch.driver_ahead import Unit, assemble_ahead
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.epilogues import find_epilogues, fits_into_xla_product
-from astitch.errors import IllegalProduct, UnsupportedOp
+from astitch.errors import (
+    EngineUnavailable,
+    IllegalProduct,
+    KernelCompileError,
+    UnsupportedOp,
+)
+from astitch.faults import FaultLog, is_fault, leave_to_xla, report_faults, show_error
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
 from astitch.hlo_import import import_hlo
@@ -55,7 +61,7 @@ from astitch.nvrtc import (
     CompiledKernel,
     Request,
     choose_nvrtc,
-    compile_many_cuda,
+    compile_each_cuda,
     count_threads,
     show_version,
 )
@@ -254,13 +260,15 @@ def prepare_kernels(
     in_place: Mapping[str, Sequence[InPlace]] = MappingProxyType({}),
     left: Mapping[str, str] = MappingProxyType({}),
     code: Code = Code.PTX,
+    faults: FaultLog | None = None,
 ) -> Kernels:
     """Each kernel of a program compiled for a device, or why not.
 
-    in_place: see find_in_place.  left: what is XLA's anyway, with the reasons.  Raises KernelCompileError.
+    in_place: see find_in_place.  left: what is XLA's anyway, with the reasons.  faults: keeps the errors that leave a
+    kernel's ops to XLA.  Raises CompilerMissing.
     """
     prepared: dict[str, XlaKernel | KernelRefusal] = {}
-    texts: dict[CudaKernel, str] = {}
+    wanted: list[CudaKernel] = []
     steps = [step for step in program.steps if isinstance(step, KernelStep)]
     for step in steps:
         name, count = step.kernel.name, len(step.arguments) + step.kernel.cooperative
@@ -269,13 +277,43 @@ def prepare_kernels(
         elif count > MAX_POINTERS:
             prepared[name] = KernelRefusal(name, f"{count} arrays, XLA passes {MAX_POINTERS}")
         else:
-            texts[step.kernel] = spell_for_xla(step.kernel, in_place.get(name, ()))
+            wanted.append(step.kernel)
+    prepared |= _compile_for_xla(wanted, gpu, in_place, code, faults or FaultLog())
+    return {step.kernel.name: prepared[step.kernel.name] for step in steps}
+
+
+def _compile_for_xla(
+    kernels: Sequence[CudaKernel],
+    gpu: Gpu,
+    in_place: Mapping[str, Sequence[InPlace]],
+    code: Code,
+    faults: FaultLog,
+) -> dict[str, XlaKernel | KernelRefusal]:
+    """The kernels in the form that XLA launches, by name.  Raises CompilerMissing."""
+    prepared: dict[str, XlaKernel | KernelRefusal] = {}
+    texts: dict[CudaKernel, str] = {}
+    for kernel in kernels:
+        try:
+            texts[kernel] = spell_for_xla(kernel, in_place.get(kernel.name, ()))
+        except IllegalProduct as error:
+            prepared[kernel.name] = _refuse_kernel(kernel.name, error, faults)
     requests = [Request(text, gpu.arch) for text in texts.values()]
-    compiled = compile_many_cuda(requests, compile_one=compile_cached)
+    compiled = compile_each_cuda(requests, compile_one=compile_cached)
     for kernel, result in zip(texts, compiled, strict=True):
         pairs = tuple(in_place.get(kernel.name, ()))
-        prepared[kernel.name] = _admit(kernel, result, gpu, code, pairs)
-    return {step.kernel.name: prepared[step.kernel.name] for step in steps}
+        prepared[kernel.name] = (
+            _refuse_kernel(kernel.name, result, faults)
+            if isinstance(result, KernelCompileError)
+            else _admit(kernel, result, gpu, code, pairs)
+        )
+    return prepared
+
+
+def _refuse_kernel(name: str, error: Exception, faults: FaultLog) -> KernelRefusal:
+    """The refusal of a kernel that an error inside astitch keeps from being compiled."""
+    cost = "its ops are left to XLA"
+    fault = faults.note(error, stage="compile the text", subject=f"kernel {name}", cost=cost)
+    return KernelRefusal(name, f"an error inside astitch: {fault.error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,15 +325,20 @@ class LoopCall:
 
 
 def prepare_loops(
-    loops: Mapping[LoopKey, LoopKernel], gpu: Gpu, code: Code = Code.PTX
+    loops: Mapping[LoopKey, LoopKernel],
+    gpu: Gpu,
+    code: Code = Code.PTX,
+    faults: FaultLog | None = None,
 ) -> tuple[dict[LoopKey, LoopCall], tuple[str, ...]]:
-    """The kernels of loops compiled for a device, and notes on those that it cannot run.  Raises KernelCompileError."""
-    texts = [spell_for_xla(loop.kernel) for loop in loops.values()]
-    requests = [Request(text, gpu.arch) for text in texts]
-    compiled = compile_many_cuda(requests, compile_one=compile_cached)
+    """The kernels of loops compiled for a device, and notes on those that it cannot run.
+
+    faults: keeps the errors that leave a loop to XLA.  Raises CompilerMissing.
+    """
+    kernels = [loop.kernel for loop in loops.values()]
+    compiled = _compile_for_xla(kernels, gpu, {}, code, faults or FaultLog())
     prepared, notes = {}, []
-    for (key, loop), result in zip(loops.items(), compiled, strict=True):
-        kernel = _admit(loop.kernel, result, gpu, code)
+    for key, loop in loops.items():
+        kernel = compiled[loop.kernel.name]
         if isinstance(kernel, XlaKernel):
             prepared[key] = LoopCall(loop, kernel)
         else:
@@ -1036,11 +1079,14 @@ def compile_for_xla(
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
     announce_scopes: see compile_graph.  hand_out: is given kernels that are PTX, in parts: most of those that XLA will
     load as soon as they are compiled, from several threads, all of them in the end, and some that it will not load.
+    An error inside astitch leaves a kernel, a loop or a body to XLA, and is among the compilation's faults; with strict
+    it is raised.
     Raises AstitchError.
     """
     donated = tuple(donated) or (False,) * len(graph.parameters)
     wanted = options.loops()
-    planner = None if wanted is options.Loops.NONE else LoopPlanner(gpu)
+    faults = FaultLog(strict or None)
+    planner = None if wanted is options.Loops.NONE else LoopPlanner(gpu, faults)
     pool = ThreadPoolExecutor(count_threads(), "astitch-loops")
 
     if code is not Code.PTX:
@@ -1072,23 +1118,38 @@ def compile_for_xla(
             epilogues=False,
             ordered_scatters=options.deterministic(),
             scatters_in_place=True,
+            faults=faults,
         )
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown(wait=False)  # whoever asks for a kernel waits for it
-    in_place = find_in_place(compilation, donated)
-    left = {**find_moves(compilation), **find_finished(compilation, in_place)}
-    kernels = prepare_kernels(compilation.program, gpu, in_place, left, code)
+    nothing_in_place: dict[str, list[InPlace]] = {}
+    in_place = faults.attempt(
+        lambda: find_in_place(compilation, donated),
+        lambda: nothing_in_place,
+        stage="find_in_place",
+        subject=graph.name,
+        cost="no result takes over an argument's memory",
+    )
+    nothing_left: dict[str, str] = {}
+    left = faults.attempt(
+        lambda: {**find_moves(compilation), **find_finished(compilation, in_place)},
+        lambda: nothing_left,
+        stage="find_moves",
+        subject=graph.name,
+        cost="no kernel is joined to a product",
+    )
+    kernels = prepare_kernels(compilation.program, gpu, in_place, left, code, faults)
     hand_out_prepared(kernels.values())
     compilation = _note_refusals(compilation, kernels)
     if wanted is options.Loops.BODIES:
-        compilation = stitch_bodies(compilation, tune=tune)
-    compilation, regions = export_bodies(compilation, partial(_prepare_body, code))
+        compilation = stitch_bodies(compilation, tune=tune, faults=faults)
+    compilation, regions = export_bodies(compilation, partial(_prepare_body, code, faults))
     loops: dict[LoopKey, LoopCall] = {}
     if planner:
         found, notes = find_loops(compilation, planner)
-        loops, refused = prepare_loops(found, gpu, code)
+        loops, refused = prepare_loops(found, gpu, code, faults)
         hand_out_prepared(call.kernel for call in loops.values())
         if strict and refused:
             raise UnsupportedOp(
@@ -1096,6 +1157,7 @@ def compile_for_xla(
                 + "\n  ".join(refused)
             )
         compilation = _note_loops(compilation, loops, (*notes, *refused))
+    compilation = replace(compilation, faults=faults.found)
     return compilation, export_program(compilation, kernels, regions, loops)
 
 
@@ -1121,9 +1183,11 @@ def _start_loops(
         pool.submit(build, name, text)
 
 
-def _prepare_body(code: Code, body: Compilation, loop: bool, left: Mapping[str, str]) -> Kernels:
+def _prepare_body(
+    code: Code, faults: FaultLog, body: Compilation, loop: bool, left: Mapping[str, str]
+) -> Kernels:
     in_place = find_carried_in_place(body) if loop else {}
-    return prepare_kernels(body.program, body.gpu, in_place, left, code)
+    return prepare_kernels(body.program, body.gpu, in_place, left, code, faults)
 
 
 class Stitched:
@@ -1182,8 +1246,9 @@ class Stitched:
             if self._made is None and self._kept is None:
                 self._kept = open_cache().load(key)
         if self._kept is None:
-            self._kept = self._make()[1]
-            open_cache().store(key, self._kept)
+            compilation, self._kept = self._make()
+            if not compilation.faults:  # another process may have none, and says so if it has
+                open_cache().store(key, self._kept)
         return self._kept
 
     def _make(self) -> tuple[Compilation, bytes]:
@@ -1208,7 +1273,26 @@ class Stitched:
                     )
                     trace_compilation(self.hlo, compilation)
                     self._made = compilation, to_stablehlo(module)
+                    report_faults(
+                        self.graph.name,
+                        self.hlo,
+                        self.gpu.name,
+                        compilation.faults,
+                        inside_xla=True,
+                    )
         return self._made
+
+    def leave(self, error: Exception) -> None:
+        """Says that XLA computes all of it for this error.  Raises the error where strict or ASTITCH_FAULTS asks for
+        that, or where the user can mend it."""
+        if self._strict or isinstance(error, EngineUnavailable):
+            raise error
+        if not is_fault(error):
+            leave_to_xla(self.graph.name, show_error(error))
+            return
+        faults = FaultLog()
+        faults.note(error, stage="compile", subject=self.graph.name, cost="XLA computes all of it")
+        report_faults(self.graph.name, self.hlo, self.gpu.name, faults.found, inside_xla=True)
 
     def __repr__(self) -> str:
         return f"<stitched for {self.gpu.name}>"
@@ -1238,13 +1322,17 @@ def _primitive() -> Any:
     primitive.multiple_results = True
     primitive.def_abstract_eval(lambda *_, stitched: stitched.jaxpr.out_avals)
 
-    def compute(*arguments: Any, stitched: Stitched) -> Any:
-        return core.jaxpr_as_fun(stitched.jaxpr)(*arguments)
-
-    primitive.def_impl(compute)
-    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
+    primitive.def_impl(_compute)
+    mlir.register_lowering(primitive, mlir.lower_fun(_compute, multiple_results=True))
     mlir.register_lowering(primitive, _lower_call, platform="cuda")
     return primitive
+
+
+def _compute(*arguments: Any, stitched: Stitched) -> Any:
+    """The function itself, as JAX traced it."""
+    from jax.extend import core
+
+    return core.jaxpr_as_fun(stitched.jaxpr)(*arguments)
 
 
 def _lower_call(ctx: Any, *operands: Any, stitched: Stitched) -> Any:
@@ -1253,9 +1341,15 @@ def _lower_call(ctx: Any, *operands: Any, stitched: Stitched) -> Any:
     from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
     from jax._src.lib.mlir.dialects import func
 
+    try:
+        module = stitched.module
+    except Exception as error:
+        stitched.leave(error)
+        inline: Any = mlir.lower_fun(_compute, multiple_results=True)
+        return inline(ctx, *operands, stitched=stitched)
     into = ctx.module_context
     into.add_keepalive(stitched)  # and with it the host's functions that the module calls
-    part = ir.Module.parse(stitched.module, into.context)
+    part = ir.Module.parse(module, into.context)
     name = f"stitched_{stitched.graph.name}"
     part.operation.walk(drop_tilings)
     main: Any = ir.SymbolTable(part.operation)["main"]

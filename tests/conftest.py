@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import pytest
+
+# An error inside astitch fails the test; tests of the safety net put it up again.
+os.environ["ASTITCH_FAULTS"] = "raise"
 
 
 @functools.cache

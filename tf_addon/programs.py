@@ -15,13 +15,14 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from astitch import hlo_schema, options
 from astitch.compile import Compilation, compile_graph, spell_kernel
 from astitch.errors import EngineUnavailable
 from astitch.executor import count_gpus, current_gpu
+from astitch.faults import FaultLog, report_faults
 from astitch.gpu import Gpu, from_device, preset
 from astitch.hlo_import import import_hlo
 from astitch.jit import choose_launcher
@@ -204,7 +205,9 @@ def compile_module(module: Module, place: Place, *, strict: bool) -> Made:
         return Made(kept.program, kept.aliases, True, compile_now)
     compilation = compile_now()
     made = Made(compilation.program, compilation.graph.aliases, False, compile_now)
-    if key is not None:
+    if (
+        key is not None and not compilation.faults
+    ):  # another process may have none, and says so if it has
         kept_programs.store(key, kept_programs.Kept(made.program, made.aliases))
     return made
 
@@ -225,13 +228,36 @@ def note_compiled(records: Records, function: str, device: str, made: Made, seco
 
 
 def compile_for(hlo: bytes, gpu: Gpu, *, strict: bool = False) -> Compilation:
-    """A module compiled for a device, loops that can be one kernel as steps of the program.  Raises AstitchError."""
-    planner = None if options.loops() is options.Loops.NONE else LoopPlanner(gpu)
+    """A module compiled for a device, loops that can be one kernel as steps of the program.
+
+    An error inside astitch leaves a kernel or a loop to XLA, with a FaultWarning; strict raises it.  Raises
+    AstitchError."""
+    faults = FaultLog(strict or None)
+    planner = None if options.loops() is options.Loops.NONE else LoopPlanner(gpu, faults)
     graph = import_hlo(hlo)
     if planner and sum(node.op == "while" for node in graph) > 1:
-        graph = straighten_stacks(fold_ends(simplify(graph)))
-    compilation = compile_graph(graph, gpu, strict=strict, loops=planner, spell=spell_kernel)
-    return compilation if planner is None else take_loops(compilation, planner)
+        imported = graph
+        graph = faults.attempt(
+            lambda: straighten_stacks(fold_ends(simplify(imported))),
+            lambda: imported,
+            stage="straighten_stacks",
+            subject=graph.name,
+            cost="the pass is left out",
+        )
+    compilation = compile_graph(
+        graph, gpu, strict=strict, loops=planner, spell=spell_kernel, faults=faults
+    )
+    if planner is not None:
+        plain, taken_by = compilation, planner
+        compilation = faults.attempt(
+            lambda: take_loops(plain, taken_by),
+            lambda: plain,
+            stage="take_loops",
+            subject=graph.name,
+            cost="XLA runs its loops",
+        )
+    report_faults(graph.name, hlo, gpu.name, faults.found)
+    return replace(compilation, faults=faults.found)
 
 
 def make_runner(program: Program, place: Place) -> Runner:

@@ -1,0 +1,251 @@
+"""The safety net: an error inside astitch costs a kernel, a pass or a loop, never the program.
+
+Takes pieces of the compiler's work, hands on their results, or what the program does without them.  Each error is kept
+as a Fault.  Whoever compiled the module shows the faults once, with a folder in which `repro.py` makes them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from astitch import options
+from astitch.errors import (
+    AstitchError,
+    CompilerMissing,
+    IllegalProduct,
+    IslandRefused,
+    KernelCompileError,
+    KernelFault,
+    LaunchRefused,
+    UnsupportedOp,
+)
+from astitch.gpu import PRESETS
+
+Product = TypeVar("Product")
+
+INTERNAL = (IllegalProduct, IslandRefused, KernelCompileError, KernelFault, LaunchRefused)
+"""The errors raised on purpose that nobody but astitch is to blame for."""
+
+MOST_DUMPS = 32
+"""Folders of faults that are kept in the cache; the oldest goes first."""
+
+REPRO = """\
+\"\"\"Compiles the module beside this file again{what}.\"\"\"
+{environment}
+from pathlib import Path
+
+{imports}
+
+module = Path(__file__).with_name("{module}").{read}()
+{call}
+"""
+
+
+class FaultWarning(RuntimeWarning):
+    """An error inside astitch left a part of a program, or all of it, to XLA."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An error inside astitch.
+
+    stage: the pass or stage that raised it.  subject: the stitch op, loop or graph that it worked on.
+    error: the error's type and first line.  cost: what became of the subject.  trace: the whole traceback.
+    """
+
+    stage: str
+    subject: str
+    error: str
+    cost: str
+    trace: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.subject}: {self.error}; {self.cost}"
+
+
+def is_fault(error: BaseException) -> bool:
+    """Is it a bug in astitch?  What a user, a module or an installation is to blame for is not, nor an interrupt."""
+    if isinstance(error, CompilerMissing) or not isinstance(error, Exception):
+        return False
+    return isinstance(error, INTERNAL) or not isinstance(error, AstitchError)
+
+
+class FaultLog:
+    """The faults of one compilation; safe to use from several threads.
+
+    raises: the net is off, and a fault is raised as it is (None: as ASTITCH_FAULTS says).
+    """
+
+    def __init__(self, raises: bool | None = None) -> None:
+        self.raises = options.raise_faults() if raises is None else raises
+        self._found: list[Fault] = []
+
+    @property
+    def found(self) -> tuple[Fault, ...]:
+        """In the order in which they happened."""
+        return tuple(self._found)
+
+    def attempt(
+        self,
+        work: Callable[[], Product],
+        otherwise: Callable[[], Product],
+        *,
+        stage: str,
+        subject: str,
+        cost: str,
+    ) -> Product:
+        """What `work` gives; what `otherwise` gives where a fault stops it.  Raises all that is no fault."""
+        try:
+            return work()
+        except Exception as error:
+            self.note(error, stage=stage, subject=subject, cost=cost)
+        return otherwise()
+
+    def note(self, error: Exception, *, stage: str, subject: str, cost: str) -> Fault:
+        """Keeps a fault.  Raises the error itself where it is none, or where the net is off."""
+        if self.raises or not is_fault(error):
+            error.add_note(f"in stage {stage}, {subject}")
+            raise error
+        fault = Fault(stage, subject, show_error(error), cost, _show_trace(error))
+        self._found.append(fault)
+        return fault
+
+
+def show_error(error: BaseException) -> str:
+    """An error's type and the first line of its text."""
+    first, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _show_trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def report_faults(
+    name: str,
+    module: bytes | str,
+    gpu: str,
+    faults: Sequence[Fault],
+    *,
+    inside_xla: bool = False,
+    stacklevel: int = 2,
+) -> None:
+    """Warns once (FaultWarning) of the faults of a program, and writes a folder that makes them again.
+
+    name: the program's.  module: its serialized HloModuleProto or HLO text.  gpu: the name of its Gpu.
+    inside_xla: was it compiled for a program of XLA's?  Does nothing without faults.
+    """
+    if not faults:
+        return
+    try:
+        where = f"a dump with repro.py is in {dump_faults(name, module, gpu, faults, inside_xla)}"
+    except OSError as error:
+        where = f"no dump could be written ({error}); ASTITCH_DUMP names a folder for it"
+    first, *others = faults
+    more = f"\n  and {len(others)} more, which explain() lists" if others else ""
+    warnings.warn(
+        f"astitch: {name}: an error inside astitch, which costs speed and no result: {first}{more}\n"
+        f"  {where}; please report it; strict=True raises the error",
+        FaultWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def leave_to_xla(name: str, reason: str, strict: bool = False, stacklevel: int = 2) -> None:
+    """Warns that a function is not stitched.  Raises UnsupportedOp where strict forbids it."""
+    text = (
+        f"astitch: XLA computes all of {name}: {reason}\n"
+        "  take callbacks, prints and what astitch cannot read out of the function, and pass it arrays of one device, "
+        "to have it stitched"
+    )
+    if strict:
+        raise UnsupportedOp(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+
+
+def dump_faults(
+    name: str, module: bytes | str, gpu: str, faults: Sequence[Fault], inside_xla: bool = False
+) -> Path:
+    """The folder with module, faults and repro.py: the same one for the same module and faults.  Raises OSError.
+
+    It is in the folder that ASTITCH_DUMP names, else in the cache, which keeps the newest MOST_DUMPS.
+    """
+    data = module.encode() if isinstance(module, str) else module
+    listed = "\n\n".join(f"{fault}\n{fault.trace}" for fault in faults)
+    digest = hashlib.sha256(data + gpu.encode() + "\n".join(map(str, faults)).encode()).hexdigest()
+    asked = options.dump_dir()
+    parent = asked or options.cache_dir() / "faults"
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = parent / f"fault_{file_name(name)}_{digest[:12]}"
+    if (folder / "repro.py").exists():
+        return folder
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "faults.txt").write_text(listed, "utf-8")
+    write_repro(folder, module, gpu, raises=True, inside_xla=inside_xla)
+    if not asked:
+        _forget_oldest(parent)
+    return folder
+
+
+def file_name(name: str) -> str:
+    """A name from an HLO module as part of a file name: no separators, bounded."""
+    return re.sub(r"[^\w.-]", "_", name)[:60]
+
+
+def write_repro(
+    folder: Path, module: bytes | str, gpu: str, *, raises: bool = False, inside_xla: bool = False
+) -> None:
+    """Writes a module into a folder, and beside it repro.py, which compiles it for a GPU: a preset, else the device
+    that it runs on.
+
+    raises: an error inside astitch is raised, else the explanation is printed.  inside_xla: compile it for a program of
+    XLA's.  Raises OSError.
+    """
+    device, imports = (repr(gpu), ["import astitch"])
+    if gpu not in PRESETS:
+        device, imports = "from_device()", ["import astitch", "from astitch.gpu import from_device"]
+    call = f"print(astitch.compile_hlo(module, gpu={device}).explain())"
+    if inside_xla:
+        if gpu in PRESETS:
+            device = f"preset({gpu!r})"
+        imports = [
+            "from astitch.gpu import from_device, preset",
+            "from astitch.hlo_import import import_hlo",
+            "from astitch.xla_engine import compile_for_xla",
+        ]
+        call = f"compilation, _ = compile_for_xla(import_hlo(module), {device})\nprint(compilation.explain())"
+    if isinstance(module, str):
+        file, read = folder / "module.hlo.txt", "read_text"
+        file.write_text(module, "utf-8")
+    else:
+        file, read = folder / "module.hlo.pb", "read_bytes"
+        file.write_bytes(module)
+    raising = '\nimport os\n\nos.environ["ASTITCH_FAULTS"] = "raise"'
+    text = REPRO.format(
+        what=": an error inside astitch is raised" if raises else ", and prints what became of it",
+        environment=raising if raises else "",
+        imports="\n".join(imports),
+        module=file.name,
+        read=read,
+        call=call,
+    )
+    (folder / "repro.py").write_text(text, "utf-8")
+
+
+def _forget_oldest(parent: Path) -> None:
+    """Removes folders of faults beyond MOST_DUMPS; another process may do so at the same time."""
+    folders = [entry for entry in os.scandir(parent) if entry.name.startswith("fault_")]
+    with contextlib.suppress(OSError):
+        folders.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
+        for entry in folders[:-MOST_DUMPS]:
+            shutil.rmtree(entry.path, ignore_errors=True)
