@@ -970,11 +970,11 @@ def test_bodies_are_tuned_where_the_whole_is(monkeypatch: pytest.MonkeyPatch) ->
     asked = []
 
     def compile_region(
-        graph: Graph, gpu: Any, *, tune: bool, region: Any, ordered_scatters: bool
+        graph: Graph, gpu: Any, *, tune: bool, region: Any, ordered_scatters: bool, faults: Any
     ) -> Compilation:
         asked.append((region.prefix, tune))
         assert not ordered_scatters
-        return compile_graph(graph, gpu, region=region, ordered_scatters=False)
+        return compile_graph(graph, gpu, region=region, ordered_scatters=False, faults=faults)
 
     monkeypatch.setattr("astitch.stitch_regions.compile_graph", compile_region)
     whole = compile_graph(import_hlo(lower(nested, normal(8, 8))), few_sms(4))
