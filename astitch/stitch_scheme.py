@@ -212,14 +212,14 @@ def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
         return Root(name, RootKind.REDUCE, space, index, result)
     running = find_running(node)
     if running is not None:
-        source = node.operands[0]
-        index = dimensions.canonical_index(source)
-        along = frozenset(dimensions.atoms[source][running.dimension])
+        # By its own dimensions: an operand that each reader writes out for itself shares none with it.
+        index = dimensions.canonical_index(name)
+        along = frozenset(dimensions.atoms[name][running.dimension])
         bytes_ = max(node.dtype.bytes, operands[0].dtype.bytes)
         order = "backward" if running.backward else "forward"
         parted = monoid_of(node.regions[0]) is not None
-        space = Space(dimensions.space(source), along, bytes_, running=order, parted=parted)
-        return Root(name, RootKind.RUNNING, space, index, dimensions.canonical_index(name))
+        space = Space(dimensions.space(name), along, bytes_, running=order, parted=parted)
+        return Root(name, RootKind.RUNNING, space, index, index)
     index = dimensions.canonical_index(name)
     widest = max(a.dtype.bytes for a in (array_of(node), *operands))
     return Root(

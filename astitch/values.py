@@ -149,13 +149,14 @@ class Values:
         self.frame(zone).cache[key] = value
 
     def recall(self, key: object) -> object | None:
+        before_lanes = False  # the choice of a vector stands before the loop over its lanes
         for conditional in reversed(self.conditionals):
-            for frame in (conditional.lanes, conditional.outside):
+            lanes = () if before_lanes else (conditional.lanes,)
+            for frame in (*lanes, conditional.outside):
                 if key in frame.cache:
                     return frame.cache[key]
-        # The choice of a vector stands before the loop over its lanes.
-        first = self.conditionals[:1]
-        hidden = (Zone.LANE, Zone.AFTER) if first and first[0].vector else ()
+            before_lanes |= conditional.vector
+        hidden = (Zone.LANE, Zone.AFTER) if before_lanes else ()
         for zone, frame in self.frames.items():  # from the outermost
             if zone not in hidden and key in frame.cache:
                 return frame.cache[key]
@@ -459,11 +460,15 @@ class Values:
 
     def is_whole(self, key: Key) -> bool:
         """May the lanes of a vector choose together?  They must be different elements, and stand in no branch of a
-        single one."""
+        single one; and no start index may be known in the loop over the lanes only, which stands behind the choice."""
         together = all(conditional.vector for conditional in self.conditionals)
         if self.mapping.vector == 1 or not self.mapping.col or not together:
             return False
-        return any(self.mapping.col[-1] in ix.symbols(form) for form in key[1])
+        symbols = {symbol for form in key[1] for symbol in ix.symbols(form)}
+        starts = [self.recall(("symbol", s)) for s in symbols if s not in self.axis_of]
+        if any(isinstance(start, tuple) and start[1] >= Zone.LANE for start in starts):
+            return False
+        return self.mapping.col[-1] in symbols
 
     def guard_of_vector(self, guard: Guard) -> Guard | None:
         """A guard that holds for all lanes of a vector or for none, as one of the first lane; None where it may part
