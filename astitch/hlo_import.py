@@ -492,6 +492,11 @@ class _Reader:
             return _unflatten(type_, iter(names))
         if opcode == "scan":
             return self._read_scan(instruction, operands, type_, name, where, op_name, source)
+        for position in _SPREAD.get(opcode, ()):
+            if position < len(operands):
+                operands[position] = self._spread(
+                    operands[position], _array(type_, where), add, f".operand{position}"
+                )
         attrs = self._read_attrs(frame, instruction, opcode, where)
         # XLA of jaxlib 0.12 says it of all other types, too, which have no other order.
         if isinstance(attrs, CompareAttrs) and not self.nodes[operands[0]].array.dtype.is_float:
@@ -622,6 +627,16 @@ class _Reader:
             )
         value = ConstantAttrs(_read_literal(literal, type_, where))
         return self._add(name, "constant", type_, attrs=value, op_name=op_name, source=source)
+
+    def _spread(
+        self, operand: str, result: ArrayType, add: Callable[..., str], suffix: str
+    ) -> str:
+        """The operand; a scalar as an array of the result's shape."""
+        scalar = self.nodes[operand].array
+        if scalar.rank or not result.rank:
+            return operand
+        spread = ArrayType(scalar.dtype, result.shape)
+        return add("broadcast", spread, (operand,), BroadcastAttrs(()), suffix)
 
     def _read_bitcast(
         self,
@@ -943,6 +958,9 @@ def _shape_leaves(shape: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[Any,
 # Opcodes that the proto spells otherwise than astitch.
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 _OPCODES = {b"opt-barrier": "optimization-barrier"}
+
+_SPREAD: Mapping[str, tuple[int, ...]] = {"clamp": (0, 2), "select": (0,)}
+"""Operands that may be scalars where the result is an array: each then stands for an array of one value."""
 
 _ATTRS: Mapping[str, Callable[[Any], Attrs]] = {
     "iota": lambda i: IotaAttrs(i.dimensions[0]),

@@ -1134,10 +1134,15 @@ def absorb_reverse_into_convolution(node: Node, draft: Draft) -> Node | str | No
 
 def project_known_result(node: Node, draft: Draft) -> Node | str | None:
     """get-tuple-element(while(x, ..), i) -> x if the loop never runs or hands x on unchanged;
-    get-tuple-element(conditional(constant, ..), i) -> result i of that branch
+    get-tuple-element(conditional(constant, ..), i) -> result i of that branch;
+    get-tuple-element(reduce(empty, .., e, ..), i) -> broadcast(e)
     """
     assert isinstance(node.attrs, GetTupleElementAttrs)
-    return _known_result(draft[node.operands[0]], node.attrs.index, draft)
+    inner, index = draft[node.operands[0]], node.attrs.index
+    if inner.op == "reduce" and draft[inner.operands[0]].array.size == 0:
+        init = inner.operands[len(inner.operands) // 2 + index]
+        return _become(node, "broadcast", (init,), BroadcastAttrs(()))
+    return _known_result(inner, index, draft)
 
 
 def choose_known_result(node: Node, draft: Draft) -> Node | str | None:
