@@ -23,14 +23,17 @@ from astitch.ir import (
     ConstantAttrs,
     DimensionsAttrs,
     DType,
+    GetTupleElementAttrs,
     Graph,
     IotaAttrs,
     NoAttrs,
     Node,
     PadAttrs,
+    ParameterAttrs,
     ScatterAttrs,
     SliceAttrs,
     TransposeAttrs,
+    TupleType,
     WindowAttrs,
     WindowDimension,
 )
@@ -48,6 +51,7 @@ from astitch.simplify import (
     Draft,
     Log,
     group_dimensions,
+    keep_live_nodes,
     neutral_element,
     read_splat,
     rewrite_graph,
@@ -85,7 +89,7 @@ def place_scatter_elementwise(node: Node, draft: Draft) -> Node | str | None:
     is a batching dimension, or one of their columns is its iota, so that an element of the result knows
     the one index vector that can hit it.
     """
-    plan = _plan_scatter(node, draft)
+    plan = None if isinstance(node.type, TupleType) else _plan_scatter(node, draft)
     if plan is None:
         return None
     x, _, updates = node.operands
@@ -115,6 +119,42 @@ def place_scatter_elementwise(node: Node, draft: Draft) -> Node | str | None:
     for other in others:
         hit = draft.add(node, "and", ArrayType(DType.PRED, shape), (hit, other))
     return Node(node.name, "select", node.type, (hit, value, x), op_name=node.op_name)
+
+
+def scatter_apart(node: Node, draft: Draft) -> Node | str | None:
+    """get-tuple-element(scatter(x.., indices, u..), k) -> scatter(x_k, indices, u_k)
+
+    where the region makes each result of its own operand and update alone.  Other results stay together: one of their
+    updates may decide about all.
+    """
+    assert isinstance(node.attrs, GetTupleElementAttrs)
+    whole = draft[node.operands[0]]
+    if whole.op != "scatter":
+        return None
+    count, k = len(whole.operands) // 2, node.attrs.index
+    (region,) = whole.regions
+    parts = [_cut_region(region, i, (i, count + i)) for i in range(count)]
+    own = parts[k]
+    if own is None or None in parts:
+        return None
+    operands = (whole.operands[k], whole.operands[count], whole.operands[count + 1 + k])
+    apart = replace(whole, name=node.name, type=node.type, operands=operands, regions=(own,))
+    return place_scatter_elementwise(apart, draft) or apart
+
+
+def _cut_region(region: Graph, result: int, parameters: Sequence[int]) -> Graph | None:
+    """The region of one result and those parameters; None if the result needs others."""
+    own = [region.parameters[p] for p in parameters]
+    output = region.outputs[result]
+    needed = keep_live_nodes(region.nodes, (output,))
+    read = {output, *(o for n in needed.values() for o in n.operands)}
+    if any(name in read and name not in own for name in region.parameters):
+        return None
+    numbered = {
+        name: replace(region[name], attrs=ParameterAttrs(number)) for number, name in enumerate(own)
+    }
+    inner = {n: node for n, node in needed.items() if n not in region.parameters}
+    return Graph(region.name, {**numbered, **inner}, tuple(own), (output,))
 
 
 def _scatter_attrs(node: Node) -> ScatterAttrs:
@@ -478,7 +518,7 @@ Rule = Callable[[Node, Draft], Node | str | None]
 """The value or the node that stands for the node, of its type; None: it stays."""
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
-    "get-tuple-element": (draw_bits,),
+    "get-tuple-element": (draw_bits, scatter_apart),
     "scatter": (place_scatter_elementwise,),
     "reduce-window": (reduce_whole_window, scan_in_pieces, unroll_window),
     "select-and-scatter": (add_where_selected,),

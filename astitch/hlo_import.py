@@ -628,9 +628,7 @@ class _Reader:
         value = ConstantAttrs(_read_literal(literal, type_, where))
         return self._add(name, "constant", type_, attrs=value, op_name=op_name, source=source)
 
-    def _spread(
-        self, operand: str, result: ArrayType, add: Callable[..., str], suffix: str
-    ) -> str:
+    def _spread(self, operand: str, result: ArrayType, add: Callable[..., str], suffix: str) -> str:
         """The operand; a scalar as an array of the result's shape."""
         scalar = self.nodes[operand].array
         if scalar.rank or not result.rank:

@@ -151,8 +151,8 @@ class Values:
     def recall(self, key: object) -> object | None:
         before_lanes = False  # the choice of a vector stands before the loop over its lanes
         for conditional in reversed(self.conditionals):
-            lanes = () if before_lanes else (conditional.lanes,)
-            for frame in (*lanes, conditional.outside):
+            inside, outside = conditional.lanes, conditional.outside
+            for frame in (outside,) if before_lanes else (inside, outside):
                 if key in frame.cache:
                     return frame.cache[key]
             before_lanes |= conditional.vector
