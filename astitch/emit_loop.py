@@ -915,7 +915,8 @@ class _Emitter:
         for state in self.share.used:
             role = self.loop.roles[state]
             if isinstance(role, Carried):
-                access = self.access(self.body.parameters[state], state, None)
+                # The parameter has no axes where no turn reads what the one before left there.
+                access = self.access(role.value, state, None)
                 small = is_small(self.loop, self.axes, role.value)
                 for number, value in enumerate(self.parts_of(role.value)):
                     where = Part(role.value, number, small)
