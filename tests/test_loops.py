@@ -204,6 +204,23 @@ def upright(w: Any, xs: Any, h: Any) -> Any:
     return lax.scan(turn, h, xs)
 
 
+def unread(w: Any, xs: Any, h: Any, states: Any) -> Any:
+    """States that no turn reads, as an LSTM's last output is that is returned beside its state."""
+
+    def turn(state: Any, x: Any) -> Any:
+        h, _ = state
+        new = jnp.tanh(h @ w + x)
+        return (new, (new[None], h, new.T, (x * 2)[:, None], new > 0)), None
+
+    return lax.scan(turn, (h, states), xs)[0]
+
+
+def unread_arguments(width: int = 8, batch: int = 6) -> Any:
+    shapes = (1, batch, width), (batch, width), (width, batch), (batch, 1, width)
+    states = (*(normal(*shape) for shape in shapes), normal(batch, width) > 0)
+    return normal(width, width) / 3, normal(5, batch, width), normal(batch, width), states
+
+
 LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "lstm": (lstm, lstm_arguments(16)),
     "reverse": (lambda *a: lstm(*a, reverse=True), lstm_arguments(12)),
@@ -216,6 +233,7 @@ LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
     "vector": (vector, (normal(8, 8) / 3, normal(5, 8), normal(8))),
     "upright": (upright, (normal(8, 8) / 3, normal(5, 8, 3), normal(8, 3))),
     "square": (lstm, lstm_arguments(8, batch=8, turns=8)),
+    "unread": (unread, unread_arguments()),
 }
 
 

@@ -14,7 +14,7 @@ from astitch.compile import compile_hlo
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.reference import run_graph
-from tests.hlo_runner import lower
+from tests.hlo_runner import lower, parse_hlo_text, random_arguments, run_xla
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -136,3 +136,151 @@ def test_a_result_that_its_index_alone_tells_is_written(fn: Callable[[], Any]) -
     found = HostEngine(compile_hlo(lower(fn)).program, check=True).run([])
     for got, want in zip(found, jax.tree.leaves(fn()), strict=True):
         np.testing.assert_array_equal(got, np.asarray(want))
+
+
+def module(body: str, region: str = "") -> str:
+    return f"HloModule m\n{region}\nENTRY e {{\n{body}\n}}"
+
+
+def join_of(*results: str) -> str:
+    """A region of two results: of the pairs (a, c) and (b, d)."""
+    parameters = "a = f32[] parameter(0) b = s32[] parameter(1) c = f32[] parameter(2) d = s32[] parameter(3)"
+    return f"r {{ {parameters} {' '.join(results)} ROOT t = (f32[], s32[]) tuple(m, s) }}"
+
+
+LARGEST_AND_SUM = join_of("m = f32[] maximum(a, c)", "s = s32[] add(b, d)")
+LARGEST_AND_WHERE = join_of(
+    "g = pred[] compare(a, c), direction=GE",
+    "m = f32[] select(g, a, c)",
+    "s = s32[] select(g, b, d)",
+)
+SUM_AND_LAST = join_of("m = f32[] add(a, c)", "s = s32[] copy(d)")
+SUM_BY_OTHER = join_of("n = f32[] convert(d)", "m = f32[] add(a, n)", "s = s32[] maximum(b, d)")
+
+SCATTER = """
+x = f32[6,3] parameter(0)
+y = s32[6,3] parameter(1)
+i = s32[4,1] parameter(2)
+u = f32[4,3] parameter(3)
+v = s32[4,3] parameter(4)
+k = (f32[6,3], s32[6,3]) scatter(x, y, i, u, v), update_window_dims={1}, inserted_window_dims={0},
+  scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=r
+first = f32[6,3] get-tuple-element(k), index=0
+second = s32[6,3] get-tuple-element(k), index=1
+wide = f32[6,3] convert(second)
+ROOT o = f32[6,3] add(first, wide)
+"""
+
+MODULES: dict[str, tuple[str, int, int]] = {
+    "gather from batches of a padded array": (
+        module("""
+p = f32[7,3,6,8,13] parameter(0)
+z = f32[] constant(0)
+x = f32[9,3,8,8,16] pad(p, z), padding=2_0x0_0x2_0x0_0x2_1
+i = s32[8,9,2,16] parameter(1)
+ROOT o = f32[8,8,9,2,16] gather(x, i), offset_dims={1}, collapsed_slice_dims={1}, start_index_map={1},
+  index_vector_dim=4, slice_sizes={1,1,8,1,1}, operand_batching_dims={0,3,4}, start_indices_batching_dims={1,0,3}
+"""),
+        1,
+        0,
+    ),
+    "clamp between numbers": (
+        module("""
+low = f32[] parameter(0)
+x = f32[5,8] parameter(1)
+high = f32[] parameter(2)
+ROOT o = f32[5,8] clamp(low, x, high)
+"""),
+        1,
+        0,
+    ),
+    "clamp between a number and an array": (
+        module("""
+low = s16[] constant(-3)
+x = s16[40] parameter(0)
+high = s16[40] parameter(1)
+ROOT o = s16[40] clamp(low, x, high)
+"""),
+        1,
+        0,
+    ),
+    "select by one truth": (
+        module("""
+p = pred[] parameter(0)
+x = f16[3,9] parameter(1)
+y = f16[3,9] parameter(2)
+ROOT o = f16[3,9] select(p, x, y)
+"""),
+        1,
+        0,
+    ),
+    "reduce of two arrays without rows": (
+        module(
+            """
+x = f32[0,4] parameter(0)
+i = s32[0,4] parameter(1)
+low = f32[] parameter(2)
+start = s32[] constant(3)
+ROOT o = (f32[4], s32[4]) reduce(x, i, low, start), dimensions={0}, to_apply=r
+""",
+            LARGEST_AND_SUM,
+        ),
+        1,
+        0,
+    ),
+    "argmax of an empty cut": (
+        module(
+            """
+x = f32[3,7] parameter(0)
+i = s32[3,7] iota(), iota_dimension=1
+none = f32[3,0] slice(x), slice={[0:3], [2:2]}
+nowhere = s32[3,0] slice(i), slice={[0:3], [2:2]}
+low = f32[] parameter(1)
+start = s32[] constant(-1)
+k = (f32[3], s32[3]) reduce(none, nowhere, low, start), dimensions={1}, to_apply=r
+first = f32[3] get-tuple-element(k), index=0
+second = s32[3] get-tuple-element(k), index=1
+wide = f32[3] convert(second)
+ROOT o = f32[3] add(first, wide)
+""",
+            LARGEST_AND_WHERE,
+        ),
+        1,
+        0,
+    ),
+    "scatter of two, each by its own": (module(SCATTER, SUM_AND_LAST), 2, 1),
+    "scatter of two, the one decides about both": (module(SCATTER, LARGEST_AND_WHERE), 1, 1),
+    "scatter of two, the one added to the other": (module(SCATTER, SUM_BY_OTHER), 1, 1),
+    "scatter of two, one row": (
+        module(
+            """
+x = f32[6,3] parameter(0)
+y = s32[6,3] parameter(1)
+i = s32[1] constant({4})
+u = f32[3] parameter(2)
+v = s32[3] parameter(3)
+ROOT o = (f32[6,3], s32[6,3]) scatter(x, y, i, u, v), update_window_dims={0}, inserted_window_dims={0},
+  scatter_dims_to_operand_dims={0}, index_vector_dim=0, to_apply=r
+""",
+            SUM_AND_LAST,
+        ),
+        1,
+        0,
+    ),
+}
+"""Module, kernels, ops outside of kernels."""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_agrees_with_xla_and_the_reference(name: str) -> None:
+    text, kernels, outside = MODULES[name]
+    graph = import_hlo(text)
+    arguments = random_arguments(graph, index_limit=6)
+    program = compile_hlo(text).program
+    assert (len(program.kernels), len(program.outside)) == (kernels, outside)
+    assert compile_hlo(text, gpu="h100").program.kernels or not kernels
+    want = run_xla(parse_hlo_text(text), arguments)
+    got = HostEngine(program, check=True).run(arguments)
+    for result, xla, reference in zip(got, want, run_graph(graph, arguments), strict=True):
+        np.testing.assert_allclose(reference, xla, rtol=1e-6)
+        np.testing.assert_allclose(result, xla, rtol=1e-6)

@@ -158,6 +158,26 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         lambda x: lax.cummax(x, 0, reverse=True) - x,
         (numbers(500, 40),),
     ),
+    "of ones": (lambda x: jnp.cumsum(jnp.ones_like(x), 1), (numbers(6, 100),)),
+    "of positions": (lambda: jnp.cumsum(jnp.arange(64)), ()),
+    "gradient of a sum": (lambda x: jax.grad(lambda a: jnp.cumsum(a).sum())(x), (numbers(300),)),
+    "of columns of positions, from the end": (
+        lambda x: x - lax.cumprod(lax.broadcasted_iota(F32, (60, 70), 1), 0, reverse=True),
+        (numbers(60, 70),),
+    ),
+    "of positions of another axis": (
+        lambda x: x + lax.cummax(lax.broadcasted_iota(np.int32, (6, 700), 0), 1),
+        (numbers(6, 700, dtype=np.int32),),
+    ),
+    "of one number, in rounds": (lambda x: jnp.cumsum(jnp.full((3, 5000), x), 1), (numbers()[()],)),
+    "of one number, associative": (
+        lambda x: lax.cumlogsumexp(jnp.full((40, 6), x, BF16), 0),
+        (numbers(dtype=BF16)[()],),
+    ),
+    "of ones both ways": (
+        lambda x: jnp.cumsum(jnp.ones_like(x), 0) * x + lax.cumsum(jnp.ones_like(x), 1),
+        (numbers(20, 30),),
+    ),
 }
 
 

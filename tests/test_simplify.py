@@ -28,6 +28,7 @@ from astitch.ir import (
     DimensionsAttrs,
     DType,
     DynamicSliceAttrs,
+    GetTupleElementAttrs,
     Graph,
     Node,
     RngAttrs,
@@ -835,6 +836,34 @@ return %reduce.2
 """)
 def start_empty_reduce(g: GraphBuilder) -> str | tuple[str, ...]:
     return g.reduce(g.parameter("f32[4,0]"), (1,), "add", g.parameter("f32[]"))
+
+
+@case("""
+%p0 = f32[0,4] parameter() (index=0)
+%p1 = s32[0,4] parameter() (index=1)
+%p2 = f32[] parameter() (index=2)
+%p3 = s32[] parameter() (index=3)
+%get-tuple-element.5 = s32[4] broadcast(%p3) (dimensions=())
+%get-tuple-element.6 = f32[4] broadcast(%p2) (dimensions=())
+return %get-tuple-element.5, %get-tuple-element.6
+""")
+def start_empty_reduce_of_two(g: GraphBuilder) -> str | tuple[str, ...]:
+    values, places = g.parameter("f32[0,4]"), g.parameter("s32[0,4]")
+    starts = g.parameter("f32[]"), g.parameter("s32[]")
+    r = GraphBuilder("both")
+    a, b, c, d = (r.parameter(t) for t in ("f32[]", "s32[]") * 2)
+    region = r.build(r.op("maximum", "f32[]", a, c), r.op("add", "s32[]", b, d))
+    found = g.op(
+        "reduce",
+        "(f32[4], s32[4])",
+        values,
+        places,
+        *starts,
+        attrs=DimensionsAttrs((0,)),
+        regions=[region],
+    )
+    second = g.op("get-tuple-element", "s32[4]", found, attrs=GetTupleElementAttrs(1))
+    return second, g.op("get-tuple-element", "f32[4]", found, attrs=GetTupleElementAttrs(0))
 
 
 @case("""

@@ -98,6 +98,31 @@ def joint_twice(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x * 2, jnp.concatenate([b, a], -1) - x
 
 
+def shifted_beside(x: jax.Array, row: jax.Array, other: jax.Array) -> jax.Array:
+    """A choice in a branch of another one needs what the lanes around it have already: elements of the row."""
+    scaled = jnp.abs(x) * row
+    return join(scaled + jnp.pad(scaled, ((0, 1), (0, 0)))[1:], other)
+
+
+def shifted_twice(x: jax.Array, row: jax.Array) -> jax.Array:
+    """The same three choices deep."""
+    scaled = jnp.abs(x) * row
+    once = jnp.concatenate([scaled[:2], scaled[2:] + row], 0)
+    shifted = scaled + jnp.pad(once, ((1, 0), (0, 0)))[:-1]
+    return jnp.concatenate([pad(shifted, 8, 8), pad(x, 0, 16)], 0)
+
+
+def take_of_padded(x: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Each lane has a row of its own to look for, and all lanes are beside the padding or none."""
+    rows = (4 * numbers).astype(np.int32)
+    return jnp.take_along_axis(pad(x, 8, 16), rows, 0, mode="clip")
+
+
+def take_of_joint(a: jax.Array, b: jax.Array, numbers: jax.Array) -> jax.Array:
+    rows = (4 * numbers).astype(np.int32)
+    return jnp.take_along_axis(join(a, pad(b, -8, 16)), rows, 0, mode="clip") * 2
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """vectors: all choices are made for a vector at once; else all are made by each lane.  shared: the branches read
@@ -141,6 +166,10 @@ CASES = {
     "sums": Case(sums_of_joint, ((30, 256), (30, 64))),
     "unaligned sums": Case(sums_of_joint, ((30, 250), (30, 70)), vectors=False),
     "twice": Case(joint_twice, ((30, 64), (30, 64))),
+    "a choice in a branch": Case(shifted_beside, ((20, 64), (64,), (20, 32))),
+    "choices in branches of branches": Case(shifted_twice, ((20, 48), (48,))),
+    "rows of padded columns": Case(take_of_padded, ((9, 40), (7, 64)), vectors=False),
+    "rows of joint columns": Case(take_of_joint, ((9, 40), (9, 16), (7, 64)), vectors=False),
 }  # fmt: skip
 
 
