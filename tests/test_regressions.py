@@ -174,12 +174,12 @@ ROOT o = f32[6,3] add(first, wide)
 MODULES: dict[str, tuple[str, int, int]] = {
     "gather from batches of a padded array": (
         module("""
-p = f32[7,3,6,8,13] parameter(0)
+p = f32[7,3,6,8,5] parameter(0)
 z = f32[] constant(0)
-x = f32[9,3,8,8,16] pad(p, z), padding=2_0x0_0x2_0x0_0x2_1
-i = s32[8,9,2,16] parameter(1)
-ROOT o = f32[8,8,9,2,16] gather(x, i), offset_dims={1}, collapsed_slice_dims={1}, start_index_map={1},
-  index_vector_dim=4, slice_sizes={1,1,8,1,1}, operand_batching_dims={0,3,4}, start_indices_batching_dims={1,0,3}
+x = f32[9,3,8,8,8] pad(p, z), padding=2_0x0_0x2_0x0_0x2_1
+i = s32[8,9,2,8] parameter(1)
+ROOT o = f32[8,8,9,2,8] gather(x, i), offset_dims={1}, collapsed_slice_dims={1}, start_index_map={1},
+  index_vector_dim=4, slice_sizes={1,1,8,1,1}, operand_batching_dims={0,3,4}, start_indices_batching_dims={1,3,0}
 """),
         1,
         0,
