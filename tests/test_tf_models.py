@@ -74,6 +74,24 @@ def test_cnn_lstm_attention_trains_as_with_xla() -> None:
     assert_equal(ours[:4], theirs[:4], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_inference_hands_on_the_states_of_recurrent_layers(kind: str) -> None:
+    """The last output, which no turn of the loop reads, beside the states; and states kept from call to call."""
+    x = tf.constant(np.random.default_rng(3).normal(size=(4, 7, 6)), tf.float32)
+
+    def run() -> Any:
+        keras.utils.set_random_seed(1)
+        make = getattr(layers, kind)
+        given = keras.Input((7, 6), batch_size=4)
+        plain = make(5, return_state=True)(given)
+        back = make(5, stateful=True, go_backwards=True)(given)
+        model = keras.Model(given, [plain, back])
+        infer = tf.function(lambda x: model(x, training=False), jit_compile=True)
+        return infer(x), infer(x)
+
+    check_stitched(run)
+
+
 def test_a_saved_model_stays_plain_tensorflow(tmp_path: Path) -> None:
     class Module(tf.Module):  # type: ignore[misc]
         def __init__(self) -> None:
