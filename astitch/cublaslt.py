@@ -33,7 +33,7 @@ ALIGNMENT_BYTES = 16
 """What the addresses of all operands are multiples of."""
 
 LIMIT_BYTES = 4 << 20
-FORMAT = "astitch product 2"
+FORMAT = "astitch product 3"
 
 SOME_BIAS = 256
 """An address for the heuristic, which wants to see one, aligned as all are; nothing lies there."""
@@ -103,6 +103,7 @@ class MatmulCall:
 class ProductCache(ByteCache):
     """Algorithms that won, as JSON."""
 
+    form = FORMAT
     lost = "the next process measures its products anew"
 
 

@@ -37,7 +37,7 @@ ALIGNMENT_BYTES = 256
 """Of the parts of the workspace."""
 
 LIMIT_BYTES = 4 << 20
-FORMAT = "astitch convolution 1"
+FORMAT = "astitch convolution 2"
 
 
 class NoPlan(Exception):
@@ -56,6 +56,7 @@ class Problem:
 class ConvolutionCache(ByteCache):
     """Plans that won, as JSON."""
 
+    form = FORMAT
     lost = "the next process measures its convolutions anew"
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from astitch import assemble_ptx
 from astitch.cuda_driver import open_driver
+from astitch.forks import fork_waits
 
 log = logging.getLogger("astitch")
 
@@ -102,12 +103,14 @@ class _Queue:
     def _talk(self) -> None:
         command = [sys.executable, "-I", "-S", assemble_ptx.__file__, str(self._number)]
         try:
-            with subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            ) as process:
+            with fork_waits():
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
+            with process:
                 assert process.stdin and process.stdout
                 pair = self._next()
                 while pair:

@@ -14,11 +14,7 @@ import hashlib
 import os
 import re
 import shutil
-import stat
-import subprocess
-import tempfile
-import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +29,10 @@ from astitch.errors import (
     KernelFault,
     LaunchRefused,
 )
+from astitch.forks import ForkLock, fork_waits
+from astitch.kept_libraries import FORM, compile_apart, load_library, refuse_full_disk, run_compiler
 from astitch.options import cache_dir
+from astitch.private_files import ADVICE, PrivateFolder
 
 HEADERS = Path(__file__).parent / "cuda"
 
@@ -170,10 +169,12 @@ class HostModule:
                 described[count] = Argument(table_address, 8 * count, 8, 1, 0, b"pointer table")
                 count += 1
             message = ctypes.create_string_buffer(8192)
-            failed = load_runtime().astitch_launch(
-                kernel.address, passed, grid, block, shared_bytes, cooperative, self.check,
-                order.value, seed, workers, described, count, message, len(message),
-            )  # fmt: skip
+            runtime = load_runtime()
+            with fork_waits():  # a launch has locks and threads of its own
+                failed = runtime.astitch_launch(
+                    kernel.address, passed, grid, block, shared_bytes, cooperative, self.check,
+                    order.value, seed, workers, described, count, message, len(message),
+                )  # fmt: skip
         if failed:
             text = self.resolve_lines(message.value.decode(errors="replace"))
             raise KernelFault(f"kernel {name!r}: {text}")
@@ -206,7 +207,7 @@ def compile_host(source: str, *, check: bool = False) -> HostModule:
         module = _modules.get((source, check))
     if module is None:
         try:
-            module = load_module(source, check, build_module(source, check))
+            module = load_module(source, check)
         except KernelCompileError as error:
             error.source = source
             raise
@@ -222,8 +223,8 @@ def compile_many(sources: Iterable[str], check: bool = False) -> list[HostModule
 
 
 _modules: dict[tuple[str, bool], HostModule] = {}
-_modules_lock = threading.Lock()
-_runtime_lock = threading.Lock()
+_modules_lock = ForkLock()
+_runtime_lock = ForkLock()
 
 
 # ---- launching -----------------------------------------------------------------------------------
@@ -373,10 +374,7 @@ def find_lines(library: Path, offsets: Sequence[str]) -> dict[str, list[tuple[st
     program = shutil.which("addr2line")
     if program is None or not offsets:
         return {}
-    result = subprocess.run(
-        [program, "-a", "-i", "-e", str(library), *offsets],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    result = run_compiler([program, "-a", "-i", "-e", str(library), *offsets])
     places: dict[str, list[tuple[str, int]]] = {}
     current: list[tuple[str, int]] = []
     for line in result.stdout.splitlines():
@@ -414,32 +412,17 @@ def find_compiler() -> Compiler:
 @functools.cache
 def identify_compiler(path: str, changed_ns: int) -> str:
     """Version and target of a compiler; changed_ns: an upgrade in place asks again."""
-    answers = [
-        subprocess.run([path, flag], capture_output=True, text=True, check=False).stdout
-        for flag in ("--version", "-dumpmachine")
-    ]
+    answers = [run_compiler([path, flag]).stdout for flag in ("--version", "-dumpmachine")]
     return "\n".join((path, *answers))
 
 
-def find_cache() -> Path:
-    """The folder of compiled modules, private to the user because code is loaded from it."""
-    folder = cache_dir() / "host"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        if status.st_uid != os.getuid():
-            raise KernelCompileError(
-                f"the cache folder {folder} belongs to another user; set ASTITCH_CACHE_DIR to a "
-                "folder of your own"
-            )
-        if stat.S_IMODE(status.st_mode) != 0o700:
-            folder.chmod(0o700)
-    except OSError as error:
-        raise KernelCompileError(
-            f"the cache folder {folder} cannot be made: {error}; set ASTITCH_CACHE_DIR to a folder "
-            "that can be written"
-        ) from error
-    return folder
+LONGEST_WAIT_S = 120.0
+"""For another process that compiles the same text."""
+
+
+def find_cache() -> PrivateFolder:
+    """The folder of compiled modules."""
+    return PrivateFolder(cache_dir() / "host")
 
 
 @functools.cache
@@ -453,43 +436,11 @@ def hash_text(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 
-SEAL = b"astitch-host-module:"
-"""Written after a cached library, then its SHA-256: loaders ignore what follows the ELF image."""
-
-
-def seal(content: bytes) -> bytes:
-    return content + SEAL + hashlib.sha256(content).hexdigest().encode()
-
-
-def is_sealed(path: Path) -> bool:
-    """Is the file a whole library, as it was written?"""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return False
-    return seal(content[: -len(SEAL) - 64]) == content
-
-
-def publish(library: Path, target: Path) -> None:
-    """Puts a finished library into the cache; another process may do the same at the same time."""
-    sealed = library.with_suffix(".sealed")
-    sealed.write_bytes(seal(library.read_bytes()))
-    sealed.chmod(0o700)
-    os.replace(sealed, target)
-
-
-def build_module(source: str, check: bool) -> Path:
-    """The path of the compiled text in the cache."""
-    compiler = find_compiler()
-    flags = (*COMMON_FLAGS, *(CHECK_FLAGS if check else FAST_FLAGS))
+def build_module(source: str, compiler: Compiler, flags: Sequence[str]) -> bytes:
+    """The compiled text.  Raises KernelCompileError."""
     exports = "".join(f"ASTITCH_EXPORT_KERNEL({name})\n" for _, name in KERNEL.findall(source))
-    cache = find_cache()
-    key = hash_text(source, read_headers(), compiler.identity, *flags, *LINK_FLAGS)
-    target = cache / f"{key}.so"
-    if is_sealed(target):
-        return target
-    with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as name:
-        folder = Path(name)
+
+    def build(folder: Path) -> bytes:
         (folder / "kernel.cu").write_text(f'{source}\n#line 1 "exports"\n{exports}')
         # Two steps: with -fsanitize=thread the linker would bring in a library of its own.
         compile_step = [
@@ -498,11 +449,24 @@ def build_module(source: str, check: bool) -> Path:
         ]  # fmt: skip
         link_step = [compiler.path, "kernel.o", *LINK_FLAGS, "-o", "kernel.so"]
         for step in (compile_step, link_step):
-            result = subprocess.run(step, capture_output=True, text=True, cwd=folder, check=False)
+            result = run_compiler(step, folder)
             if result.returncode:
+                refuse_full_disk(result.stderr)
                 raise KernelCompileError(explain_refusal(result.stderr))
-        publish(folder / "kernel.so", target)
-    return target
+        return (folder / "kernel.so").read_bytes()
+
+    return compile_with_room(build)
+
+
+def compile_with_room(build: Callable[[Path], bytes]) -> bytes:
+    """compile_apart; a disk without room is no fault of the text.  Raises CompilerMissing."""
+    try:
+        return compile_apart(build)
+    except OSError as error:
+        raise CompilerMissing(
+            f"g++ has no folder to work in: {error}\n"
+            f"  make room in the folder of temporary files, or point TMPDIR at another one; {ADVICE}"
+        ) from error
 
 
 def explain_refusal(messages: str) -> str:
@@ -513,20 +477,30 @@ def explain_refusal(messages: str) -> str:
     return f"g++ refuses the kernel text (kernel.cu):\n  {shown}"
 
 
-def load_module(source: str, check: bool, path: Path) -> HostModule:
-    """Loads a compiled module and reads what it says of its kernels."""
+def name_module(source: str, compiler: Compiler, flags: Sequence[str]) -> str:
+    """The file name of a compiled text: by all that it is made of."""
+    return f"{hash_text(FORM, source, read_headers(), compiler.identity, *flags, *LINK_FLAGS)}.so"
+
+
+def load_module(source: str, check: bool) -> HostModule:
+    """Loads the compiled text, from the cache where it is there, and reads what it says of its kernels."""
     load_runtime()
-    library = ctypes.CDLL(str(path))
+    compiler, cache = find_compiler(), find_cache()
+    flags = (*COMMON_FLAGS, *(CHECK_FLAGS if check else FAST_FLAGS))
+    file = name_module(source, compiler, flags)
+    library = load_library(
+        cache, file, lambda: build_module(source, compiler, flags), longest_s=LONGEST_WAIT_S
+    )
     kernels = {}
     for bound, name in KERNEL.findall(source):
         description = KernelDescription.in_dll(library, f"astitch_kernel_{name}")
         kernels[name] = HostKernel(
-            name,
+            file,
             ctypes.addressof(description),
             tuple(description.parameter_is_const[i] for i in range(description.parameters)),
             int(bound) if bound else MAX_THREADS,
         )
-    return HostModule(source, path, kernels, check)
+    return HostModule(source, cache.path / file, kernels, check)
 
 
 _loaded_runtime: list[ctypes.CDLL] = []
@@ -536,7 +510,7 @@ def load_runtime() -> ctypes.CDLL:
     """The runtime, compiled on first use; one for the process, its symbols open to the modules."""
     with _runtime_lock:
         if not _loaded_runtime:
-            library = ctypes.CDLL(str(build_runtime()), mode=ctypes.RTLD_GLOBAL)
+            library = open_runtime()
             library.astitch_launch.argtypes = [
                 ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_uint32] * 6, ctypes.c_uint64,
                 ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint32,
@@ -546,23 +520,26 @@ def load_runtime() -> ctypes.CDLL:
         return _loaded_runtime[0]
 
 
-def build_runtime() -> Path:
-    """The path of the compiled runtime in the cache."""
+def open_runtime() -> ctypes.CDLL:
+    """The compiled runtime, from the cache where it is there."""
     compiler = find_compiler()
-    cache = find_cache()
     source = HEADERS / "host_runtime.cpp"
     header = (HEADERS / "host.h").read_text()
-    key = hash_text(source.read_text(), header, compiler.identity, *RUNTIME_FLAGS)
-    target = cache / f"runtime-{key}.so"
-    if is_sealed(target):
-        return target
-    with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as name:
-        library = Path(name) / "runtime.so"
-        result = subprocess.run(
-            [compiler.path, *RUNTIME_FLAGS, str(source), "-o", str(library)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+    key = hash_text(FORM, source.read_text(), header, compiler.identity, *RUNTIME_FLAGS)
+    name = f"runtime-{key}.so"
+
+    def build(folder: Path) -> bytes:
+        command = [compiler.path, *RUNTIME_FLAGS, str(source), "-o", "runtime.so"]
+        result = run_compiler(command, folder)
         if result.returncode:
+            refuse_full_disk(result.stderr)
             raise KernelCompileError(f"g++ refuses the host runtime:\n{result.stderr[:2000]}")
-        publish(library, target)
-    return target
+        return (folder / "runtime.so").read_bytes()
+
+    return load_library(
+        find_cache(),
+        name,
+        lambda: compile_with_room(build),
+        longest_s=LONGEST_WAIT_S,
+        mode=ctypes.RTLD_GLOBAL,
+    )

@@ -51,7 +51,7 @@ class KernelCompileError(AstitchError):
 
 
 class CompilerMissing(KernelCompileError):
-    """There is no CUDA or host compiler that emitted text could be given to."""
+    """There is no CUDA or host compiler that emitted text could be given to, or no room for it to work in."""
 
 
 class IslandRefused(AstitchError):

@@ -30,6 +30,7 @@ from astitch.errors import (
     UnsupportedOp,
 )
 from astitch.gpu import PRESETS
+from astitch.private_files import PrivateFolder
 
 Product = TypeVar("Product")
 
@@ -185,13 +186,15 @@ def dump_faults(
     digest = hashlib.sha256(data + gpu.encode() + "\n".join(map(str, faults)).encode()).hexdigest()
     asked = options.dump_dir()
     parent = asked or options.cache_dir() / "faults"
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not asked:
+        PrivateFolder(parent).make()
     folder = parent / f"fault_{file_name(name)}_{digest[:12]}"
-    if (folder / "repro.py").exists():
-        return folder
-    folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / "faults.txt").write_text(listed, "utf-8")
-    write_repro(folder, module, gpu, raises=True, inside_xla=inside_xla)
+    files = PrivateFolder(folder)
+    try:
+        files.read("repro.py")  # nobody else's, which is not to be run
+    except FileNotFoundError:
+        files.write("faults.txt", listed.encode())
+        write_repro(folder, module, gpu, raises=True, inside_xla=inside_xla)
     if not asked:
         _forget_oldest(parent)
     return folder
@@ -206,7 +209,7 @@ def write_repro(
     folder: Path, module: bytes | str, gpu: str, *, raises: bool = False, inside_xla: bool = False
 ) -> None:
     """Writes a module into a folder, and beside it repro.py, which compiles it for a GPU: a preset, else the device
-    that it runs on.
+    that it runs on.  Only this user may read and write them.
 
     raises: an error inside astitch is raised, else the explanation is printed.  inside_xla: compile it for a program of
     XLA's.  Raises OSError.
@@ -225,21 +228,21 @@ def write_repro(
         ]
         call = f"compilation, _ = compile_for_xla(import_hlo(module), {device})\nprint(compilation.explain())"
     if isinstance(module, str):
-        file, read = folder / "module.hlo.txt", "read_text"
-        file.write_text(module, "utf-8")
+        file, read, data = "module.hlo.txt", "read_text", module.encode()
     else:
-        file, read = folder / "module.hlo.pb", "read_bytes"
-        file.write_bytes(module)
+        file, read, data = "module.hlo.pb", "read_bytes", module
+    files = PrivateFolder(folder)
+    files.write(file, data)
     raising = '\nimport os\n\nos.environ["ASTITCH_FAULTS"] = "raise"'
     text = REPRO.format(
         what=": an error inside astitch is raised" if raises else ", and prints what became of it",
         environment=raising if raises else "",
         imports="\n".join(imports),
-        module=file.name,
+        module=file,
         read=read,
         call=call,
     )
-    (folder / "repro.py").write_text(text, "utf-8")
+    files.write("repro.py", text.encode())
 
 
 def _forget_oldest(parent: Path) -> None:

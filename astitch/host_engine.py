@@ -6,13 +6,13 @@ of ours computes through XLA.  With `check` every memory access of a kernel is w
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from astitch.emulate import HostModule, compile_many
 from astitch.errors import ArgumentMismatch, AstitchError, KernelCompileError, UnsupportedType
+from astitch.forks import ForkLock
 from astitch.ir import ArrayType, DType
 from astitch.program import (
     ACCESS_BYTES,
@@ -60,7 +60,7 @@ class HostEngine:
         # Zero, so that barrier words start at zero; they then carry over from call to call.
         self._arena = allocate_aligned(program.arena_bytes)
         self._arena.fill(0)
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def run(self, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs, new row-major arrays that share memory with nothing.

@@ -16,13 +16,13 @@ import enum
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
 
 from astitch.errors import IllegalProduct, UnsupportedType
+from astitch.forks import cached_property
 
 
 class DType(enum.Enum):

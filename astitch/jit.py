@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import types
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from astitch import options
@@ -33,6 +31,7 @@ from astitch.errors import (
     UnsupportedType,
 )
 from astitch.faults import FaultLog, is_fault, leave_to_xla, report_faults, show_error
+from astitch.forks import ForkLock, cached_property
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.compile import Compilation
@@ -203,7 +202,7 @@ class JitFunction:
         # What decided the latest call, the types of its arrays, and what ran it.
         self._latest: tuple[Hashable, list[Any], Compiled] | None = None
         # Reentrant: tracing runs the user's function, which may call this one on other arrays.
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
 
     @cached_property
     def engine(self) -> str:

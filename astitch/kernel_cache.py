@@ -1,8 +1,8 @@
 """The on-disk cache of compiled kernels: text but for names + headers + flags + NVRTC version -> cubin and resources.
 
 Takes a Request, hands on the CompiledKernel that an earlier process made of it, or compiles and keeps it.
-The idea: one file an entry, named by the hash of everything that the result depends on, written under another
-name and moved into place; an entry that does not match its own checksum does not exist.
+The idea: one file an entry, named by the hash of everything that the result depends on, in a private folder
+(private_files.py); an entry that is not sealed under its own name does not exist.
 """
 
 from __future__ import annotations
@@ -10,22 +10,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
-import stat
-import tempfile
-import threading
-import time
 import warnings
 import weakref
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from astitch import nvrtc, options
+from astitch.forks import ForkLock
 from astitch.kernel_text import share_text
 from astitch.nvrtc import CompiledKernel, Request, Resources
+from astitch.private_files import ADVICE, PrivateFolder, seal, unseal
 
-MAGIC = b"astitch kernel 2\n"
+FORM = "astitch kernel 3"
 SUFFIX = ".kernel"
 LIMIT_BYTES = 512 * 1024 * 1024
 """Size that the cache shrinks back to, oldest use first."""
@@ -33,9 +31,10 @@ LIMIT_BYTES = 512 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
 """What a process keeps in memory of entries that the folder did not take; the first come stay."""
 
-_CHECKSUM_BYTES = hashlib.sha256().digest_size
+LONGEST_WAIT_S = 120.0
+"""For another process that compiles the same kernel."""
+
 _LENGTH_BYTES = 4
-_ABANDONED_AFTER_S = 3600.0
 
 
 def cache_folder() -> Path:
@@ -51,7 +50,7 @@ def key_of(request: Request, nvrtc_version: tuple[int, int]) -> str:
     headers = nvrtc.read_headers()
     parts = [share_text(request.source).form, nvrtc.show_version(nvrtc_version), *request.flags]
     parts += [part for name in sorted(headers) for part in (name, headers[name])]
-    digest = hashlib.sha256(MAGIC)
+    digest = hashlib.sha256(FORM.encode())
     for part in parts:
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little") + data)
@@ -59,7 +58,7 @@ def key_of(request: Request, nvrtc_version: tuple[int, int]) -> str:
 
 
 def pack_kernel(kernel: CompiledKernel) -> bytes:
-    """An entry's bytes: magic, checksum of the rest, length of the JSON header, header, cubin, PTX."""
+    """An entry's content: length of the JSON header, header, cubin, PTX."""
     header = json.dumps(
         {
             "kernels": {name: asdict(used) for name, used in kernel.kernels.items()},
@@ -70,16 +69,11 @@ def pack_kernel(kernel: CompiledKernel) -> bytes:
         },
         sort_keys=True,
     ).encode()
-    body = len(header).to_bytes(_LENGTH_BYTES, "little") + header + kernel.cubin + kernel.ptx
-    return MAGIC + hashlib.sha256(body).digest() + body
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header + kernel.cubin + kernel.ptx
 
 
-def unpack_kernel(data: bytes) -> CompiledKernel | None:
-    """The kernel of an entry's bytes; None if they are truncated, damaged or of another version."""
-    start = len(MAGIC) + _CHECKSUM_BYTES
-    body = data[start:]
-    if data[: len(MAGIC)] != MAGIC or hashlib.sha256(body).digest() != data[len(MAGIC) : start]:
-        return None
+def unpack_kernel(body: bytes) -> CompiledKernel:
+    """The kernel of an entry's content, which is as it was packed."""
     split = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     header = json.loads(body[_LENGTH_BYTES:split])
     end = split + header["cubin_bytes"]
@@ -98,9 +92,12 @@ def unpack_kernel(data: bytes) -> CompiledKernel | None:
 class ByteCache:
     """Entries in one private folder, shared by any number of processes and threads.
 
-    Where the folder cannot be used (read-only, full, someone else's) what is stored is kept for this process alone: the
+    Where the folder cannot be used (read-only, full, open to others) what is stored is kept for this process alone: the
     first time that happens a RuntimeWarning says why.  suffix: of the entries' file names.
     """
+
+    form: str
+    """What the entries are, and the version of their format: one of another form does not exist."""
 
     lost = "the next process compiles its kernels anew"
 
@@ -108,47 +105,39 @@ class ByteCache:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.suffix = suffix
+        self._files = PrivateFolder(folder)
         self._warned = False
         self._refused: dict[str, bytes] = {}
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def load_bytes(self, key: str) -> bytes | None:
-        """What is kept under `key`, or None.  Marks the entry as used now."""
+        """What is kept under `key`; None where there is nothing, or nothing whole.  Marks the entry as used now."""
         if key in self._refused:
             return self._refused[key]
-        path = self._path(key)
         try:
-            self._check_private()
-            data = path.read_bytes()
+            data = self._files.read(key + self.suffix)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._warn(error)
             return None
-        try:
-            os.utime(path)
-        except OSError:
-            pass  # a read-only cache still serves; it only forgets the order of use
-        return data
+        return unseal(data, self.form, key)
 
     def store_bytes(self, key: str, data: bytes) -> None:
         """Keep `data` under `key`, replacing what is there, and shrink the cache to its limit."""
-        temporary = ""
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check_private()
-            descriptor, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            os.replace(temporary, self._path(key))
-            temporary = ""
+            self._files.write(key + self.suffix, seal(data, self.form, key))
             self._shrink()
         except OSError as error:
             self._warn(error)
             self._keep(key, data)
-        finally:
-            if temporary:
-                _remove(temporary)
+
+    def turn(self, key: str, longest_s: float = LONGEST_WAIT_S) -> AbstractContextManager[None]:
+        """For what makes an entry: processes that want the same one wait for the first, and then find it.
+
+        The entry is to be looked for again inside.
+        """
+        return self._files.turn(key, longest_s)
 
     def _keep(self, key: str, data: bytes) -> None:
         """In memory what the folder refuses: a kernel is looked for when it is observed and again when it is loaded."""
@@ -156,60 +145,34 @@ class ByteCache:
             if sum(map(len, self._refused.values())) + len(data) <= MEMORY_BYTES:
                 self._refused[key] = data
 
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}{self.suffix}"
-
-    def _check_private(self) -> None:
-        """A cubin is code that this process will run: the folder must be ours, and nobody else may write to it."""
-        status = os.stat(self.folder)
-        if status.st_uid != os.geteuid():
-            raise PermissionError(f"{self.folder} belongs to another user")
-        if stat.S_IMODE(status.st_mode) & 0o022:
-            os.chmod(self.folder, 0o700)
-
     def _shrink(self) -> None:
-        """Remove the entries used longest ago until the rest fits, and what crashed writers left."""
-        entries: list[tuple[float, int, str]] = []
-        for file in os.scandir(self.folder):
-            try:
-                status = file.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # another process shrinks too
-            if not stat.S_ISREG(status.st_mode):
-                continue  # not ours
-            if file.name.endswith(self.suffix):
-                entries.append((status.st_mtime, status.st_size, file.path))
-            elif file.name.endswith(".tmp") and time.time() - status.st_mtime > _ABANDONED_AFTER_S:
-                _remove(file.path)
-        excess = sum(size for _, size, _ in entries) - self.limit_bytes
-        for _, size, path in sorted(entries):
+        """Remove the entries used longest ago until the rest fits."""
+        entries = self._files.list_entries(self.suffix)
+        excess = sum(entry.bytes for entry in entries) - self.limit_bytes
+        old = []
+        for entry in sorted(entries, key=lambda entry: entry.used):
             if excess <= 0:
                 break
-            _remove(path)
-            excess -= size
+            old.append(entry.name)
+            excess -= entry.bytes
+        if old:
+            self._files.remove(old)
 
     def _warn(self, error: OSError) -> None:
         with self._lock:
             warned, self._warned = self._warned, True
         if not warned:
             warnings.warn(
-                f"kernel cache {self.folder} is not used: {error}\n"
-                f"  {self.lost}; point ASTITCH_CACHE_DIR at a folder of your own with room",
+                f"kernel cache {self.folder} is not used: {error}\n  {self.lost}; {ADVICE}",
                 RuntimeWarning,
                 stacklevel=5,
             )
 
 
-def _remove(path: str) -> None:
-    """Removes a file if it is still there and may go; if not, the cache is only larger than it should be."""
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
-
-
 class KernelCache(ByteCache):
     """Compiled kernels by the hash of what they are made from."""
+
+    form = FORM
 
     def load(self, key: str) -> CompiledKernel | None:
         """The kernel kept under `key`, or None where there is none or its entry is damaged."""
@@ -239,18 +202,21 @@ def compile_cached(request: Request, *, cache: KernelCache | None = None) -> Com
     with _turn_of(key):
         kernel = cache.load(key)
         if kernel is None:
-            kernel = nvrtc.compile_request(replace(request, source=shared.source))
-            cache.store(key, kernel)
+            with cache.turn(key):
+                kernel = cache.load(key)
+                if kernel is None:
+                    kernel = nvrtc.compile_request(replace(request, source=shared.source))
+                    cache.store(key, kernel)
     names = {symbol: name for name, symbol in shared.symbols.items()}
     kernels = {names.get(symbol, symbol): used for symbol, used in kernel.kernels.items()}
     return replace(kernel, kernels=MappingProxyType(kernels), symbols=shared.symbols)
 
 
-_turns: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
-_turns_lock = threading.Lock()
+_turns: weakref.WeakValueDictionary[str, ForkLock] = weakref.WeakValueDictionary()
+_turns_lock = ForkLock()
 
 
-def _turn_of(key: str) -> threading.Lock:
+def _turn_of(key: str) -> ForkLock:
     """Held by the thread that compiles an entry, so that others of the same form find it in the cache."""
     with _turns_lock:
-        return _turns.setdefault(key, threading.Lock())
+        return _turns.setdefault(key, ForkLock())

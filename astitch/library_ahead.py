@@ -8,7 +8,6 @@ whole program comes to it they are known.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from astitch.hlo_export import ModuleBuilder
 from astitch.ir import ArrayType, Graph, Node
 from astitch.nvrtc import count_threads
 from astitch.ops import OPS, Kind
+from astitch.private_files import temporary_folder
 from astitch.remote_stitch import LAYOUT_OPS
 from astitch.stitch_scope import Scope, Scopes
 from astitch.storage import storage_name, stored_value
@@ -188,8 +188,8 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
     pool = ThreadPoolExecutor(1, "astitch-tune")
 
     # XLA may write while the folder goes: that is an error of its own, which is not told.
-    with tempfile.TemporaryDirectory(prefix="astitch_tuned_", ignore_cleanup_errors=True) as folder:
-        measured = Path(folder) / "measured.pb"
+    with temporary_folder() as folder:
+        measured = folder / "measured.pb"
 
         def begin(scopes: Scopes) -> None:
             if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:

@@ -17,11 +17,12 @@ from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.kernel_cache import ByteCache
 
-MAGIC = b"astitch module 1\n"
+FORM = "astitch module 2"
 SUFFIX = ".module"
 SOURCES = ("*.py", "*.cuh", "*.h", "*.cpp")
 
-_CHECKSUM_BYTES = hashlib.sha256().digest_size
+LONGEST_WAIT_S = 300.0
+"""For another process that compiles the same module."""
 
 
 def key_of(
@@ -30,8 +31,8 @@ def key_of(
     """Hash of all that decides the program; None where something else does.
 
     hlo, graph: the module and the same as a graph.  donated: which of its parameters.  code: as what the program holds
-    its kernels.  A custom call may hold addresses
-    of this process.  What is printed or dumped, and what is measured, wants a compilation.
+    its kernels.  A custom call may hold addresses of this process.  What is printed or dumped, and what is measured,
+    wants a compilation.
     """
     shown = options.debug_level() or options.dump_dir() is not None
     if shown or options.tune() or _calls_out(graph):
@@ -43,7 +44,7 @@ def key_of(
     compiler = nvrtc.choose_nvrtc(gpu.arch).nvrtc.version
     versions = (jax.__version__, compiler)
     parts += [repr(part).encode() for part in (astuple(gpu), switches, versions)]
-    digest = hashlib.sha256(MAGIC)
+    digest = hashlib.sha256(FORM.encode())
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
@@ -84,18 +85,15 @@ class ModuleCache(ByteCache):
 
     lost = "the next process plans and compiles anew"
 
+    form = FORM
+
     def load(self, key: str) -> bytes | None:
         """The program kept under `key`, or None where there is none or its entry is damaged."""
-        data = self.load_bytes(key) or b""
-        start = len(MAGIC) + _CHECKSUM_BYTES
-        module = data[start:]
-        if data[: len(MAGIC)] != MAGIC:
-            return None
-        return module if hashlib.sha256(module).digest() == data[len(MAGIC) : start] else None
+        return self.load_bytes(key)
 
     def store(self, key: str, module: bytes) -> None:
         """Keep `module` under `key`, replacing what is there, and shrink the cache to its limit."""
-        self.store_bytes(key, MAGIC + hashlib.sha256(module).digest() + module)
+        self.store_bytes(key, module)
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from astitch.cuda_driver import driver_version
 from astitch.errors import CompilerMissing, KernelCompileError
+from astitch.forks import ForkLock, fork_waits
 
 Compiled = TypeVar("Compiled")
 
@@ -168,12 +169,12 @@ def _accepts(library: ctypes.CDLL, flag: str) -> bool:
     return status == 0
 
 
-_finding = threading.Lock()
+_finding = ForkLock()
 
 
 def find_nvrtcs() -> tuple[Nvrtc, ...]:
     """All NVRTC libraries of this machine, newest first."""
-    with _finding:
+    with _finding, fork_waits():
         return _find_nvrtcs()
 
 
@@ -264,6 +265,11 @@ def compile_cuda(
 def compile_request(request: Request) -> CompiledKernel:
     """compile_cuda of one Request."""
     nvrtc = choose_nvrtc(request.arch).nvrtc
+    with fork_waits():  # NVRTC has locks of its own
+        return _compile(nvrtc, request)
+
+
+def _compile(nvrtc: Nvrtc, request: Request) -> CompiledKernel:
     headers = read_headers()
     library, program = nvrtc.library, ctypes.c_void_p()
     names = (ctypes.c_char_p * len(headers))(*[name.encode() for name in headers])

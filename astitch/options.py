@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
+import tempfile
 from pathlib import Path
 
 from astitch.errors import InvalidOption
@@ -30,9 +31,14 @@ ENGINES = ("gpu", "xla", "executor", "host")
 
 
 def cache_dir() -> Path:
-    """Where caches live, whether or not the folder exists."""
+    """Where caches live, whether or not the folder exists; among the temporary files for a user without a home."""
     given = _read("ASTITCH_CACHE_DIR")
-    return Path(given) if given else Path.home() / ".cache" / "astitch"
+    if given:
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "astitch"
+    except RuntimeError:  # a container's user, who is in no list
+        return Path(tempfile.gettempdir()) / f"astitch-{os.geteuid()}"
 
 
 def debug_level() -> int:

@@ -6,20 +6,30 @@ Takes a finished Compilation and the module it came from, hands on nothing; what
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 from astitch import options
 from astitch.compile import Compilation
 from astitch.faults import file_name, write_repro
+from astitch.private_files import PrivateFolder
 from astitch.program import IslandStep, KernelStep, LibraryStep, ReferenceStep
 
 
 def trace_compilation(hlo: bytes, compilation: Compilation) -> None:
-    """Shows what the environment asks for.  Raises InvalidOption, and OSError for a folder that cannot be written."""
+    """Shows what the environment asks for; warns of a folder that cannot be written.  Raises InvalidOption."""
     if level := options.debug_level():
         print(describe(compilation, level), file=sys.stderr)
     if folder := options.dump_dir():
-        dump(hlo, compilation, folder)
+        try:
+            dump(hlo, compilation, folder)
+        except OSError as error:
+            warnings.warn(
+                f"{compilation.program.name} is not dumped: {error}\n"
+                "  point ASTITCH_DUMP at a folder of your own with room",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def describe(compilation: Compilation, level: int) -> str:
@@ -59,17 +69,22 @@ def _list_steps(compilation: Compilation) -> list[str]:
 def dump(hlo: bytes, compilation: Compilation, folder: Path) -> Path:
     """Writes module, graph, explanation, kernels and repro.py into a new folder in `folder`; its path.
 
-    Folders are numbered in the order of the compilations, also those of other processes.
+    Folders are numbered in the order of the compilations, also those of other processes.  Only this user may read and
+    write them.  Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = _make_numbered(folder, file_name(compilation.program.name))
     write_repro(own, hlo, compilation.gpu.name)
-    (own / "graph.txt").write_text(f"{compilation.graph}\n", "utf-8")
-    (own / "explain.txt").write_text(
-        f"{describe(compilation, 1)}\n\n{compilation.explain()}\n", "utf-8"
-    )
-    for number, kernel in enumerate(compilation.program.kernels):
-        (own / f"{number:02}_{file_name(kernel.name)}.cu").write_text(kernel.source, "utf-8")
+    texts = {
+        "graph.txt": f"{compilation.graph}\n",
+        "explain.txt": f"{describe(compilation, 1)}\n\n{compilation.explain()}\n",
+        **{
+            f"{number:02}_{file_name(kernel.name)}.cu": kernel.source
+            for number, kernel in enumerate(compilation.program.kernels)
+        },
+    }
+    for name, text in texts.items():
+        PrivateFolder(own).write(name, text.encode())
     return own
 
 
@@ -78,7 +93,7 @@ def _make_numbered(folder: Path, name: str) -> Path:
     while True:
         own = folder / f"{number:03}_{name}"
         try:
-            own.mkdir()
+            own.mkdir(0o700)
         except FileExistsError:
             number += 1
         else:

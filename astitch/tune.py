@@ -34,12 +34,13 @@ MOST_MEASURED = 8
 """Plans of a scope that are measured, the rules' among them."""
 
 LIMIT_BYTES = 16 * 1024 * 1024
-FORMAT = "astitch plan 1"
+FORMAT = "astitch plan 2"
 
 
 class TuningCache(ByteCache):
     """Schedules that won, as JSON."""
 
+    form = FORMAT
     lost = "the next process measures its plans anew"
 
     def load_schedule(self, key: str) -> Schedule | None:

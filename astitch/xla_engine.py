@@ -10,11 +10,10 @@ import enum
 import importlib.metadata
 import logging
 import re
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -35,6 +34,7 @@ from astitch.errors import (
     UnsupportedOp,
 )
 from astitch.faults import FaultLog, is_fault, leave_to_xla, report_faults, show_error
+from astitch.forks import ForkLock, cached_property
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
 from astitch.hlo_import import import_hlo
@@ -55,8 +55,8 @@ from astitch.kernel_cache import compile_cached
 from astitch.library_ahead import find_layouts, tune_ahead
 from astitch.loop_analysis import Counter, LoopKey, loop_key
 from astitch.loop_plan import START, LoopPlanner
+from astitch.module_cache import LONGEST_WAIT_S, open_cache
 from astitch.module_cache import key_of as module_key
-from astitch.module_cache import open_cache
 from astitch.nvrtc import (
     CompiledKernel,
     Request,
@@ -1210,7 +1210,7 @@ class Stitched:
         self.lowered, self.jaxpr, self.gpu = lowered, jaxpr, gpu
         self.donated = tuple(donated)
         self._tune, self._strict = tune, strict
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._made: tuple[Compilation, bytes] | None = None
         self._kept: bytes | None = None
         self.hlo = bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
@@ -1246,9 +1246,14 @@ class Stitched:
             if self._made is None and self._kept is None:
                 self._kept = open_cache().load(key)
         if self._kept is None:
-            compilation, self._kept = self._make()
-            if not compilation.faults:  # another process may have none, and says so if it has
-                open_cache().store(key, self._kept)
+            with open_cache().turn(key, LONGEST_WAIT_S):
+                self._kept = open_cache().load(key)
+                if self._kept is None:
+                    compilation, self._kept = self._make()
+                    if (
+                        not compilation.faults
+                    ):  # another process may have none, and says so if it has
+                        open_cache().store(key, self._kept)
         return self._kept
 
     def _make(self) -> tuple[Compilation, bytes]:

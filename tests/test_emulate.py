@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -13,9 +14,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from astitch import emulate
+from astitch import emulate, private_files
 from astitch.emulate import Order, compile_host, compile_many
 from astitch.errors import ArgumentMismatch, KernelCompileError, KernelFault, LaunchRefused
+from astitch.kept_libraries import FORM, is_whole
+from astitch.private_files import seal
 
 ADD_ONE = """#include "astitch.cuh"
 extern "C" __global__ void __launch_bounds__(64) add_one(
@@ -409,7 +412,7 @@ def test_a_text_is_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPa
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(emulate, "publish", refuse)
+    monkeypatch.setattr(emulate, "build_module", refuse)
     again = compile_host(ADD_ONE)
     assert again is not module and again.library == cached
 
@@ -442,22 +445,124 @@ def test_a_damaged_entry_is_replaced(
     x, y = numbers(64), np.zeros(64, np.float32)
     compile_host(ADD_ONE).launch("add_one", 1, 64, [x, y])
     np.testing.assert_array_equal(y, x + 1)
-    assert emulate.is_sealed(cached)
-    assert [path.name for path in empty_cache.iterdir() if path.name.startswith("build")] == []
+    assert is_whole(cached)
+    assert sorted(empty_cache.glob("*.so")) == sorted(empty_cache.iterdir())
 
 
-def test_a_folder_open_to_others_is_closed(empty_cache: Path) -> None:
-    empty_cache.mkdir(mode=0o777)
-    empty_cache.chmod(0o777)
-    assert emulate.find_cache() == empty_cache
-    assert stat.S_IMODE(empty_cache.stat().st_mode) == 0o700
+def add_one_afresh(text: str = ADD_ONE) -> float:
+    """What ADD_ONE makes of ones, 128 in sum, by a module that this process has not loaded yet."""
+    emulate._modules.clear()
+    x, y = np.ones(64, np.float32), np.zeros(64, np.float32)
+    compile_host(text).launch("add_one", 1, 64, [x, y])
+    return float(y.sum())
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(KernelCompileError, match="cannot be made.*set ASTITCH_CACHE_DIR"):
-        emulate.find_cache()
+def plant(text: str, cache: Path, folder: Path) -> tuple[Path, Path]:
+    """Puts a library in the place of a text's, whole and under its name; with the file that it leaves when loaded.
+
+    The text must be one that this process has not loaded: the loader knows libraries by name.
+    """
+    marker, source, planted = folder / "was loaded", folder / "planted.c", folder / "planted.so"
+    source.write_text(
+        "#include <stdio.h>\n__attribute__((constructor)) static void begin(void)"
+        f'{{ fclose(fopen("{marker}", "w")); }}\n'
+    )
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(planted)], check=True)
+    flags = (*emulate.COMMON_FLAGS, *emulate.FAST_FLAGS)
+    library = cache / emulate.name_module(text, emulate.find_compiler(), flags)
+    cache.mkdir(mode=0o700)
+    library.write_bytes(seal(planted.read_bytes(), FORM, library.name))
+    library.chmod(0o600)
+    return library, marker
+
+
+@pytest.mark.parametrize("what", ["owner", "folder's owner", "mode", "folder's mode", "link"])
+def test_a_planted_library_is_not_loaded(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Whole and under the right name, but where somebody else could have put it."""
+    text = f"{ADD_ONE}// planted: {what}"
+    library, marker = plant(text, empty_cache, tmp_path)
+    match what:
+        case "owner":
+            make_anothers(library, monkeypatch)
+        case "folder's owner":
+            make_anothers(empty_cache, monkeypatch)
+        case "mode":
+            library.chmod(0o722)
+        case "folder's mode":
+            empty_cache.chmod(0o777)
+        case "link":
+            library.rename(tmp_path / "elsewhere")
+            library.symlink_to(tmp_path / "elsewhere")
+    kept = stat.S_IMODE(empty_cache.stat().st_mode)
+    with pytest.warns(RuntimeWarning, match="is not used(.|\\n)*ASTITCH_CACHE_DIR"):
+        assert add_one_afresh(text) == 128
+    assert not marker.exists()
+    assert stat.S_IMODE(empty_cache.stat().st_mode) == kept
+
+
+def make_anothers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's, in the eyes of the process at least: only the superuser can give files away."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+        return
+    number, ask = path.stat().st_ino, os.fstat
+
+    def tell(file: int) -> os.stat_result:
+        status = ask(file)
+        changed = [*status[:4], 12345, *status[5:]] if status.st_ino == number else status
+        return os.stat_result(changed)
+
+    monkeypatch.setattr(private_files.os, "fstat", tell)
+
+
+def test_a_planted_library_of_this_user_is_loaded(empty_cache: Path, tmp_path: Path) -> None:
+    """That the test above can fail."""
+    text = f"{ADD_ONE}// planted"
+    _, marker = plant(text, empty_cache, tmp_path)
+    with pytest.raises(ValueError, match="astitch_kernel_add_one"):
+        add_one_afresh(text)
+    assert marker.exists()
+
+
+def test_a_module_under_anothers_name_is_compiled_again(empty_cache: Path) -> None:
+    compile_host(ADD_ONE.replace("1.f", "2.f"))
+    (other,) = modules_in(empty_cache)
+    text = f"{ADD_ONE}// swapped"
+    flags = (*emulate.COMMON_FLAGS, *emulate.FAST_FLAGS)
+    other.rename(empty_cache / emulate.name_module(text, emulate.find_compiler(), flags))
+    assert add_one_afresh(text) == 128
+
+
+@pytest.mark.parametrize("what", ["file", "link", "directory", "full"])
+def test_a_folder_that_cannot_be_used_costs_only_the_cache(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    elsewhere = tmp_path / "elsewhere"
+    match what:
+        case "file":
+            empty_cache.write_text("")
+        case "link":
+            elsewhere.mkdir(mode=0o755)
+            empty_cache.symlink_to(elsewhere)
+        case "directory":
+            add_one_afresh()
+            (library,) = modules_in(empty_cache)
+            library.unlink()
+            library.mkdir()
+        case "full":
+            monkeypatch.setattr(os, "replace", refuse)
+    with pytest.warns(RuntimeWarning, match="is not used(.|\\n)*ASTITCH_CACHE_DIR") as told:
+        assert add_one_afresh() == 128
+        assert add_one_afresh() == 128
+    assert len(told) == 1
+    if what == "link":
+        assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
+        assert list(elsewhere.iterdir()) == []
 
 
 def test_a_new_process_builds_the_runtime_and_runs(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from astitch import kernel_cache, nvrtc
-from astitch.kernel_cache import KernelCache, compile_cached, key_of, pack_kernel, unpack_kernel
+from astitch import kernel_cache, nvrtc, private_files
+from astitch.kernel_cache import FORM, KernelCache, compile_cached, key_of, pack_kernel
 from astitch.nvrtc import CompiledKernel, Request, Resources
+from astitch.private_files import seal
 
 SOURCE = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= 2.0f; }'
 
@@ -52,17 +53,12 @@ def test_a_damaged_entry_is_ignored_and_replaced(tmp_path: Path, damage: str) ->
             "truncated": data[:-1],
             "flipped": data[:-20] + bytes([data[-20] ^ 1]) + data[-19:],
             "empty": b"",
-            "other version": data.replace(b"kernel 2", b"kernel 0", 1),
+            "other version": seal(pack_kernel(_kernel()), "astitch kernel 0", "k"),
         }[damage]
     )
     assert cache.load("k") is None
     cache.store("k", _kernel(mark=2))
     assert cache.load("k") == _kernel(mark=2)
-
-
-@pytest.mark.parametrize("length", range(0, 60, 7))
-def test_every_truncation_is_seen(length: int) -> None:
-    assert unpack_kernel(pack_kernel(_kernel())[:length]) is None
 
 
 def test_the_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,13 +83,37 @@ def test_the_folder_is_private(tmp_path: Path) -> None:
     cache.store("k", _kernel())
     assert stat.S_IMODE(cache.folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((cache.folder / "k.kernel").stat().st_mode) == 0o600
-    cache.folder.chmod(0o777)
-    cache.load("k")
-    assert stat.S_IMODE(cache.folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o1777])
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    KernelCache(tmp_path).store("k", _kernel())
+    tmp_path.chmod(mode)
+    cache = KernelCache(tmp_path)
+    with pytest.warns(
+        RuntimeWarning, match="others may write to .*: remove it\n.*ASTITCH_CACHE_DIR"
+    ):
+        assert cache.load("k") is None
+        cache.store("k", _kernel(mark=2))
+    assert cache.load("k") == _kernel(mark=2)  # in memory
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == mode
+    tmp_path.chmod(0o700)
+    assert KernelCache(tmp_path).load("k") == _kernel()
+
+
+def test_swapped_entries_are_none(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    for mark, key in enumerate("ab"):
+        cache.store(key, _kernel(mark=mark))
+    for old, new in ("ac", "ba", "cb"):
+        (tmp_path / f"{old}.kernel").rename(tmp_path / f"{new}.kernel")
+    assert [cache.load(key) for key in "ab"] == [None, None]
+    cache.store("a", _kernel(mark=3))
+    assert cache.load("a") == _kernel(mark=3)
 
 
 def test_the_longest_unused_entries_go_first(tmp_path: Path) -> None:
-    size = len(pack_kernel(_kernel()))
+    size = len(seal(pack_kernel(_kernel()), FORM, "a"))
     cache = KernelCache(tmp_path, limit_bytes=3 * size)
     now = time.time()
     for age, key in enumerate(["d", "c", "b"]):
@@ -130,10 +150,10 @@ def test_a_folder_that_cannot_be_made_warns_once(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kernel_cache.os, "replace", refuse)
+    monkeypatch.setattr(private_files.os, "replace", refuse)
     with pytest.warns(RuntimeWarning, match="No space left on device"):
         KernelCache(tmp_path).store("k", _kernel())
     assert list(tmp_path.iterdir()) == []
@@ -159,8 +179,13 @@ def test_a_folder_that_may_only_be_read_serves(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    for name in ("os.utime", "os.chmod", "os.replace", "tempfile.mkstemp"):
-        monkeypatch.setattr(f"astitch.kernel_cache.{name}", refuse)
+    def open_to_read(path: Any, flags: int, *given: Any, **options: Any) -> int:
+        return refuse() if flags & os.O_CREAT else opened(path, flags, *given, **options)
+
+    opened = os.open
+    monkeypatch.setattr(private_files.os, "open", open_to_read)
+    for name in ("utime", "replace", "unlink"):
+        monkeypatch.setattr(private_files.os, name, refuse)
     cache = KernelCache(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -180,16 +205,18 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cache.store("k", _kernel())  # and goes at once: it is larger than the limit
-        assert cache.load("k") is None and cache.load("nowhere") is None
+        assert cache.load("k") is None
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "nowhere.kernel",
         "old.tmp",
         "taken.kernel",
     ]
-    with pytest.warns(RuntimeWarning, match="Is a directory"):
+    with pytest.warns(RuntimeWarning, match="Is a directory: '.*/taken.kernel'"):
         assert cache.load("taken") is None
         cache.store("taken", _kernel())
     assert cache.load("taken") == _kernel()
+    with pytest.warns(RuntimeWarning, match="nowhere.kernel is a link"):
+        assert KernelCache(tmp_path).load("nowhere") is None
 
 
 def test_someone_elses_folder_is_not_trusted(
@@ -197,7 +224,7 @@ def test_someone_elses_folder_is_not_trusted(
 ) -> None:
     KernelCache(tmp_path).store("k", _kernel())
     owner = os.geteuid()
-    monkeypatch.setattr(kernel_cache.os, "geteuid", lambda: owner + 1)
+    monkeypatch.setattr(private_files.os, "geteuid", lambda: owner + 1)
     with pytest.warns(RuntimeWarning, match="belongs to another user"):
         assert KernelCache(tmp_path).load("k") is None
 
@@ -271,7 +298,7 @@ def compile_side_by_side(folder: Path, processes: int, most_file_bytes: int = 0)
 def check_entries(folder: Path) -> set[str]:
     """The names of the entries, all of them whole, and nothing else there."""
     for file in folder.iterdir():
-        assert file.suffix == ".kernel" and unpack_kernel(file.read_bytes()) is not None
+        assert file.suffix == ".kernel" and KernelCache(folder).load(file.stem) is not None
     return {file.name for file in folder.iterdir()}
 
 
@@ -282,9 +309,11 @@ def test_eight_processes_compile_one_model_into_one_folder(tmp_path: Path) -> No
     assert [(program, used, told) for program, used, _, told in found] == [
         (found[0][0], found[0][1], [])
     ] * 8
+    # Each form was compiled by one of the eight.
+    assert sum(count for _, _, count, _ in found) == len(entries)
 
     # Filled with garbage, it is filled anew; what nobody asks for stays until there is no room.
-    garbage = [b"", b"\0" * 100_000, os.urandom(3000), kernel_cache.MAGIC, b"[" * 5000]
+    garbage = [b"", b"\0" * 100_000, os.urandom(3000), FORM.encode(), b"[" * 5000]
     for number, name in enumerate(sorted(entries)):
         (tmp_path / "kernels" / name).write_bytes(garbage[number % len(garbage)])
     (tmp_path / "kernels" / "other").write_bytes(garbage[2])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from hlo_runner import lower
 
-from astitch import kernel_cache, nvrtc
+from astitch import nvrtc
 from astitch.compile import compile_hlo
 from astitch.kernel_cache import KernelCache, compile_cached
 from astitch.kernel_text import share_text
@@ -138,8 +138,6 @@ def test_a_refused_text_is_shown_as_it_was_written(tmp_path):
     ):
         compile_cached(Request(broken, "sm_90"), cache=KernelCache(tmp_path))
     # The turn is given back.
-    assert kernel_cache._turns_lock.acquire(timeout=1)
-    kernel_cache._turns_lock.release()
     done = threading.Thread(target=compile_twice, args=(broken, tmp_path))
     done.start()
     done.join(timeout=60)

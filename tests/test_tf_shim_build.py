@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from astitch.emulate import is_sealed
+from astitch.kept_libraries import is_whole
 from tf_addon import shim_build
 from tf_addon.errors import ShimUnavailable
 from tf_addon.report import clean_reason, title_of
-from tf_addon.shim_build import Target, build_library, find_library, get_library, name_library
+from tf_addon.shim_build import Target, find_cache, name_library, open_library
 
 COMPILER = """#!/bin/sh
 echo "$@" > "{folder}/arguments"
 [ -n "{error}" ] && {{ echo "{error}" >&2; exit 1; }}
 while [ "$1" != -o ]; do shift; done
-echo library > "$2"
+echo "int astitch_shim = 7;" | /usr/bin/g++ -x c -shared -o "$2" -
 """
 
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """A TensorFlow to build for, an empty cache, and a compiler that does nothing."""
+    """A TensorFlow to build for, an empty cache, and a compiler that makes another library."""
     target = Target("2.21.0", tmp_path / "tensorflow", ("-D_GLIBCXX_USE_CXX11_ABI=1",))
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(shim_build, "find_target", lambda: target)
@@ -39,27 +40,64 @@ def put_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, error: str = "")
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
+def library_of(target: Target) -> Path:
+    """Where the cache has the shim."""
+    return find_cache().path / name_library(target)
+
+
+def is_shim(library: ctypes.CDLL) -> bool:
+    return ctypes.c_int.in_dll(library, "astitch_shim").value == 7
+
+
 def test_built_once_and_told(target: Target, tmp_path: Path) -> None:
     lines: list[str] = []
-    library = get_library(lines.append)
+    assert is_shim(open_library(lines.append))
+    library = library_of(target)
     assert library == tmp_path / "cache" / "tensorflow" / name_library(target)
-    assert is_sealed(library)
-    assert "building the shim for TensorFlow 2.21.0" in lines[0]
+    assert is_whole(library)
+    assert "building the shim for TensorFlow 2.21.0" in lines[0] and str(library) in lines[0]
     assert len(lines) == 2
     words = (tmp_path / "arguments").read_text().split()
     assert f"-I{target.folder}/include" in words
     # The libraries come after what needs them.
     assert words.index(str(shim_build.SOURCE)) < words.index("-l:libtensorflow_cc.so.2")
     (tmp_path / "arguments").unlink()
-    assert get_library(lines.append) == find_library(target) == library
+    assert is_shim(open_library(lines.append))
     assert len(lines) == 2 and not (tmp_path / "arguments").exists()
+    assert [file.name for file in library.parent.iterdir()] == [library.name]
 
 
-def test_a_damaged_library_is_built_again(target: Target, tmp_path: Path) -> None:
-    library = get_library(lambda _: None)
-    library.write_bytes(library.read_bytes()[:-3])
-    assert find_library(target) is None
-    assert is_sealed(get_library(lambda _: None))
+def test_a_damaged_library_is_built_again(target: Target) -> None:
+    open_library(lambda _: None)
+    library = library_of(target)
+    data = library.read_bytes()
+    library.unlink()  # the loaded one must not change
+    library.write_bytes(data[:-3])
+    assert is_shim(open_library(lambda _: None))
+    assert is_whole(library)
+
+
+@pytest.mark.parametrize("what", ["open to others", "file"])
+def test_a_folder_that_cannot_be_used_costs_only_the_cache(target: Target, what: str) -> None:
+    folder = find_cache().path
+    folder.parent.mkdir()
+    if what == "file":
+        folder.write_text("")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="is not used(.|\\n)*ASTITCH_CACHE_DIR"):
+        assert is_shim(open_library(lambda _: None))
+
+
+def test_a_full_disk_names_what_to_set(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_compiler(tmp_path, monkeypatch, error="ld: final link failed: No space left on device")
+    with pytest.raises(ShimUnavailable) as caught:
+        open_library(lambda _: None)
+    assert "No space left on device" in str(caught.value)
+    assert "TMPDIR" in str(caught.value) and "ASTITCH_CACHE_DIR" in str(caught.value)
 
 
 def test_the_name_tells_all_that_it_is_made_of(target: Target) -> None:
@@ -76,8 +114,10 @@ def test_one_that_came_with_the_package_comes_first(
 ) -> None:
     monkeypatch.setattr(shim_build, "PREBUILT", tmp_path / "prebuilt")
     (tmp_path / "prebuilt").mkdir()
-    (tmp_path / "prebuilt" / name_library(target)).touch()
-    assert get_library(lambda _: None) == tmp_path / "prebuilt" / name_library(target)
+    open_library(lambda _: None)
+    library_of(target).rename(tmp_path / "prebuilt" / name_library(target))
+    put_compiler(tmp_path, monkeypatch, error="built again")
+    assert is_shim(open_library(lambda _: None))
 
 
 def test_without_a_compiler(
@@ -85,7 +125,7 @@ def test_without_a_compiler(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(ShimUnavailable) as caught:
-        get_library(lambda _: None)
+        open_library(lambda _: None)
     assert str(caught.value) == (
         "tf_addon: TensorFlow's functions are taken over by a small library that has to be compiled once, and g++ was "
         "not found on PATH\n  install it (Debian: apt-get install g++)\n"
@@ -98,8 +138,8 @@ def test_what_the_compiler_says(
 ) -> None:
     put_compiler(tmp_path, monkeypatch, error="file.h:3: error: no such thing")
     with pytest.raises(ShimUnavailable, match="for TensorFlow 2.21.0:\n  file.h:3: error: no such"):
-        build_library(target, tmp_path, lambda _: None)
-    assert find_library(target) is None
+        open_library(lambda _: None)
+    assert not library_of(target).exists()
 
 
 def test_importing_the_add_on_imports_neither_tensorflow_nor_jax() -> None:

@@ -18,6 +18,7 @@ from astitch.compile import compile_hlo
 from astitch.errors import EngineUnavailable
 from astitch.gpu import preset
 from astitch.measure import Measurement
+from astitch.private_files import seal, unseal
 from astitch.schedule import DEFAULT, Schedule
 
 needs_no_gpu = pytest.mark.skipif(executor.count_gpus() > 0, reason="a GPU is there")
@@ -55,7 +56,7 @@ def test_the_fastest_measured_plan_is_taken_and_kept(monkeypatch, tmp_path):
     assert plan.schedule == asked[1]
     assert plan.notes[-1] == (f"tuned: {len(asked)} plans measured, 50.0 us; 100.0 us by the rules")
     (entry,) = (tmp_path / "plans").iterdir()
-    kept = json.loads(entry.read_text())
+    kept = json.loads(unseal(entry.read_bytes(), tune.FORMAT, entry.stem) or "{}")
     assert (kept["time_us"], kept["default_us"]) == (50.0, 100.0)
     # The second compilation measures nothing.
     asked.clear()
@@ -85,13 +86,13 @@ def test_another_gpu_is_measured_anew(monkeypatch):
     assert len(asked) > first
 
 
-@pytest.mark.parametrize("damage", ["", "{}", '{"format": "astitch plan 1", "schedule": {"x": 1}}'])
+@pytest.mark.parametrize("damage", ["", "{}", '{"format": "astitch plan 2", "schedule": {"x": 1}}'])
 def test_a_damaged_entry_is_measured_anew(monkeypatch, tmp_path, damage):
     asked = measure_as(monkeypatch, lambda s: 1.0)
     compile_hlo(SOFTMAX, gpu="h100", tune=True)
     first = len(asked)
     (entry,) = (tmp_path / "plans").iterdir()
-    entry.write_text(damage)
+    entry.write_bytes(seal(damage.encode(), tune.FORMAT, entry.stem))
     compile_hlo(SOFTMAX, gpu="h100", tune=True)
     assert len(asked) == 2 * first
 

@@ -10,13 +10,20 @@ import functools
 import hashlib
 import json
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from astitch import nvrtc, options
 from astitch.errors import KernelCompileError
 from astitch.gpu import Gpu
-from astitch.module_cache import ModuleCache, cache_at, fingerprint, hash_sources
+from astitch.module_cache import (
+    LONGEST_WAIT_S,
+    ModuleCache,
+    cache_at,
+    fingerprint,
+    hash_sources,
+)
 from astitch.program import Program
 from astitch.program_file import pack_program, unpack_program
 
@@ -72,6 +79,11 @@ def store(key: str, kept: Kept) -> None:
         return
     head = json.dumps(kept.aliases).encode()
     _open_cache().store(key, head + b"\n" + packed)
+
+
+def turn(key: str) -> AbstractContextManager[None]:
+    """For what makes a program: of several processes one does.  It is to be looked for again inside."""
+    return _open_cache().turn(key, LONGEST_WAIT_S)
 
 
 def _open_cache() -> ModuleCache:

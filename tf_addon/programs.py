@@ -200,16 +200,23 @@ def compile_module(module: Module, place: Place, *, strict: bool) -> Made:
     gpu = preset("host") if place.gpu is None else from_device(place.gpu)
     compile_now = functools.cache(lambda: compile_for(module.hlo, gpu, strict=strict))
     key = kept_programs.key_of(module.content, gpu, strict=strict)
-    kept = None if key is None else kept_programs.load(key)
-    if kept is not None:
-        return Made(kept.program, kept.aliases, True, compile_now)
+    if key is None:
+        return _make_now(compile_now)
+    kept = kept_programs.load(key)
+    if kept is None:
+        with kept_programs.turn(key):
+            kept = kept_programs.load(key)
+            if kept is None:
+                made = _make_now(compile_now)
+                if not compile_now().faults:  # another process may have none, and says so if it has
+                    kept_programs.store(key, kept_programs.Kept(made.program, made.aliases))
+                return made
+    return Made(kept.program, kept.aliases, True, compile_now)
+
+
+def _make_now(compile_now: Callable[[], Compilation]) -> Made:
     compilation = compile_now()
-    made = Made(compilation.program, compilation.graph.aliases, False, compile_now)
-    if (
-        key is not None and not compilation.faults
-    ):  # another process may have none, and says so if it has
-        kept_programs.store(key, kept_programs.Kept(made.program, made.aliases))
-    return made
+    return Made(compilation.program, compilation.graph.aliases, False, compile_now)
 
 
 def note_refused(records: Records, function: str, device: str, reason: str, outcome: int) -> None:

@@ -6,21 +6,25 @@ one from the user's cache, or one that g++ makes now from `shim/astitch_tf.cc` a
 
 from __future__ import annotations
 
-import fcntl
+import ctypes
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from astitch.emulate import is_sealed, publish
-from astitch.errors import KernelCompileError
+from astitch.kept_libraries import (
+    FORM,
+    compile_apart,
+    load_library,
+    refuse_full_disk,
+    run_compiler,
+)
 from astitch.options import cache_dir
+from astitch.private_files import ADVICE, PrivateFolder
 from tf_addon.errors import ShimUnavailable
 
 SOURCE = Path(__file__).parent / "shim" / "astitch_tf.cc"
@@ -29,6 +33,9 @@ PREBUILT = Path(__file__).parent / "prebuilt"
 
 FIRST, LAST = (2, 18), (2, 21)
 """The versions of TensorFlow whose headers and classes the shim is written for and was built against."""
+
+LONGEST_WAIT_S = 900.0
+"""For another process that builds the shim."""
 
 WITHOUT = "  or decorate with @tf_addon.function(tier='python'), which needs no compiler"
 
@@ -82,24 +89,45 @@ def name_library(target: Target) -> str:
     digest = hashlib.sha256()
     for path in (SOURCE, *sorted(STANDINS.rglob("*.h"))):
         digest.update(path.read_bytes())
-    digest.update(repr((target.version, target.flags, FLAGS, INCLUDES, LIBRARIES)).encode())
+    digest.update(repr((FORM, target.version, target.flags, FLAGS, INCLUDES, LIBRARIES)).encode())
     return f"astitch_tf-{target.version}-{digest.hexdigest()[:16]}.so"
 
 
-def find_library(target: Target) -> Path | None:
-    """The library for this TensorFlow if there is one already: in the package, or whole in the user's cache."""
+def open_library(say: Callable[[str], None] | None = None) -> ctypes.CDLL:
+    """The library for the TensorFlow that is installed, loaded: the one that came with the package, else that of the
+    user's cache, which is built if it is not there.
+
+    say: gets a line when it is built and one when it is done; standard error if not given.  Raises ShimUnavailable.
+    """
+    target = find_target()
     name = name_library(target)
-    if (PREBUILT / name).exists():
-        return PREBUILT / name
-    cached = _cache_folder() / name
-    return cached if is_sealed(cached) else None
+    try:
+        if (PREBUILT / name).exists():
+            return ctypes.CDLL(str(PREBUILT / name))
+        folder = find_cache()
+        return load_library(
+            folder,
+            name,
+            lambda: build_library(target, folder.path / name, say or _say),
+            longest_s=LONGEST_WAIT_S,
+        )
+    except OSError as error:
+        raise ShimUnavailable(
+            f"tf_addon: the shim does not load: {error}\n"
+            f"  it was built for another TensorFlow: remove {name} and try again\n{WITHOUT}"
+        ) from error
 
 
-def build_library(target: Target, folder: Path, say: Callable[[str], None]) -> Path:
-    """Compiles the shim into `folder`; takes half a minute and 2 GB of memory.
+def find_cache() -> PrivateFolder:
+    """The folder of the libraries that were built here."""
+    return PrivateFolder(cache_dir() / "tensorflow")
 
-    say: gets a line when it begins and one when it is done.  Raises ShimUnavailable without g++, and with its words
-    where it refuses.
+
+def build_library(target: Target, library: Path, say: Callable[[str], None]) -> bytes:
+    """The compiled shim; takes half a minute and 2 GB of memory.
+
+    library: where it will be.  say: gets a line when it begins and one when it is done.  Raises ShimUnavailable without
+    g++, where it refuses, with its words, and without room.
     """
     compiler = shutil.which("g++")
     if compiler is None:
@@ -107,27 +135,26 @@ def build_library(target: Target, folder: Path, say: Callable[[str], None]) -> P
             "tf_addon: TensorFlow's functions are taken over by a small library that has to be compiled once, and "
             f"g++ was not found on PATH\n  install it (Debian: apt-get install g++)\n{WITHOUT}"
         )
-    library = folder / name_library(target)
     say(
         f"tf_addon: building the shim for TensorFlow {target.version}, once, about half a minute: {library}"
     )
     start = time.perf_counter()
-    with _turn(folder), tempfile.TemporaryDirectory(dir=folder, prefix="build-") as name:
-        if is_sealed(library):  # another process has made it meanwhile
-            return library
-        built = Path(name) / "shim.so"
-        try:
-            files = [str(SOURCE), "-o", str(built)]
-            links = [f"-L{target.folder}", *LIBRARIES]
-            _run([compiler, *compile_flags(target), *files, *links], target)
-            publish(built, library)
-        except OSError as error:
-            raise ShimUnavailable(
-                f"tf_addon: the shim cannot be built in {folder}: {error}\n"
-                f"  set ASTITCH_CACHE_DIR to a folder with room\n{WITHOUT}"
-            ) from error
+
+    def build(folder: Path) -> bytes:
+        files = [str(SOURCE), "-o", str(folder / "shim.so")]
+        links = [f"-L{target.folder}", *LIBRARIES]
+        _run([compiler, *compile_flags(target), *files, *links], target, folder)
+        return (folder / "shim.so").read_bytes()
+
+    try:
+        content = compile_apart(build)
+    except OSError as error:
+        raise ShimUnavailable(
+            f"tf_addon: the shim cannot be built: {error}\n"
+            f"  make room in the folder of temporary files, or point TMPDIR at another one; {ADVICE}\n{WITHOUT}"
+        ) from error
     say(f"tf_addon: built in {time.perf_counter() - start:.0f} s")
-    return library
+    return content
 
 
 def compile_flags(target: Target) -> list[str]:
@@ -137,33 +164,14 @@ def compile_flags(target: Target) -> list[str]:
     return [*target.flags, *FLAGS, *includes, "-idirafter", str(STANDINS)]
 
 
-def get_library(say: Callable[[str], None] | None = None) -> Path:
-    """The library for the TensorFlow that is installed, built if there is none.  Raises ShimUnavailable.
-
-    say: progress; standard error if not given.
-    """
-    target = find_target()
-    found = find_library(target)
-    if found is not None:
-        return found
-    folder = _cache_folder()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ShimUnavailable(
-            f"tf_addon: the cache folder {folder} cannot be made: {error}\n"
-            f"  set ASTITCH_CACHE_DIR to a folder that can be written\n{WITHOUT}"
-        ) from error
-    return build_library(target, folder, say or _say)
-
-
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _run(command: Sequence[str], target: Target) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: Sequence[str], target: Target, folder: Path) -> None:
+    result = run_compiler(command, folder)
     if result.returncode:
+        refuse_full_disk(result.stderr)
         lines = result.stderr.splitlines()
         first = next((i for i, line in enumerate(lines) if "error" in line), 0)
         shown = (
@@ -175,24 +183,6 @@ def _run(command: Sequence[str], target: Target) -> None:
         )
 
 
-def _cache_folder() -> Path:
-    return cache_dir() / "tensorflow"
-
-
-class _turn:  # noqa: N801 - reads as a word of its own in `with`
-    """Held by the process that builds into a folder: others wait, and find what it built."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "building"
-
-    def __enter__(self) -> None:
-        self._file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._file)
-
-
 def main() -> int:
     """`make tf-shim`: builds the library into the package, from where wheels take it."""
     try:
@@ -200,8 +190,10 @@ def main() -> int:
         PREBUILT.mkdir(exist_ok=True)
         library = PREBUILT / name_library(target)
         if not library.exists():
-            build_library(target, PREBUILT, _say)
-    except (ShimUnavailable, KernelCompileError, ImportError) as error:
+            partial = library.with_suffix(f".{os.getpid()}.tmp")
+            partial.write_bytes(build_library(target, library, _say))
+            os.replace(partial, library)
+    except (ShimUnavailable, OSError, ImportError) as error:
         print(error, file=sys.stderr)
         return 2
     print(library)

@@ -1,6 +1,6 @@
 """The shim as Python sees it: rows, callbacks and entries of `shim/astitch_tf.cc`, by ctypes.
 
-Takes the path of the library, hands on a Shim.  Names and order of the fields are those of the C++ source.
+Takes the library, loaded, hands on a Shim.  Names and order of the fields are those of the C++ source.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ import ctypes
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from astitch.errors import AstitchError
-from tf_addon.errors import ShimUnavailable
 
 log = logging.getLogger("tf_addon")
 
@@ -148,14 +146,8 @@ class Handlers:
 class Shim:
     """The library, loaded and installed; at most one in a process."""
 
-    def __init__(self, path: Path, handlers: Handlers) -> None:
-        try:
-            self._library = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise ShimUnavailable(
-                f"tf_addon: the shim does not load: {error}\n"
-                f"  it was built for another TensorFlow: remove {path} and try again"
-            ) from error
+    def __init__(self, library: ctypes.CDLL, handlers: Handlers) -> None:
+        self._library = library
         self._library.astitch_tf_add_program.restype = _i64
         self._library.astitch_tf_count_runs.restype = _i64
         self._library.astitch_tf_count_graphs.restype = _i64

@@ -17,7 +17,7 @@ from astitch.executor import count_gpus
 from astitch.jit import choose_launcher
 from tf_addon.programs import Programs, check_cublas
 from tf_addon.report import Records, Report
-from tf_addon.shim_build import get_library
+from tf_addon.shim_build import open_library
 from tf_addon.shim_library import Settings, Shim
 
 MAX_SIGNATURES = 32
@@ -67,7 +67,7 @@ class Switch:
         """The shim, which decorated functions go through from now on.  Raises ShimUnavailable."""
         with self._lock:
             if self._shim is None:
-                shim = Shim(get_library(), self._programs.handlers)
+                shim = Shim(open_library(), self._programs.handlers)
                 self._programs.attach(shim)
                 self._shim = shim
                 self._tell()

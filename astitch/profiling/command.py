@@ -163,9 +163,9 @@ def write_whole(path: Path, text: str) -> None:
     partial: str | None = None
     try:
         number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.fchmod(number, 0o644)
         with open(number, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(partial, 0o644)
         os.replace(partial, path)
         partial = None
     except OSError as error:

@@ -1,0 +1,376 @@
+"""Files that astitch keeps: in folders that only this user may write, each checked before it is used.
+
+Takes a folder and the names in it, hands on what an earlier process put there.  The idea: a folder and a file are
+opened first and checked then, and all else is done through the descriptor: nobody can exchange what was checked.
+Nothing that is there already has its mode changed, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import itertools
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from astitch.forks import do_in_child
+
+ABANDONED_AFTER_S = 3600.0
+"""Age from which what a writer has not finished is what a crashed one left."""
+
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.05
+"""Between two looks whether another process is done."""
+
+ADVICE = "point ASTITCH_CACHE_DIR at a folder of your own with room"
+
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
+_SEAL = b"\nastitch seal 1\n"
+_SEAL_BYTES = len(_SEAL) + 2 * hashlib.sha256().digest_size
+_PARTIAL, _LOCK = ".tmp", ".lock"
+
+
+class NotPrivate(PermissionError):
+    """A folder or a file that somebody else made, or that others may write: what is in it is not trusted."""
+
+
+# ---- seals -----------------------------------------------------------------------------------------------------------
+
+
+def seal(content: bytes, form: str, key: str) -> bytes:
+    """The content with a seal behind it, where the loader of a library ignores it.
+
+    form: what the content is and the version of its format.  key: what it is kept under.  Both are in the seal, so that
+    an entry under another name, or read as something else, is none.
+    """
+    return content + _SEAL + _digest(content, form, key)
+
+
+def unseal(data: bytes, form: str, key: str) -> bytes | None:
+    """The content; None where it is not whole, or was sealed under another key or in another form."""
+    content = data[:-_SEAL_BYTES]
+    return content if data[-_SEAL_BYTES:] == _SEAL + _digest(content, form, key) else None
+
+
+def _digest(content: bytes, form: str, key: str) -> bytes:
+    digest = hashlib.sha256()
+    for part in (form.encode(), key.encode(), content):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest().encode()
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of a folder.  used: when it was last read or written, seconds since 1970."""
+
+    name: str
+    bytes: int
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateFolder:
+    """A folder that only this user may write, shared by any number of processes and threads.
+
+    It is made when something is first written, readable by this user alone.  Links on the way to it are followed, but
+    it must not be one.  Every method raises NotPrivate where the folder or the file is not this user's alone, and
+    OSError for what the system refuses.
+    """
+
+    path: Path
+
+    def make(self) -> None:
+        """Makes the folder if there is none."""
+        self._make()
+        with self._opened():
+            pass
+
+    def read(self, name: str) -> bytes:
+        """A file's content; marks it as used now.  Raises FileNotFoundError too."""
+        with self._opened() as folder, self._opened_file(folder, name) as file:
+            try:
+                os.utime(file)
+            except OSError:
+                pass  # a read-only folder still serves; it only forgets the order of use
+            return _read_all(file)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Puts a whole file in place of what is there; a reader, or a crash, never finds half of it."""
+        self._make()
+        partial = f"{name}.{os.getpid()}.{secrets.token_hex(4)}{_PARTIAL}"
+        with self._opened() as folder:
+            file = os.open(
+                partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=folder
+            )
+            try:
+                try:
+                    # Not buffered: a child that is forked meanwhile would write its copy of the buffer too.
+                    _write_all(file, data)
+                finally:
+                    os.close(file)
+                os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                _remove_at(folder, partial)
+                raise
+
+    def load_library(self, name: str, form: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+        """Loads a sealed library, by the descriptor of the folder in which it was checked.
+
+        Its name is its key: libraries of one name have one content, whichever folder they are in.  Raises
+        FileNotFoundError where it is not there or not whole.
+        """
+        with self._opened() as folder:
+            with self._opened_file(folder, name) as file:
+                content = unseal(_read_all(file), form, name)
+            if content is None:
+                raise FileNotFoundError(errno.ENOENT, "not whole", str(self.path / name))
+            try:
+                return ctypes.CDLL(f"/proc/self/fd/{folder}/{name}", mode=mode)
+            except OSError:  # a file system from which nothing may be run
+                return load_from_memory(content, mode)
+
+    def list_entries(self, suffix: str) -> list[Entry]:
+        """The files of this suffix, in any order.  Removes what crashed writers left."""
+        found = []
+        with self._opened() as folder, os.scandir(folder) as files:
+            for file in files:
+                try:
+                    status = file.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue  # another process removes too
+                if not stat.S_ISREG(status.st_mode):
+                    continue  # not astitch's
+                if file.name.endswith(suffix):
+                    found.append(Entry(file.name, status.st_size, status.st_mtime))
+                elif time.time() - status.st_mtime > ABANDONED_AFTER_S:
+                    if file.name.endswith(_PARTIAL):
+                        _remove_at(folder, file.name)
+                    elif file.name.endswith(_LOCK):
+                        _remove_free_lock(folder, file.name)
+        return found
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes files that are still there and may go; if not, the folder is only larger than it should be."""
+        with self._opened() as folder:
+            for name in names:
+                _remove_at(folder, name)
+
+    @contextlib.contextmanager
+    def turn(self, key: str, longest_s: float) -> Iterator[None]:
+        """One thread of one process at a time makes what is kept under a key; the others wait, and find it made.
+
+        Look again inside: there is no lock, and so no wait, where the folder cannot hold one, and after the wait
+        nobody holds it if the one who did is done.  The system frees the lock of a process that dies.  longest_s:
+        seconds after which it goes on without.
+        """
+        name = key + _LOCK
+        file = self._lock(name, longest_s)
+        try:
+            yield
+        finally:
+            if file is not None:
+                self._unlock(name, file)
+
+    def _lock(self, name: str, longest_s: float) -> int | None:
+        try:
+            self._make()
+            with self._opened() as folder:
+                file = os.open(
+                    name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | _OPEN, 0o600, dir_fd=folder
+                )
+        except OSError:
+            return None
+        _locks.add(file)
+        try:
+            # The name of a lock goes when its holder is done: nobody makes anything after it that was not made by it.
+            if _wait_for_lock(file, longest_s) and os.fstat(file).st_nlink:
+                return file
+        except BaseException:
+            _close_lock(file)
+            raise
+        _close_lock(file)
+        return None
+
+    def _unlock(self, name: str, file: int) -> None:
+        try:
+            with self._opened() as folder:
+                if os.path.samestat(os.fstat(file), os.stat(name, dir_fd=folder)):
+                    os.unlink(name, dir_fd=folder)
+        except OSError:
+            pass  # removed by somebody, or for the next that removes what is old
+        _close_lock(file)
+
+    def _make(self) -> None:
+        for _ in range(2):
+            try:
+                os.mkdir(self.path, 0o700)
+            except FileExistsError:
+                return
+            except FileNotFoundError:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            else:
+                return
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The folder's descriptor, checked; not kept, since programs close descriptors that they do not know."""
+        try:
+            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+        except OSError:
+            if self.path.is_symlink():
+                raise NotPrivate(f"{self.path} is a link") from None
+            raise
+        try:
+            _check_private(os.fstat(folder), self.path)
+            yield folder
+        finally:
+            os.close(folder)
+
+    @contextlib.contextmanager
+    def _opened_file(self, folder: int, name: str) -> Iterator[int]:
+        """A file's descriptor, checked."""
+        path = self.path / name
+        try:
+            # Not blocking: opening a pipe waits for somebody who writes into it.
+            file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=folder)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise NotPrivate(f"{path} is a link") from None
+            raise
+        try:
+            status = os.fstat(file)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if not stat.S_ISREG(status.st_mode):
+                raise NotPrivate(f"{path} is not a file")
+            _check_private(status, path)
+            yield file
+        finally:
+            os.close(file)
+
+
+def _check_private(status: os.stat_result, path: Path) -> None:
+    if status.st_uid != os.geteuid():
+        raise NotPrivate(f"{path} belongs to another user")
+    if status.st_mode & _OTHERS_MAY_WRITE:
+        raise NotPrivate(
+            f"others may write to {path} (mode {stat.S_IMODE(status.st_mode):o}), so it is not trusted: remove it"
+        )
+
+
+def _read_all(file: int) -> bytes:
+    parts = []
+    while part := os.read(file, 1 << 24):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def _remove_at(folder: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass
+
+
+# ---- locks -----------------------------------------------------------------------------------------------------------
+
+_locks: set[int] = set()
+"""Descriptors of the locks that this process waits for or holds."""
+
+
+def _wait_for_lock(file: int, longest_s: float) -> bool:
+    until, pause = time.monotonic() + longest_s, SHORTEST_PAUSE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+        except OSError:
+            return False  # a file system without locks
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _close_lock(file: int) -> None:
+    _locks.discard(file)
+    try:
+        fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have a copy of the descriptor
+    except OSError:
+        pass
+    os.close(file)
+
+
+def _remove_free_lock(folder: int, name: str) -> None:
+    """Removes the lock of a process that died."""
+    try:
+        file = os.open(name, os.O_RDWR | os.O_NONBLOCK | _OPEN, dir_fd=folder)
+    except OSError:
+        return
+    if _wait_for_lock(file, 0):
+        _remove_at(folder, name)
+    os.close(file)
+
+
+def _drop_locks() -> None:
+    """In a forked child: they are the parent's, and should be free when the parent dies."""
+    for file in _locks:
+        with contextlib.suppress(OSError):
+            os.close(file)
+    _locks.clear()
+
+
+do_in_child(_drop_locks)
+
+
+# ---- without a folder ------------------------------------------------------------------------------------------------
+
+_loads = itertools.count(1)
+
+
+def load_from_memory(content: bytes, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """Loads a library that no folder takes.  Raises OSError."""
+    file = os.memfd_create("astitch", os.MFD_CLOEXEC)
+    try:
+        _write_all(file, content)
+        # The loader takes libraries of one name for one library, so each load spells the path in its own way.
+        steps = "".join("./" if bit == "1" else "/" for bit in f"{next(_loads):b}")
+        return ctypes.CDLL(f"/proc/self/fd/{steps}{file}", mode=mode)
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: str | None = None) -> Iterator[Path]:
+    """A new folder of this user's during the block.  parent: where; else as `tempfile` chooses.  Raises OSError.
+
+    Not tempfile.TemporaryDirectory: a forked child that ends would remove its parent's.
+    """
+    made_by = os.getpid()
+    path = Path(tempfile.mkdtemp(prefix="astitch_", dir=parent))
+    try:
+        yield path
+    finally:
+        if os.getpid() == made_by:
+            shutil.rmtree(path, ignore_errors=True)
