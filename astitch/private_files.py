@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import itertools
 import os
-import secrets
 import shutil
 import stat
 import tempfile
@@ -111,7 +110,7 @@ class PrivateFolder:
     def write(self, name: str, data: bytes) -> None:
         """Puts a whole file in place of what is there; a reader, or a crash, never finds half of it."""
         self._make()
-        partial = f"{name}.{os.getpid()}.{secrets.token_hex(4)}{_PARTIAL}"
+        partial = f"{name}.{os.getpid()}.{os.urandom(4).hex()}{_PARTIAL}"
         with self._opened() as folder:
             file = os.open(
                 partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=folder
