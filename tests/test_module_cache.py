@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,22 @@ def test_the_cache_keeps_within_its_limit(tmp_path: Path) -> None:
         cache.store(f"{number:064}", bytes(1000))
     assert sum(file.stat().st_size for file in entries(tmp_path / "small")) <= 3000
     assert cache.load(f"{4:064}") == bytes(1000)
+
+
+def test_one_of_several_compiles_what_all_ask_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As several processes do: each has a program of its own, and shares nothing with the others but the folder."""
+    compile_for_xla, compiled = xla_engine.compile_for_xla, []
+
+    def compile_slowly(*given: Any, **options: Any) -> Any:
+        compiled.append(given)
+        time.sleep(0.3)
+        return compile_for_xla(*given, **options)
+
+    monkeypatch.setattr(xla_engine, "compile_for_xla", compile_slowly)
+    asked = [trace() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        modules = list(pool.map(lambda one: one.module, asked))
+    assert len(compiled) == 1 and len(set(modules)) == 1
+    assert [file.suffix for file in folder.iterdir()] == [".module"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,16 @@ def test_a_second_process_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert second.aliases == first.aliases
     (found,) = HostEngine(second.program).run([X])
     np.testing.assert_allclose(found, soften(X), rtol=1e-5)
+
+
+def test_one_of_several_compiles_what_all_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As several processes do, which share nothing but the folder."""
+    made = count_compilations(monkeypatch)
+    module = read_module(lower(soften, X))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: compile_module(module, HOST, strict=False), range(4)))
+    assert len(made) == 1
+    assert sorted(one.kept for one in found) == [False, True, True, True]
 
 
 def test_what_is_explained_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:

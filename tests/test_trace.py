@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -77,3 +78,18 @@ def test_a_dump_names_a_preset_or_asks_the_device(name: str, gpu: str, tmp_path:
     compile(text, "repro.py", "exec")
     assert gpu in text
     assert ("import from_device" in text) == ("from_device()" in text)
+
+
+def test_a_dump_is_this_users_alone_and_costs_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTITCH_DUMP", str(tmp_path / "dump"))
+    astitch.jit(layer).lower(X).compile()
+    (folder,) = (tmp_path / "dump").iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ASTITCH_DUMP", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="is not dumped: .*\n  point ASTITCH_DUMP at"):
+        compiled = astitch.jit(layer).lower(X).compile()
+    assert compiled.program.kernels
