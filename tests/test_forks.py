@@ -97,7 +97,7 @@ def work(number):
 
 @pytest.mark.parametrize(
     ("prepare", "count"),
-    [(NVRTC, 15), (PLANS, 15), (LAUNCHES, 25), (COMPILERS, 60)],
+    [(NVRTC, 10), (PLANS, 8), (LAUNCHES, 25), (COMPILERS, 40)],
     ids=["NVRTC", "plans", "launches", "compilers"],
 )
 def test_a_child_does_what_other_threads_did(prepare: str, count: int, tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def _write_for_ever(path: str) -> None:
 
 def test_a_writer_that_is_killed_leaves_a_whole_file(folder: PrivateFolder) -> None:
     spawn = multiprocessing.get_context("spawn")
-    for _ in range(4):
+    for _ in range(2):
         folder.write("entry", seal(b"first", "form", "entry"))
         writer = spawn.Process(target=_write_for_ever, args=(str(folder.path),))
         writer.start()
@@ -266,11 +266,11 @@ def _make_slowly(path: str, start: Any, made: Any, seconds: float) -> None:
             folder.write("key", DATA)
 
 
-def test_one_of_eight_makes_what_all_want(folder: PrivateFolder) -> None:
+def test_one_of_four_makes_what_all_want(folder: PrivateFolder) -> None:
     spawn = multiprocessing.get_context("spawn")
-    start, made = spawn.Barrier(8), spawn.Queue()
+    start, made = spawn.Barrier(4), spawn.Queue()
     given = str(folder.path), start, made, 0.2
-    makers = [spawn.Process(target=_make_slowly, args=given) for _ in range(8)]
+    makers = [spawn.Process(target=_make_slowly, args=given) for _ in range(4)]
     for maker in makers:
         maker.start()
     for maker in makers:
