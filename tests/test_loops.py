@@ -772,7 +772,7 @@ def test_a_counter_that_wraps_around_is_none(step: int) -> None:
 def test_strict_hears_of_a_loop_whose_kernel_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The projection took it, the compiled kernel does not fit: XLA would run the loop."""
 
-    def refuse_all(loops: Any, gpu: Any, code: Any) -> Any:
+    def refuse_all(loops: Any, gpu: Any, code: Any, faults: Any) -> Any:
         return {}, tuple(f"{loop.kernel.name}: too few registers" for loop in loops.values())
 
     monkeypatch.setattr(xla_engine, "prepare_loops", refuse_all)
