@@ -6,11 +6,12 @@ of XLA's.  Intermediates share one arena by liveness.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from astitch import kernel_ir as k
 from astitch.arena import Lifetime, plan_arena
+from astitch.barriers import close_barriers, find_behind
 from astitch.dimensions import is_embedded
 from astitch.emit_cuda import emit_cuda
 from astitch.epilogues import find_epilogues
@@ -93,6 +94,8 @@ class _ProgramBuilder:
         # Of the stitch ops that join the next island: their ops, and what they compute for themselves alone.
         self.joining: set[str] = set()
         self.repeated: set[str] = set()
+        self.behind = find_behind(scopes.barriers)
+        self.barrier_stages = {barrier.name: barrier.stage for barrier in scopes.barriers}
         self.plans = {plan.scope.name: plan for plan in plans}
         self.stored: dict[str, ArrayType] = {}
         self.constants: dict[str, Literal] = {}
@@ -102,19 +105,38 @@ class _ProgramBuilder:
         self.barriers: dict[str, int] = {}
         self.island_count = 0
 
-    def view(self, name: str) -> View:
+    def view(self, name: str, behind: str = "") -> View:
         """A graph value as an argument of a step."""
-        stored = self.stored_view(storage_name(self.graph, name))
+        stored = self.stored_view(storage_name(self.graph, name), behind)
         array = self.graph[name].type
-        return View(stored.buffer, array) if isinstance(array, ArrayType) else stored
+        return View(stored.buffer, array, behind) if isinstance(array, ArrayType) else stored
 
-    def stored_view(self, source: str) -> View:
+    def stored_view(self, source: str, behind: str = "") -> View:
         """The buffer under a storage name, as it is stored."""
         attrs = self.graph[source.partition("#")[0]].attrs
         if isinstance(attrs, ConstantAttrs):
             self.constants[source] = attrs.value
         self.stored[source] = storage_type(self.graph, source)
-        return View(source, self.stored[source])
+        return View(source, self.stored[source], behind)
+
+    def find_barriers(self, readers: Iterable[str]) -> dict[str, str]:
+        """By buffer, the last barrier behind which one of the readers reads it."""
+        found: dict[str, str] = {}
+        for name in readers:
+            for operand in self.graph[name].operands:
+                if barrier := self.barrier_before(name, operand):
+                    source = storage_name(self.graph, operand)
+                    known = found.get(source, barrier)
+                    found[source] = max(known, barrier, key=self.barrier_stages.__getitem__)
+        return found
+
+    def barrier_before(self, reader: str, operand: str) -> str:
+        """The last barrier between an op and the buffer that it reads; empty where there is none."""
+        while not (barrier := self.behind.get((reader, operand), "")):
+            if self.graph[operand].op != "reshape":
+                return ""
+            reader, operand = operand, self.graph[operand].operands[0]
+        return barrier
 
     def emit(self, plan: Plan) -> CudaKernel | None:
         """A plan's kernel; None where a fault keeps it from being emitted."""
@@ -147,7 +169,11 @@ class _ProgramBuilder:
 
     def add_kernel(self, plan: Plan, launched: CudaKernel) -> None:
         kernel = plan.kernel
-        views = [self.stored_view(parameter.source) for parameter in kernel.arguments]
+        behind = self.find_barriers(plan.scope.members)
+        views = [
+            self.stored_view(p.source, "" if p.written else behind.get(p.source, ""))
+            for p in kernel.arguments
+        ]
         written = {i for i, p in enumerate(kernel.arguments) if p.written}
         if kernel.scratch:
             scratch = f"{kernel.name}/scratch"
@@ -189,7 +215,7 @@ class _ProgramBuilder:
 
     def views_of(self, node: Node) -> tuple[tuple[View, ...], tuple[View, ...]]:
         """The operands and the results of a node that is a step of its own."""
-        operands = tuple(self.view(o) for o in node.operands)
+        operands = tuple(self.view(o, self.barrier_before(node.name, o)) for o in node.operands)
         if isinstance(node.type, TupleType):
             results = tuple(View(f"{node.name}#{i}", t) for i, t in enumerate(node.type.elements))
         else:
@@ -217,13 +243,19 @@ class _ProgramBuilder:
                     results.setdefault(stored, node.name)
         if not results:
             return
-        part = export_nodes(self.graph, members, tuple(results.values()))
+        closed = close_barriers(self.graph, members, self.scopes.barriers)
+        inner = members | (closed.nodes.keys() - self.graph.nodes.keys())
+        part = export_nodes(closed, inner, tuple(results.values()))
+        behind = self.find_barriers(members)
         self.island_count += 1
         self.add_step(
             IslandStep(
                 f"island_{self.island_count}",
                 part.hlo,
-                tuple(self.view(name) for name in part.operands),
+                tuple(
+                    self.view(name, behind.get(storage_name(self.graph, name), ""))
+                    for name in part.operands
+                ),
                 tuple(self.view(name) for name in part.results),
                 tuple(OutsideOp(n.name, n.op, self.reasons[n.name]) for n in nodes),
             )
@@ -271,6 +303,8 @@ class _ProgramBuilder:
         for node in self.graph:
             if node.name not in stages:
                 before = max((stages[o] for o in node.operands), default=0)
+                held = (self.barrier_before(node.name, o) for o in node.operands)
+                before = max([before, *(self.barrier_stages[b] for b in held if b)])
                 projection = OPS[node.op].kind is Kind.PROJECTION
                 stages[node.name] = before + (node.name in self.outside and not projection)
         queue: list[tuple[int, int, Plan | Scope | Node]] = []  # (turn, order within, what to add)

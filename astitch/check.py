@@ -256,7 +256,7 @@ _INTEGERS = frozenset(
     "shift-left shift-right-arithmetic shift-right-logical popcnt count-leading-zeros".split()
 )
 _NOT_PRED = frozenset("subtract divide remainder power atan2 negate abs sign".split())
-_ANY_NUMBER = frozenset("add multiply maximum minimum copy optimization-barrier".split())
+_ANY_NUMBER = frozenset("add multiply maximum minimum copy".split())
 
 
 def _infer_same(node: Node, operands: Sequence[Type]) -> Type:
@@ -282,6 +282,13 @@ def _infer_abs(node: Node, operands: Sequence[Type]) -> Type:
     (x,) = _arrays(operands, 1)
     _require(x.dtype is not DType.PRED, "abs of pred has no meaning")
     return ArrayType(_PART.get(x.dtype, x.dtype), x.shape)
+
+
+def _infer_barrier(node: Node, operands: Sequence[Type]) -> Type:
+    """All operands, a tuple where they are several."""
+    arrays = _arrays(operands)
+    _require(len(arrays) > 0, "a barrier of nothing")
+    return _result(arrays)
 
 
 def _infer_is_finite(node: Node, operands: Sequence[Type]) -> Type:
@@ -725,6 +732,7 @@ def _infer_first(node: Node, operands: Sequence[Type]) -> Type:
 _Rule = Callable[[Node, Sequence[Type]], Type]
 _RULES: Mapping[str, _Rule] = {
     "parameter": _infer_parameter,
+    "optimization-barrier": _infer_barrier,
     "constant": _infer_constant,
     "iota": _infer_iota,
     "abs": _infer_abs,

@@ -243,6 +243,8 @@ class _Computation:
                 value = self._add_loop(node, operands)
             case "conditional":
                 value = self._add_branches(node, operands)
+            case "optimization-barrier" if isinstance(node.type, TupleType):
+                value = self._add(node, node.type, [self._tuple(operands, f"{node.name}.operands")])
             case "convolution":
                 value = self._add_convolution(node, operands)
             case _:

@@ -487,9 +487,7 @@ class _Reader:
                 frame, instruction, operands, _array(type_, where), where, add
             )
         if opcode == "optimization-barrier":
-            leaves = _leaf_types(type_)
-            names = [add(opcode, t, (o,)) for t, o in zip(leaves, operands, strict=True)]
-            return _unflatten(type_, iter(names))
+            return self._read_barrier(operands, type_, where, add)
         if opcode == "scan":
             return self._read_scan(instruction, operands, type_, name, where, op_name, source)
         for position in _SPREAD.get(opcode, ()):
@@ -508,6 +506,21 @@ class _Reader:
         leaves = _leaf_types(type_)
         result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
         node = self._add(name, opcode, result, tuple(operands), attrs, regions, op_name, source)
+        if isinstance(result, ArrayType):
+            return _unflatten(type_, iter([node]))
+        return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))
+
+    def _read_barrier(
+        self, operands: Sequence[str], type_: _TypeTree, where: str, add: Callable[..., str]
+    ) -> _Value:
+        """A barrier hands on all that it is given: as one op, so that nothing behind it goes ahead of any of that."""
+        leaves = _leaf_types(type_)
+        if [self.nodes[o].type for o in operands] != leaves:
+            raise MalformedHlo(f"{where}: a barrier's results must be of its operands' types")
+        if not leaves:
+            return _unflatten(type_, iter(()))
+        result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
+        node = add("optimization-barrier", result, operands)
         if isinstance(result, ArrayType):
             return _unflatten(type_, iter([node]))
         return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))

@@ -34,7 +34,7 @@ PARTLY = 8
 """Turns of a loop that is unrolled in part: independent loads that a thread has in flight."""
 
 EXACT = frozenset(
-    {"maximum", "minimum", "select", "negate", "abs", "clamp", "copy", "optimization-barrier", "sign", "convert",
+    {"maximum", "minimum", "select", "negate", "abs", "clamp", "copy", "sign", "convert",
      "bitcast-convert", "floor", "ceil", "round-nearest-even", "round-nearest-afz"}
 )  # fmt: skip
 """Ops whose result, computed in float from values of a narrower float type, is such a value already."""

@@ -22,7 +22,7 @@ from astitch.ir import (
     TupleType,
 )
 
-VIEWS = frozenset({"reshape", "bitcast", "copy", "optimization-barrier"})
+VIEWS = frozenset({"reshape", "bitcast", "copy"})
 """Ops whose result has its operand's elements in their order."""
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from astitch.barriers import open_barriers
 from astitch.faults import FaultLog
 from astitch.gpu import Gpu
 from astitch.ir import (
@@ -317,8 +318,10 @@ class LoopPlanner:
         key = loop_key(graph, node)
         found = self._plans.get(key)
         if found is None:
+            inside = tuple(open_barriers(region).graph for region in node.regions)
+            opened = replace(node, regions=inside)
             found = self._plans[key] = self.faults.attempt(
-                lambda: self._plan(graph, node, key.used),
+                lambda: self._plan(graph, opened, key.used),
                 lambda: LoopRefusal(node.name, "an error inside astitch while it was planned"),
                 stage="plan a loop",
                 subject=f"%{node.name}",

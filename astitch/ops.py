@@ -27,6 +27,7 @@ class Kind(enum.Enum):
     COMPUTE = "compute"  # dot, convolution: a library call
     PROJECTION = "projection"  # get-tuple-element
     CONTROL = "control"  # while, conditional, call
+    BARRIER = "barrier"  # optimization-barrier: its operands, which nothing is merged across
     OTHER = "other"  # sort, scatter, fft ...: a step of its own for now
 
 
@@ -92,7 +93,6 @@ OPS: dict[str, Op] = {
     ),  # spelled by the two types; between sizes a dimension of parts comes or goes
     "reduce-precision": _light(""),
     "copy": _light("{0}"),
-    "optimization-barrier": _light("{0}"),
     # heavy element-wise
     "divide": _heavy("hlo_divide", 8, 2, narrow="narrow_divide"),
     "remainder": _heavy("hlo_remainder", 16, 2),
@@ -144,6 +144,7 @@ OPS: dict[str, Op] = {
     "while": Op(Kind.CONTROL),
     "conditional": Op(Kind.CONTROL),
     "call": Op(Kind.CONTROL),
+    "optimization-barrier": Op(Kind.BARRIER),
     # a step of its own
     "map": Op(Kind.OTHER),
     "scatter": Op(Kind.OTHER),

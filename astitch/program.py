@@ -47,10 +47,14 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A buffer read or written as an array of `type` (same number of bytes as the buffer, maybe another shape)."""
+    """A buffer read or written as an array of `type` (same number of bytes as the buffer, maybe another shape).
+
+    behind: the barrier behind which a step reads it, which it therefore comes after; empty: none.  XLA is told of it.
+    """
 
     buffer: str
     type: ArrayType
+    behind: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

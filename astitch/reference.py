@@ -573,6 +573,7 @@ _INTERPRETERS: dict[str, Callable[[Node, Arrays], Arrays]] = {
     "conditional": _conditional,
     "call": _call,
     "custom-call": _refuse_custom_call,
+    "optimization-barrier": lambda node, operands: operands,
     "topk": lambda node, operands: meanings_of_topk(node, *operands),
     "rng-bit-generator": lambda node, operands: meanings_of_rng_bit_generator(node, *operands),
     "batch-norm-training": lambda node, operands: meanings_of_batch_norm_training(node, *operands),

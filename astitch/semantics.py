@@ -844,7 +844,6 @@ MEANINGS: dict[str, Meaning] = {
     "bitcast-convert": meaning_of_bitcast_convert,
     "reduce-precision": meaning_of_reduce_precision,
     "copy": meaning_of_identity,
-    "optimization-barrier": meaning_of_identity,
     "divide": _arithmetic(_divide),
     "remainder": _arithmetic(_remainder),
     "power": _function(_power),

@@ -136,6 +136,11 @@ def _is_pure(node: Node) -> bool:
     return node.op not in _IMPURE and all(_is_pure(n) for r in node.regions for n in r)
 
 
+def _may_merge(node: Node) -> bool:
+    """Whether equal nodes may be one.  Behind barriers stands what shall be computed again."""
+    return node.op != "optimization-barrier" and _is_pure(node)
+
+
 # ---- the graph in the making
 
 
@@ -164,7 +169,7 @@ class Draft:
             simpler.attrs,
             tuple(region.key for region in simpler.regions),
         )
-        if simpler.op == "parameter" or not _is_pure(simpler):
+        if simpler.op == "parameter" or not _may_merge(simpler):
             self.nodes[simpler.name] = simpler
             return simpler.name
         name = self._known.setdefault(key, simpler.name)
@@ -459,7 +464,7 @@ def cancel_involution(node: Node, draft: Draft) -> Node | str | None:
 
 
 def drop_copy(node: Node, draft: Draft) -> Node | str | None:
-    """copy(x), optimization-barrier(x) -> x"""
+    """copy(x) -> x"""
     operand = node.operands[0]
     return operand if len(node.operands) == 1 and draft[operand].type == node.type else None
 
@@ -1210,7 +1215,6 @@ _OWN_RULES: dict[str, tuple[Rule, ...]] = {
     "negate": (cancel_involution,),
     "not": (cancel_involution,),
     "copy": (drop_copy,),
-    "optimization-barrier": (drop_copy,),
     "select": (choose_branch,),
     "compare": (decide_compare_by_range, compare_random_bits),
     "convert": (drop_convert, merge_converts),

@@ -6,16 +6,18 @@ of an op, the count of outside ops that must run before it.  Two ops may share a
 have one stage, so the search is linear and remote stitching (remote_stitch.py) can merge freely.
 An op that only reads what is in memory anyway is moved to the stage of its first reader: it then costs no
 store and no load.  What is cheaper to compute twice than to keep is computed in each stage that reads it
-(recompute.py).
+(recompute.py).  What is behind a barrier has no earlier stage than all that the barrier waits for; within a stage
+there are no barriers.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from astitch.barriers import Barrier, is_barrier, is_held, open_barriers, value_behind
 from astitch.dimensions import array_of, is_embedded
 from astitch.ir import (
     ArrayType,
@@ -69,14 +71,16 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Scopes:
-    """graph: what was searched, in which an op may stand once for each stage that computes it.  outside: ops that no
-    stitch op computes, each with its reason, in order.  recomputed: by which stages, and why."""
+    """graph: what was searched, in which an op may stand once for each stage that computes it, without barriers.
+    outside: ops that no stitch op computes, each with its reason, in order.  recomputed: by which stages, and why.
+    barriers: which there were."""
 
     graph: Graph
     scopes: tuple[Scope, ...]
     outside: tuple[Refusal, ...]
     refusals: tuple[Refusal, ...]
     recomputed: tuple[Recomputed, ...] = ()
+    barriers: tuple[Barrier, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(map(str, (*self.scopes, *self.recomputed, *self.outside, *self.refusals)))
@@ -179,6 +183,9 @@ def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
         """Stored whatever is decided for its reader: a source, an outside result or a graph output."""
         while graph[name].op == "reshape" and name not in outputs:
             name = graph[name].operands[0]
+        if is_held(graph, graph[name]):
+            value = value_behind(graph, graph[name])
+            return earliest[value] < earliest[name] or in_memory(value)
         return (
             name in outside
             or name in outputs
@@ -188,9 +195,11 @@ def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
 
     for node in reversed(list(graph)):
         name = node.name
-        if name in outside or OPS[node.op].kind is Kind.SOURCE:
+        if name in outside or OPS[node.op].kind is Kind.SOURCE or is_held(graph, node):
             continue
         users = graph.users[name]
+        if earliest[name] and any(is_barrier(graph[user]) for user in users):
+            continue  # it was chosen to be kept instead of what it is computed from
         latest = min((_needed_stage(stage[u], u in outside) for u in users), default=last)
         if latest <= stage[name]:
             continue
@@ -288,16 +297,19 @@ def find_scopes(graph: Graph, left: Mapping[str, str] = MappingProxyType({})) ->
     left: ops that stay outside whatever they are, with their reasons.
     """
     outside: dict[str, str] = {}
+    held = {node.name: "held by a barrier" for node in graph if is_held(graph, node)}
     for node in graph:
-        if OPS[node.op].kind is Kind.SOURCE and node.op != "iota":
+        if (OPS[node.op].kind is Kind.SOURCE and node.op != "iota") or node.name in held:
             continue
         reason = left.get(node.name) or why_not_stitchable(graph, node)
         if reason is None and OPS[node.op].kind is Kind.PROJECTION and node.operands[0] in outside:
             reason = "a result of an op that is not stitched"
         if reason is not None:
             outside[node.name] = reason
-    staged = recompute(graph, _choose_stages(graph, outside), outside)
-    graph, stage = staged.graph, staged.stage
+    staged = recompute(graph, _choose_stages(graph, outside), {**outside, **held})
+    opened = open_barriers(staged.graph)
+    graph, stage = opened.graph, staged.stage
+    outside = {name: reason for name, reason in outside.items() if name in graph.nodes}
 
     embedded = {node.name for node in graph if is_embedded(graph, node.name)}
     # A reshape is another view of its operand's buffer, so the operand is what somebody has to write.
@@ -351,7 +363,14 @@ def find_scopes(graph: Graph, left: Mapping[str, str] = MappingProxyType({})) ->
         for number, members in enumerate(found)
     )
     leftover = tuple(Refusal(name, name, reason) for name, reason in outside.items())
-    return Scopes(graph, scopes, leftover, tuple(refusals), staged.recomputed)
+    return Scopes(
+        graph,
+        scopes,
+        leftover,
+        tuple(refusals),
+        staged.recomputed,
+        tuple(replace(barrier, stage=stage[barrier.name]) for barrier in opened.barriers),
+    )
 
 
 def make_scope(graph: Graph, name: str, stage: int, members: list[str]) -> Scope:

@@ -90,7 +90,7 @@ _NARROW_COSTS: Mapping[str, Mix] = {
     "logistic": {_F: 2, _S: 2},
     "tanh": {_F: 2, _S: 1},
 }
-_FREE = frozenset({"copy", "optimization-barrier", "bitcast-convert"})
+_FREE = frozenset({"copy", "bitcast-convert"})
 _NARROW = (DType.F16, DType.BF16)
 
 

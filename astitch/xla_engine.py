@@ -21,6 +21,7 @@ import numpy as np
 
 from astitch import kernel_ir as k
 from astitch import options
+from astitch.barriers import Barrier, Held, find_behind
 from astitch.build_program import make_cuda_kernel
 from astitch.compile import Compilation, compile_graph, pause_collector
 from astitch.cuda_driver import driver_version
@@ -862,7 +863,10 @@ class _ModuleWriter:
         self.kernels = kernels
         self.builder = ModuleBuilder(self.program.name)
         self.values: dict[str, tuple[str, ArrayType]] = {}
-        self.views: dict[View, str] = {}
+        self.views: dict[tuple[View, str], str] = {}
+        self.barriers = {barrier.name: barrier for barrier in compilation.scopes.barriers}
+        self.behind: dict[str, dict[str, str]] = {}
+        self.read_behind = find_behind(compilation.scopes.barriers)
         self.token = ""
         for view in self.program.parameters:
             self.builder.add_parameter(f"parameter/{view.buffer}", view.type)
@@ -883,17 +887,55 @@ class _ModuleWriter:
     def read(self, view: View) -> str:
         """The HLO value of a view: row-major arrays of the same elements are reshapes of each other."""
         value, type_ = self.values[view.buffer]
+        if view.behind:
+            value = self.pass_barrier(view.behind, view.buffer)
         if type_ == view.type:
             return value
-        if view not in self.views:
+        key = view, view.behind
+        if key not in self.views:
             if type_.dtype is not view.type.dtype:
                 raise IllegalProduct(
                     f"program {self.program.name}: {view.buffer}, {type_}, is read as {view.type}"
                 )
             name = f"view.{len(self.views)}/{view.buffer}"
             self.builder.add_node(Node(name, "reshape", view.type, (value,)))
-            self.views[view] = name
-        return self.views[view]
+            self.views[key] = name
+        return self.views[key]
+
+    def pass_barrier(self, name: str, buffer: str) -> str:
+        """What a buffer holds, handed on by a barrier that waits for all that the program's waits for.
+
+        Of that, what a kernel computes for itself is not there: the barrier waits for what that is computed from.
+        """
+        passed = self.behind.setdefault(name, {})
+        if buffer not in passed:
+            waits = {buffer: ""} | self.find_waits(self.barriers[name])
+            values = {
+                b: self.pass_barrier(before, b) if before else self.values[b][0]
+                for b, before in waits.items()
+            }
+            types = [self.values[b][1] for b in values]
+            type_ = types[0] if len(types) == 1 else TupleType(tuple(types))
+            unique = f"barrier.{sum(map(len, self.behind.values()))}/{name}"
+            node = Node(unique, "optimization-barrier", type_, tuple(values.values()))
+            passed.update(zip(values, self.builder.add_results(node), strict=True))
+        return passed[buffer]
+
+    def find_waits(self, barrier: Barrier) -> dict[str, str]:
+        """The buffers that a barrier waits for, each with the barrier before behind which it is read."""
+        found: dict[str, str] = {}
+        pending, seen = list(reversed(barrier.waits)), set[str]()
+        while pending:
+            held = pending.pop()
+            if held.value in seen or held.value not in self.graph.nodes:
+                continue
+            seen.add(held.value)
+            buffer = storage_name(self.graph, held.value)
+            if buffer in self.values:
+                found.setdefault(buffer, held.behind)
+            else:
+                pending += (Held(o, held.behind) for o in self.graph[held.value].operands)
+        return found
 
     def add_step(self, step: Step) -> None:
         if isinstance(step, KernelStep):
@@ -1026,33 +1068,43 @@ class _Part:
 
     def __init__(self, writer: _ModuleWriter, prefix: str, members: frozenset[str]) -> None:
         self.writer, self.prefix, self.members = writer, prefix, members
-        self.names: dict[str, str] = {}
+        self.names: dict[
+            tuple[str, str], str
+        ] = {}  # by node, and the barrier behind which it is read
 
     def compute(self, wanted: str) -> str:
         """The HLO value of a node: from its buffer where a step before filled it, else computed here."""
-        graph, pending = self.writer.graph, [wanted]
+        graph, pending = self.writer.graph, [(wanted, "")]
         while pending:
-            name = pending[-1]
-            if name not in self.names:
+            name, behind = key = pending[-1]
+            if key not in self.names:
                 node = graph[name]
-                if name not in self.members and (value := self.find(graph, node)):
-                    self.names[name] = value
-                elif missing := [o for o in node.operands if o not in self.names]:
+                if name not in self.members and (value := self.find(graph, node, behind)):
+                    self.names[key] = value
+                elif missing := [v for v in self.list_read(node, behind) if v not in self.names]:
                     pending += missing
                     continue
                 else:
-                    self.names[name] = f"{self.prefix}/{name}"
-                    operands = tuple(self.names[o] for o in node.operands)
-                    added = replace(node, name=self.names[name], operands=operands)
+                    self.names[key] = f"{self.prefix}/{name}" + (f"/{behind}" if behind else "")
+                    operands = tuple(self.names[value] for value in self.list_read(node, behind))
+                    if behind:
+                        node = Node(name, "optimization-barrier", node.type)
+                    added = replace(node, name=self.names[key], operands=operands)
                     self.writer.builder.add_node(added)
             pending.pop()
-        return self.names[wanted]
+        return self.names[wanted, ""]
 
-    def find(self, graph: Graph, node: Node) -> str | None:
+    def list_read(self, node: Node, behind: str) -> list[tuple[str, str]]:
+        """What a node is computed from; what it is handed on from, where it is read behind a barrier."""
+        if behind:
+            return [(node.name, "")]
+        return [(o, self.writer.read_behind.get((node.name, o), "")) for o in node.operands]
+
+    def find(self, graph: Graph, node: Node, behind: str) -> str | None:
         if isinstance(node.type, TupleType):
             return None
-        buffer = storage_name(graph, node.name)
-        return self.writer.read(View(buffer, node.type)) if buffer in self.writer.values else None
+        view = View(storage_name(graph, node.name), node.type, behind)
+        return self.writer.read(view) if view.buffer in self.writer.values else None
 
 
 def _row_major(rank: int) -> tuple[int, ...]:

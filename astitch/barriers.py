@@ -1,0 +1,142 @@
+"""optimization-barrier: what a program computes again, held apart from what it computed before (jax.checkpoint).
+
+Takes a Graph, in which a barrier is one op that hands on all of its operands, hands on the Graph in which its readers
+read these operands themselves, and each Barrier.  The idea: a barrier keeps equal ops two, and what is behind it late.
+Both are settled once every op has its stage; inside a kernel nothing is left of it, only XLA is told of it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from astitch.ir import ArrayType, GetTupleElementAttrs, Graph, Node
+from astitch.simplify import free_name, keep_live_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A value that a barrier waits for.  behind: the barrier before, behind which it is read; empty: none."""
+
+    value: str
+    behind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """waits: for what.  reads: (reader, value) of those who read a value behind it.  stage: see stitch_scope."""
+
+    name: str
+    waits: tuple[Held, ...]
+    reads: frozenset[tuple[str, str]]
+    stage: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """graph: without barriers.  barriers: in the order in which they were; those that nobody is behind are gone."""
+
+    graph: Graph
+    barriers: tuple[Barrier, ...]
+
+
+def is_barrier(node: Node) -> bool:
+    return node.op == "optimization-barrier"
+
+
+def is_held(graph: Graph, node: Node) -> bool:
+    """Is it a barrier, or what one hands on?"""
+    projects = isinstance(node.attrs, GetTupleElementAttrs)
+    return is_barrier(node) or (projects and is_barrier(graph[node.operands[0]]))
+
+
+def value_behind(graph: Graph, node: Node) -> str:
+    """The operand that is handed on by what is_held says is no barrier of several."""
+    if not isinstance(node.attrs, GetTupleElementAttrs):
+        return node.operands[0]
+    return graph[node.operands[0]].operands[node.attrs.index]
+
+
+def open_barriers(graph: Graph) -> Opened:
+    """The graph in which what a barrier hands on is what it was given.  Regions stay as they are."""
+    if not any(map(is_barrier, graph)):
+        return Opened(graph, ())
+    held: dict[str, Held] = {}  # by what a barrier hands on: the value, and that barrier
+    nodes: dict[str, Node] = {}
+    waits: dict[str, tuple[Held, ...]] = {}
+    reads: dict[str, set[tuple[str, str]]] = {}
+
+    def value_of(name: str) -> str:
+        return held[name].value if name in held else name
+
+    for node in graph:
+        if is_barrier(node):
+            waits[node.name] = tuple(held.get(o, Held(o)) for o in node.operands)
+        if is_held(graph, node):
+            if isinstance(node.type, ArrayType):
+                barrier = node.name if is_barrier(node) else node.operands[0]
+                held[node.name] = Held(value_of(value_behind(graph, node)), barrier)
+            continue
+        for operand in node.operands:
+            if operand in held:
+                pair = node.name, held[operand].value
+                reads.setdefault(held[operand].behind, set()).add(pair)
+        nodes[node.name] = node.read(tuple(map(value_of, node.operands)))
+    outputs = tuple(map(value_of, graph.outputs))
+    live = keep_live_nodes(nodes, outputs)
+    opened = Graph(graph.name, live, graph.parameters, outputs, graph.aliases)
+    barriers = (
+        Barrier(
+            name,
+            _find_live(nodes, live, all_),
+            frozenset(pair for pair in reads.get(name, ()) if pair[0] in live),
+        )
+        for name, all_ in waits.items()
+    )
+    return Opened(opened, tuple(barriers))
+
+
+def _find_live(
+    nodes: Mapping[str, Node], live: Mapping[str, Node], waits: Sequence[Held]
+) -> tuple[Held, ...]:
+    """What a barrier waits for, with what is computed for it alone as what that is computed from."""
+    found: dict[Held, None] = {}
+    pending, seen = list(reversed(waits)), set[str]()
+    while pending:
+        held = pending.pop()
+        if held.value in live:
+            found[held] = None
+        elif held.value not in seen:
+            seen.add(held.value)
+            pending += (Held(o) for o in nodes[held.value].operands)
+    return tuple(found)
+
+
+def find_behind(barriers: Sequence[Barrier]) -> dict[tuple[str, str], str]:
+    """The barrier behind which somebody reads a value, by (reader, value)."""
+    return {pair: barrier.name for barrier in barriers for pair in barrier.reads}
+
+
+def close_barriers(graph: Graph, names: Collection[str], barriers: Sequence[Barrier]) -> Graph:
+    """The graph in which those called `names` read what they read behind a barrier through one of its own."""
+    behind = {pair: name for pair, name in find_behind(barriers).items() if pair[0] in names}
+    if not behind:
+        return graph
+    nodes: dict[str, Node] = {}
+    made: dict[tuple[str, str], str] = {}
+    taken = set(graph.nodes)
+    for node in graph:
+        operands = list(node.operands)
+        for number, operand in enumerate(node.operands):
+            barrier = behind.get((node.name, operand))
+            if barrier is None:
+                continue
+            if (barrier, operand) not in made:
+                name = free_name(f"{operand}.{barrier}", taken)
+                taken.add(name)
+                type_ = graph[operand].type
+                nodes[name] = Node(name, "optimization-barrier", type_, (operand,))
+                made[barrier, operand] = name
+            operands[number] = made[barrier, operand]
+        nodes[node.name] = node.read(tuple(operands))
+    return replace(graph, nodes=nodes)
