@@ -2,16 +2,18 @@
 
 Takes a Graph and a while in it, hands on the Graph with a while that does less, or the reason why there is none.  The
 idea: products of what stacks hold are one product over all turns, before the loop; sums of products over the turns
-are one product, after it.
+are one product, after it.  What a body computes behind a barrier it computes again to save memory: for all turns at
+once it would take that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from astitch.barriers import Opened, find_behind, open_barriers
 from astitch.ir import (
     ArrayType,
     BroadcastAttrs,
@@ -54,10 +56,25 @@ class Hoisted:
 
 def hoist(graph: Graph, node: Node) -> Hoisted | None:
     """The graph with everything that is parallel over the turns of a while out of it; None where nothing is."""
-    loop = analyse_loop(graph, node)
+    condition, body = node.regions
+    opened = open_barriers(body)
+    loop = analyse_loop(graph, replace(node, regions=(condition, opened.graph)))
     if not isinstance(loop, Loop) or not loop.trips:
         return None
-    return _Hoister(graph, loop).hoist()
+    return _Hoister(graph, loop, _find_recomputed(opened)).hoist()
+
+
+def _find_recomputed(opened: Opened) -> set[str]:
+    """The nodes of a body that compute something from what is behind a barrier."""
+    behind = find_behind(opened.barriers)
+    held: set[str] = set()
+    found: set[str] = set()
+    for node in opened.graph:
+        if any(o in held or (node.name, o) in behind for o in node.operands):
+            held.add(node.name)
+            if node.op not in VIEWS:
+                found.add(node.name)
+    return found
 
 
 class _NotOverTime(Exception):
@@ -65,8 +82,9 @@ class _NotOverTime(Exception):
 
 
 class _Hoister:
-    def __init__(self, graph: Graph, loop: Loop) -> None:
+    def __init__(self, graph: Graph, loop: Loop, recomputed: Collection[str]) -> None:
         self.graph, self.loop, self.old = graph, loop, loop.body
+        self.recomputed = recomputed
         self.node = loop.node
         self.taken = {*graph.nodes, *loop.body.nodes, *loop.node.regions[0].nodes}
         self.before: dict[str, Node] = {}
@@ -195,6 +213,8 @@ class _Hoister:
     def make_over_time(self, node: Node) -> str:
         if node.name in self.carried or not isinstance(node.type, ArrayType):
             raise _NotOverTime
+        if node.name in self.recomputed:
+            raise _NotOverTime
         shape = (self.loop.trips, *node.shape)
         type_ = ArrayType(node.dtype, shape)
         if node.name in self.loop.slices:
@@ -237,6 +257,8 @@ class _Hoister:
     def hoist_products(self) -> None:
         for node in self.old:
             if not isinstance(node.attrs, DotAttrs) or node.attrs.lhs_batch or self.base is None:
+                continue
+            if node.name in self.recomputed:
                 continue
             left, right = node.operands
             matrix = self.old[right]
