@@ -332,8 +332,7 @@ class _Printer:
                 yield f"{pad}{name}[lane] = {spell(expr)};"
             case k.AccumulateBatch(state, position, reducer, batch):
                 kind = self.kernel.reducers[reducer].joint
-                at = f"{state}[{spell_form(position)}]"
-                yield f"{pad}{at} = Reduce{reducer}::combine({at}, {kind}_of<Reduce{reducer}>({batch}));"
+                yield f"{pad}add_batch_to_{kind}({state}[{spell_form(position)}], {batch});"
             case k.AccumulateState(state, position, reducer, arrays, where):
                 at = f"{state}[{spell_form(position)}]"
                 dtypes = self.kernel.reducers[reducer].fields

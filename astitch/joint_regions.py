@@ -24,7 +24,12 @@ from astitch.ir import (
 )
 
 MOMENTS = "moments"
-"""(count, mean, M2): M2 is the sum of squared deviations from the mean.  An element is (1, x, 0)."""
+"""(count, mean, rest, M2): the mean is mean + rest, M2 the sum of squared deviations from it.
+
+An element is (1, x, 0, 0).  A mean of one number is off by half of its last place, and M2 by the square of that for each
+element: a mean of a thousand deviations shows it, one of a million hides the variance.  Where elements are infinite or
+NaN, the mean is as their sum would be; then M2 is NaN, and rest has no meaning.
+"""
 
 EXPONENTIALS = "exponentials"
 """(max, sum of exp(x - max)).  An element is (x, 1)."""
@@ -56,17 +61,26 @@ class _Region:
 
 
 def moments_region(dtype: DType) -> Graph:
-    """(n, mean, M2) of two sets -> of their union (Chan, Golub, LeVeque 1979)."""
-    r = _Region("join_moments", dtype, 3)
-    n1, mean1, m1, n2, mean2, m2 = r.parameters
+    """(n, mean, rest, M2) of two sets -> of their union (Chan, Golub, LeVeque 1979), the mean in two numbers."""
+    r = _Region("join_moments", dtype, 4)
+    n1, mean1, rest1, m1, n2, mean2, rest2, m2 = r.parameters
+    zero, one = r.number(0), r.number(1)
     n = r.put("add", n1, n2)
     # Two empty sets: a divisor of 1 keeps their zeros.
-    share = r.put("divide", n2, r.put("maximum", n, r.number(1)))
-    gap = r.put("subtract", mean2, mean1)
-    step = r.put("multiply", gap, share)
+    share = r.put("divide", n2, r.put("maximum", n, one))
+    gap = r.put("add", r.put("subtract", mean2, mean1), r.put("subtract", rest2, rest1))
+    # An empty set has no mean, and from an infinite one no way leads back: these add up.
+    filled = r.put("compare", n1, zero, attrs=CompareAttrs("GT", False), pred=True)
+    finite = r.put("and", *(r.put("is-finite", m, pred=True) for m in (mean1, mean2)), pred=True)
+    near = r.put("and", filled, finite, pred=True)
+    step = r.put("select", near, r.put("multiply", gap, share), mean2)
     mean = r.put("add", mean1, step)
+    rounded_away = r.put("subtract", step, r.put("subtract", mean, mean1))
+    rests = r.put("select", near, rest1, r.put("add", rest1, rest2))
     spread = r.put("multiply", r.put("multiply", step, n1), gap)
-    return r.graph(n, mean, r.put("add", r.put("add", m1, m2), spread))
+    return r.graph(
+        n, mean, r.put("add", rests, rounded_away), r.put("add", r.put("add", m1, m2), spread)
+    )
 
 
 def exponentials_region(dtype: DType) -> Graph:

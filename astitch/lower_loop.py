@@ -1018,7 +1018,7 @@ class LoopLowering(Values):
         once, or one by one.  False where they are not the elements that reassociate.py makes."""
         numbers = [float(e.value.numpy()) for e, _ in values if isinstance(e, k.Number)]
         elements = [e for e, _ in values if not isinstance(e, k.Number)]
-        expected = [1.0, 0.0] if reducer.joint == MOMENTS else [1.0]
+        expected = [1.0, 0.0, 0.0] if reducer.joint == MOMENTS else [1.0]
         if len(elements) != 1 or numbers != expected:
             return False
         (element,) = elements

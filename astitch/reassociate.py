@@ -4,7 +4,7 @@ A reduce that reads the result of another over the same elements costs a block b
 global barrier and one more reading of memory where they do not.  Five rules, all of them exact in real numbers:
 
     sum(r * a) = r * sum(a)               r constant along the sum and itself the child of a reduce
-    mean(a), sum((a - mean(a))^2)         one reduce of (count, mean, M2), joined by Chan's formula
+    mean(a), sum((a - mean(a))^2)         one reduce of (count, mean, rest, M2), joined by Chan's formula
     max(a), sum(exp(a - max(a)))          one reduce of (max, sum), the sums rescaled to the larger max
     y + scatter(0, i, u)                  scatter(y, i, u), as XLA has it: the gradient of a table that is read twice
     sum over the batches of a product     a product whose sum goes over them: the gradient of a weight in TensorFlow
@@ -123,6 +123,7 @@ def _join_reductions(graph: Graph, log: Log) -> Graph:
         return graph
     by_first = {p.first: p for p in pairs}
     by_second = {p.second: p for p in pairs}
+    by_mean = {p.center: p for p in pairs if p.kind == MOMENTS}
     draft = Draft(graph, log)
     values: dict[str, str] = {}
     joint: dict[str, str] = {}
@@ -137,6 +138,9 @@ def _join_reductions(graph: Graph, log: Log) -> Graph:
             values[node.name] = _second_result(
                 draft, graph, pair, joint[pair.first], values[pair.center], values[pair.first]
             )
+        elif node.name in by_mean:
+            pair = by_mean[node.name]
+            values[node.name] = _mean(draft, graph[pair.first], joint[pair.first])
         else:
             operands = tuple(values[o] for o in node.operands)
             values[node.name] = draft.put(replace(node, operands=operands))
@@ -189,6 +193,8 @@ def _moments(graph: Graph, second: Node) -> _Pair | None:
     if factor is None or not _sums_the_same(graph, first, source, second, "add"):
         return None
     count = math.prod(graph[source].shape[d] for d in _reduced(second))
+    if mean.op == "divide" and not factor:
+        return None
     share = 1 / factor if mean.op == "divide" else factor
     if not _is_zero(graph, first.operands[1]) or not math.isclose(share * count, 1, rel_tol=1e-6):
         return None
@@ -246,14 +252,14 @@ def _spread(draft: Draft, origin: Node, value: float, array: ArrayType) -> str:
 
 
 def _put_joint(draft: Draft, graph: Graph, pair: _Pair, source: str) -> str:
-    """The variadic reduce; its element is (1, a, 0) or (a, 1), its identity (0, 0, 0) or (-inf, 0)."""
+    """The variadic reduce; its element is (1, a, 0, 0) or (a, 1), its identity (0, 0, 0, 0) or (-inf, 0)."""
     first = graph[pair.first]
     array = draft[source].array
     dtype = array.dtype
     if pair.kind == MOMENTS:
         ones, zeros = _spread(draft, first, 1, array), _spread(draft, first, 0, array)
-        operands: tuple[str, ...] = (ones, source, zeros)
-        inits: tuple[str, ...] = (_number(draft, first, 0, dtype),) * 3
+        operands: tuple[str, ...] = (ones, source, zeros, zeros)
+        inits: tuple[str, ...] = (_number(draft, first, 0, dtype),) * 4
         region = moments_region(dtype)
     else:
         operands = (source, _spread(draft, first, 1, array))
@@ -284,11 +290,20 @@ def _first_result(draft: Draft, graph: Graph, pair: _Pair, joint: str) -> str:
     first = graph[pair.first]
     if pair.kind == EXPONENTIALS:
         return _field(draft, first, joint, 0)
-    mean = _field(draft, first, joint, 1)
+    mean = _mean(draft, first, joint)
     count = math.prod(graph[pair.source].shape[d] for d in _reduced(first))
     return draft.add(
         first, "multiply", first.array, (mean, _spread(draft, first, count, first.array))
     )
+
+
+def _mean(draft: Draft, first: Node, joint: str) -> str:
+    """Both of its numbers; the first alone where it is infinite or NaN."""
+    mean, rest = _field(draft, first, joint, 1), _field(draft, first, joint, 2)
+    pred = ArrayType(DType.PRED, first.shape)
+    finite = draft.add(first, "is-finite", pred, (mean,))
+    whole = draft.add(first, "add", first.array, (mean, rest))
+    return draft.add(first, "select", first.array, (finite, whole, mean))
 
 
 def _second_result(
@@ -298,7 +313,7 @@ def _second_result(
     exp(a - c) would be."""
     second = graph[pair.second]
     if pair.kind == MOMENTS:
-        return _field(draft, second, joint, 2)
+        return _field(draft, second, joint, 3)
     total = _field(draft, second, joint, 1)
     gap = draft.add(second, "subtract", second.array, (first, center))
     scale = draft.add(second, "exponential", second.array, (gap,))

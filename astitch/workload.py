@@ -19,6 +19,7 @@ import numpy as np
 from astitch import kernel_ir as k
 from astitch.index import Linear, Quotient, Remainder, Symbol, Term
 from astitch.ir import DType
+from astitch.joint_regions import EXPONENTIALS, MOMENTS
 from astitch.ops import OPS, Cost, Kind
 from astitch.propagation import Guard, Within
 
@@ -221,6 +222,9 @@ _LATENCY = {_F: 4.0, _I: 4.0, _S: 20.0, _C: 8.0, _D: 16.0}
 
 CHAINED_SHARE = 0.5
 """Of the instructions of a combination of two states, those that wait for each other."""
+
+BATCH_SHARES = {MOMENTS: (1 / 2, 1 / 6), EXPONENTIALS: (1.0, 1 / 4)}
+"""Of a combination of two states, what a batch of elements takes and what each of its elements adds."""
 
 _CHAIN = {_F: 2.0, _I: 1.5, _S: 6.0, _C: 3.0, _D: 8.0}
 """Cycles that an instruction adds to a thread's own chain: 4 to 20 of latency, of which neighbours hide a part."""
@@ -679,8 +683,8 @@ class _Counter:
             case k.BatchSet(_, _, expr):
                 self.add(self.expression(expr), frame.trips, frame.copies)
             case k.AccumulateBatch(_, _, reducer, batch):
-                # One combination of states, and a part of one for each element.
-                share = 1 + self.batches.get(batch, 1) / 4
+                whole, each = BATCH_SHARES[self.reducers[reducer].joint]
+                share = whole + each * self.batches.get(batch, 1)
                 mix = {unit: n * share for unit, n in self.combine(reducer).items()}
                 self.add(mix, frame.trips, frame.copies)
             case k.AccumulateState(_, _, reducer, arrays, at):

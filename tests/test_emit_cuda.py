@@ -528,10 +528,7 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     (k.AccumulateElement("s", AT, 0, VALUE), "add_to_(s[i], value);"),
     (k.Batch("b", F32, 4), "float b[4];"),
     (k.BatchSet("b", F32, VALUE), "b[lane] = value;"),
-    (
-        k.AccumulateBatch("s", AT, 0, "b"),
-        "s[i] = Reduce0::combine(s[i], _of<Reduce0>(b));",
-    ),
+    (k.AccumulateBatch("s", AT, 0, "b"), "add_batch_to_(s[i], b);"),
     (k.Ahead("a", BF16, 8, 2), "words_of<Vec<bf16, 8>>::type a[2];"),
     (k.KeepVector("a", AT, BF16, "v", 8), "a[i] = to_words(v);"),
     (k.KeepVector("ring", AT, BF16, "v", 8), "shared_vec<bf16, 8>(ring, (i) * 8) = v;"),

@@ -25,8 +25,8 @@ from astitch.reference import run_graph
 
 State = tuple[float, ...]
 
-WIDTH = {MOMENTS: 3, EXPONENTIALS: 2}
-IDENTITY = {MOMENTS: (0.0, 0.0, 0.0), EXPONENTIALS: (-math.inf, 0.0)}
+WIDTH = {MOMENTS: 4, EXPONENTIALS: 2}
+IDENTITY = {MOMENTS: (0.0, 0.0, 0.0, 0.0), EXPONENTIALS: (-math.inf, 0.0)}
 REGION = {
     (kind, dtype): make(dtype)
     for kind, make in ((MOMENTS, moments_region), (EXPONENTIALS, exponentials_region))
@@ -42,7 +42,7 @@ def join(region: Graph, a: State, b: State) -> State:
 
 
 def element(kind: str, x: float) -> State:
-    return (1.0, x, 0.0) if kind == MOMENTS else (x, 1.0)
+    return (1.0, x, 0.0, 0.0) if kind == MOMENTS else (x, 1.0)
 
 
 def fold(kind: str, values: Sequence[float], dtype: DType = DType.F64) -> State:
@@ -88,8 +88,9 @@ VALUES = st.lists(st.floats(-50, 50, width=32), max_size=12)
 @given(VALUES)
 @example([])
 def test_moments_are_those_of_numpy(values: list[float]) -> None:
-    for count, mean, spread in (fold(MOMENTS, values), halve(MOMENTS, values)):
+    for count, mean, rest, spread in (fold(MOMENTS, values), halve(MOMENTS, values)):
         assert count == len(values)
+        assert abs(rest) <= 1e-15 * max(map(abs, values), default=0)
         wanted = np.mean(values) if values else 0.0
         assert mean == pytest.approx(wanted, rel=1e-12, abs=1e-12)
         assert spread == pytest.approx(float(np.sum((np.array(values) - wanted) ** 2)), abs=1e-9)
@@ -135,14 +136,37 @@ def test_infinities_count_where_they_are_the_largest(values: list[float], state:
 def test_a_nan_stays() -> None:
     for values in ([math.nan, 1.0], [1.0, math.nan], [-math.inf, math.nan, math.inf]):
         assert all(math.isnan(v) for v in fold(EXPONENTIALS, values))
-        assert all(math.isnan(v) for v in fold(MOMENTS, values)[1:])
+        _, mean, _, spread = fold(MOMENTS, values)
+        assert math.isnan(mean) and math.isnan(spread)
 
 
-def test_a_large_mean_does_not_swallow_the_variance() -> None:
-    """E[x^2] - E[x]^2 in f32 would be off by more than 1 here; a mean of f32 is off by up to 5e-4."""
-    values = np.random.default_rng(5).normal(1e4, 1, 400).astype(np.float32)
-    exact = float(np.var(values.astype(np.float64)))
+@pytest.mark.parametrize("size", [math.inf, -math.inf])
+@pytest.mark.parametrize("place", range(4))
+def test_a_mean_of_infinities_is_their_sum(size: float, place: int) -> None:
+    """Whatever comes before and after; no variance is left."""
+    values = [1.0, -2.0, 3.0]
+    values.insert(place, size)
     for state in (fold, halve):
-        _, mean, spread = state(MOMENTS, [float(v) for v in values], DType.F32)
-        assert spread / len(values) == pytest.approx(exact, rel=2e-3)
-        assert mean == pytest.approx(1e4, abs=0.2)
+        _, mean, _, spread = state(MOMENTS, [*values, size], DType.F32)
+        assert mean == size and math.isnan(spread)
+        _, mean, _, spread = state(MOMENTS, [*values, -size], DType.F32)
+        assert math.isnan(mean) and math.isnan(spread)
+
+
+@pytest.mark.parametrize("value", [0.0, 1 / 3, -1e6, 3e38, 1e-45])
+def test_one_value_again_and_again_has_no_variance(value: float) -> None:
+    x = float(np.float32(value))
+    for count in (1, 2, 3, 7, 100):
+        for state in (fold, halve):
+            assert state(MOMENTS, [x] * count, DType.F32) == (count, x, 0, 0)
+
+
+@pytest.mark.parametrize("mean", [0, 1e4, 1e6, 1e7])
+def test_a_large_mean_does_not_swallow_the_variance(mean: float) -> None:
+    """E[x^2] - E[x]^2 in f32 would be off by more than 1 here; a mean of one f32 by up to half of its last place."""
+    values = np.random.default_rng(5).normal(mean + 0.3, 1, 400).astype(np.float32)
+    wide = values.astype(np.float64)
+    for state in (fold, halve):
+        _, high, low, spread = state(MOMENTS, [float(v) for v in values], DType.F32)
+        assert spread == pytest.approx(float(np.sum((wide - wide.mean()) ** 2)), rel=1e-6)
+        assert high + low == pytest.approx(wide.mean(), abs=1e-6)

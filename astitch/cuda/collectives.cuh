@@ -16,13 +16,24 @@ template <class T> __device__ __forceinline__ T shuffle_value(T value, int mask)
 
 enum Joint { JOINT_NONE, JOINT_MOMENTS, JOINT_EXPONENTIALS };
 
-// (count, mean, M2) of two sets.  Two empty ones: a divisor of 1 keeps their zeros.
+// What a + b lost when it was rounded to `sum` (Knuth): exact, unless something is infinite.
+template <class T> __device__ __forceinline__ T lost_in_sum(T a, T b, T sum)
+{
+    const T second = sum - a;
+    return (a - (sum - second)) + (b - second);
+}
+
+// (count, mean, rest, M2) of two sets: the mean is mean + rest, rest what a mean of one number would round away.  Empty
+// sets hold zeros, of which no mean is near: the other set's mean is taken as it is.  So it is where one is infinite or
+// NaN: such means add up as the elements would, M2 is NaN and rest has no meaning.
 template <class State> __device__ __forceinline__ State join_moments(const State a, const State b)
 {
     const auto count = a.f0 + b.f0;
-    const auto gap = b.f1 - a.f1;
-    const auto step = gap * (b.f0 * reciprocal(count < 1 ? 1 : count));
-    return State{count, a.f1 + step, a.f2 + b.f2 + step * a.f0 * gap};
+    const bool near = a.f0 > 0 && hlo_is_finite(a.f1) && hlo_is_finite(b.f1);
+    const auto gap = (b.f1 - a.f1) + (b.f2 - a.f2), share = gap * (b.f0 * reciprocal(count));
+    const auto step = near ? share : b.f1, first = near ? a.f2 : b.f2;
+    const auto mean = a.f1 + step;
+    return State{count, mean, first + lost_in_sum(a.f1, step, mean), a.f3 + b.f3 + step * a.f0 * gap};
 }
 
 // (max, sum of exp(x - max)) of two sets.  An infinite max is not subtracted: infinite and empty sums stay what they are.
@@ -33,29 +44,42 @@ template <class State> __device__ __forceinline__ State join_exponentials(const 
     return State{largest, a.f1 * summand_exp(a.f0 - center) + b.f1 * summand_exp(b.f0 - center)};
 }
 
-// (count, mean, M2) and one more element: Welford's step.
+// One more element: Welford's step.  What the mean rounds away of it goes to the rest.
 template <class State, class T> __device__ __forceinline__ void add_to_moments(State& state, T x)
 {
+    const bool near = state.f0 > 0 && hlo_is_finite(state.f1);
     state.f0 += T(1);
-    const T gap = x - state.f1;
-    state.f1 += gap * reciprocal(state.f0);
-    state.f2 += gap * (x - state.f1);
+    const T gap = (x - state.f1) - state.f2, share = gap * reciprocal(state.f0);
+    const T step = near ? share : x;
+    const T mean = state.f1 + step;
+    state.f2 += step - (mean - state.f1);
+    state.f1 = mean;
+    state.f3 = hlo_multiply_add(gap, gap - step, state.f3);
 }
 
-// Of several elements: mean first, then the deviations from it.
-template <class R, int N, class T> __device__ __forceinline__ typename R::State moments_of(const T (&x)[N])
+// Several more elements at once.  The deviations are taken from the mean that the state has, in an empty one from the
+// first element: far from the mean of all as that may be, their squares are at most N times those from that mean.
+template <int N, class State, class T> __device__ __forceinline__ void add_batch_to_moments(State& state, const T (&x)[N])
 {
-    T mean = x[0];
+    const bool near = state.f0 > 0 && hlo_is_finite(state.f1);
+    const T first = hlo_is_finite(x[0]) ? x[0] : T(0), origin = near ? state.f1 : first;
+    T sum = 0, squares = 0;
 #pragma unroll
-    for (int i = 1; i < N; ++i) mean += x[i];
-    mean *= T(1) / T(N);
-    T spread = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) spread += (x[i] - mean) * (x[i] - mean);
-    return typename R::State{T(N), mean, spread};
+    for (int i = 0; i < N; ++i) {
+        const T gap = (x[i] - origin) - state.f2;
+        sum += gap;
+        squares = hlo_multiply_add(gap, gap, squares);
+    }
+    state.f0 += T(N);
+    const T step = sum * reciprocal(state.f0);
+    const T from = near ? origin : state.f1 + origin;
+    const T mean = from + step;
+    state.f2 += step - (mean - from);
+    state.f1 = mean;
+    state.f3 += hlo_multiply_add(-sum, step, squares);
 }
 
-template <class R, int N, class T> __device__ __forceinline__ typename R::State exponentials_of(const T (&x)[N])
+template <int N, class State, class T> __device__ __forceinline__ void add_batch_to_exponentials(State& state, const T (&x)[N])
 {
     T largest = x[0];
 #pragma unroll
@@ -64,7 +88,7 @@ template <class R, int N, class T> __device__ __forceinline__ typename R::State 
     T sum = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum += summand_exp(x[i] - center);
-    return typename R::State{largest, sum};
+    state = join_exponentials(state, State{largest, sum});
 }
 template <class State, class T> __device__ __forceinline__ void add_to_exponentials(State& state, T x)
 {
@@ -88,24 +112,6 @@ template <class State, int THREADS, int STRIDE> __device__ __forceinline__ State
     return State{largest, sum};
 }
 
-// Count and mean first, so that each M2 is moved to the common mean once.
-template <class State, int THREADS, int STRIDE> __device__ __forceinline__ State lanes_of_moments(const State state)
-{
-    auto count = state.f0;
-    auto total = state.f0 * state.f1;
-#pragma unroll
-    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) {
-        count += shuffle_value(count, mask);
-        total += shuffle_value(total, mask);
-    }
-    const auto mean = total * reciprocal(count < 1 ? 1 : count);
-    const auto gap = state.f1 - mean;
-    auto spread = state.f2 + state.f0 * gap * gap;
-#pragma unroll
-    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) spread += shuffle_value(spread, mask);
-    return State{count, mean, spread};
-}
-
 // ---- reductions -----------------------------------------------------------------------------------------
 
 template <class T> __device__ __forceinline__ T value_of_lane(T value, int lane)
@@ -115,6 +121,47 @@ template <class T> __device__ __forceinline__ T value_of_lane(T value, int lane)
     } else {
         return __shfl_sync(0xffffffffu, value, lane);
     }
+}
+
+// The first lane of a set of THREADS lanes that are STRIDE apart for which `holds` is true; the set's first if none is.
+template <int THREADS, int STRIDE> __device__ __forceinline__ int first_lane(bool holds)
+{
+    unsigned set = 0;
+#pragma unroll
+    for (int i = 0; i < THREADS; ++i) set |= 1u << i * STRIDE;
+    const int base = threadIdx.x % 32 & ~((THREADS - 1) * STRIDE);
+    const int found = __ffs(__ballot_sync(0xffffffffu, holds) & set << base);
+    return found ? found - 1 : base;
+}
+
+// Count and mean first, so that each M2 is moved to the common mean once.  All means are taken from one of them, so that
+// their sum rounds no more away than they differ.
+template <class State, int THREADS, int STRIDE> __device__ __forceinline__ State lanes_of_moments(const State state)
+{
+    const bool finite = hlo_is_finite(state.f1);
+    const auto origin = value_of_lane(finite ? state.f1 : 0, first_lane<THREADS, STRIDE>(finite && state.f0 > 0));
+    const auto apart = state.f1 - origin;
+    const auto less = state.f2 + lost_in_sum(state.f1, -origin, apart);
+    const auto own = finite ? apart + less : state.f1;
+    auto count = state.f0;
+    auto total = state.f0 * own;
+#pragma unroll
+    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) {
+        count += shuffle_value(count, mask);
+        total += shuffle_value(total, mask);
+    }
+    const auto inverse = reciprocal(count < 1 ? 1 : count);
+    const auto offset = total * inverse;
+    const auto mean = origin + offset;
+    const auto gap = own - offset;
+    auto spread = state.f3 + state.f0 * gap * gap;
+    auto left = state.f0 * (gap + (lost_in_sum(own, -offset, gap) + (less - (own - apart))));
+#pragma unroll
+    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) {
+        spread += shuffle_value(spread, mask);
+        left += shuffle_value(left, mask);
+    }
+    return State{count, mean, lost_in_sum(origin, offset, mean) + left * inverse, spread};
 }
 
 // Sets of THREADS lanes that are STRIDE apart, within one warp: a butterfly.  The lower lane's state always

@@ -1,8 +1,8 @@
 #include "astitch.cuh"
-// stitch_0: grid 6 x 256 threads, 26464 B shared
+// stitch_0: grid 6 x 256 threads, 26752 B shared
 //   jit(train)/reduce_sum
-//   jit(train)/div
 //   jit(train)/sub
+//   jit(train)/div
 //   jit(train)/add
 //   jit(train)/rsqrt
 //   jit(train)/mul
@@ -10,16 +10,16 @@
 struct Reduce0 {
   static constexpr bool commutative = false;
   static constexpr Joint joint = JOINT_MOMENTS;
-  struct State { float f0; float f1; float f2; };
-  static __device__ __forceinline__ State identity() { return State{0.0f, 0.0f, 0.0f}; }
+  struct State { float f0; float f1; float f2; float f3; };
+  static __device__ __forceinline__ State identity() { return State{0.0f, 0.0f, 0.0f, 0.0f}; }
   static __device__ __forceinline__ State combine(const State a, const State b) {
     return join_moments(a, b);
   }
   static __device__ __forceinline__ State take(const State s, int lane) {
-    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane), value_of_lane(s.f2, lane)};
+    return State{value_of_lane(s.f0, lane), value_of_lane(s.f1, lane), value_of_lane(s.f2, lane), value_of_lane(s.f3, lane)};
   }
   static __device__ __forceinline__ State shuffle(const State s, int mask) {
-    return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask), shuffle_value(s.f2, mask)};
+    return State{shuffle_value(s.f0, mask), shuffle_value(s.f1, mask), shuffle_value(s.f2, mask), shuffle_value(s.f3, mask)};
   }
 };
 extern "C" __global__ void __launch_bounds__(256, 6) stitch_0(
@@ -28,13 +28,13 @@ extern "C" __global__ void __launch_bounds__(256, 6) stitch_0(
     const float* __restrict__ p_beta_1,
     const float* __restrict__ p_running_mean_1,
     const float* __restrict__ p_running_variance_1,
-    float* __restrict__ p_div_2,
+    float* __restrict__ p_reduce_sum_14_select_0,
     float* __restrict__ p_div_3,
     float* __restrict__ p_max_3,
     float* __restrict__ p_add_14,
     float* __restrict__ p_add_15) {
   assume_threads<256>();
-  ASTITCH_SHARED_ARENA(26464);
+  ASTITCH_SHARED_ARENA(26752);
   ASTITCH_SHARED(float, x_1_kept_0, 0, 6400);
   ASTITCH_SHARED(Reduce0::State, exchange_0_0, 25600, 72);
   {  // loop 0: outer 1 / 1 threads, row 8x10x10 / 32 threads x 25, col 48 / 8 threads x 1 x 1; 6 tasks; column-reduce: 32 rows x 8 threads a block
@@ -82,18 +82,20 @@ extern "C" __global__ void __launch_bounds__(256, 6) stitch_0(
           const int l = 0;
           const int col = l * 8 + tx + col_tile * 8;
           const float reduce_sum_14_get_tuple_element_0 = reduce_sum_14_moments_state_0[l].f1;
-          const float reduce_sum_14_multiply_0 = hlo_multiply(reduce_sum_14_get_tuple_element_0, 800.0f);
-          const float div_2 = hlo_divide_shared(reduce_sum_14_multiply_0, 800.0f);
+          const bool reduce_sum_14_is_finite_0 = hlo_is_finite(reduce_sum_14_get_tuple_element_0);
+          const float reduce_sum_14_get_tuple_element_2 = reduce_sum_14_moments_state_0[l].f2;
+          const float reduce_sum_14_add_0 = hlo_add(reduce_sum_14_get_tuple_element_0, reduce_sum_14_get_tuple_element_2);
+          const float reduce_sum_14_select_0 = (reduce_sum_14_is_finite_0 ? reduce_sum_14_add_0 : reduce_sum_14_get_tuple_element_0);
           if (row < 1) {
-            p_div_2[col] = store_as<float>(div_2);
+            p_reduce_sum_14_select_0[col] = store_as<float>(reduce_sum_14_select_0);
           }
-          const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_state_0[l].f2;
+          const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_state_0[l].f3;
           const float div_3 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 800.0f);
           if (row < 1) {
             p_div_3[col] = store_as<float>(div_3);
           }
           const float x_1__1 = load_as<float>(x_1_kept_0[k * 256 + l * 256 + thread]);
-          const float sub_15 = hlo_subtract(x_1__1, div_2);
+          const float sub_15 = hlo_subtract(x_1__1, reduce_sum_14_select_0);
           const float add_9 = hlo_add(div_3, 1e-05f);
           const float rsqrt_1 = hlo_rsqrt(add_9);
           const float gamma_1 = load_as<float>(p_gamma_1[col]);
@@ -106,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(256, 6) stitch_0(
           p_max_3[at_0__1] = store_as<float>(max_3);
           const float running_mean_1 = load_as<float>(p_running_mean_1[col]);
           const float mul_14 = hlo_multiply(running_mean_1, 0.9f);
-          const float mul_15 = hlo_multiply(div_2, 0.1f);
+          const float mul_15 = hlo_multiply(reduce_sum_14_select_0, 0.1f);
           const float add_14 = hlo_add(mul_14, mul_15);
           if (row < 1) {
             p_add_14[col] = store_as<float>(add_14);

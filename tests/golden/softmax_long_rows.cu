@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               const float x_1 = load_as<float>(x_1_v_0.v[lane]);
               reduce_max_7_exponentials_state_0_batch_0[lane] = x_1;
             }
-            reduce_max_7_exponentials_state_0[0] = Reduce0::combine(reduce_max_7_exponentials_state_0[0], exponentials_of<Reduce0>(reduce_max_7_exponentials_state_0_batch_0));
+            add_batch_to_exponentials(reduce_max_7_exponentials_state_0[0], reduce_max_7_exponentials_state_0_batch_0);
           }
         }
       }
