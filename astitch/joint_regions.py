@@ -24,15 +24,20 @@ from astitch.ir import (
 )
 
 MOMENTS = "moments"
-"""(count, mean, rest, M2): the mean is mean + rest, M2 the sum of squared deviations from it.
+"""(count, sum, lost, M2): the sum is sum + lost, M2 the sum of squared deviations from the mean.
 
-An element is (1, x, 0, 0).  A mean of one number is off by half of its last place, and M2 by the square of that for each
-element: a mean of a thousand deviations shows it, one of a million hides the variance.  Where elements are infinite or
-NaN, the mean is as their sum would be; then M2 is NaN, and rest has no meaning.
+An element is (1, x, 0, 0).  A mean of one number is off by half of its last place, and M2 by the square of that for
+each element: seen where the mean is a thousand deviations, more than the variance where it is millions.  A sum of two
+numbers gives the mean twice as many digits.  Infinities and NaNs add up in `sum` as in any sum; then M2 is NaN, and lost
+has no meaning.
 """
 
 EXPONENTIALS = "exponentials"
 """(max, sum of exp(x - max)).  An element is (x, 1)."""
+
+
+_SPLITTERS = {DType.F32: 2**12 + 1, DType.F64: 2**27 + 1}
+"""The types of joint reductions, and by what a number of each is multiplied to find the first half of its digits."""
 
 
 class _Region:
@@ -60,27 +65,54 @@ class _Region:
         return Graph(self.name, self.nodes, self.parameters, outputs)
 
 
+def _lost_in_sum(r: _Region, a: str, b: str, total: str) -> str:
+    """What a + b lost when it was rounded (Knuth)."""
+    second = r.put("subtract", total, a)
+    first = r.put("subtract", a, r.put("subtract", total, second))
+    return r.put("add", first, r.put("subtract", b, second))
+
+
+def _lost_in_product(r: _Region, a: str, b: str, product: str) -> str:
+    """What a * b lost when it was rounded (Dekker): of halves with half of the digits no product is rounded."""
+    splitter = r.number(_SPLITTERS[r.type.dtype])
+
+    def halve(value: str) -> tuple[str, str]:
+        large = r.put("multiply", value, splitter)
+        high = r.put("subtract", large, r.put("subtract", large, value))
+        return high, r.put("subtract", value, high)
+
+    (a1, a2), (b1, b2) = halve(a), halve(b)
+    left = r.put("subtract", r.put("multiply", a1, b1), product)
+    for x, y in ((a1, b2), (a2, b1), (a2, b2)):
+        left = r.put("add", left, r.put("multiply", x, y))
+    return left
+
+
 def moments_region(dtype: DType) -> Graph:
-    """(n, mean, rest, M2) of two sets -> of their union (Chan, Golub, LeVeque 1979), the mean in two numbers."""
+    """(n, sum, lost, M2) of two sets -> of their union (Chan, Golub, LeVeque 1979), the means in two numbers each."""
     r = _Region("join_moments", dtype, 4)
-    n1, mean1, rest1, m1, n2, mean2, rest2, m2 = r.parameters
-    zero, one = r.number(0), r.number(1)
+    n1, sum1, lost1, m1, n2, sum2, lost2, m2 = r.parameters
+    one = r.number(1)
+
+    def filled(count: str) -> str:
+        # Empty sets: a divisor of 1 keeps their zeros.
+        return r.put("maximum", count, one)
+
+    def mean(count: str, total: str, lost: str) -> tuple[str, str]:
+        most = r.put("divide", total, count)
+        product = r.put("multiply", most, count)
+        left = r.put("subtract", total, product)
+        left = r.put("subtract", left, _lost_in_product(r, most, count, product))
+        return most, r.put("divide", r.put("add", left, lost), count)
+
     n = r.put("add", n1, n2)
-    # Two empty sets: a divisor of 1 keeps their zeros.
-    share = r.put("divide", n2, r.put("maximum", n, one))
-    gap = r.put("add", r.put("subtract", mean2, mean1), r.put("subtract", rest2, rest1))
-    # An empty set has no mean, and from an infinite one no way leads back: these add up.
-    filled = r.put("compare", n1, zero, attrs=CompareAttrs("GT", False), pred=True)
-    finite = r.put("and", *(r.put("is-finite", m, pred=True) for m in (mean1, mean2)), pred=True)
-    near = r.put("and", filled, finite, pred=True)
-    step = r.put("select", near, r.put("multiply", gap, share), mean2)
-    mean = r.put("add", mean1, step)
-    rounded_away = r.put("subtract", step, r.put("subtract", mean, mean1))
-    rests = r.put("select", near, rest1, r.put("add", rest1, rest2))
-    spread = r.put("multiply", r.put("multiply", step, n1), gap)
-    return r.graph(
-        n, mean, r.put("add", rests, rounded_away), r.put("add", r.put("add", m1, m2), spread)
-    )
+    total = r.put("add", sum1, sum2)
+    lost = r.put("add", r.put("add", lost1, lost2), _lost_in_sum(r, sum1, sum2, total))
+    (most1, rest1), (most2, rest2) = mean(filled(n1), sum1, lost1), mean(filled(n2), sum2, lost2)
+    gap = r.put("add", r.put("subtract", most2, most1), r.put("subtract", rest2, rest1))
+    weight = r.put("multiply", n1, r.put("divide", n2, filled(n)))
+    spread = r.put("multiply", r.put("multiply", weight, gap), gap)
+    return r.graph(n, total, lost, r.put("add", r.put("add", m1, m2), spread))
 
 
 def exponentials_region(dtype: DType) -> Graph:
@@ -101,6 +133,8 @@ def exponentials_region(dtype: DType) -> Graph:
 
 @functools.cache
 def _known(dtype: DType) -> dict[tuple[object, ...], str]:
+    if dtype not in _SPLITTERS:
+        return {}
     return {
         moments_region(dtype).key: MOMENTS,
         exponentials_region(dtype).key: EXPONENTIALS,

@@ -4,7 +4,7 @@ A reduce that reads the result of another over the same elements costs a block b
 global barrier and one more reading of memory where they do not.  Five rules, all of them exact in real numbers:
 
     sum(r * a) = r * sum(a)               r constant along the sum and itself the child of a reduce
-    mean(a), sum((a - mean(a))^2)         one reduce of (count, mean, rest, M2), joined by Chan's formula
+    mean(a), sum((a - mean(a))^2)         one reduce of (count, sum, lost, M2), joined by Chan's formula
     max(a), sum(exp(a - max(a)))          one reduce of (max, sum), the sums rescaled to the larger max
     y + scatter(0, i, u)                  scatter(y, i, u), as XLA has it: the gradient of a table that is read twice
     sum over the batches of a product     a product whose sum goes over them: the gradient of a weight in TensorFlow
@@ -123,7 +123,6 @@ def _join_reductions(graph: Graph, log: Log) -> Graph:
         return graph
     by_first = {p.first: p for p in pairs}
     by_second = {p.second: p for p in pairs}
-    by_mean = {p.center: p for p in pairs if p.kind == MOMENTS}
     draft = Draft(graph, log)
     values: dict[str, str] = {}
     joint: dict[str, str] = {}
@@ -138,9 +137,6 @@ def _join_reductions(graph: Graph, log: Log) -> Graph:
             values[node.name] = _second_result(
                 draft, graph, pair, joint[pair.first], values[pair.center], values[pair.first]
             )
-        elif node.name in by_mean:
-            pair = by_mean[node.name]
-            values[node.name] = _mean(draft, graph[pair.first], joint[pair.first])
         else:
             operands = tuple(values[o] for o in node.operands)
             values[node.name] = draft.put(replace(node, operands=operands))
@@ -287,23 +283,15 @@ def _field(draft: Draft, origin: Node, joint: str, number: int) -> str:
 
 
 def _first_result(draft: Draft, graph: Graph, pair: _Pair, joint: str) -> str:
+    """The max; or the sum, whose part that was lost has no meaning where it is infinite or NaN."""
     first = graph[pair.first]
     if pair.kind == EXPONENTIALS:
         return _field(draft, first, joint, 0)
-    mean = _mean(draft, first, joint)
-    count = math.prod(graph[pair.source].shape[d] for d in _reduced(first))
-    return draft.add(
-        first, "multiply", first.array, (mean, _spread(draft, first, count, first.array))
-    )
-
-
-def _mean(draft: Draft, first: Node, joint: str) -> str:
-    """Both of its numbers; the first alone where it is infinite or NaN."""
-    mean, rest = _field(draft, first, joint, 1), _field(draft, first, joint, 2)
+    total, lost = _field(draft, first, joint, 1), _field(draft, first, joint, 2)
     pred = ArrayType(DType.PRED, first.shape)
-    finite = draft.add(first, "is-finite", pred, (mean,))
-    whole = draft.add(first, "add", first.array, (mean, rest))
-    return draft.add(first, "select", first.array, (finite, whole, mean))
+    finite = draft.add(first, "is-finite", pred, (total,))
+    whole = draft.add(first, "add", first.array, (total, lost))
+    return draft.add(first, "select", first.array, (finite, whole, total))
 
 
 def _second_result(

@@ -19,7 +19,7 @@ import numpy as np
 from astitch import kernel_ir as k
 from astitch.index import Linear, Quotient, Remainder, Symbol, Term
 from astitch.ir import DType
-from astitch.joint_regions import EXPONENTIALS, MOMENTS
+from astitch.joint_regions import MOMENTS
 from astitch.ops import OPS, Cost, Kind
 from astitch.propagation import Guard, Within
 
@@ -223,8 +223,13 @@ _LATENCY = {_F: 4.0, _I: 4.0, _S: 20.0, _C: 8.0, _D: 16.0}
 CHAINED_SHARE = 0.5
 """Of the instructions of a combination of two states, those that wait for each other."""
 
-BATCH_SHARES = {MOMENTS: (1 / 2, 1 / 6), EXPONENTIALS: (1.0, 1 / 4)}
-"""Of a combination of two states, what a batch of elements takes and what each of its elements adds."""
+_MOMENTS: Mapping[str, Mix] = {
+    "combine": {_F: 36.0, _I: 3.0, _S: 3.0},
+    "element": {_F: 9.0, _I: 2.0, _S: 1.0},
+    "batch": {_F: 21.0, _I: 3.0, _S: 1.0},
+    "each": {_F: 3.0},
+}
+"""What joins two states of MOMENTS, adds an element, a batch, and each element of a batch (cuda/collectives.cuh)."""
 
 _CHAIN = {_F: 2.0, _I: 1.5, _S: 6.0, _C: 3.0, _D: 8.0}
 """Cycles that an instruction adds to a thread's own chain: 4 to 20 of latency, of which neighbours hide a part."""
@@ -249,6 +254,13 @@ NEAR_BYTES = 64 * 1024
 """Arrays of no more than this that all tasks read stay in the L1."""
 
 ALWAYS = 1 << 30
+
+
+def _of_type(mix: Mix, reducer: k.Reducer) -> Mix:
+    """Instructions on f32 as those on the reducer's type."""
+    if reducer.fields[0] is not DType.F64:
+        return mix
+    return {_D: mix[_F] + 12 * mix[_S], _I: 2 * mix[_I]}
 
 
 class _Exchanges:
@@ -574,6 +586,8 @@ class _Counter:
     def combine(self, number: int) -> Mix:
         """One combination of two states."""
         reducer = self.reducers[number]
+        if reducer.joint == MOMENTS:
+            return _of_type(_MOMENTS["combine"], reducer)
         mix: Mix = {}
         for node in reducer.region:
             if OPS[node.op].kind is Kind.ELEMENTWISE:
@@ -581,6 +595,24 @@ class _Counter:
                 for unit, count in price_op(node.op, dtype, [dtype]).items():
                     mix[unit] = mix.get(unit, 0.0) + count
         return mix
+
+    def add_element(self, number: int) -> Mix:
+        """One element to a joint state."""
+        reducer = self.reducers[number]
+        if reducer.joint == MOMENTS:
+            return _of_type(_MOMENTS["element"], reducer)
+        return {unit: n / 2 for unit, n in self.combine(number).items()}
+
+    def add_batch(self, number: int, elements: int) -> Mix:
+        """A batch to a joint state: one combination of states, and a part of one for each element."""
+        reducer = self.reducers[number]
+        if reducer.joint == MOMENTS:
+            mix = dict(_MOMENTS["batch"])
+            for unit, n in _MOMENTS["each"].items():
+                mix[unit] += n * elements
+            return _of_type(mix, reducer)
+        share = 1 + elements / 4
+        return {unit: n * share for unit, n in self.combine(number).items()}
 
     def walk(self, body: Sequence[k.Statement], frame: _Frame) -> None:
         for statement in body:
@@ -675,17 +707,15 @@ class _Counter:
                 self.add(mix, frame.trips, frame.copies)
             case k.AccumulateElement(_, _, reducer, value):
                 mix = self.expression(value)
-                for unit, n in self.combine(reducer).items():
-                    mix[unit] = mix.get(unit, 0.0) + n / 2
+                for unit, n in self.add_element(reducer).items():
+                    mix[unit] = mix.get(unit, 0.0) + n
                 self.add(mix, frame.trips, frame.copies)
             case k.Batch(name, _, width):
                 self.batches[name] = width
             case k.BatchSet(_, _, expr):
                 self.add(self.expression(expr), frame.trips, frame.copies)
             case k.AccumulateBatch(_, _, reducer, batch):
-                whole, each = BATCH_SHARES[self.reducers[reducer].joint]
-                share = whole + each * self.batches.get(batch, 1)
-                mix = {unit: n * share for unit, n in self.combine(reducer).items()}
+                mix = self.add_batch(reducer, self.batches.get(batch, 1))
                 self.add(mix, frame.trips, frame.copies)
             case k.AccumulateState(_, _, reducer, arrays, at):
                 for array, dtype in zip(arrays, self.reducers[reducer].fields, strict=True):

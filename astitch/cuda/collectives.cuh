@@ -23,17 +23,28 @@ template <class T> __device__ __forceinline__ T lost_in_sum(T a, T b, T sum)
     return (a - (sum - second)) + (b - second);
 }
 
-// (count, mean, rest, M2) of two sets: the mean is mean + rest, rest what a mean of one number would round away.  Empty
-// sets hold zeros, of which no mean is near: the other set's mean is taken as it is.  So it is where one is infinite or
-// NaN: such means add up as the elements would, M2 is NaN and rest has no meaning.
+// The same where b is no larger than a (Dekker); elsewhere off by no more than b's own last place.
+template <class T> __device__ __forceinline__ T lost_in_small_sum(T a, T b, T sum) { return b - (sum - a); }
+
+// A mean as two numbers.  The rest is as exact as it can be: sets of equal elements have equal means.
+template <class T> struct Mean { T most, rest; };
+template <class T> __device__ __forceinline__ Mean<T> mean_of(T count, T sum, T lost)
+{
+    const T filled = count < 1 ? T(1) : count, inverse = reciprocal(filled), most = sum * inverse;
+    const T left = hlo_multiply_add(-most, filled, sum) + lost, rest = left * inverse;
+    return Mean<T>{most, hlo_multiply_add(hlo_multiply_add(-rest, filled, left), inverse, rest)};
+}
+
+// (count, sum, lost, M2) of two sets: the sum is sum + lost, of which infinite and NaN elements leave `sum` only.  An empty
+// set has zeros.
 template <class State> __device__ __forceinline__ State join_moments(const State a, const State b)
 {
-    const auto count = a.f0 + b.f0;
-    const bool near = a.f0 > 0 && hlo_is_finite(a.f1) && hlo_is_finite(b.f1);
-    const auto gap = (b.f1 - a.f1) + (b.f2 - a.f2), share = gap * (b.f0 * reciprocal(count));
-    const auto step = near ? share : b.f1, first = near ? a.f2 : b.f2;
-    const auto mean = a.f1 + step;
-    return State{count, mean, first + lost_in_sum(a.f1, step, mean), a.f3 + b.f3 + step * a.f0 * gap};
+    const auto count = a.f0 + b.f0, sum = a.f1 + b.f1;
+    const auto lost = (a.f2 + b.f2) + lost_in_sum(a.f1, b.f1, sum);
+    const auto left = mean_of(a.f0, a.f1, a.f2), right = mean_of(b.f0, b.f1, b.f2);
+    const auto gap = (right.most - left.most) + (right.rest - left.rest);
+    const auto weight = a.f0 * (b.f0 * reciprocal(count < 1 ? 1 : count));
+    return State{count, sum, lost, hlo_multiply_add(weight * gap, gap, a.f3 + b.f3)};
 }
 
 // (max, sum of exp(x - max)) of two sets.  An infinite max is not subtracted: infinite and empty sums stay what they are.
@@ -44,39 +55,39 @@ template <class State> __device__ __forceinline__ State join_exponentials(const 
     return State{largest, a.f1 * summand_exp(a.f0 - center) + b.f1 * summand_exp(b.f0 - center)};
 }
 
-// One more element: Welford's step.  What the mean rounds away of it goes to the rest.
+// One more element (Youngs and Cramer): its distance from the mean, times the count, by one rounding.
 template <class State, class T> __device__ __forceinline__ void add_to_moments(State& state, T x)
 {
-    const bool near = state.f0 > 0 && hlo_is_finite(state.f1);
-    state.f0 += T(1);
-    const T gap = (x - state.f1) - state.f2, share = gap * reciprocal(state.f0);
-    const T step = near ? share : x;
-    const T mean = state.f1 + step;
-    state.f2 += step - (mean - state.f1);
-    state.f1 = mean;
-    state.f3 = hlo_multiply_add(gap, gap - step, state.f3);
+    const T count = state.f0 + T(1), sum = state.f1 + x, product = state.f0 * count;
+    const T gap = hlo_multiply_add(state.f0, x, -state.f1) - state.f2;
+    state.f3 = hlo_multiply_add(gap * reciprocal(product < 1 ? T(1) : product), gap, state.f3);
+    state.f2 += lost_in_small_sum(state.f1, x, sum);
+    state.f0 = count;
+    state.f1 = sum;
 }
 
-// Several more elements at once.  The deviations are taken from the mean that the state has, in an empty one from the
-// first element: far from the mean of all as that may be, their squares are at most N times those from that mean.
+// Several more elements at once: their deviations from the first, of which none is far from their mean; then their mean
+// as one more element.
 template <int N, class State, class T> __device__ __forceinline__ void add_batch_to_moments(State& state, const T (&x)[N])
 {
-    const bool near = state.f0 > 0 && hlo_is_finite(state.f1);
-    const T first = hlo_is_finite(x[0]) ? x[0] : T(0), origin = near ? state.f1 : first;
-    T sum = 0, squares = 0;
+    const T origin = hlo_is_finite(x[0]) ? x[0] : T(0);
+    T total = 0, squares = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const T gap = (x[i] - origin) - state.f2;
-        sum += gap;
+        const T gap = x[i] - origin;
+        total += gap;
         squares = hlo_multiply_add(gap, gap, squares);
     }
-    state.f0 += T(N);
-    const T step = sum * reciprocal(state.f0);
-    const T from = near ? origin : state.f1 + origin;
-    const T mean = from + step;
-    state.f2 += step - (mean - from);
-    state.f1 = mean;
-    state.f3 += hlo_multiply_add(-sum, step, squares);
+    const T offset = total * (T(1) / T(N)), mean = origin + offset, rest = lost_in_small_sum(origin, offset, mean);
+    const T count = state.f0 + T(N), added = T(N) * mean, sum = state.f1 + added, product = state.f0 * count;
+    T lost = T(N) * rest;
+    if constexpr ((N & (N - 1)) != 0) lost += hlo_multiply_add(T(N), mean, -added);
+    const T gap = hlo_multiply_add(state.f0, rest, hlo_multiply_add(state.f0, mean, -state.f1)) - state.f2;
+    const T weight = T(N) * reciprocal(product < 1 ? T(1) : product);
+    state.f3 = hlo_multiply_add(weight * gap, gap, state.f3 + hlo_multiply_add(-total, offset, squares));
+    state.f2 += lost + lost_in_small_sum(state.f1, added, sum);
+    state.f0 = count;
+    state.f1 = sum;
 }
 
 template <int N, class State, class T> __device__ __forceinline__ void add_batch_to_exponentials(State& state, const T (&x)[N])
@@ -123,45 +134,23 @@ template <class T> __device__ __forceinline__ T value_of_lane(T value, int lane)
     }
 }
 
-// The first lane of a set of THREADS lanes that are STRIDE apart for which `holds` is true; the set's first if none is.
-template <int THREADS, int STRIDE> __device__ __forceinline__ int first_lane(bool holds)
-{
-    unsigned set = 0;
-#pragma unroll
-    for (int i = 0; i < THREADS; ++i) set |= 1u << i * STRIDE;
-    const int base = threadIdx.x % 32 & ~((THREADS - 1) * STRIDE);
-    const int found = __ffs(__ballot_sync(0xffffffffu, holds) & set << base);
-    return found ? found - 1 : base;
-}
-
-// Count and mean first, so that each M2 is moved to the common mean once.  All means are taken from one of them, so that
-// their sum rounds no more away than they differ.
+// Count and sum first, so that each M2 is moved to the common mean once.
 template <class State, int THREADS, int STRIDE> __device__ __forceinline__ State lanes_of_moments(const State state)
 {
-    const bool finite = hlo_is_finite(state.f1);
-    const auto origin = value_of_lane(finite ? state.f1 : 0, first_lane<THREADS, STRIDE>(finite && state.f0 > 0));
-    const auto apart = state.f1 - origin;
-    const auto less = state.f2 + lost_in_sum(state.f1, -origin, apart);
-    const auto own = finite ? apart + less : state.f1;
-    auto count = state.f0;
-    auto total = state.f0 * own;
+    auto count = state.f0, total = state.f1, lost = state.f2;
 #pragma unroll
     for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) {
+        const auto other = shuffle_value(total, mask), sum = total + other;
+        lost = (lost + shuffle_value(lost, mask)) + lost_in_sum(total, other, sum);
         count += shuffle_value(count, mask);
-        total += shuffle_value(total, mask);
+        total = sum;
     }
-    const auto inverse = reciprocal(count < 1 ? 1 : count);
-    const auto offset = total * inverse;
-    const auto mean = origin + offset;
-    const auto gap = own - offset;
-    auto spread = state.f3 + state.f0 * gap * gap;
-    auto left = state.f0 * (gap + (lost_in_sum(own, -offset, gap) + (less - (own - apart))));
+    const auto own = mean_of(state.f0, state.f1, state.f2), all = mean_of(count, total, lost);
+    const auto gap = (own.most - all.most) + (own.rest - all.rest);
+    auto spread = hlo_multiply_add(state.f0 * gap, gap, state.f3);
 #pragma unroll
-    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) {
-        spread += shuffle_value(spread, mask);
-        left += shuffle_value(left, mask);
-    }
-    return State{count, mean, lost_in_sum(origin, offset, mean) + left * inverse, spread};
+    for (int mask = STRIDE; mask < STRIDE * THREADS; mask <<= 1) spread += shuffle_value(spread, mask);
+    return State{count, total, lost, spread};
 }
 
 // Sets of THREADS lanes that are STRIDE apart, within one warp: a butterfly.  The lower lane's state always

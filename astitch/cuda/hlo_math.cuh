@@ -354,10 +354,16 @@ __device__ __forceinline__ float hlo_divide_shared(float a, float b)
     return a * scale * approximate_reciprocal(b * scale);
 }
 
-// 1 / x and exp(x) as parts of sums, whose other terms hide an error of 2^-22 of the term; x > 0 and x <= 0.
+// 1 / x, within 2^-23 of it, and exp(x) where results below 2^-126 may be 0; x > 0 and x <= 0, or infinite.
 __device__ __forceinline__ float reciprocal(float x) { return approximate_reciprocal(x); }
 __device__ __forceinline__ double reciprocal(double x) { return 1.0 / x; }
-__device__ __forceinline__ float summand_exp(float x) { return approximate_exp2(x * 1.44269504f); }
+__device__ __forceinline__ float summand_exp(float x)
+{
+    // Equal terms of a long sum are all off by the same: what rounding the power takes from x goes into a factor 1 + rest.
+    const float power = x * 1.44269504f, rest = hlo_multiply_add(-0.693147181f, power, x);
+    const float result = approximate_exp2(power), nearer = hlo_multiply_add(result, rest, result);
+    return hlo_abs(x) < 200.0f ? nearer : result;  // 0 and infinity have no rest
+}
 __device__ __forceinline__ double summand_exp(double x) { return hlo_exp(x); }
 
 // ---- comparisons ------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 #include "astitch.cuh"
 // stitch_0: grid 48 x 256 threads, 128 B shared
 //   jit(train)/reduce_sum
-//   jit(train)/sub
 //   jit(train)/div
+//   jit(train)/sub
 //   jit(train)/add
 //   jit(train)/rsqrt
 //   jit(train)/mul
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
     const float* __restrict__ p_beta_1,
     const float* __restrict__ p_running_mean_1,
     const float* __restrict__ p_running_variance_1,
-    float* __restrict__ p_reduce_sum_14_select_0,
+    float* __restrict__ p_div_2,
     float* __restrict__ p_div_3,
     float* __restrict__ p_max_3,
     float* __restrict__ p_add_14,
@@ -77,8 +77,9 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       const float reduce_sum_14_get_tuple_element_2 = reduce_sum_14_moments_state_0[0].f2;
       const float reduce_sum_14_add_0 = hlo_add(reduce_sum_14_get_tuple_element_0, reduce_sum_14_get_tuple_element_2);
       const float reduce_sum_14_select_0 = (reduce_sum_14_is_finite_0 ? reduce_sum_14_add_0 : reduce_sum_14_get_tuple_element_0);
+      const float div_2 = hlo_divide_shared(reduce_sum_14_select_0, 800.0f);
       if (tx < 1 && ty < 1) {
-        p_reduce_sum_14_select_0[outer] = store_as<float>(reduce_sum_14_select_0);
+        p_div_2[outer] = store_as<float>(div_2);
       }
       const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_state_0[0].f3;
       const float div_3 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 800.0f);
@@ -92,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       const float beta_1 = load_as<float>(p_beta_1[outer]);
       const float running_mean_1 = load_as<float>(p_running_mean_1[outer]);
       const float mul_14 = hlo_multiply(running_mean_1, 0.9f);
-      const float mul_15 = hlo_multiply(reduce_sum_14_select_0, 0.1f);
+      const float mul_15 = hlo_multiply(div_2, 0.1f);
       const float add_14 = hlo_add(mul_14, mul_15);
       if (tx < 1 && ty < 1) {
         p_add_14[outer] = store_as<float>(add_14);
@@ -117,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 2; ++lane) {
               const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
-              const float sub_15 = hlo_subtract(x_1__1, reduce_sum_14_select_0);
+              const float sub_15 = hlo_subtract(x_1__1, div_2);
               const float mul_13 = hlo_multiply(sub_15, mul_9);
               const float add_13 = hlo_add(mul_13, beta_1);
               const float max_3 = hlo_maximum(add_13, 0.0f);

@@ -1,8 +1,8 @@
 #include "astitch.cuh"
 // stitch_0: grid 6 x 512 threads, 2304 B shared
 //   jit(train)/reduce_sum
-//   jit(train)/sub
 //   jit(train)/div
+//   jit(train)/sub
 //   jit(train)/add
 //   jit(train)/rsqrt
 //   jit(train)/mul
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(512) stitch_0(
     const float* __restrict__ p_beta_1,
     const float* __restrict__ p_running_mean_1,
     const float* __restrict__ p_running_variance_1,
-    float* __restrict__ p_reduce_sum_14_select_0,
+    float* __restrict__ p_div_2,
     float* __restrict__ p_div_3,
     float* __restrict__ p_max_3,
     float* __restrict__ p_add_14,
@@ -91,8 +91,9 @@ extern "C" __global__ void __launch_bounds__(512) stitch_0(
             const float reduce_sum_14_get_tuple_element_2 = reduce_sum_14_moments_state_0[l].f2;
             const float reduce_sum_14_add_0 = hlo_add(reduce_sum_14_get_tuple_element_0, reduce_sum_14_get_tuple_element_2);
             const float reduce_sum_14_select_0 = (reduce_sum_14_is_finite_0 ? reduce_sum_14_add_0 : reduce_sum_14_get_tuple_element_0);
+            const float div_2 = hlo_divide_shared(reduce_sum_14_select_0, 800.0f);
             if (row < 1) {
-              p_reduce_sum_14_select_0[col] = store_as<float>(reduce_sum_14_select_0);
+              p_div_2[col] = store_as<float>(div_2);
             }
             const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_state_0[l].f3;
             const float div_3 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 800.0f);
@@ -100,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(512) stitch_0(
               p_div_3[col] = store_as<float>(div_3);
             }
             const float x_1__1 = load_as<float>(x_1_kept_0[k + l]);
-            const float sub_15 = hlo_subtract(x_1__1, reduce_sum_14_select_0);
+            const float sub_15 = hlo_subtract(x_1__1, div_2);
             const float add_9 = hlo_add(div_3, 1e-05f);
             const float rsqrt_1 = hlo_rsqrt(add_9);
             const float gamma_1 = load_as<float>(p_gamma_1[col]);
@@ -113,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(512) stitch_0(
             p_max_3[at_0__1] = store_as<float>(max_3);
             const float running_mean_1 = load_as<float>(p_running_mean_1[col]);
             const float mul_14 = hlo_multiply(running_mean_1, 0.9f);
-            const float mul_15 = hlo_multiply(reduce_sum_14_select_0, 0.1f);
+            const float mul_15 = hlo_multiply(div_2, 0.1f);
             const float add_14 = hlo_add(mul_14, mul_15);
             if (row < 1) {
               p_add_14[col] = store_as<float>(add_14);

@@ -1,8 +1,8 @@
 #include "astitch.cuh"
 // stitch_0: grid 24 x 256 threads, 2560 B shared
 //   jit(column_standardise_softmax)/reduce_sum
-//   jit(column_standardise_softmax)/sub
 //   jit(column_standardise_softmax)/div
+//   jit(column_standardise_softmax)/sub
 //   jit(column_standardise_softmax)/add
 //   jit(column_standardise_softmax)/rsqrt
 //   jit(column_standardise_softmax)/mul
@@ -60,12 +60,10 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
     float* __restrict__ p_div_11,
     unsigned char* scratch,
     unsigned int* barrier) {
-  float* const p_reduce_sum_21_moments_1 = reinterpret_cast<float*>(scratch + 0);
-  float* const p_reduce_sum_21_moments_2 = reinterpret_cast<float*>(scratch + 1024);
-  float* const p_reduce_sum_21_moments_3 = reinterpret_cast<float*>(scratch + 2048);
-  float* const p_rsqrt_1 = reinterpret_cast<float*>(scratch + 3072);
-  float* const p_reduce_max_7_partial0_0 = reinterpret_cast<float*>(scratch + 4096);
-  float* const p_reduce_max_7 = reinterpret_cast<float*>(scratch + 10240);
+  float* const p_div_6 = reinterpret_cast<float*>(scratch + 0);
+  float* const p_rsqrt_1 = reinterpret_cast<float*>(scratch + 1024);
+  float* const p_reduce_max_7_partial0_0 = reinterpret_cast<float*>(scratch + 2048);
+  float* const p_reduce_max_7 = reinterpret_cast<float*>(scratch + 8192);
   assume_threads<256>();
   ASTITCH_SHARED_ARENA(2560);
   ASTITCH_SHARED(Reduce1::State, exchange_1_0, 0, 160);
@@ -125,31 +123,6 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
         }
       }
       reduce_strided<Reduce1, 64, 4, 256, 4, true, false>(reduce_sum_21_moments_state_0, exchange_1_0);
-      {
-        const int l = 0;
-        const int col = l * 16 + tx * 4 + col_tile * 16;
-        Vec<float, 4> reduce_sum_21_moments_1_w_0;
-        Vec<float, 4> reduce_sum_21_moments_2_w_0;
-        Vec<float, 4> reduce_sum_21_moments_3_w_0;
-        #pragma unroll
-        for (int lane = 0; lane < 4; ++lane) {
-          const float reduce_sum_21_moments_0 = reduce_sum_21_moments_state_0[l * 4 + lane].f1;
-          reduce_sum_21_moments_1_w_0.v[lane] = store_as<float>(reduce_sum_21_moments_0);
-          const float reduce_sum_21_moments_0__1 = reduce_sum_21_moments_state_0[l * 4 + lane].f2;
-          reduce_sum_21_moments_2_w_0.v[lane] = store_as<float>(reduce_sum_21_moments_0__1);
-          const float reduce_sum_21_moments_0__2 = reduce_sum_21_moments_state_0[l * 4 + lane].f3;
-          reduce_sum_21_moments_3_w_0.v[lane] = store_as<float>(reduce_sum_21_moments_0__2);
-        }
-        if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21_moments_1 + (col)) = reduce_sum_21_moments_1_w_0;
-        }
-        if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21_moments_2 + (col)) = reduce_sum_21_moments_2_w_0;
-        }
-        if (ty < 1) {
-          *reinterpret_cast<Vec<float, 4>*>(p_reduce_sum_21_moments_3 + (col)) = reduce_sum_21_moments_3_w_0;
-        }
-      }
       #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int row = k * 64 + ty;
@@ -157,24 +130,30 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
           {
             const int l = 0;
             const int col = l * 16 + tx * 4 + col_tile * 16;
+            Vec<float, 4> div_6_w_0;
             Vec<float, 4> rsqrt_1_w_0;
             const Vec<float, 4> x_1_v_0__1 = from_words<Vec<float, 4>>(x_1_kept_0[k + l]);
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
+              const float reduce_sum_21_get_tuple_element_0 = reduce_sum_21_moments_state_0[l * 4 + lane].f1;
+              const bool reduce_sum_21_is_finite_0 = hlo_is_finite(reduce_sum_21_get_tuple_element_0);
+              const float reduce_sum_21_get_tuple_element_2 = reduce_sum_21_moments_state_0[l * 4 + lane].f2;
+              const float reduce_sum_21_add_0 = hlo_add(reduce_sum_21_get_tuple_element_0, reduce_sum_21_get_tuple_element_2);
+              const float reduce_sum_21_select_0 = (reduce_sum_21_is_finite_0 ? reduce_sum_21_add_0 : reduce_sum_21_get_tuple_element_0);
+              const float div_6 = hlo_divide_shared(reduce_sum_21_select_0, 96.0f);
+              div_6_w_0.v[lane] = store_as<float>(div_6);
               const float reduce_sum_22_get_tuple_element_0 = reduce_sum_21_moments_state_0[l * 4 + lane].f3;
               const float div_7 = hlo_divide_shared(reduce_sum_22_get_tuple_element_0, 96.0f);
               const float add_3 = hlo_add(div_7, 1e-05f);
               const float rsqrt_1 = hlo_rsqrt(add_3);
               rsqrt_1_w_0.v[lane] = store_as<float>(rsqrt_1);
               const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
-              const float reduce_sum_21_get_tuple_element_0 = reduce_sum_21_moments_state_0[l * 4 + lane].f1;
-              const bool reduce_sum_21_is_finite_0 = hlo_is_finite(reduce_sum_21_get_tuple_element_0);
-              const float reduce_sum_21_get_tuple_element_2 = reduce_sum_21_moments_state_0[l * 4 + lane].f2;
-              const float reduce_sum_21_add_0 = hlo_add(reduce_sum_21_get_tuple_element_0, reduce_sum_21_get_tuple_element_2);
-              const float reduce_sum_21_select_0 = (reduce_sum_21_is_finite_0 ? reduce_sum_21_add_0 : reduce_sum_21_get_tuple_element_0);
-              const float sub_11 = hlo_subtract(x_1__1, reduce_sum_21_select_0);
+              const float sub_11 = hlo_subtract(x_1__1, div_6);
               const float mul_7 = hlo_multiply(sub_11, rsqrt_1);
               reduce_max_7_state_0[k] = Reduce0::combine(reduce_max_7_state_0[k], Reduce0::State{mul_7});
+            }
+            if (row < 1) {
+              *reinterpret_cast<Vec<float, 4>*>(p_div_6 + (col)) = div_6_w_0;
             }
             if (row < 1) {
               *reinterpret_cast<Vec<float, 4>*>(p_rsqrt_1 + (col)) = rsqrt_1_w_0;
@@ -196,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
       }
     }
   }
-  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %reduce_sum.21.moments, %rsqrt.1, %reduce_max.7 before level 1
+  ASTITCH_GLOBAL_BARRIER(barrier);  // Global: %div.6, %rsqrt.1, %reduce_max.7 before level 1
   {  // loop 1: outer 1 / 1 threads, row 16 / 2 threads x 8, col 96 / 128 threads x 1 x 1; 1 tasks; column-reduce: 2 rows x 128 threads a block
     const int thread = threadIdx.x;
     const int tx = threadIdx.x % 128;
@@ -255,18 +234,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) stitch_0(
           const int col = l * 256 + tx * 4;
           const int at_0__2 = outer * 256 + col;
           const Vec<float, 4> x_1_v_0__2 = *reinterpret_cast<const Vec<float, 4>*>(p_x_1 + (at_0__2));
-          const Vec<float, 4> reduce_sum_21_get_tuple_element_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21_moments_1 + (col));
-          const Vec<float, 4> reduce_sum_21_get_tuple_element_2_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_reduce_sum_21_moments_2 + (col));
+          const Vec<float, 4> div_6_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_div_6 + (col));
           const Vec<float, 4> rsqrt_1_v_0 = *reinterpret_cast<const Vec<float, 4>*>(p_rsqrt_1 + (col));
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             const float x_1__2 = load_as<float>(x_1_v_0__2.v[lane]);
-            const float reduce_sum_21_get_tuple_element_0__1 = load_as<float>(reduce_sum_21_get_tuple_element_v_0.v[lane]);
-            const bool reduce_sum_21_is_finite_0__1 = hlo_is_finite(reduce_sum_21_get_tuple_element_0__1);
-            const float reduce_sum_21_get_tuple_element_2__1 = load_as<float>(reduce_sum_21_get_tuple_element_2_v_0.v[lane]);
-            const float reduce_sum_21_add_0__1 = hlo_add(reduce_sum_21_get_tuple_element_0__1, reduce_sum_21_get_tuple_element_2__1);
-            const float reduce_sum_21_select_0__1 = (reduce_sum_21_is_finite_0__1 ? reduce_sum_21_add_0__1 : reduce_sum_21_get_tuple_element_0__1);
-            const float sub_11__1 = hlo_subtract(x_1__2, reduce_sum_21_select_0__1);
+            const float div_6__1 = load_as<float>(div_6_v_0.v[lane]);
+            const float sub_11__1 = hlo_subtract(x_1__2, div_6__1);
             const float rsqrt_1__1 = load_as<float>(rsqrt_1_v_0.v[lane]);
             const float mul_7__1 = hlo_multiply(sub_11__1, rsqrt_1__1);
             const float sub_15 = hlo_subtract(mul_7__1, reduce_max_7__1);

@@ -3,8 +3,8 @@
 //   jit(group_norm_many_pixels)/convert_element_type
 //   jit(group_norm_many_pixels)/reshape
 //   jit(group_norm_many_pixels)/reduce_sum
-//   jit(group_norm_many_pixels)/sub
 //   jit(group_norm_many_pixels)/div
+//   jit(group_norm_many_pixels)/sub
 //   jit(group_norm_many_pixels)/add
 //   jit(group_norm_many_pixels)/rsqrt
 //   jit(group_norm_many_pixels)/mul
@@ -151,17 +151,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
           }
           __syncthreads();
           Reduce0::State reduce_sum_14_moments_total_0[1] = {exchange_0_1[to]};
+          const float reduce_sum_14_get_tuple_element_0 = reduce_sum_14_moments_total_0[0].f1;
+          const bool reduce_sum_14_is_finite_0 = hlo_is_finite(reduce_sum_14_get_tuple_element_0);
+          const float reduce_sum_14_get_tuple_element_2 = reduce_sum_14_moments_total_0[0].f2;
+          const float reduce_sum_14_add_0 = hlo_add(reduce_sum_14_get_tuple_element_0, reduce_sum_14_get_tuple_element_2);
+          const float reduce_sum_14_select_0 = (reduce_sum_14_is_finite_0 ? reduce_sum_14_add_0 : reduce_sum_14_get_tuple_element_0);
+          const float div_2_divide_0 = hlo_divide_shared(reduce_sum_14_select_0, 10240.0f);
           const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_total_0[0].f3;
           const float div_3_divide_0 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 10240.0f);
           const float add_3_add_0 = hlo_add(div_3_divide_0, 1e-05f);
           const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_3_add_0);
           const int outer_1__2 = ((outer) & 7);
           const int outer_0__2 = ((outer) >> 3);
-          const float reduce_sum_14_get_tuple_element_0 = reduce_sum_14_moments_total_0[0].f1;
-          const bool reduce_sum_14_is_finite_0 = hlo_is_finite(reduce_sum_14_get_tuple_element_0);
-          const float reduce_sum_14_get_tuple_element_2 = reduce_sum_14_moments_total_0[0].f2;
-          const float reduce_sum_14_add_0 = hlo_add(reduce_sum_14_get_tuple_element_0, reduce_sum_14_get_tuple_element_2);
-          const float reduce_sum_14_select_0 = (reduce_sum_14_is_finite_0 ? reduce_sum_14_add_0 : reduce_sum_14_get_tuple_element_0);
           #pragma unroll
           for (int k = 0; k < 4; ++k) {
             const int row = k * 64 + ty + row_tile * 256;
@@ -175,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
               for (int lane = 0; lane < 8; ++lane) {
                 const float x_1__1 = bf16_lane(x_1_v_0__1, lane);
                 const float convert_element_type_2__1 = hlo_convert<float, bf16>(x_1__1);
-                const float sub_15 = hlo_subtract(convert_element_type_2__1, reduce_sum_14_select_0);
+                const float sub_15 = hlo_subtract(convert_element_type_2__1, div_2_divide_0);
                 const float mul_7 = hlo_multiply(sub_15, rsqrt_1_rsqrt_0);
                 const float convert_element_type_3 = hlo_convert<float, float>(mul_7);
                 convert_element_type_3_w_0.v[lane] = convert_element_type_3;

@@ -3,11 +3,12 @@
 //   jit(group_norm_nhwc)/reshape
 //   reduce_sum
 //   jit(group_norm_nhwc)/reduce_sum
+//   jit(group_norm_nhwc)/div
 //   jit(group_norm_nhwc)/sub
 //   div
 //   jit(group_norm_nhwc)/add
 //   jit(group_norm_nhwc)/rsqrt
-//   jit(group_norm_nhwc)/mul
+//   and 1 more
 struct Reduce0 {
   static constexpr bool commutative = false;
   static constexpr Joint joint = JOINT_MOMENTS;
@@ -67,15 +68,16 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
       reduce_warps<Reduce0>(reduce_sum_23_moments_state_0, exchange_0_0);
       __syncthreads();
       combine_warps<Reduce0, 128, false>(reduce_sum_23_moments_state_0, exchange_0_0);
-      const float reduce_sum_22_get_tuple_element_0 = reduce_sum_23_moments_state_0[0].f3;
-      const float div_9_divide_0 = hlo_divide_shared(reduce_sum_22_get_tuple_element_0, 512.0f);
-      const float add_7_add_0 = hlo_add(div_9_divide_0, 1e-05f);
-      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_7_add_0);
       const float reduce_sum_23_get_tuple_element_0 = reduce_sum_23_moments_state_0[0].f1;
       const bool reduce_sum_23_is_finite_0 = hlo_is_finite(reduce_sum_23_get_tuple_element_0);
       const float reduce_sum_23_get_tuple_element_2 = reduce_sum_23_moments_state_0[0].f2;
       const float reduce_sum_23_add_0 = hlo_add(reduce_sum_23_get_tuple_element_0, reduce_sum_23_get_tuple_element_2);
       const float reduce_sum_23_select_0 = (reduce_sum_23_is_finite_0 ? reduce_sum_23_add_0 : reduce_sum_23_get_tuple_element_0);
+      const float div_11_divide_0 = hlo_divide_shared(reduce_sum_23_select_0, 512.0f);
+      const float reduce_sum_22_get_tuple_element_0 = reduce_sum_23_moments_state_0[0].f3;
+      const float div_9_divide_0 = hlo_divide_shared(reduce_sum_22_get_tuple_element_0, 512.0f);
+      const float add_7_add_0 = hlo_add(div_9_divide_0, 1e-05f);
+      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_7_add_0);
       {
         const int k = 0;
         const int row = k * 64 + ty;
@@ -91,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256) stitch_0(
           #pragma unroll
           for (int lane = 0; lane < 4; ++lane) {
             const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
-            const float sub_17 = hlo_subtract(x_1__1, reduce_sum_23_select_0);
+            const float sub_17 = hlo_subtract(x_1__1, div_11_divide_0);
             const float mul_11 = hlo_multiply(sub_17, rsqrt_1_rsqrt_0);
             const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
             const float mul_15 = hlo_multiply(mul_11, gamma_1);

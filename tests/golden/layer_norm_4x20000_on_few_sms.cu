@@ -1,8 +1,8 @@
 #include "astitch.cuh"
 // stitch_0: grid 20 x 512 threads, 272 B shared
 //   jit(layer_norm)/reduce_sum
-//   jit(layer_norm)/sub
 //   jit(layer_norm)/div
+//   jit(layer_norm)/sub
 //   jit(layer_norm)/add
 //   jit(layer_norm)/rsqrt
 //   jit(layer_norm)/mul
@@ -106,15 +106,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
       }
       __syncthreads();
       Reduce0::State reduce_sum_14_moments_total_0[1] = {exchange_0_1[to]};
-      const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_total_0[0].f3;
-      const float div_3_divide_0 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 20000.0f);
-      const float add_5_add_0 = hlo_add(div_3_divide_0, 1e-06f);
-      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_5_add_0);
       const float reduce_sum_14_get_tuple_element_0 = reduce_sum_14_moments_total_0[0].f1;
       const bool reduce_sum_14_is_finite_0 = hlo_is_finite(reduce_sum_14_get_tuple_element_0);
       const float reduce_sum_14_get_tuple_element_2 = reduce_sum_14_moments_total_0[0].f2;
       const float reduce_sum_14_add_0 = hlo_add(reduce_sum_14_get_tuple_element_0, reduce_sum_14_get_tuple_element_2);
       const float reduce_sum_14_select_0 = (reduce_sum_14_is_finite_0 ? reduce_sum_14_add_0 : reduce_sum_14_get_tuple_element_0);
+      const float div_2_divide_0 = hlo_divide_shared(reduce_sum_14_select_0, 20000.0f);
+      const float reduce_sum_15_get_tuple_element_0 = reduce_sum_14_moments_total_0[0].f3;
+      const float div_3_divide_0 = hlo_divide_shared(reduce_sum_15_get_tuple_element_0, 20000.0f);
+      const float add_5_add_0 = hlo_add(div_3_divide_0, 1e-06f);
+      const float rsqrt_1_rsqrt_0 = hlo_rsqrt(add_5_add_0);
       {
         const int k = 0;
         #pragma unroll
@@ -129,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) stitch_0(
             #pragma unroll
             for (int lane = 0; lane < 4; ++lane) {
               const float x_1__1 = load_as<float>(x_1_v_0__1.v[lane]);
-              const float sub_15 = hlo_subtract(x_1__1, reduce_sum_14_select_0);
+              const float sub_15 = hlo_subtract(x_1__1, div_2_divide_0);
               const float mul_11 = hlo_multiply(sub_15, rsqrt_1_rsqrt_0);
               const float gamma_1 = load_as<float>(gamma_1_v_0.v[lane]);
               const float mul_15 = hlo_multiply(mul_11, gamma_1);
