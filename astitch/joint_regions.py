@@ -28,8 +28,8 @@ MOMENTS = "moments"
 
 An element is (1, x, 0, 0).  A mean of one number is off by half of its last place, and M2 by the square of that for
 each element: seen where the mean is a thousand deviations, more than the variance where it is millions.  A sum of two
-numbers gives the mean twice as many digits.  Infinities and NaNs add up in `sum` as in any sum; then M2 is NaN, and lost
-has no meaning.
+numbers gives the mean twice as many digits.  Infinities and NaNs add up in `sum` as in any sum; then M2 is NaN, and
+lost has no meaning.
 """
 
 EXPONENTIALS = "exponentials"

@@ -241,7 +241,7 @@ def _root_mean_square(np_: Any, x: Array) -> Array:
 
 
 def factor_cases() -> Iterator[Case]:
-    rows, long = [(64, 768)] * 2, [(6, 20_000)] * 2
+    rows, long = [(64, 768)] * 2, [(24, 20_000)] * 2
     for shapes in (rows, long):
         for power in (1, 3, 8):
 

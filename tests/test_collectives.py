@@ -387,7 +387,7 @@ def test_moments_of_one_value_among_idle_threads(value: float) -> None:
         np.testing.assert_array_equal(got, np.broadcast_to(wanted, got.shape), way.name)
 
 
-@pytest.mark.parametrize("value", [1 / 3, 1e6, -1e36])
+@pytest.mark.parametrize("value", [1 / 3, 1e6, -1e35])
 def test_moments_of_equal_values_have_no_spread(value: float) -> None:
     for way in moments_ways():
         states = np.zeros((BLOCK, way.count, 4), np.float32)
