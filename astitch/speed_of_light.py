@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from astitch.dimensions import array_of, is_embedded
 from astitch.gpu import Gpu
 from astitch.ir import Graph, Node, TupleType
+from astitch.joint_regions import MOMENTS, joint_kind
 from astitch.ops import OPS, Kind
 from astitch.storage import storage_name, storage_type
 
@@ -49,8 +50,15 @@ class Work:
         )
 
 
+MOMENTS_FLOPS = 4
+"""Of a mean and a variance: an addition; a subtraction, a square and its addition.  How two sets are joined is
+the kernel's affair."""
+
+
 def count_flops(node: Node) -> int:
     """Operations for one element: of the result, or for a reduce of its operand.  Moving data costs none."""
+    if node.op == "reduce" and joint_kind(node.regions[0]) == MOMENTS:
+        return MOMENTS_FLOPS
     if node.op == "reduce":
         return sum(count_flops(inner) for inner in node.regions[0])
     row = OPS[node.op]
