@@ -381,11 +381,27 @@ def cancel_involutions(g: GraphBuilder) -> str | tuple[str, ...]:
 
 @case("""
 %p0 = f32[2] parameter() (index=0)
-%negate.3 = f32[2] negate(%p0)
-return %negate.3
+%negate.2 = f32[2] negate(%p0)
+return %negate.2
 """)
 def drop_copies(g: GraphBuilder) -> str | tuple[str, ...]:
     return g.same("negate", g.same("copy", g.parameter("f32[2]")))
+
+
+@case("""
+%p0 = f32[2] parameter() (index=0)
+%negate.1 = f32[2] negate(%p0)
+%optimization-barrier.2 = f32[2] optimization-barrier(%negate.1)
+%negate.3 = f32[2] negate(%optimization-barrier.2)
+%optimization-barrier.4 = f32[2] optimization-barrier(%negate.1)
+return %negate.3, %optimization-barrier.4
+""")
+def keep_barriers(g: GraphBuilder) -> str | tuple[str, ...]:
+    x = g.same("negate", g.parameter("f32[2]"))
+    return (
+        g.same("negate", g.same("optimization-barrier", x)),
+        g.same("optimization-barrier", x),
+    )
 
 
 @case("""
