@@ -248,12 +248,12 @@ def _infer_iota(node: Node, operands: Sequence[Type]) -> Type:
 
 
 _BINARY = frozenset(
-    "add subtract multiply divide remainder maximum minimum power atan2 and or xor shift-left "
-    "shift-right-arithmetic shift-right-logical".split()
+    "add subtract multiply mulhi divide remainder maximum minimum power atan2 and or xor "
+    "shift-left shift-right-arithmetic shift-right-logical".split()
 )
 _BITS = frozenset("and or xor not popcnt count-leading-zeros".split())
 _INTEGERS = frozenset(
-    "shift-left shift-right-arithmetic shift-right-logical popcnt count-leading-zeros".split()
+    "shift-left shift-right-arithmetic shift-right-logical popcnt count-leading-zeros mulhi".split()
 )
 _NOT_PRED = frozenset("subtract divide remainder power atan2 negate abs sign".split())
 _ANY_NUMBER = frozenset("add multiply maximum minimum copy".split())

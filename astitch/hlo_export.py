@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
+import numpy as np
+
 from astitch import hlo_schema
 from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.ir import (
@@ -247,6 +249,8 @@ class _Computation:
                 value = self._add(node, node.type, [self._tuple(operands, f"{node.name}.operands")])
             case "convolution":
                 value = self._add_convolution(node, operands)
+            case "mulhi":
+                value = self._add_upper_half(node, operands)
             case _:
                 value = self._add(node, node.type, operands)
         self.values[node.name] = value
@@ -336,6 +340,13 @@ class _Computation:
         window = tuple(replace(w, reversed=False) for w in attrs.window)
         plain = replace(node, attrs=replace(attrs, window=window))
         return self._add(plain, plain.type, [image, self._end(reverse, [kernel])])
+
+    def _add_upper_half(self, node: Node, operands: Sequence[_Value]) -> _Value:
+        """mulhi by older ops: XLA before JAX 0.11 has it not, and no XLA reads it back from HLO into StableHLO."""
+        values = dict(zip(node.operands, operands, strict=True))
+        for part in _spell_upper_half(node):
+            values[part.name] = self._add(part, part.type, [values[o] for o in part.operands])
+        return values[node.name]
 
     def _add_loop(self, node: Node, operands: Sequence[_Value]) -> _Value:
         """A while over the tuple of its state, also where that is one array."""
@@ -444,6 +455,73 @@ def _write_varint(value: int) -> bytes:
         value >>= 7
     groups.append(value)
     return bytes(groups)
+
+
+_TWICE = {
+    DType.S8: DType.S16,
+    DType.S16: DType.S32,
+    DType.S32: DType.S64,
+    DType.U8: DType.U16,
+    DType.U16: DType.U32,
+    DType.U32: DType.U64,
+}
+"""The integer types with one of twice the size."""
+
+
+def _spell_upper_half(node: Node) -> tuple[Node, ...]:
+    """mulhi(x, y): the upper half of x * y in a type of twice the size; of 64 bits by products of halves."""
+    array, parts = node.array, list[Node]()
+
+    def add(
+        op: str, dtype: DType, *operands: str, attrs: Attrs = NoAttrs(), scalar: bool = False
+    ) -> str:
+        shape = () if scalar else array.shape
+        name = f"{node.name}/{len(parts)}"
+        type_ = ArrayType(dtype, shape)
+        parts.append(
+            Node(name, op, type_, operands, attrs, op_name=node.op_name, source=node.source)
+        )
+        return name
+
+    def splat(value: int, dtype: DType) -> str:
+        literal = ConstantAttrs(Literal.of(np.asarray(value, dtype.numpy)))
+        return add(
+            "broadcast",
+            dtype,
+            add("constant", dtype, attrs=literal, scalar=True),
+            attrs=BroadcastAttrs(()),
+        )
+
+    x, y = node.operands
+    if wide := _TWICE.get(array.dtype):
+        product = add("multiply", wide, add("convert", wide, x), add("convert", wide, y))
+        upper = add("shift-right-logical", wide, product, splat(8 * array.dtype.bytes, wide))
+        result = add("convert", array.dtype, upper)
+    else:
+        word = DType.U64
+        half, mask = splat(32, word), splat(0xFFFFFFFF, word)
+
+        def both(op: str, a: str, b: str) -> str:
+            return add(op, word, a, b)
+
+        a, b = add("convert", word, x), add("convert", word, y)
+        high_a, high_b = (both("shift-right-logical", v, half) for v in (a, b))
+        low_a, low_b = (both("and", v, mask) for v in (a, b))
+        lowest = both("shift-right-logical", both("multiply", low_a, low_b), half)
+        middle = both("add", both("multiply", high_a, low_b), lowest)
+        other = both("add", both("multiply", low_a, high_b), both("and", middle, mask))
+        carried = both("add", *(both("shift-right-logical", v, half) for v in (middle, other)))
+        result = both("add", both("multiply", high_a, high_b), carried)
+        if array.dtype.is_signed:  # a negative number counts 2^64 too much as an unsigned one
+            ones = splat(63, array.dtype)
+            for value, factor in ((x, b), (y, a)):
+                sign = add("shift-right-arithmetic", array.dtype, value, ones)
+                excess = both("and", add("convert", word, sign), factor)
+                result = both("subtract", result, excess)
+        result = add("convert", array.dtype, result)
+    assert parts[-1].name == result
+    parts[-1] = replace(parts[-1], name=node.name)
+    return tuple(parts)
 
 
 def _write_window(window: Any, dimensions: Sequence[WindowDimension]) -> None:

@@ -65,6 +65,7 @@ OPS: dict[str, Op] = {
     "add": _light("hlo_add({0}, {1})"),
     "subtract": _light("hlo_subtract({0}, {1})"),
     "multiply": _light("hlo_multiply({0}, {1})"),
+    "mulhi": _light("hlo_mulhi({0}, {1})", 2),
     "maximum": _light("hlo_maximum({0}, {1})"),
     "minimum": _light("hlo_minimum({0}, {1})"),
     "negate": _light("hlo_negate({0})"),

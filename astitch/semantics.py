@@ -249,6 +249,23 @@ def _shift_right_logical(x: Array, count: Array) -> Array:
     return np.asarray(shifted).view(x.dtype)
 
 
+def _mulhi(x: Array, y: Array) -> Array:
+    """The upper half of the product of two integers."""
+    bits = _bits_of(x.dtype)
+    if bits < 64:
+        wide = np.dtype(f"{x.dtype.kind}{2 * x.dtype.itemsize}")
+        return np.asarray((x.astype(wide) * y.astype(wide)) >> wide.type(bits)).astype(x.dtype)
+    a, b = _unsigned(x), _unsigned(y)
+    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    (high_a, low_a), (high_b, low_b) = ((v >> half, v & mask) for v in (a, b))
+    middle = high_a * low_b + (low_a * low_b >> half)
+    other = low_a * high_b + (middle & mask)
+    product = high_a * high_b + (middle >> half) + (other >> half)
+    if x.dtype.kind == "i":  # a negative number counts 2^64 too much as an unsigned one
+        product = product - np.where(x < 0, b, 0) - np.where(y < 0, a, 0)
+    return np.asarray(product).astype(np.uint64).view(x.dtype)
+
+
 def _popcnt(x: Array) -> Array:
     return np.bitwise_count(_unsigned(x)).astype(x.dtype)
 
@@ -818,6 +835,7 @@ MEANINGS: dict[str, Meaning] = {
     "add": _arithmetic(np.add),
     "subtract": _arithmetic(_subtract),
     "multiply": _arithmetic(np.multiply),
+    "mulhi": _plain(_mulhi),
     "maximum": _arithmetic(_maximum),
     "minimum": _arithmetic(_minimum),
     "negate": _arithmetic(np.negative),

@@ -118,7 +118,7 @@ def price_op(op: str, dtype: DType, operand_dtypes: Sequence[DType]) -> Mix:
             mix[_C] = mix.get(_C, 0) + 1
             mix[_I] = mix.get(_I, 0) + 1
         return mix
-    heavy = {"divide": 20, "remainder": 20, "power": 40}.get(op, 2 if op == "multiply" else 1)
+    heavy = {"divide": 20, "remainder": 20, "power": 40, "multiply": 2, "mulhi": 2}.get(op, 1)
     return {_I: float(heavy * (3 if dtype.bytes == 8 else 1))}
 
 

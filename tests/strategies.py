@@ -193,7 +193,7 @@ def _add_integer(r: _RandomGraph) -> None:
     x = r.value(INTEGERS)
     y = r.partner(x)
     ops = (
-        "add subtract multiply divide remainder maximum minimum and or xor shift-left "
+        "add subtract multiply mulhi divide remainder maximum minimum and or xor shift-left "
         "shift-right-arithmetic shift-right-logical"
     )
     r.note(r.b.same(r.choose(ops.split()), x, y))

@@ -437,6 +437,37 @@ def test_one_node_is_a_module_of_its_own():
     assert product == x @ x
 
 
+def upper_halves(dtype: DType) -> tuple[bytes, list[np.ndarray], np.ndarray]:
+    """A module of one mulhi, which no XLA before JAX 0.11 can parse; its operands; the result by Python's integers."""
+    module = hlo_schema.HloModuleProto.FromString(
+        lower(lambda a, b: a * b, *(np.zeros((40,), dtype.numpy),) * 2)
+    )
+    (product,) = (i for c in module.computations for i in c.instructions if i.opcode == b"multiply")
+    product.opcode = b"mulhi"
+    rng, limits = np.random.default_rng(0), np.iinfo(dtype.numpy)
+    a, b = rng.integers(limits.min, limits.max, (2, 40), dtype.numpy, endpoint=True)
+    a[:4], b[:4] = limits.min, [limits.min, limits.max, 1, 0]
+    want = [int(x) * int(y) >> 8 * dtype.bytes for x, y in zip(a, b, strict=True)]
+    return bytes(module.SerializeToString()), [a, b], np.array(want, dtype.numpy)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DType if d.is_integer], ids=lambda d: d.value)
+def test_the_upper_half_of_a_product_is_written_in_ops_of_every_xla(dtype: DType) -> None:
+    with jax.enable_x64(True):
+        proto, operands, want = upper_halves(dtype)
+    graph = check_graph(import_hlo(proto))
+    np.testing.assert_array_equal(run_graph(graph, operands)[0], want)
+    np.testing.assert_array_equal(run_xla(export_whole(graph), operands)[0], want)
+
+
+def test_the_upper_half_of_a_square() -> None:
+    _, (a, _), _ = upper_halves(DType.S32)
+    x = Node("x", "parameter", ArrayType(DType.S32, (40,)), attrs=ParameterAttrs(0))
+    y = Node("y", "mulhi", x.type, ("x", "x"))
+    graph = Graph("g", {"x": x, "y": y}, ("x",), ("y",))
+    np.testing.assert_array_equal(run_xla(export_whole(graph), [a])[0], run_graph(graph, [a])[0])
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 

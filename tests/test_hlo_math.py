@@ -55,7 +55,7 @@ DTYPES = {
     **dict.fromkeys(("abs", "sign", "negate", "divide", "remainder", "power"), NUMBERS),
     **dict.fromkeys(("and", "or", "xor", "not"), (DType.PRED, *INTEGERS)),
     **dict.fromkeys(("shift-left", "shift-right-arithmetic", "shift-right-logical"), INTEGERS),
-    **dict.fromkeys(("popcnt", "count-leading-zeros"), INTEGERS),
+    **dict.fromkeys(("popcnt", "count-leading-zeros", "mulhi"), INTEGERS),
     "select": ALL,
     "copy": ALL,
 }

@@ -126,6 +126,35 @@ def test_values_from_outside_are_constants() -> None:
     assert_same(astitch.jit(lambda x: x * table)(X), X * table)
 
 
+needs_mulhi = pytest.mark.skipif(not hasattr(jax.lax, "mulhi"), reason="JAX before 0.11")
+
+
+@needs_mulhi
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"])
+def test_upper_halves_of_products_in_kernels_and_in_loops_of_xla(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(limits.min, limits.max, (2, 300), np.dtype(dtype), endpoint=True)
+    x[:3], y[:3] = limits.min, [limits.min, limits.max, 1]
+
+    def in_loop(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 3, lambda _, x: jax.lax.mulhi(x, y) ^ x, x)
+
+    with jax.enable_x64(True):
+        assert_same(astitch.jit(jax.lax.mulhi, strict=True)(x, y), jax.jit(jax.lax.mulhi)(x, y))
+        assert_same(astitch.jit(in_loop)(x, y), jax.jit(in_loop)(x, y))
+
+
+@needs_mulhi
+def test_keys_of_philox_are_made_in_kernels() -> None:
+    def noise(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x) + jax.random.uniform(jax.random.key(3, impl="philox4x32"), x.shape)
+
+    stitched = astitch.jit(noise, strict=True)
+    assert_same(stitched(X), jax.jit(noise)(X))
+    assert not stitched.lower(X).compile().program.outside
+
+
 def test_random_keys_go_in_and_out() -> None:
     def fn(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         key, other = jax.random.split(key)

@@ -194,6 +194,24 @@ template <class T> __device__ __forceinline__ T hlo_shift_right_arithmetic(T x, 
     return T((arithmetic_of<T>(unsigned_of<T>(x)) >> n) | fill);
 }
 
+// The upper half of the product.
+template <class T> __device__ __forceinline__ T hlo_mulhi(T a, T b)
+{
+    static_assert(is_integer<T>, "hlo_mulhi: integers");
+    if constexpr (sizeof(T) < 8) {
+        if constexpr (is_signed_integer<T>) return T(((long long)a * (long long)b) >> bits_in<T>);
+        else return T(((unsigned long long)a * (unsigned long long)b) >> bits_in<T>);
+    } else {
+#ifdef ASTITCH_HOST
+        if constexpr (is_signed_integer<T>) return T(((__int128)a * (__int128)b) >> 64);
+        else return T(((unsigned __int128)a * (unsigned __int128)b) >> 64);
+#else
+        if constexpr (is_signed_integer<T>) return T(__mul64hi((long long)a, (long long)b));
+        else return T(__umul64hi((unsigned long long)a, (unsigned long long)b));
+#endif
+    }
+}
+
 template <class T> __device__ __forceinline__ T hlo_popcnt(T x)
 {
 #ifdef ASTITCH_HOST
