@@ -257,7 +257,7 @@ class _ProgramBuilder:
                     for name in part.operands
                 ),
                 tuple(self.view(name) for name in part.results),
-                tuple(OutsideOp(n.name, n.op, self.reasons[n.name]) for n in nodes),
+                tuple(OutsideOp(n.name, n.opcode, self.reasons[n.name]) for n in nodes),
             )
         )
 

@@ -7,7 +7,7 @@ branch, several outputs), tuples are made and taken apart again.  Arrays are row
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from astitch import hlo_schema
 from astitch.errors import IllegalProduct, UnsupportedOp
+from astitch.hlo_opaque import add_computations, restore_instruction
 from astitch.ir import (
     ArrayType,
     Attrs,
@@ -39,6 +40,7 @@ from astitch.ir import (
     Literal,
     NoAttrs,
     Node,
+    OpaqueAttrs,
     PadAttrs,
     ParameterAttrs,
     ReducePrecisionAttrs,
@@ -50,6 +52,7 @@ from astitch.ir import (
     SortAttrs,
     TopKAttrs,
     TransposeAttrs,
+    Tree,
     TriangularSolveAttrs,
     TupleType,
     Type,
@@ -249,6 +252,8 @@ class _Computation:
                 value = self._add(node, node.type, [self._tuple(operands, f"{node.name}.operands")])
             case "convolution":
                 value = self._add_convolution(node, operands)
+            case "opaque":
+                value = self._add_opaque(node, operands)
             case "mulhi":
                 value = self._add_upper_half(node, operands)
             case _:
@@ -340,6 +345,42 @@ class _Computation:
         window = tuple(replace(w, reversed=False) for w in attrs.window)
         plain = replace(node, attrs=replace(attrs, window=window))
         return self._add(plain, plain.type, [image, self._end(reverse, [kernel])])
+
+    def _add_opaque(self, node: Node, operands: Sequence[_Value]) -> _Value:
+        """The instruction as it was read, with tuples where it takes or gives some."""
+        attrs = node.attrs
+        assert isinstance(attrs, OpaqueAttrs)
+        called = add_computations(attrs, self.module.take_id, self.module.proto.computations)
+        arrays = iter(operands)
+        given = [self._build_tree(tree, arrays, node.name) for tree in attrs.operands]
+        instruction = self.proto.instructions.add()
+        instruction.CopyFrom(restore_instruction(attrs, called))
+        instruction.id = self.module.take_id()
+        instruction.name = self.module.take_name(node.name)
+        _write_metadata(instruction, node)
+        value = self._end(instruction, given)
+        if instruction.shape.element_type != _TUPLE:
+            return value
+        leaves = self._take_apart(value, node.name)
+        if isinstance(node.type, ArrayType):
+            return leaves[0]
+        if len(leaves) == len(instruction.shape.tuple_shapes):
+            return value  # each element is an array
+        return self._tuple(leaves, f"{node.name}.flat")
+
+    def _build_tree(self, tree: Tree, arrays: Iterator[_Value], name: str) -> _Value:
+        if tree is None:
+            return next(arrays)
+        elements = [self._build_tree(element, arrays, name) for element in tree]
+        return self._tuple(elements, f"{name}.operand")
+
+    def _take_apart(self, value: _Value, name: str) -> list[_Value]:
+        """The arrays of a tuple, from tuples in it too."""
+        if value.shape.element_type != _TUPLE:
+            return [value]
+        count = len(value.shape.tuple_shapes)
+        parts = [self._project(value, index, f"{name}.{index}") for index in range(count)]
+        return [leaf for part in parts for leaf in self._take_apart(part, name)]
 
     def _add_upper_half(self, node: Node, operands: Sequence[_Value]) -> _Value:
         """mulhi by older ops: XLA before JAX 0.11 has it not, and no XLA reads it back from HLO into StableHLO."""
@@ -623,6 +664,8 @@ def _write_attrs(i: Any, attrs: Attrs) -> None:
             i.cholesky_options.SetInParent()
         case CustomCallAttrs():
             _write_custom_call(i, attrs)
+        case OpaqueAttrs():
+            raise AssertionError("the instruction is written as it was read")
         case _:
             assert_never(attrs)
 

@@ -17,6 +17,13 @@ from google.protobuf.message import DecodeError
 
 from astitch import hlo_schema
 from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
+from astitch.hlo_opaque import (
+    READ_OPCODES,
+    carry_instruction,
+    is_dynamic,
+    outline_dynamic_shapes,
+    refuse_effects,
+)
 from astitch.ir import (
     ArrayType,
     Attrs,
@@ -58,7 +65,6 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.ops import OPS
 
 
 def import_hlo(data: bytes | str) -> Graph:
@@ -231,7 +237,9 @@ class _Module:
     def __init__(self, proto: Any) -> None:
         self.proto = proto
         self.name = _text(proto.name)
-        self.computations = {c.id: c for c in proto.computations}
+        # Each is called by one instruction, which stays a call.
+        self.outlined = outline_dynamic_shapes(proto)
+        self.computations = {c.id: c for c in proto.computations} | self.outlined
         self.regions: dict[int, Graph] = {}
         self.open: set[int] = (
             set()
@@ -308,7 +316,9 @@ class _Reader:
                 frame.position += 1
                 opcode = instruction.opcode
                 frame.shapes[instruction.id] = instruction.shape
-                if opcode == b"call" or opcode == b"fusion":
+                if (opcode == b"call" or opcode == b"fusion") and not self._is_outlined(
+                    instruction
+                ):
                     where = self._where(frame, instruction)
                     callee = self.module.find_computation(
                         _only(instruction.called_computation_ids, where), where
@@ -344,6 +354,9 @@ class _Reader:
             )
         self.module.open.add(computation.id)
         return _Frame(computation, arguments, calls=calls)
+
+    def _is_outlined(self, instruction: Any) -> bool:
+        return any(i in self.module.outlined for i in instruction.called_computation_ids)
 
     def _where(self, frame: _Frame, instruction: Any) -> str:
         computation = _text(frame.computation.name)
@@ -432,17 +445,11 @@ class _Reader:
         if opcode == "custom-call" and instruction.custom_call_target == b"Sharding":
             return self._operand(frame, instruction, 0)  # a remark to the partitioner
         if opcode == "custom-call":
-            _refuse_effects(instruction, where)
-        is_dynamic = any(instruction.shape.is_dynamic_dimension)
-        if opcode == "set-dimension-size" and not is_dynamic:
+            refuse_effects(instruction, where)
+        if opcode == "set-dimension-size" and not is_dynamic(instruction.shape):
             return self._operand(frame, instruction, 0)  # to the whole dimension
-        if opcode == "set-dimension-size" or opcode == "dynamic-reshape":
-            raise DynamicShape(f"{where}: {opcode} makes a dynamic shape; pad to a fixed shape")
-        if opcode not in OPS and opcode not in ("bitcast", "get-dimension-size", "scan"):
-            raise UnsupportedOp(
-                f"{where}: no entry for '{opcode}' in astitch/ops.py\n  rewrite the program "
-                "without it, or run it through XLA"
-            )
+        if reason := self._why_opaque(frame, instruction, opcode):
+            return self._read_opaque(frame, instruction, reason, name, where)
         type_ = _read_type(instruction.shape, where)
         op_name = _text(instruction.metadata.op_name)
         source = find_source(self.module.proto, instruction.metadata)
@@ -521,6 +528,45 @@ class _Reader:
             return _unflatten(type_, iter(()))
         result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
         node = add("optimization-barrier", result, operands)
+        if isinstance(result, ArrayType):
+            return _unflatten(type_, iter([node]))
+        return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))
+
+    def _why_opaque(self, frame: _Frame, instruction: Any, opcode: str) -> str:
+        """Why an instruction is only handed on to XLA; nothing: the empty string."""
+        if opcode in ("call", "fusion"):
+            inner = self.module.outlined[instruction.called_computation_ids[0]].instructions
+            found = {_text(i.opcode) for i in inner if is_dynamic(i.shape)}
+            return f"shapes that only the run tells ({', '.join(sorted(found))})"
+        if _text(instruction.opcode) not in READ_OPCODES:
+            return f"astitch does not know '{opcode}'"
+        if opcode in _HANDS_ON:
+            return ""
+        shapes = [instruction.shape, *(frame.shapes.get(i) for i in instruction.operand_ids)]
+        for element in (e for s in shapes if s is not None for e in _element_types(s)):
+            if element in _OPAQUE:
+                return f"element type {element} has no emitted form"
+        return ""
+
+    def _read_opaque(
+        self, frame: _Frame, instruction: Any, reason: str, name: str, where: str
+    ) -> _Value:
+        """An op that is the instruction itself: see hlo_opaque.py."""
+        type_ = _read_type(instruction.shape, where)
+        values = [self._operand(frame, instruction, i) for i in range(len(instruction.operand_ids))]
+        shapes = [frame.shapes[id_] for id_ in instruction.operand_ids]
+        for value, shape in zip(values, shapes, strict=True):
+            if len(_leaf_types(_read_type(shape, where))) != len(_flatten(value)):
+                raise MalformedHlo(f"{where}: an operand has not the shape that it is given")
+        attrs = carry_instruction(instruction, shapes, self.module.computations, reason, where)
+        operands = tuple(self._name_of(leaf) for value in values for leaf in _flatten(value))
+        leaves = _leaf_types(type_)
+        result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
+        metadata = instruction.metadata
+        source = find_source(self.module.proto, metadata)
+        node = self._add(
+            name, "opaque", result, operands, attrs, (), _text(metadata.op_name), source
+        )
         if isinstance(result, ArrayType):
             return _unflatten(type_, iter([node]))
         return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))
@@ -732,22 +778,6 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _refuse_effects(instruction: Any, where: str) -> None:
-    """A custom call that does more than compute its result: nothing says when, or in which process."""
-    target = _text(instruction.custom_call_target)
-    if "python" in target and "callback" in target:
-        raise UnsupportedOp(
-            f"{where}: custom-call to {target!r} calls a Python function (jax.pure_callback, "
-            "io_callback, jax.debug.print ...), which is not in the module\n  take it out of the "
-            "function, or run the function through XLA"
-        )
-    if instruction.custom_call_has_side_effect:
-        raise UnsupportedOp(
-            f"{where}: custom-call to {target!r} has a side effect, which astitch might leave out or "
-            "repeat\n  take it out of the function, or run the function through XLA"
-        )
-
-
 def _only(ids: Sequence[int], where: str) -> int:
     if len(ids) != 1:
         raise MalformedHlo(f"{where}: it calls {len(ids)} computations, one was expected")
@@ -777,6 +807,12 @@ def _read_type(shape: Any, where: str) -> _TypeTree:
             "compile for a fixed shape"
         )
     return ArrayType(dtype, tuple(shape.dimensions))
+
+
+def _element_types(shape: Any) -> Iterator[str]:
+    """The element types of a shape's arrays."""
+    for leaf, _ in _shape_leaves(shape):
+        yield hlo_schema.ELEMENT_TYPES.get(leaf.element_type, "")
 
 
 def _layout_order(shape: Any, where: str) -> tuple[int, ...]:
@@ -972,6 +1008,10 @@ _OPCODES = {b"opt-barrier": "optimization-barrier"}
 
 _SPREAD: Mapping[str, tuple[int, ...]] = {"clamp": (0, 2), "select": (0,)}
 """Operands that may be scalars where the result is an array: each then stands for an array of one value."""
+
+# What it says of values whatever their element type.
+_HANDS_ON = frozenset({"parameter", "while", "conditional", "optimization-barrier"})
+_OPAQUE = frozenset(dtype.value for dtype in DType if dtype.is_opaque)
 
 _ATTRS: Mapping[str, Callable[[Any], Attrs]] = {
     "iota": lambda i: IotaAttrs(i.dimensions[0]),

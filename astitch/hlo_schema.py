@@ -70,7 +70,7 @@ _MESSAGES = {
         epsilon float 24, feature_index int64 25, custom_call_target bytes 28,
         dot_dimension_numbers DotDimensionNumbers 30, fft_type int32 31, fft_length int64* 32,
         gather_dimension_numbers GatherDimensionNumbers 33, gather_slice_sizes int64* 34,
-        id int64 35, operand_ids int64* 36, called_computation_ids int64* 38,
+        id int64 35, operand_ids int64* 36, control_predecessor_ids int64* 37, called_computation_ids int64* 38,
         backend_config bytes 43, scatter_dimension_numbers ScatterDimensionNumbers 48,
         feature_group_count int64 50, precision_config PrecisionConfig 51,
         constrain_layout bool 56, operand_shapes_with_layout ShapeProto* 57,
@@ -155,6 +155,7 @@ _CLASSES = _build_messages()
 HloModuleProto = _CLASSES["HloModuleProto"]
 HloProto = _CLASSES["HloProto"]
 HloComputationProto = _CLASSES["HloComputationProto"]
+HloInstructionProto = _CLASSES["HloInstructionProto"]
 ShapeProto = _CLASSES["ShapeProto"]
 LiteralProto = _CLASSES["LiteralProto"]
 CompileOptionsProto = _CLASSES["CompileOptionsProto"]

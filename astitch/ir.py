@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -45,6 +46,18 @@ class DType(enum.Enum):
     F8E5M2 = "f8e5m2"
     C64 = "c64"
     C128 = "c128"
+    # Opaque: XLA alone computes with them.
+    S2 = "s2"
+    S4 = "s4"
+    U2 = "u2"
+    U4 = "u4"
+    F4E2M1FN = "f4e2m1fn"
+    F8E3M4 = "f8e3m4"
+    F8E4M3 = "f8e4m3"
+    F8E4M3B11FNUZ = "f8e4m3b11fnuz"
+    F8E4M3FNUZ = "f8e4m3fnuz"
+    F8E5M2FNUZ = "f8e5m2fnuz"
+    F8E8M0FNU = "f8e8m0fnu"
 
     # Types are parts of many keys, and an Enum's own hash is that of its name, in Python.
     __hash__ = object.__hash__
@@ -56,8 +69,13 @@ class DType(enum.Enum):
 
     @property
     def bytes(self) -> int:
-        """Size of one element in memory, in bytes."""
+        """Size of one element in memory, in bytes; 1 for types of fewer bits, which NumPy does not pack."""
         return self.numpy.itemsize
+
+    @property
+    def is_opaque(self) -> bool:
+        """A type that only XLA computes with: no kernel, no rule and no meaning in NumPy knows it."""
+        return self in _OPAQUE
 
     @property
     def is_float(self) -> bool:
@@ -113,9 +131,35 @@ _NUMPY: dict[DType, np.dtype] = {
     DType.F8E5M2: np.dtype(ml_dtypes.float8_e5m2),
     DType.C64: np.dtype(np.complex64),
     DType.C128: np.dtype(np.complex128),
+    DType.S2: np.dtype(ml_dtypes.int2),
+    DType.S4: np.dtype(ml_dtypes.int4),
+    DType.U2: np.dtype(ml_dtypes.uint2),
+    DType.U4: np.dtype(ml_dtypes.uint4),
+    DType.F4E2M1FN: np.dtype(ml_dtypes.float4_e2m1fn),
+    DType.F8E3M4: np.dtype(ml_dtypes.float8_e3m4),
+    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3),
+    DType.F8E4M3B11FNUZ: np.dtype(ml_dtypes.float8_e4m3b11fnuz),
+    DType.F8E4M3FNUZ: np.dtype(ml_dtypes.float8_e4m3fnuz),
+    DType.F8E5M2FNUZ: np.dtype(ml_dtypes.float8_e5m2fnuz),
+    DType.F8E8M0FNU: np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 _OF_NUMPY = {v: k for k, v in _NUMPY.items()}
 _FLOATS = frozenset({DType.F16, DType.BF16, DType.F32, DType.F64, DType.F8E4M3FN, DType.F8E5M2})
+_OPAQUE = frozenset(
+    {
+        DType.S2,
+        DType.S4,
+        DType.U2,
+        DType.U4,
+        DType.F4E2M1FN,
+        DType.F8E3M4,
+        DType.F8E4M3,
+        DType.F8E4M3B11FNUZ,
+        DType.F8E4M3FNUZ,
+        DType.F8E5M2FNUZ,
+        DType.F8E8M0FNU,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +481,26 @@ class CustomCallAttrs:
     schedule: int = 0
 
 
+Tree: TypeAlias = "tuple[Tree, ...] | None"
+"""How an HLO value is made of arrays: None is one array, a tuple is a tuple."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueAttrs:
+    """An instruction of HLO's that astitch hands on to XLA as it is (hlo_opaque.py).
+
+    opcode: its own.  reason: why no kernel computes it.  instruction: a serialized HloInstructionProto without name and
+    operands.  operands: of what arrays each of its operands is made; the node's operands are these arrays.
+    computations: serialized HloComputationProtos, which the instruction and the later ones call by their numbers here.
+    """
+
+    opcode: str
+    reason: str
+    instruction: bytes = field(repr=False)
+    operands: tuple[Tree, ...] = ()
+    computations: tuple[bytes, ...] = field(default=(), repr=False)
+
+
 Attrs = (
     NoAttrs
     | ParameterAttrs
@@ -468,6 +532,7 @@ Attrs = (
     | CholeskyAttrs
     | ConditionalAttrs
     | CustomCallAttrs
+    | OpaqueAttrs
 )
 
 
@@ -505,6 +570,11 @@ class Node:
         )
 
     @property
+    def opcode(self) -> str:
+        """What HLO calls the op."""
+        return self.attrs.opcode if isinstance(self.attrs, OpaqueAttrs) else self.op
+
+    @property
     def array(self) -> ArrayType:
         """The type of a node that has one result.  Raises IllegalProduct for a tuple."""
         if isinstance(self.type, TupleType):
@@ -534,7 +604,9 @@ def _show_attrs(attrs: Attrs) -> str:
             str(value.numpy().tolist()) if len(value.data) <= 64 else f"<{len(value.data)} bytes>"
         )
     told = {
-        f.name: getattr(attrs, f.name) for f in fields(attrs) if getattr(attrs, f.name) != f.default
+        f.name: getattr(attrs, f.name)
+        for f in fields(attrs)
+        if f.repr and getattr(attrs, f.name) != f.default
     }
     return f"({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 

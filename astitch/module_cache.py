@@ -14,6 +14,7 @@ from pathlib import Path
 
 from astitch import hlo_schema, nvrtc, options
 from astitch.gpu import Gpu
+from astitch.hlo_opaque import discard_unread_fields
 from astitch.ir import Graph
 from astitch.kernel_cache import ByteCache
 
@@ -53,7 +54,7 @@ def key_of(
 def _what_is_read(hlo: bytes) -> bytes:
     """The fields of a module that the importer reads, but for its number among what this process has traced."""
     module = hlo_schema.HloModuleProto.FromString(hlo)
-    module.DiscardUnknownFields()
+    discard_unread_fields(module)
     module.ClearField("id")
     module.ClearField("schedule")
     return bytes(module.SerializeToString(deterministic=True))

@@ -163,6 +163,7 @@ OPS: dict[str, Op] = {
     "triangular-solve": Op(Kind.OTHER),
     "cholesky": Op(Kind.OTHER),
     "custom-call": Op(Kind.OTHER),
+    "opaque": Op(Kind.OTHER),  # an instruction that only XLA reads, see OpaqueAttrs
 }
 
 OPS = {opcode: replace(row, meaning=MEANINGS.get(opcode)) for opcode, row in OPS.items()}

@@ -217,7 +217,7 @@ class Program:
             if isinstance(step, IslandStep):
                 found += step.ops
             elif isinstance(step, ReferenceStep):
-                found.append(OutsideOp(step.node.name, step.node.op, step.reason))
+                found.append(OutsideOp(step.node.name, step.node.opcode, step.reason))
         return tuple(found)
 
     def check_arguments(self, given: Sequence[ArrayType]) -> None:

@@ -291,6 +291,8 @@ def fold_empty(node: Node, draft: Draft) -> Node | str | None:
     """f(...) : t[.., 0, ..] -> constant"""
     if isinstance(node.type, TupleType) or node.type.size > 0 or not _is_pure(node):
         return None
+    if node.dtype.is_opaque:
+        return None
     return _become(node, "constant", (), ConstantAttrs(Literal(node.dtype, node.shape, b"")))
 
 

@@ -25,6 +25,7 @@ from astitch.ir import (
     DType,
     Graph,
     Node,
+    OpaqueAttrs,
     TupleType,
 )
 from astitch.ops import OPS, Kind, monoid_of
@@ -33,7 +34,7 @@ from astitch.running import find_running, why_not_liftable
 from astitch.simplify import neutral_element
 from astitch.storage import stored_value
 
-STITCHABLE_DTYPES = frozenset(DType) - {DType.C64, DType.C128}
+STITCHABLE_DTYPES = frozenset(d for d in DType if not d.is_complex and not d.is_opaque)
 """Element types that the emitter spells."""
 
 
@@ -103,6 +104,8 @@ def is_computed(graph: Graph, node: Node) -> bool:
 def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     """None when an emitted kernel can compute the node, else the reason."""
     kind = OPS[node.op].kind
+    if isinstance(node.attrs, OpaqueAttrs):
+        return node.attrs.reason
     if kind is Kind.COMPUTE:
         return "compute-intensive: a library call"
     if kind is Kind.CONTROL:

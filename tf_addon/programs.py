@@ -25,6 +25,7 @@ from astitch.executor import count_gpus, current_gpu
 from astitch.faults import FaultLog, report_faults
 from astitch.gpu import Gpu, from_device, preset
 from astitch.hlo_import import import_hlo
+from astitch.hlo_opaque import discard_unread_fields
 from astitch.jit import choose_launcher
 from astitch.loop_plan import LoopPlanner
 from astitch.loop_stacks import straighten_stacks
@@ -286,7 +287,7 @@ def find_cuda() -> CudaDriver:
 def read_module(hlo: bytes) -> Module:
     """A module as TensorFlow serialized it."""
     module = hlo_schema.HloModuleProto.FromString(hlo)
-    module.DiscardUnknownFields()
+    discard_unread_fields(module)
     module.ClearField("id")
     for computation in module.computations:
         # TensorFlow puts attributes behind a function's name.

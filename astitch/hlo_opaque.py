@@ -1,0 +1,494 @@
+"""Instructions that astitch hands on to XLA as they stand: takes the messages of a module, hands on OpaqueAttrs.
+
+An opcode that no row of ops.py names, an element type that no kernel has, a computation with dynamic shapes: each
+becomes one op whose attributes are the instruction itself, with the computations that it calls.  Values of dynamic
+shape stay inside such an op: what they connect is put into a computation of its own first (outline_dynamic_shapes).
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from astitch import hlo_schema
+from astitch.errors import MalformedHlo, UnsupportedOp
+from astitch.ir import OpaqueAttrs, Tree
+from astitch.ops import OPS
+
+READ_OPCODES = (frozenset(OPS) - {"opaque"}) | frozenset(
+    "add-dependency after-all bitcast domain fusion get-dimension-size opt-barrier scan "
+    "set-dimension-size tuple".split()
+)
+"""What astitch reads, in HLO's spelling: those without a row in ops.py become none, one or several nodes."""
+
+SPEAKS = frozenset(
+    "all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all async-done "
+    "async-start async-update collective-broadcast collective-permute collective-permute-done "
+    "collective-permute-start copy-done copy-start infeed outfeed partition-id ragged-all-to-all recv recv-done "
+    "reduce-scatter replica-id send send-done".split()
+)
+"""Opcodes that speak to the host or to other devices, or that only mean something beside another: nobody may leave
+them out, repeat them or move them."""
+
+
+def discard_unread_fields(module: Any) -> None:
+    """Clears the fields of an HloModuleProto that astitch has no name for, except in instructions that it hands on."""
+    kept = [
+        (instruction, _copy(instruction))
+        for computation in module.computations
+        for instruction in computation.instructions
+        if _text(instruction.opcode) not in READ_OPCODES
+    ]
+    module.DiscardUnknownFields()
+    for instruction, whole in kept:
+        instruction.CopyFrom(whole)
+
+
+def _copy(message: Any) -> Any:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+# ---- one instruction ---------------------------------------------------------------------------------------------
+
+
+def carry_instruction(
+    instruction: Any,
+    operand_shapes: Sequence[Any],
+    computations: Mapping[int, Any],
+    reason: str,
+    where: str,
+) -> OpaqueAttrs:
+    """The attributes of the op that an instruction becomes.
+
+    instruction: an HloInstructionProto.  operand_shapes: ShapeProtos.  computations: of the module, by id.  reason: why
+    no kernel computes it.  Raises UnsupportedOp where JAX is missing, which runs it, or does not take it, and for what
+    speaks to the host or to other devices; MalformedHlo for calls that never end or lead nowhere.
+    """
+    kept = _strip(instruction)
+    found: dict[int, Any] = {}
+    for number in instruction.called_computation_ids:
+        _collect(number, computations, found, where)
+    for inner in (instruction, *(i for c in found.values() for i in c.instructions)):
+        refuse_effects(inner, where)
+    numbers = {id_: number for number, id_ in enumerate(found)}
+    kept.called_computation_ids[:] = [numbers[i] for i in instruction.called_computation_ids]
+    called = []
+    for id_, computation in found.items():
+        copy = _copy(computation)
+        copy.id = numbers[id_]
+        for before in copy.instructions:
+            before.ClearField("metadata")
+            before.called_computation_ids[:] = [numbers[i] for i in before.called_computation_ids]
+        called.append(bytes(copy.SerializeToString(deterministic=True)))
+    attrs = OpaqueAttrs(
+        _text(instruction.opcode),
+        reason,
+        bytes(kept.SerializeToString(deterministic=True)),
+        tuple(_tree_of(shape) for shape in operand_shapes),
+        tuple(called),
+    )
+    _refuse_what_xla_does_not_take(attrs, operand_shapes, where)
+    return attrs
+
+
+def refuse_effects(instruction: Any, where: str) -> None:
+    """Raises UnsupportedOp for what does more than compute its result: nothing says when, or in which process."""
+    opcode = _text(instruction.opcode)
+    if opcode in SPEAKS:
+        raise UnsupportedOp(
+            f"{where}: no entry for '{opcode}' in astitch/ops.py\n  rewrite the program "
+            "without it, or run it through XLA"
+        )
+    if opcode != "custom-call":
+        return
+    target = _text(instruction.custom_call_target)
+    if "python" in target and "callback" in target:
+        raise UnsupportedOp(
+            f"{where}: custom-call to {target!r} calls a Python function (jax.pure_callback, "
+            "io_callback, jax.debug.print ...), which is not in the module\n  take it out of the "
+            "function, or run the function through XLA"
+        )
+    if instruction.custom_call_has_side_effect:
+        raise UnsupportedOp(
+            f"{where}: custom-call to {target!r} has a side effect, which astitch might leave out or "
+            "repeat\n  take it out of the function, or run the function through XLA"
+        )
+
+
+def _strip(instruction: Any) -> Any:
+    """The instruction without what names others or says where it came from."""
+    kept = _copy(instruction)
+    for field in ("id", "name", "metadata", "operand_ids", "control_predecessor_ids"):
+        kept.ClearField(field)
+    return kept
+
+
+def _collect(
+    number: int, computations: Mapping[int, Any], found: dict[int, Any], where: str
+) -> None:
+    """A computation and those that it calls, each after those that it calls itself."""
+    opened: set[int] = set()
+    stack = [number]
+    while stack:
+        id_ = stack[-1]
+        if id_ in found:
+            stack.pop()
+            continue
+        if id_ not in computations:
+            raise MalformedHlo(
+                f"{where}: it calls computation id {id_}, which the module does not have"
+            )
+        called = {
+            i for inner in computations[id_].instructions for i in inner.called_computation_ids
+        }
+        missing = sorted(called - found.keys())
+        if not missing:
+            found[id_] = computations[id_]
+        elif id_ in opened:
+            raise MalformedHlo(
+                f"{where}: a computation that it calls calls itself; HLO has no recursion"
+            )
+        opened.add(id_)
+        stack += missing
+
+
+def _tree_of(shape: Any) -> Tree:
+    if hlo_schema.ELEMENT_TYPES.get(shape.element_type) == "tuple":
+        return tuple(_tree_of(element) for element in shape.tuple_shapes)
+    return None
+
+
+def _refuse_what_xla_does_not_take(
+    attrs: OpaqueAttrs, operand_shapes: Sequence[Any], where: str
+) -> None:
+    """XLA gets our modules as StableHLO, into which not every instruction of HLO's goes back."""
+    if importlib.util.find_spec("jax") is None:
+        raise UnsupportedOp(
+            f"{where}: only XLA computes it: {attrs.reason}\n  install astitch[jax]"
+        )
+    if refusal := _try_stablehlo(
+        attrs, tuple(bytes(s.SerializeToString()) for s in operand_shapes)
+    ):
+        raise UnsupportedOp(
+            f"{where}: only XLA computes it ({attrs.reason}), and it does not become StableHLO: {refusal}\n"
+            "  run the whole program through XLA"
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _try_stablehlo(attrs: OpaqueAttrs, operand_shapes: tuple[bytes, ...]) -> str:
+    """XLA's words where a module of the one instruction does not become StableHLO; else the empty string."""
+    from jax._src.lib import _jax  # type: ignore[attr-defined]
+
+    module = hlo_schema.HloModuleProto(name=b"opaque", entry_computation_name=b"main")
+    take_id = itertools.count(1).__next__
+    called = add_computations(attrs, take_id, module.computations)
+    entry = hlo_schema.HloComputationProto(name=b"main", id=take_id())
+    for number, data in enumerate(operand_shapes):
+        shape = hlo_schema.ShapeProto.FromString(data)
+        name = f"operand.{number}".encode()
+        entry.instructions.add(
+            id=take_id(), name=name, opcode=b"parameter", shape=shape, parameter_number=number
+        )
+        entry.program_shape.parameters.append(shape)
+        entry.program_shape.parameter_names.append(name)
+    operands = [i.id for i in entry.instructions]
+    instruction = entry.instructions.add()
+    instruction.CopyFrom(restore_instruction(attrs, called))
+    instruction.id, instruction.name = take_id(), b"result"
+    instruction.operand_ids.extend(operands)
+    entry.root_id = instruction.id
+    entry.program_shape.result.CopyFrom(instruction.shape)
+    module.computations.append(entry)
+    module.entry_computation_id = entry.id
+    module.host_program_shape.CopyFrom(entry.program_shape)
+    try:
+        _jax.mlir.hlo_to_stablehlo(bytes(module.SerializeToString()))
+    except (RuntimeError, ValueError) as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return ""
+
+
+# ---- back into a module ------------------------------------------------------------------------------------------
+
+
+def restore_instruction(attrs: OpaqueAttrs, called: Sequence[int]) -> Any:
+    """The instruction without id, name and operands.  called: the ids of the computations that it carries."""
+    instruction = hlo_schema.HloInstructionProto.FromString(attrs.instruction)
+    instruction.called_computation_ids[:] = [called[i] for i in instruction.called_computation_ids]
+    return instruction
+
+
+def add_computations(
+    attrs: OpaqueAttrs, take_id: Callable[[], int], computations: Any
+) -> list[int]:
+    """Appends the computations that the op carries, under ids of `take_id`; these, in their order.
+
+    Their names are made unique by these ids.
+    """
+    added: list[int] = []
+    for data in attrs.computations:
+        computation = hlo_schema.HloComputationProto.FromString(data)
+        computation.id = take_id()
+        computation.name = b"%s.carried.%d" % (computation.name, computation.id)
+        numbers = {i.id: take_id() for i in computation.instructions}
+        for instruction in computation.instructions:
+            instruction.id = numbers[instruction.id]
+            instruction.name = b"%s.carried.%d" % (instruction.name, instruction.id)
+            for field in ("operand_ids", "control_predecessor_ids"):
+                own = getattr(instruction, field)
+                own[:] = [numbers.get(i, 0) for i in own]
+            instruction.called_computation_ids[:] = [
+                added[i] for i in instruction.called_computation_ids
+            ]
+        computation.root_id = numbers.get(computation.root_id, 0)
+        computations.append(computation)
+        added.append(computation.id)
+    return added
+
+
+# ---- dynamic shapes ----------------------------------------------------------------------------------------------
+
+
+def is_dynamic(shape: Any) -> bool:
+    """Has an array of the shape a dimension whose extent is only known at run time, below a bound?"""
+    return any(shape.is_dynamic_dimension) or any(map(is_dynamic, shape.tuple_shapes))
+
+
+def outline_dynamic_shapes(module: Any) -> dict[int, Any]:
+    """Puts what values of dynamic shape connect into computations of their own, each called by one `call`.
+
+    module: an HloModuleProto, which is changed.  Returns the computations that were made, by id; what such a call
+    takes and gives is static.  A computation that takes or gives a dynamic shape itself stays as it is, as does one
+    that is damaged.
+    """
+    made: dict[int, Any] = {}
+    numbers = itertools.count(1 + max((c.id for c in module.computations), default=0))
+    for computation in module.computations:
+        if any(is_dynamic(i.shape) for i in computation.instructions):
+            groups = _find_groups(computation.instructions, computation.root_id)
+            if groups:
+                _outline(computation, groups, numbers, made)
+    return made
+
+
+def _find_groups(instructions: Sequence[Any], root: int) -> list[list[int]]:
+    """The places of the instructions that must stay together, in the order of the instructions; none where a
+    parameter or the root is dynamic."""
+    place = {instruction.id: n for n, instruction in enumerate(instructions)}
+    reads: list[list[int]] = []
+    for number, instruction in enumerate(instructions):
+        operands = [place.get(id_, number) for id_ in instruction.operand_ids]
+        outside = instruction.opcode == b"parameter" or instruction.id == root
+        if any(o >= number for o in operands) or (outside and is_dynamic(instruction.shape)):
+            return []
+        reads.append(operands)
+    if len(place) != len(instructions) or root not in place:
+        return []
+    dynamic = [is_dynamic(instruction.shape) for instruction in instructions]
+    group = list(range(len(instructions)))
+
+    def find(number: int) -> int:
+        while group[number] != number:
+            group[number] = group[group[number]]
+            number = group[number]
+        return number
+
+    def join(numbers: Iterable[int]) -> None:
+        first, *others = sorted({find(n) for n in numbers})
+        for other in others:
+            group[other] = first
+
+    seeds = set()
+    for number, operands in enumerate(reads):
+        joined = [o for o in operands if dynamic[o]]
+        if joined or dynamic[number]:
+            seeds.add(number)
+            join([number, *joined])
+    # One call must not wait for what waits for it: whatever lies between its parts belongs to it.
+    for cycle in _find_cycles(reads, [find(n) for n in range(len(reads))]):
+        join(cycle)
+    members: dict[int, list[int]] = {}
+    for number in range(len(reads)):
+        members.setdefault(find(number), []).append(number)
+    roots = {find(number) for number in seeds}
+    return [numbers for first, numbers in members.items() if first in roots]
+
+
+def _find_cycles(reads: Sequence[Sequence[int]], group: Sequence[int]) -> list[list[int]]:
+    """The sets of two and more groups that wait for each other, directly or through others (Kosaraju)."""
+    before: dict[int, set[int]] = {}
+    after: dict[int, set[int]] = {}
+    for number, operands in enumerate(reads):
+        mine = before.setdefault(group[number], set())
+        mine.update(group[o] for o in operands if group[o] != group[number])
+    for number, others in before.items():
+        for other in others:
+            after.setdefault(other, set()).add(number)
+    seen: set[int] = set()
+    finished = [number for start in before for number in _visit(start, before, seen)]
+    seen = set()
+    found = [_visit(start, after, seen) for start in reversed(finished)]
+    return [cycle for cycle in found if len(cycle) > 1]
+
+
+def _visit(start: int, edges: Mapping[int, Iterable[int]], seen: set[int]) -> list[int]:
+    """What can be reached from `start` and was not seen before, each after what is reached through it."""
+    left: list[int] = []
+    stack = [] if start in seen else [(start, iter(edges.get(start, ())))]
+    seen.add(start)
+    while stack:
+        number, rest = stack[-1]
+        following = next((n for n in rest if n not in seen), None)
+        if following is None:
+            left.append(number)
+            stack.pop()
+        else:
+            seen.add(following)
+            stack.append((following, iter(edges.get(following, ()))))
+    return left
+
+
+def _outline(
+    computation: Any, groups: Sequence[Sequence[int]], numbers: Iterator[int], made: dict[int, Any]
+) -> None:
+    """Puts each group into a computation of its own.  numbers: the ids of these."""
+    instructions = list(computation.instructions)
+    ids = itertools.count(1 + max((i.id for i in instructions), default=0))
+    inside = {number for group in groups for number in group}
+    # What stands for an instruction: itself, or the call of its group and what takes its results apart.
+    units: dict[int, list[Any]] = {n: [i] for n, i in enumerate(instructions) if n not in inside}
+    for group in groups:
+        taken, given = _edges(instructions, group, computation.root_id)
+        if given:  # else nobody reads it
+            number = next(numbers)
+            made[number] = _make_computation(number, instructions, group, taken, given, ids)
+            units[group[0]] = _make_call(made[number], instructions, group, taken, given, ids)
+    order = _sort_units(units)
+    del computation.instructions[:]
+    computation.instructions.extend(order)
+
+
+def _edges(
+    instructions: Sequence[Any], group: Sequence[int], root: int
+) -> tuple[list[Any], list[Any]]:
+    """The instructions outside of the group that it reads, and its own that others read."""
+    own = {instructions[number].id for number in group}
+    by_id = {instruction.id: instruction for instruction in instructions}
+    taken = dict.fromkeys(o for n in group for o in instructions[n].operand_ids if o not in own)
+    read = {o for i in instructions if i.id not in own for o in i.operand_ids} | {root}
+    return [by_id[id_] for id_ in taken], [
+        instructions[n] for n in group if instructions[n].id in read
+    ]
+
+
+def _tuple_shape(instructions: Sequence[Any]) -> Any:
+    shape = hlo_schema.ShapeProto(element_type=_TUPLE)
+    shape.tuple_shapes.extend(i.shape for i in instructions)
+    return shape
+
+
+_TUPLE = next(number for number, name in hlo_schema.ELEMENT_TYPES.items() if name == "tuple")
+
+
+def _make_computation(
+    number: int,
+    instructions: Sequence[Any],
+    group: Sequence[int],
+    taken: Sequence[Any],
+    given: Sequence[Any],
+    ids: Iterator[int],
+) -> Any:
+    """The group, its inputs as parameters, its results as the root."""
+    made = hlo_schema.HloComputationProto(name=b"dynamic_shapes.%d" % number, id=number)
+    for index, instruction in enumerate(taken):
+        name = b"operand.%d" % index
+        made.instructions.add(
+            id=instruction.id,
+            name=name,
+            opcode=b"parameter",
+            shape=instruction.shape,
+            parameter_number=index,
+        )
+        made.program_shape.parameters.append(instruction.shape)
+        made.program_shape.parameter_names.append(name)
+    made.instructions.extend(instructions[n] for n in group)
+    if len(given) == 1:
+        made.root_id = given[0].id
+        made.program_shape.result.CopyFrom(given[0].shape)
+        return made
+    root = made.instructions.add(id=next(ids), name=b"results", opcode=b"tuple")
+    root.shape.CopyFrom(_tuple_shape(given))
+    root.operand_ids.extend(i.id for i in given)
+    made.root_id = root.id
+    made.program_shape.result.CopyFrom(root.shape)
+    return made
+
+
+def _make_call(
+    made: Any,
+    instructions: Sequence[Any],
+    group: Sequence[int],
+    taken: Sequence[Any],
+    given: Sequence[Any],
+    ids: Iterator[int],
+) -> list[Any]:
+    """The call of a group, and its results under the ids that they had."""
+    first = instructions[group[0]]
+    call = hlo_schema.HloInstructionProto(
+        name=first.name, opcode=b"call", called_computation_ids=[made.id]
+    )
+    call.metadata.CopyFrom(first.metadata)
+    call.operand_ids.extend(i.id for i in taken)
+    call.shape.CopyFrom(made.program_shape.result)
+    if len(given) == 1:
+        call.id = given[0].id
+        return [call]
+    call.id = next(ids)
+    made_of = [call]
+    for index, instruction in enumerate(given):
+        part = hlo_schema.HloInstructionProto(
+            id=instruction.id,
+            name=instruction.name,
+            opcode=b"get-tuple-element",
+            shape=instruction.shape,
+            tuple_index=index,
+            operand_ids=[call.id],
+        )
+        part.metadata.CopyFrom(instruction.metadata)
+        made_of.append(part)
+    return made_of
+
+
+def _sort_units(units: Mapping[int, Sequence[Any]]) -> list[Any]:
+    """The instructions of all units, each unit after those that it reads, else in their order."""
+    owner = {instruction.id: number for number, unit in units.items() for instruction in unit}
+    waits = {
+        number: {owner[o] for i in unit for o in i.operand_ids if o in owner} - {number}
+        for number, unit in units.items()
+    }
+    readers: dict[int, list[int]] = {}
+    for number, before in waits.items():
+        for other in before:
+            readers.setdefault(other, []).append(number)
+    ready = [number for number, before in waits.items() if not before]
+    heapq.heapify(ready)
+    ordered: list[Any] = []
+    while ready:
+        number = heapq.heappop(ready)
+        ordered += units[number]
+        for reader in readers.get(number, ()):
+            waits[reader].discard(number)
+            if not waits[reader]:
+                heapq.heappush(ready, reader)
+    return ordered
