@@ -351,6 +351,16 @@ class StepTime:
     time_us: float
 
 
+def _refuse_opaque_buffers(program: Program) -> None:
+    """Raises UnsupportedType for values between steps that CuPy's arrays cannot hold; XLA packs some of them."""
+    for buffer in program.buffers.values():
+        if buffer.type.dtype.is_opaque:
+            raise UnsupportedType(
+                f"program {program.name}: %{buffer.name} is {buffer.type}, which CuPy has no arrays of\n"
+                "  use the engine xla, or convert it to a type that kernels know"
+            )
+
+
 class GpuExecutor:
     """A Program ready to run on one GPU; may be called from several threads, which take turns to launch.
 
@@ -359,11 +369,13 @@ class GpuExecutor:
     Consecutive kernels and products are launched as one CUDA graph where their addresses are those of an earlier call;
     graph_counts says what became of it.
     moves: copy JAX arrays that were put on another device, where JAX has this GPU; without it they raise OtherDevice.
-    Raises EngineUnavailable without CuPy or a GPU, KernelCompileError, IslandRefused, OutOfMemory, and LaunchRefused
-    for a kernel whose blocks wait for each other but cannot all be resident.
+    Raises EngineUnavailable without CuPy or a GPU, UnsupportedType for buffers of types that CuPy does not know,
+    KernelCompileError, IslandRefused, OutOfMemory, and LaunchRefused for a kernel whose blocks wait for each other but
+    cannot all be resident.
     """
 
     def __init__(self, program: Program, device: int | None = None, *, moves: bool = True) -> None:
+        _refuse_opaque_buffers(program)
         self.cupy = import_cupy()
         self._moves = moves
         self.program = program

@@ -11,6 +11,7 @@ import functools
 import heapq
 import importlib.util
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,9 @@ SPEAKS = frozenset(
 )
 """Opcodes that speak to the host or to other devices, or that only mean something beside another: nobody may leave
 them out, repeat them or move them."""
+
+
+_OPCODE = re.compile(rb"[a-z0-9-]{1,64}")
 
 
 def discard_unread_fields(module: Any) -> None:
@@ -75,6 +79,8 @@ def carry_instruction(
     speaks to the host or to other devices; MalformedHlo for calls that never end or lead nowhere.
     """
     kept = _strip(instruction)
+    if not _OPCODE.fullmatch(instruction.opcode):
+        raise MalformedHlo(f"{where}: no opcode of HLO's is spelled {_text(instruction.opcode)!r}")
     found: dict[int, Any] = {}
     for number in instruction.called_computation_ids:
         _collect(number, computations, found, where)

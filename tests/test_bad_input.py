@@ -51,9 +51,9 @@ def test_a_truncated_dump_is_malformed(part: float) -> None:
             "compile for a fixed shape",
         ),
         (
-            "x = s4[8] parameter(0)\n ROOT y = s4[8] negate(x)",
+            "x = opaque[] parameter(0)\n ROOT y = f32[8] iota(), iota_dimension=0",
             UnsupportedType,
-            "HLO computation e, instruction %x: element type s4 is not supported; astitch knows ",
+            "HLO computation e, instruction %x: element type opaque is not supported; astitch knows ",
         ),
         (
             "x = f32[8] parameter(0)\n ROOT y = f32[8] collective-permute(x), "

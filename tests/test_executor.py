@@ -21,6 +21,7 @@ from fake_cublaslt import Compute, FakeLt, Types
 from fake_cupy import Fake
 
 from astitch import cublaslt
+from astitch.compile import compile_hlo
 from astitch.errors import (
     ArgumentMismatch,
     EngineUnavailable,
@@ -28,6 +29,7 @@ from astitch.errors import (
     LaunchRefused,
     OtherDevice,
     OutOfMemory,
+    UnsupportedType,
 )
 from astitch.executor import DeviceArray, GpuExecutor, _RenamedDlpack, count_gpus
 from astitch.ir import ArrayType, DotAttrs, DType, Node
@@ -471,6 +473,27 @@ def upload(fake: Fake, array: np.ndarray) -> Any:
     memory = fake.cuda.alloc(array.nbytes)
     fake.cuda.runtime.memcpyAsync(memory.ptr, array.ctypes.data, array.nbytes)
     return memory
+
+
+def test_buffers_that_cupy_has_no_arrays_of_are_refused_and_others_may_hide_them(
+    fake: Fake,
+) -> None:
+    def compile_text(text: str) -> Program:
+        return compile_hlo(f"HloModule m\nENTRY e {{ {text} }}").program
+
+    given = compile_text("x = s4[8] parameter(0)\n ROOT y = f32[8] convert(x)")
+    with pytest.raises(
+        UnsupportedType, match=r"program e: %x is s4\[8\], which CuPy has no arrays"
+    ):
+        GpuExecutor(given)
+    inside = compile_text(
+        "x = f32[8] parameter(0)\n y = s4[8] convert(x)\n ROOT z = f32[8] convert(y)"
+    )
+    x = np.arange(8, dtype=np.float32) - 4
+    with pytest.warns(RuntimeWarning, match="XLA computes this on the host"):
+        executor = GpuExecutor(inside)
+        (result,) = executor.run([x])
+    np.testing.assert_array_equal(result.to_numpy(), x)
 
 
 def test_without_a_gpu_the_executor_says_so() -> None:

@@ -30,7 +30,6 @@ from astitch.errors import (
     InvalidOption,
     UnknownOption,
     UnsupportedOp,
-    UnsupportedType,
 )
 from astitch.gpu import preset
 from astitch.jit import NO_GPU, NO_ROOM, choose_engine
@@ -140,9 +139,17 @@ def test_upper_halves_of_products_in_kernels_and_in_loops_of_xla(dtype: str) -> 
     def in_loop(x: jax.Array, y: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 3, lambda _, x: jax.lax.mulhi(x, y) ^ x, x)
 
+    def upper(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """By Python's integers: XLA of JAX 0.10 has it not in fusions for the CPU."""
+        halves = [int(a) * int(b) >> limits.bits for a, b in zip(x, y, strict=True)]
+        return np.array(halves, dtype)
+
     with jax.enable_x64(True):
-        assert_same(astitch.jit(jax.lax.mulhi, strict=True)(x, y), jax.jit(jax.lax.mulhi)(x, y))
-        assert_same(astitch.jit(in_loop)(x, y), jax.jit(in_loop)(x, y))
+        np.testing.assert_array_equal(astitch.jit(jax.lax.mulhi, strict=True)(x, y), upper(x, y))
+        got, want = astitch.jit(in_loop)(x, y), x
+        for _ in range(3):
+            want = upper(want, y) ^ want
+        np.testing.assert_array_equal(got, want)
 
 
 @needs_mulhi
@@ -516,22 +523,12 @@ def changes_what_it_closes_over(x: jax.Array) -> jax.Array:
     return cell[...] * 2
 
 
-def has_four_bits(x: jax.Array) -> jax.Array:
-    return (x / 4).astype(jnp.int4).astype(jnp.float32)
-
-
-def has_another_float8(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float8_e4m3b11fnuz).astype(jnp.float32)
-
-
 ONLY_XLA = [
     (prints, r"it has effects \(DebugEffect\)"),
     (prints_in_order, r"it has effects \(OrderedDebugEffect\)"),
     (calls_python, "HLO computation main.*, instruction .*calls a Python function"),
     (calls_python_for_its_effects, r"it has effects \(IOEffect\)"),
     (changes_what_it_closes_over, r"it has effects \(.*WriteEffect\)"),
-    (has_four_bits, "HLO computation main.*, instruction .*element type s4 is not supported"),
-    (has_another_float8, "HLO computation main.*, instruction .*element type f8e4m3b11fnuz is"),
 ]
 
 
@@ -548,9 +545,9 @@ def test_what_only_xla_computes_is_left_to_it_with_one_warning(
         warnings.simplefilter("error", RuntimeWarning)
         assert_same(stitched(X + 2), jax.jit(fn)(X + 2))
     for _ in range(2):
-        with pytest.raises((UnsupportedOp, UnsupportedType), match=reason):
+        with pytest.raises(UnsupportedOp, match=reason):
             astitch.jit(fn, strict=True)(X)
-    with pytest.raises((UnsupportedOp, UnsupportedType), match=reason):
+    with pytest.raises(UnsupportedOp, match=reason):
         stitched.lower(X).compile()
 
 

@@ -6,8 +6,6 @@ the compiled program with its emulated kernels (opcode_cases.find_faults).
 
 from __future__ import annotations
 
-import re
-
 import jax
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.numpy import linalg as np_linalg
 
-from astitch.errors import DynamicShape, UnsupportedOp, UnsupportedType
+from astitch.errors import DynamicShape, UnsupportedOp
 from astitch.hlo_import import import_hlo
 from astitch.reference import run_graph
 from tests import opcode_draws as draws
@@ -252,21 +250,11 @@ REFUSED = {  # opcode: (instructions on x = f32[3], the one that is named)
         "r",
     ),
     "partition-id": ("ROOT r = u32[] partition-id()", "r"),
-    "stochastic-convert": (
-        "u = u32[3] parameter(1)\n ROOT r = s8[3] stochastic-convert(x, u)",
-        "r",
-    ),
-    "ragged-dot": (
-        "a = f32[4,3] parameter(1)\n b = f32[2,3,5] parameter(2)\n g = s32[2] parameter(3)\n"
-        "ROOT r = f32[4,5] ragged-dot(a, b, g), lhs_contracting_dims={1}, rhs_contracting_dims={1}, "
-        "lhs_ragged_dims={0}, rhs_group_dims={0}",
-        "r",
-    ),
 }
 
 
 @pytest.mark.parametrize("opcode", REFUSED)
-def test_an_opcode_without_a_meaning_is_refused_by_name(opcode):
+def test_an_opcode_that_speaks_to_others_is_refused_by_name(opcode):
     body, name = REFUSED[opcode]
     assert refuse(body, UnsupportedOp) == (
         f"HLO computation e, instruction %{name}: no entry for '{opcode}' in astitch/ops.py\n"
@@ -286,17 +274,7 @@ def test_an_opcode_without_a_meaning_is_refused_by_name(opcode):
 def test_a_dynamic_shape_is_refused(body):
     message = refuse(body, DynamicShape)
     assert message.startswith("HLO computation e, instruction %r: ")
-    assert re.search("pad to a fixed shape|compile for a fixed shape", message)
-
-
-@pytest.mark.parametrize(
-    "dtype", ["s4", "u4", "s2", "f8e4m3", "f8e4m3fnuz", "f8e8m0fnu", "f4e2m1fn"]
-)
-def test_an_element_type_that_astitch_does_not_know_is_refused(dtype):
-    message = refuse(f"y = {dtype}[3] parameter(1)\n ROOT r = f32[3] convert(y)", UnsupportedType)
-    assert message.startswith(
-        f"HLO computation e, instruction %y: element type {dtype} is not supported; astitch knows pred"
-    )
+    assert message.endswith("compile for a fixed shape")
 
 
 def test_tokens_without_an_effect_are_nothing():

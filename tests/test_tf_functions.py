@@ -329,18 +329,27 @@ def test_a_variable_may_be_a_shape() -> None:
     assert len(function.compiled) == 2
 
 
-def test_a_dynamic_shape_is_xla_s() -> None:
+def test_values_of_dynamic_shape_are_an_island() -> None:
     @tf.function(jit_compile=True)
     def total(x: Any) -> Any:
-        return tf.reduce_sum(tf.boolean_mask(x, x > 0) ** 2)
+        return tf.reduce_sum(tf.boolean_mask(tf.tanh(x), x > 0) ** 2)
 
     x = normal(50)
-    ours, theirs, found = both(lambda: total(x))
-    assert_equal(ours, theirs)
-    (function,) = found.functions
-    assert (function.stitched_runs, function.xla_runs) == (0, 1)
-    assert "dynamic shape" in function.refused[0].reason
-    assert "total: left to XLA" in str(found)
+    (function,) = check_stitched(lambda: total(x))
+    assert "shapes that only the run tells (" in function.explain()
+
+
+def test_a_table_that_is_updated_by_unique_rows() -> None:
+    """As Keras' optimizers but Adam update an embedding."""
+
+    @tf.function(jit_compile=True)
+    def update(table: Any, rows: Any, gradient: Any) -> Any:
+        unique, places = tf.unique(rows)
+        summed = tf.math.unsorted_segment_sum(gradient, places, tf.shape(unique)[0])
+        return tf.tensor_scatter_nd_add(tf.nn.softmax(table), unique[:, None], summed**2)
+
+    table, rows, gradient = normal(16, 4), tf.constant([1, 2, 1, 5, 2, 9]), normal(6, 4)
+    check_stitched(lambda: update(table, rows, gradient))
 
 
 def test_an_op_without_a_kernel_is_an_island() -> None:
