@@ -930,6 +930,24 @@ def test_jax_lowers_a_call_of_the_program(name: str) -> None:
 
 
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+def test_what_astitch_does_not_read_stands_in_the_module_beside_kernels() -> None:
+    def experts(x: jax.Array, w: jax.Array, counts: jax.Array) -> jax.Array:
+        mixed = jax.lax.ragged_dot(jax.nn.softmax(x), w, counts)
+        return jnp.tanh(mixed.astype(jnp.int4).astype(jnp.float32))
+
+    arguments = normal(8, 4), normal(3, 4, 5), np.array([2, 3, 3], np.int32)
+    stitched, text = lower_for_cuda(astitch.jit(experts), *arguments)
+    compilation = stitched.compilation
+    kinds = {op.op: op.reason for op in compilation.program.outside}
+    assert kinds == {
+        "ragged-dot": "astitch does not know 'ragged-dot'",
+        "convert": "element type s4 has no emitted form",
+    }
+    assert text.count(f"@{TARGET}(") == len(compilation.program.kernels) == 2
+    assert "ragged_dot" in text and "xi4>" in text
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
 def test_two_programs_in_one_module() -> None:
     """Names of the one do not meet those of the other."""
     fn, arguments = CASES["sort_and_scatter"]
