@@ -359,13 +359,12 @@ class _Computation:
         instruction.name = self.module.take_name(node.name)
         _write_metadata(instruction, node)
         value = self._end(instruction, given)
-        if instruction.shape.element_type != _TUPLE:
+        inner = [shape.element_type for shape in value.shape.tuple_shapes]
+        if isinstance(node.type, TupleType) and _TUPLE not in inner:
             return value
         leaves = self._take_apart(value, node.name)
         if isinstance(node.type, ArrayType):
             return leaves[0]
-        if len(leaves) == len(instruction.shape.tuple_shapes):
-            return value  # each element is an array
         return self._tuple(leaves, f"{node.name}.flat")
 
     def _build_tree(self, tree: Tree, arrays: Iterator[_Value], name: str) -> _Value:

@@ -19,6 +19,7 @@ from astitch import hlo_schema
 from astitch.errors import MalformedHlo, UnsupportedOp
 from astitch.ir import OpaqueAttrs, Tree
 from astitch.ops import OPS
+from astitch.stablehlo import find_foreign, to_stablehlo
 
 READ_OPCODES = (frozenset(OPS) - {"opaque"}) | frozenset(
     "add-dependency after-all bitcast domain fusion get-dimension-size opt-barrier scan "
@@ -88,14 +89,7 @@ def carry_instruction(
         refuse_effects(inner, where)
     numbers = {id_: number for number, id_ in enumerate(found)}
     kept.called_computation_ids[:] = [numbers[i] for i in instruction.called_computation_ids]
-    called = []
-    for id_, computation in found.items():
-        copy = _copy(computation)
-        copy.id = numbers[id_]
-        for before in copy.instructions:
-            before.ClearField("metadata")
-            before.called_computation_ids[:] = [numbers[i] for i in before.called_computation_ids]
-        called.append(bytes(copy.SerializeToString(deterministic=True)))
+    called = [_rename(computation, numbers) for computation in found.values()]
     attrs = OpaqueAttrs(
         _text(instruction.opcode),
         reason,
@@ -194,8 +188,6 @@ def _refuse_what_xla_does_not_take(
 @functools.lru_cache(maxsize=1024)
 def _try_stablehlo(attrs: OpaqueAttrs, operand_shapes: tuple[bytes, ...]) -> str:
     """XLA's words where a module of the one instruction does not become StableHLO; else the empty string."""
-    from jax._src.lib import _jax  # type: ignore[attr-defined]
-
     module = hlo_schema.HloModuleProto(name=b"opaque", entry_computation_name=b"main")
     take_id = itertools.count(1).__next__
     called = add_computations(attrs, take_id, module.computations)
@@ -219,10 +211,10 @@ def _try_stablehlo(attrs: OpaqueAttrs, operand_shapes: tuple[bytes, ...]) -> str
     module.entry_computation_id = entry.id
     module.host_program_shape.CopyFrom(entry.program_shape)
     try:
-        _jax.mlir.hlo_to_stablehlo(bytes(module.SerializeToString()))
+        foreign = find_foreign(to_stablehlo(bytes(module.SerializeToString())))
     except (RuntimeError, ValueError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
-    return ""
+    return f"it is {foreign}" if foreign else ""
 
 
 # ---- back into a module ------------------------------------------------------------------------------------------
@@ -246,21 +238,46 @@ def add_computations(
     for data in attrs.computations:
         computation = hlo_schema.HloComputationProto.FromString(data)
         computation.id = take_id()
-        computation.name = b"%s.carried.%d" % (computation.name, computation.id)
-        numbers = {i.id: take_id() for i in computation.instructions}
+        computation.name = b"carried.%d" % computation.id
         for instruction in computation.instructions:
-            instruction.id = numbers[instruction.id]
-            instruction.name = b"%s.carried.%d" % (instruction.name, instruction.id)
-            for field in ("operand_ids", "control_predecessor_ids"):
-                own = getattr(instruction, field)
-                own[:] = [numbers.get(i, 0) for i in own]
             instruction.called_computation_ids[:] = [
                 added[i] for i in instruction.called_computation_ids
             ]
-        computation.root_id = numbers.get(computation.root_id, 0)
+        _renumber(computation, take_id)
         computations.append(computation)
         added.append(computation.id)
     return added
+
+
+def _rename(computation: Any, numbers: Mapping[int, int]) -> bytes:
+    """A computation by which equal ones are known: ids and names say nothing but the order.
+
+    numbers: of the computations, by their ids in the module.
+    """
+    copy = _copy(computation)
+    copy.id = numbers[computation.id]
+    copy.name = b"carried.%d" % copy.id
+    for instruction in copy.instructions:
+        instruction.ClearField("metadata")
+        called = [numbers[i] for i in instruction.called_computation_ids]
+        instruction.called_computation_ids[:] = called
+    _renumber(copy, itertools.count(1).__next__)
+    return bytes(copy.SerializeToString(deterministic=True))
+
+
+def _renumber(computation: Any, take_id: Callable[[], int]) -> None:
+    """Gives the instructions ids of `take_id`, and names by them."""
+    numbers = {instruction.id: take_id() for instruction in computation.instructions}
+    for instruction in computation.instructions:
+        instruction.id = numbers[instruction.id]
+        instruction.name = b"%s.carried.%d" % (instruction.opcode, instruction.id)
+        for field in ("operand_ids", "control_predecessor_ids"):
+            own = getattr(instruction, field)
+            own[:] = [numbers.get(i, 0) for i in own]
+    computation.root_id = numbers.get(computation.root_id, 0)
+    parameters = [i for i in computation.instructions if i.opcode == b"parameter"]
+    parameters.sort(key=lambda i: i.parameter_number)
+    computation.program_shape.parameter_names[:] = [i.name for i in parameters]
 
 
 # ---- dynamic shapes ----------------------------------------------------------------------------------------------

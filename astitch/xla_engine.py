@@ -75,12 +75,13 @@ from astitch.program import (
     Step,
     View,
 )
+from astitch.stablehlo import to_stablehlo
 from astitch.stitch_loops import find_loops, name_loop, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes
 from astitch.storage import storage_name, storage_type
 from astitch.trace import trace_compilation
-from astitch.xla_island import default_gpu, to_stablehlo
+from astitch.xla_island import default_gpu
 
 TARGET = "__gpu$xla.gpu.ptx"
 """The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""

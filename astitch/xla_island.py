@@ -17,6 +17,7 @@ import numpy as np
 
 from astitch.errors import EngineUnavailable, IslandRefused, OutOfMemory
 from astitch.hlo_schema import CompileOptionsProto
+from astitch.stablehlo import to_stablehlo
 
 MOST_COMPILED = 256
 """Islands whose code a process keeps for engines that are made later."""
@@ -176,13 +177,6 @@ def _choose_tilings(count: int) -> bytes:
             key=key.encode(), value=str(value).encode()
         )
     return bytes(options.SerializeToString())
-
-
-def to_stablehlo(hlo: bytes) -> bytes:
-    """A serialized HloModuleProto as serialized StableHLO."""
-    from jax._src.lib import _jax  # type: ignore[attr-defined]
-
-    return bytes(_jax.mlir.hlo_to_stablehlo(hlo))
 
 
 def put_array(array: np.ndarray, device: Any) -> Any:

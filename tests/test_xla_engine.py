@@ -36,6 +36,7 @@ from astitch.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
 from astitch.nvrtc import CompiledKernel, Request, Resources
 from astitch.program import CudaKernel, KernelStep
 from astitch.reference import eval_node
+from astitch.stablehlo import to_stablehlo
 from astitch.stitch_regions import stitch_bodies
 from astitch.xla_engine import (
     TARGET,
@@ -60,7 +61,6 @@ from astitch.xla_engine import (
     spell_plan,
     write_backend_config,
 )
-from astitch.xla_island import to_stablehlo
 from tests.hlo_runner import lower, run_xla
 from tests.small_gpu import few_sms, find_statements
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from astitch.gpu import COPY_SHARE_OF_PEAK, Gpu
+from astitch.stablehlo import to_stablehlo
 from astitch.xla_engine import drop_tilings
-from astitch.xla_island import to_stablehlo
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 INSTALL = "pip install 'astitch[xla-cuda13]'"

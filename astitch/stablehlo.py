@@ -1,0 +1,83 @@
+"""HLO as StableHLO, the form in which XLA takes modules: takes and hands on serialized modules.
+
+XLA's own translation leaves some instructions in MHLO, a dialect that XLA's plugins do not read.  What JAX spells in
+CHLO is spelled so here.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+_DOT_NUMBERS = re.compile(r"dot_dimension_numbers = #mhlo\.dot<([^<>]*)>")
+
+
+def to_stablehlo(hlo: bytes) -> bytes:
+    """A serialized HloModuleProto as serialized StableHLO.
+
+    Raises RuntimeError or ValueError (XLA's and MLIR's) for an instruction that has no such form.
+    """
+    from jax._src.lib import _jax  # type: ignore[attr-defined]
+
+    module = bytes(_jax.mlir.hlo_to_stablehlo(hlo))
+    return _rewrite(module) if b"ragged-dot" in hlo else module
+
+
+def find_foreign(module: bytes) -> str:
+    """The first op of serialized StableHLO that no plugin of XLA's reads; the empty string where there is none."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
+
+    found: list[str] = []
+
+    def note(operation: Any) -> Any:
+        if operation.name.startswith("mhlo."):
+            found.append(operation.name)
+        return ir.WalkResult.ADVANCE
+
+    with mlir.make_ir_context():
+        ir.Module.parse(module).operation.walk(note)
+    return next(iter(found), "")
+
+
+def _rewrite(module: bytes) -> bytes:
+    """The module with its ragged products in CHLO."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
+
+    found: list[Any] = []
+
+    def collect(operation: Any) -> Any:
+        if operation.name == "mhlo.ragged_dot":
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    with mlir.make_ir_context():
+        parsed = ir.Module.parse(module)
+        parsed.operation.walk(collect)
+        for operation in found:
+            held = [operation.attributes[i] for i in range(len(operation.attributes))]
+            attributes = {
+                attribute.name: ir.Attribute.parse(_spell_in_chlo(str(attribute.attr)))
+                for attribute in held
+            }
+            product = ir.Operation.create(
+                "chlo.ragged_dot",
+                results=[result.type for result in operation.results],
+                operands=list(operation.operands),
+                attributes=attributes,
+                loc=operation.location,
+                ip=ir.InsertionPoint(operation),
+            )
+            for before, after in zip(operation.results, product.results, strict=True):
+                before.replace_all_uses_with(after)
+            operation.erase()
+        written = io.BytesIO()
+        parsed.operation.write_bytecode(file=written)
+        return written.getvalue()
+
+
+def _spell_in_chlo(attribute: str) -> str:
+    """An attribute's text: CHLO names the dimensions of the product beside the ragged ones."""
+    return _DOT_NUMBERS.sub(r"\1", attribute).replace("<, ", "<").replace("#mhlo", "#chlo")
