@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from astitch.callbacks import Callback
 from astitch.xla_ffi import Handler, answer_metadata, find_stream
 from astitch.xla_island import find_device, put_array
 
@@ -96,17 +97,19 @@ _noted = threading.local()
 """stream: on which the custom call ran last, of those that ran in this thread."""
 
 
-def _note_stream(frame_pointer: Any) -> None:
-    try:
-        frame = frame_pointer.contents
-        api = frame.api.contents
-        if not answer_metadata(frame, api):
-            _noted.stream = find_stream(frame, api)
-    except Exception as error:  # nothing may pass through XLA; nothing is noted then
-        log.info("JAX's stream is not known: %s", error)
+def _note_stream(asked: Any) -> None:
+    frame = asked.contents
+    api = frame.api.contents
+    if not answer_metadata(frame, api):
+        _noted.stream = find_stream(frame, api)
 
 
-_HANDLER = Handler(_note_stream)
+def _note_nothing(_: Any, error: Exception) -> None:
+    log.info("JAX's stream is not known: %s", error)
+
+
+# Without an answer XLA goes on, and nothing is noted.
+_HANDLER = Handler(Callback(_note_stream, _note_nothing))
 """One for the process: XLA keeps its address, and takes no other one by the same name."""
 
 

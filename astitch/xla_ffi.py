@@ -7,10 +7,14 @@ those of `xla/ffi/api/c_api.h`, as far as TensorFlow 2.18 to 2.21 and JAX 0.10 t
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from astitch.callbacks import Callback
 
 P, I64, SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
 _METADATA_EXTENSION = 1
-_INTERNAL = 13  # XLA_FFI_Error_Code_INTERNAL
+_CANCELLED, _INTERNAL = 1, 13  # XLA_FFI_Error_Code
 
 
 class Extension(ctypes.Structure):
@@ -99,14 +103,37 @@ def find_stream(frame: Frame, api: Api) -> int | None:
     error = Entry(api.stream_get)(ctypes.addressof(row))
     if not error:
         return int(row.stream or 0)
-    gone = ErrorDestruction(ctypes.sizeof(ErrorDestruction), None, error)
-    Entry(api.error_destroy)(ctypes.addressof(gone))
+    _destroy_error(api, error)
     return None
 
 
-def make_error(api: Api, error: Exception) -> int | None:
-    """What a handler gives back in place of an exception, which may not pass through XLA."""
-    message = f"astitch: {type(error).__name__}: {error}".encode()
-    row = ErrorCreation(ctypes.sizeof(ErrorCreation), None, message, _INTERNAL)
+def make_handler(api: Api, run: Callable[[Frame], None]) -> Any:
+    """A handler that runs a function for each call; XLA gets an error unless it returns.
+
+    run: may raise; see Callback.  Whoever gives the handler to XLA keeps it.
+    """
+
+    def answer(frame: Any) -> None:
+        if not answer_metadata(frame.contents, api):
+            run(frame.contents)
+
+    def fail(_: Any, error: Exception) -> int | None:
+        return _make_error(api, f"astitch: {type(error).__name__}: {error}", _INTERNAL)
+
+    def prepare() -> int | None:
+        return _make_error(api, "astitch: interrupted", _CANCELLED)
+
+    return Handler(Callback(answer, fail, prepare, lambda error: _destroy_error(api, error)))
+
+
+def _make_error(api: Api, message: str, code: int) -> int | None:
+    """What a handler gives back in place of an exception; XLA destroys it."""
+    size = ctypes.sizeof(ErrorCreation)
+    row = ErrorCreation(size, None, message.encode(errors="replace"), code)
     made: int | None = Entry(api.error_create)(ctypes.addressof(row))
     return made
+
+
+def _destroy_error(api: Api, error: int | None) -> None:
+    gone = ErrorDestruction(ctypes.sizeof(ErrorDestruction), None, error)
+    Entry(api.error_destroy)(ctypes.addressof(gone))

@@ -19,11 +19,10 @@ from astitch.xla_ffi import (
     Api,
     Buffers,
     Entry,
-    Handler,
+    Frame,
     P,
-    answer_metadata,
     find_stream,
-    make_error,
+    make_handler,
 )
 from tf_addon.errors import ShimUnavailable
 
@@ -79,7 +78,7 @@ class Handlers:
             return number
 
     def _register(self) -> None:
-        handler = Handler(self._handle)
+        handler = make_handler(self._api, self._run)
         name = TARGET.encode()
         for platform in (b"Host", b"CUDA"):
             row = _Registration(
@@ -99,18 +98,11 @@ class Handlers:
                     f"{(told.message or b'').decode(errors='replace')}\n  use the shim: tf_addon.enable()"
                 )
 
-    def _handle(self, frame_pointer: Any) -> int | None:
-        frame = frame_pointer.contents
-        if answer_metadata(frame, self._api):
-            return None
-        try:
-            scalar = _Scalar.from_address(P.from_address(frame.attributes.pointers).value or 0)
-            number = I64.from_address(scalar.value).value
-            stream = (find_stream(frame, self._api) or 0) if _has_cuda() else 0
-            self._launches[number](stream, _read(frame.arguments), _read(frame.results))
-        except Exception as error:  # nothing may pass through XLA
-            return make_error(self._api, error)
-        return None
+    def _run(self, frame: Frame) -> None:
+        scalar = _Scalar.from_address(P.from_address(frame.attributes.pointers).value or 0)
+        number = I64.from_address(scalar.value).value
+        stream = (find_stream(frame, self._api) or 0) if _has_cuda() else 0
+        self._launches[number](stream, _read(frame.arguments), _read(frame.results))
 
 
 def _read(buffers: Buffers) -> list[int]:

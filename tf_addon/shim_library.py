@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from astitch.callbacks import Callback
 from astitch.errors import AstitchError
 
 log = logging.getLogger("tf_addon")
@@ -117,12 +118,57 @@ class CudaDriver(ctypes.Structure):
     )
 
 
-_Compile = ctypes.CFUNCTYPE(
-    _i64, ctypes.c_char_p, ctypes.c_char_p, _pointer, _i64, _i32, _pointer, _i32
-)
-_Step = ctypes.CFUNCTYPE(_i32, _i64, _i32, _pointer, ctypes.POINTER(_pointer), _pointer, _i32)
-_Name = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
-_Refuse = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, _i32)
+MESSAGE_BYTES = 2048
+INTERRUPTED, DONE, FAILED = range(3)
+
+
+class CompileCall(ctypes.Structure):
+    """What is to be compiled, and the answer; `ending` is set last."""
+
+    _fields_ = (
+        ("function", ctypes.c_char_p),
+        ("device", ctypes.c_char_p),
+        ("hlo", _pointer),
+        ("hlo_bytes", _i64),
+        ("gpu", _i32),
+        ("ending", _i32),
+        ("program", _i64),
+        ("message", ctypes.c_char * MESSAGE_BYTES),
+    )
+
+
+class StepCall(ctypes.Structure):
+    """Which step is to be run on what, and the answer; `ending` is set last."""
+
+    _fields_ = (
+        ("key", _i64),
+        ("stream", _pointer),
+        ("addresses", ctypes.POINTER(_pointer)),
+        ("step", _i32),
+        ("ending", _i32),
+        ("message", ctypes.c_char * MESSAGE_BYTES),
+    )
+
+
+class RefuseCall(ctypes.Structure):
+    """A signature that is not astitch's."""
+
+    _fields_ = (
+        *((name, ctypes.c_char_p) for name in ("function", "device", "reason")),
+        ("outcome", _i32),
+    )
+
+
+class NameCall(ctypes.Structure):
+    """A function on a device."""
+
+    _fields_ = (("function", ctypes.c_char_p), ("device", ctypes.c_char_p))
+
+
+_Compile = ctypes.CFUNCTYPE(None, ctypes.POINTER(CompileCall))
+_Step = ctypes.CFUNCTYPE(None, ctypes.POINTER(StepCall))
+_Refuse = ctypes.CFUNCTYPE(None, ctypes.POINTER(RefuseCall))
+_Name = ctypes.CFUNCTYPE(None, ctypes.POINTER(NameCall))
 
 
 class _Callbacks(ctypes.Structure):
@@ -131,7 +177,8 @@ class _Callbacks(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """What the shim asks of Python.  Each may be called from any thread, several at a time.
+    """What the shim asks of Python.  Each may be called from any thread, several at a time.  What is no Exception, or
+    comes from a signal handler, ends the call that asked, and is raised again behind it.
 
     compile: function, device, HLO, number of the GPU (-1: TensorFlow runs it on the CPU) -> number of a program; raises
     where there is none.  step: key of the program, number of the step, stream, an address for each buffer.
@@ -194,10 +241,11 @@ class Shim:
         """Name and device of each function that was called since the last reset."""
         found: list[tuple[str, str]] = []
 
-        def tell(function: bytes, device: bytes) -> None:
-            found.append((function.decode(), device.decode()))
+        def tell(asked: Any) -> None:
+            call = asked.contents
+            found.append((_text(call.function), _text(call.device)))
 
-        self._library.astitch_tf_list_functions(_Name(tell))
+        self._library.astitch_tf_list_functions(_Name(Callback(tell, _log_fault)))
         return found
 
     def reset_runs(self) -> None:
@@ -206,36 +254,45 @@ class Shim:
 
 
 def _make_callbacks(handlers: Handlers) -> _Callbacks:
-    def compile_hlo(
-        function: bytes, device: bytes, hlo: int, size: int, gpu: int, message: int, room: int
-    ) -> int:
-        try:
-            data = ctypes.string_at(hlo, size)
-            return handlers.compile(function.decode(), device.decode(), data, gpu)
-        except Exception as error:  # nothing may pass through C++
-            if not isinstance(error, AstitchError):
-                log.exception("a bug in astitch: %s is left to XLA", function.decode())
-            _write_message(error, message, room)
-            return -1
+    def compile_hlo(asked: Any) -> None:
+        call = asked.contents
+        hlo = ctypes.string_at(call.hlo, call.hlo_bytes)
+        call.program = handlers.compile(_text(call.function), _text(call.device), hlo, call.gpu)
+        call.ending = DONE
 
-    def run_step(
-        key: int, number: int, stream: int | None, addresses: Any, message: int, room: int
-    ) -> int:
-        try:
-            handlers.step(key, number, stream or 0, addresses)
-        except Exception as error:
-            _write_message(error, message, room)
-            return 1
-        return 0
+    def refuse_to_compile(asked: Any, error: Exception) -> None:
+        if not isinstance(error, AstitchError):
+            function = _text(asked.contents.function)
+            log.error("a bug in astitch: %s is left to XLA", function, exc_info=error)
+        _fail(asked, error)
 
-    def refuse(function: bytes, device: bytes, reason: bytes, outcome: int) -> None:
-        handlers.refuse(
-            function.decode(), device.decode(), reason.decode(errors="replace"), outcome
-        )
+    def run_step(asked: Any) -> None:
+        call = asked.contents
+        handlers.step(call.key, call.step, call.stream or 0, call.addresses)
+        call.ending = DONE
 
-    return _Callbacks(_Compile(compile_hlo), _Step(run_step), _Refuse(refuse))
+    def refuse(asked: Any) -> None:
+        call = asked.contents
+        texts = _text(call.function), _text(call.device), _text(call.reason)
+        handlers.refuse(*texts, call.outcome)
+
+    return _Callbacks(
+        _Compile(Callback(compile_hlo, refuse_to_compile)),
+        _Step(Callback(run_step, _fail)),
+        _Refuse(Callback(refuse, _log_fault)),
+    )
 
 
-def _write_message(error: Exception, address: int, room: int) -> None:
-    text = f"{type(error).__name__}: {error}".encode()[: room - 1] + b"\0"
-    ctypes.memmove(address, text, len(text))
+def _fail(asked: Any, error: Exception) -> None:
+    """Answers with an error."""
+    text = f"{type(error).__name__}: {error}".encode(errors="replace")
+    asked.contents.message = text[: MESSAGE_BYTES - 1]
+    asked.contents.ending = FAILED
+
+
+def _log_fault(_: Any, error: Exception) -> None:
+    log.error("a bug in astitch: the report misses something", exc_info=error)
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")

@@ -133,14 +133,49 @@ struct Settings {
 
 enum Outcome : int32_t { kStitched = 0, kXla = 1, kOpByOp = 2, kOutcomes = 3 };
 
-// The number of a program (at least 0), or -1 with a message.
-typedef int64_t (*CompileFn)(const char* function, const char* device, const void* hlo, int64_t hlo_bytes,
-                             int32_t device_number, char* message, int32_t message_bytes);
-// One step of a program; addresses: one for each of its buffers.  0, or 1 with a message.
-typedef int32_t (*StepFn)(int64_t key, int32_t step, void* stream, void** addresses, char* message,
-                          int32_t message_bytes);
-typedef void (*NameFn)(const char* function, const char* device);
-typedef void (*RefuseFn)(const char* function, const char* device, const char* reason, int32_t outcome);
+constexpr int kMessageBytes = 2048;
+
+// How a callback ended.  Python sets it last: one that an exception left, a signal handler's for one, is interrupted,
+// and Python raises the exception again when the call is back there.
+enum Ending : int32_t { kInterrupted = 0, kDone = 1, kFailed = 2 };
+
+struct CompileCall {
+  const char* function;
+  const char* device;
+  const void* hlo;
+  int64_t hlo_bytes;
+  int32_t device_number;  // -1: TensorFlow runs it on the CPU
+  int32_t ending;         // this and the rest: Python's answer
+  int64_t program;        // its number, when done
+  char message[kMessageBytes];
+};
+
+// One step of a program.
+struct StepCall {
+  int64_t key;
+  void* stream;
+  void** addresses;  // one for each of its buffers
+  int32_t step;
+  int32_t ending;  // this and the rest: Python's answer
+  char message[kMessageBytes];
+};
+
+struct RefuseCall {
+  const char* function;
+  const char* device;
+  const char* reason;
+  int32_t outcome;
+};
+
+struct NameCall {
+  const char* function;
+  const char* device;
+};
+
+typedef void (*CompileFn)(CompileCall* call);
+typedef void (*StepFn)(StepCall* call);
+typedef void (*NameFn)(NameCall* call);
+typedef void (*RefuseFn)(RefuseCall* call);
 
 typedef int (*HostLaunchFn)(const void* kernel, void** pointers, uint32_t grid, uint32_t block, uint32_t shared_bytes,
                             uint32_t cooperative, uint32_t check, uint32_t order, uint64_t seed, uint32_t workers,
@@ -181,7 +216,6 @@ struct Callbacks {
 namespace {
 using namespace tensorflow;
 
-constexpr int kMessageBytes = 2048;
 constexpr int kAlignment = 16;  // the widest access of a kernel
 constexpr int kScratchAlignment = 256;
 constexpr int kLeastLaunches = 3;  // fewer are no slower one by one
@@ -244,6 +278,12 @@ struct Function {
     return Admission::kFirst;
   }
 
+  // The signature was not compiled, and comes as a first one again.
+  void withdraw(const std::string& signature) {
+    mutex_lock lock(mu);
+    signatures.erase(signature);
+  }
+
  private:
   mutex mu;
   std::unordered_set<std::string> signatures;
@@ -276,6 +316,17 @@ Function* find_function(const std::string& name, const std::string& device) {
 absl::Status cuda_status(int code, const char* what) {
   if (code == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("astitch: ", what, " failed with CUDA error ", code));
+}
+
+// What a callback answered.  failed, prefix: the error if Python told one, and what its message begins with.
+template <typename Call>
+absl::Status status_of(const Call& call, absl::StatusCode failed, absl::string_view prefix) {
+  const absl::string_view message(call.message, strnlen(call.message, kMessageBytes));
+  switch (call.ending) {
+    case kDone: return absl::OkStatus();
+    case kFailed: return absl::Status(failed, absl::StrCat(prefix, message));
+    default: return absl::CancelledError("astitch: interrupted");
+  }
 }
 
 // ---- variables that stay on the GPU while TensorFlow knows only the host -----------------------------------------
@@ -517,7 +568,7 @@ class Run {
   }
 
   absl::Status launch_all() {
-    find_graphs();
+    TF_RETURN_IF_ERROR(find_graphs());
     for (size_t i = 0; i < program_.runs.size(); ++i) {
       if (graphs_ && graphs_->executables[i]) {
         mutex_lock lock(program_.graphs_mu);  // an executable is launched by one thread at a time
@@ -542,17 +593,17 @@ class Run {
   }
 
   // The graphs for the addresses of this call, if it has come with them before: they are captured the second time.
-  void find_graphs() {
-    if (!uses_cuda_ || !program_.row.capture_stream || !cuda_.begin_capture) return;
+  absl::Status find_graphs() {
+    if (!uses_cuda_ || !program_.row.capture_stream || !cuda_.begin_capture) return absl::OkStatus();
     mutex_lock lock(program_.graphs_mu);
-    if (program_.no_graphs) return;
+    if (program_.no_graphs) return absl::OkStatus();
     auto& graphs = program_.graphs;
     auto known = std::find_if(graphs.begin(), graphs.end(),
                               [this](const auto& set) { return set->addresses == addresses_; });
     if (known != graphs.end()) {
       graphs_ = *known;
       std::rotate(graphs.begin(), known, known + 1);
-      return;
+      return absl::OkStatus();
     }
     auto& seen = program_.seen;
     const size_t hash = hash_of(addresses_);
@@ -560,13 +611,18 @@ class Run {
     if (before == seen.end()) {
       seen.push_back(hash);
       if (seen.size() > kMostSeen) seen.pop_front();
-      return;
+      return absl::OkStatus();
     }
     seen.erase(before);
     const absl::Status status = capture();
-    if (!status.ok()) return refuse_graphs(status);
+    if (absl::IsCancelled(status)) return status;  // it says nothing of the graph
+    if (!status.ok()) {
+      refuse_graphs(status);
+      return absl::OkStatus();
+    }
     graphs.push_front(graphs_);
     if (graphs.size() > kMostGraphs) graphs.pop_back();
+    return absl::OkStatus();
   }
 
   // Once a program: from then on its steps are launched one by one.
@@ -608,13 +664,12 @@ class Run {
 
   absl::Status run_step(int number) {
     const StepRow& step = program_.steps[number];
-    char message[kMessageBytes] = "";
     if (step.kind == kPythonStep) {
       const ProductRow* product = program_.products[number].load(std::memory_order_acquire);
       if (product && product->stream == call_stream_) return multiply(*product);
-      if (state().callbacks.step(program_.row.key, number, stream_, addresses_.data(), message, kMessageBytes))
-        return absl::InternalError(absl::StrCat("astitch: ", message));
-      return absl::OkStatus();
+      StepCall call{program_.row.key, stream_, addresses_.data(), number, kInterrupted};
+      state().callbacks.step(&call);
+      return status_of(call, absl::StatusCode::kInternal, "astitch: ");
     }
     std::vector<void*> pointers(step.count);
     for (int i = 0; i < step.count; ++i) pointers[i] = addresses_[program_.operands[step.first + i]];
@@ -622,6 +677,7 @@ class Run {
     void* table = pointers.data();
     if (step.kind == kHostKernel) {
       const uint32_t workers = 2;
+      char message[kMessageBytes] = "";
       if (state().host_launch(reinterpret_cast<const void*>(step.function), has_table ? &table : pointers.data(),
                               step.grid, step.block, step.shared_bytes, step.flags & kCooperative, 0, 0, 0, workers,
                               nullptr, 0, message, kMessageBytes))
@@ -741,6 +797,7 @@ struct Entry {
   absl::Notification made;
   const Program* program = nullptr;
   bool xla_refuses = false;
+  bool interrupted = false;  // an exception that came from outside ended it: neither of them
   std::string reason;
   std::vector<int> input_mapping;
   std::vector<XlaOutputDescription> outputs;
@@ -792,7 +849,9 @@ class AstitchKernel : public AsyncOpKernel {
   }
 
   void refuse(absl::string_view reason, Outcome outcome) {
-    state().callbacks.refuse(function_.name().c_str(), device_.c_str(), std::string(reason).c_str(), outcome);
+    const std::string told(reason);
+    RefuseCall call{function_.name().c_str(), device_.c_str(), told.c_str(), outcome};
+    state().callbacks.refuse(&call);
   }
 
   void run_xla(OpKernelContext* ctx, DoneCallback done, bool counted) {
@@ -857,7 +916,7 @@ class AstitchKernel : public AsyncOpKernel {
     std::vector<const Tensor*> values = inputs;
     for (VariableInfo& variable : variables)
       if (variable.var() && variable.var()->is_initialized) values[variable.index()] = variable.var()->tensor();
-    std::shared_ptr<Entry> entry = find_entry(ctx, inputs, values, variables);
+    TF_ASSIGN_OR_RETURN(std::shared_ptr<Entry> entry, find_entry(ctx, inputs, values, variables));
     if (!entry->program) {
       *refused = entry.get();  // the map keeps it as long as this kernel lives
       return absl::OkStatus();
@@ -888,42 +947,63 @@ class AstitchKernel : public AsyncOpKernel {
     return key;
   }
 
-  std::shared_ptr<Entry> find_entry(OpKernelContext* ctx, const std::vector<const Tensor*>& inputs,
-                                    const std::vector<const Tensor*>& values, std::vector<VariableInfo>& variables) {
+  // What was made of the signature, by this call or by another one.  Cancelled where this call was interrupted at it:
+  // whoever waits for it, and the next call, begins anew.
+  absl::StatusOr<std::shared_ptr<Entry>> find_entry(OpKernelContext* ctx, const std::vector<const Tensor*>& inputs,
+                                                    const std::vector<const Tensor*>& values,
+                                                    std::vector<VariableInfo>& variables) {
     const std::string key = signature(values);
-    std::shared_ptr<Entry> entry;
-    bool ours = false;
-    Admission admission = Admission::kAgain;
-    {
-      mutex_lock lock(mu_);
-      auto found = entries_.find(key);
-      if (found != entries_.end()) {
-        entry = found->second;
-      } else if ((admission = shared_->admit(key, state().max_signatures)) == Admission::kBeyond) {
-        if (!beyond_) {
-          beyond_ = std::make_shared<Entry>();
-          beyond_->reason = absl::StrCat("more than ", state().max_signatures.load(),
-                                         " signatures (shapes, types, constant values); XLA compiles the others: "
-                                         "pad to fewer shapes, or enable(max_signatures=...)");
-          beyond_->made.Notify();
+    while (true) {
+      std::shared_ptr<Entry> entry;
+      bool ours = false;
+      Admission admission = Admission::kAgain;
+      {
+        mutex_lock lock(mu_);
+        auto found = entries_.find(key);
+        if (found != entries_.end()) {
+          entry = found->second;
+        } else if ((admission = shared_->admit(key, state().max_signatures)) == Admission::kBeyond) {
+          entry = find_beyond();
+        } else {
+          entry = entries_[key] = std::make_shared<Entry>();
+          ours = true;
         }
-        entry = beyond_;
-      } else {
-        entry = entries_[key] = std::make_shared<Entry>();
-        ours = true;
       }
+      if (admission == Admission::kBeyond && !shared_->told_beyond.exchange(true)) refuse(entry->reason, kXla);
+      if (ours) {
+        const absl::Status status = compile(ctx, inputs, variables, entry.get());
+        if (entry->interrupted) {
+          forget(key);
+          entry->made.Notify();
+          return status;
+        }
+        if (!status.ok()) entry->reason = std::string(status.message());
+        if (!entry->program && admission == Admission::kFirst)
+          refuse(entry->reason, entry->xla_refuses && is_host_device(ctx) ? kOpByOp : kXla);
+        entry->made.Notify();
+      }
+      // Another thread makes it: that needs no lock that this call holds.
+      entry->made.WaitForNotification();
+      if (!entry->interrupted) return entry;
     }
-    if (admission == Admission::kBeyond && !shared_->told_beyond.exchange(true)) refuse(entry->reason, kXla);
-    if (ours) {
-      const absl::Status status = compile(ctx, inputs, variables, entry.get());
-      if (!status.ok()) entry->reason = std::string(status.message());
-      if (!entry->program && admission == Admission::kFirst)
-        refuse(entry->reason, entry->xla_refuses && is_host_device(ctx) ? kOpByOp : kXla);
-      entry->made.Notify();
+  }
+
+  void forget(const std::string& key) {
+    mutex_lock lock(mu_);
+    entries_.erase(key);
+    shared_->withdraw(key);
+  }
+
+  // The entry of all signatures that are too many.  With mu_ held.
+  std::shared_ptr<Entry> find_beyond() {
+    if (!beyond_) {
+      beyond_ = std::make_shared<Entry>();
+      beyond_->reason = absl::StrCat("more than ", state().max_signatures.load(),
+                                     " signatures (shapes, types, constant values); XLA compiles the others: "
+                                     "pad to fewer shapes, or enable(max_signatures=...)");
+      beyond_->made.Notify();
     }
-    // Another thread makes it: that needs no lock that this call holds.
-    entry->made.WaitForNotification();
-    return entry;
+    return beyond_;
   }
 
   // Why an argument cannot be read as a variable of this device.
@@ -987,15 +1067,23 @@ class AstitchKernel : public AsyncOpKernel {
     }
     TF_RETURN_IF_ERROR(check_result(result));
     const std::string hlo = result.computation->proto().SerializeAsString();
-    char message[kMessageBytes] = "";
-    const int64_t number = state().callbacks.compile(
-        function_.name().c_str(), device_.c_str(), hlo.data(), hlo.size(),
-        on_gpu ? device->tensorflow_accelerator_device_info()->gpu_id : -1, message, kMessageBytes);
-    if (number < 0) return absl::UnimplementedError(message);
+    CompileCall call{function_.name().c_str(),
+                     device_.c_str(),
+                     hlo.data(),
+                     static_cast<int64_t>(hlo.size()),
+                     on_gpu ? device->tensorflow_accelerator_device_info()->gpu_id : -1,
+                     kInterrupted};
+    state().callbacks.compile(&call);
+    entry->interrupted = call.ending == kInterrupted;
+    TF_RETURN_IF_ERROR(status_of(call, absl::StatusCode::kUnimplemented, ""));
     const Program* program = nullptr;
     {
       mutex_lock lock(state().mu);
-      program = state().programs[number].get();
+      const auto& programs = state().programs;
+      if (call.program < 0 || call.program >= static_cast<int64_t>(programs.size()))
+        return absl::InternalError(
+            absl::StrCat("Python names program ", call.program, ", and there are ", programs.size()));
+      program = programs[call.program].get();
     }
     size_t results = result.resource_updates.size();
     for (const XlaOutputDescription& output : result.outputs)
@@ -1217,7 +1305,10 @@ EXPORT void astitch_tf_list_functions(NameFn tell) {
       for (auto& runs : function->runs)
         if (runs.load() && (found.empty() || found.back() != names)) found.push_back(names);
   }
-  for (auto& [function, device] : found) tell(function.c_str(), device.c_str());
+  for (auto& [function, device] : found) {
+    NameCall call{function.c_str(), device.c_str()};
+    tell(&call);
+  }
 }
 
 EXPORT void astitch_tf_reset_runs() {
