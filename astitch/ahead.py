@@ -36,11 +36,11 @@ class _Turn:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waiting: list[tuple[_Rank, int, threading.Lock]] = []
-        self._taken = False
+        self._taken = self._open = False
 
     def take(self, rank: _Rank) -> None:
         with self._lock:
-            if not self._taken:
+            if not self._taken or self._open:
                 self._taken = True
                 return
             gate = threading.Lock()
@@ -54,6 +54,13 @@ class _Turn:
                 heapq.heappop(self._waiting)[-1].release()
             else:
                 self._taken = False
+
+    def open(self) -> None:
+        """From now on nobody waits: the work that is still to end has no block beside it."""
+        with self._lock:
+            self._open = True
+            while self._waiting:
+                heapq.heappop(self._waiting)[-1].release()
 
 
 class Ahead:
@@ -80,10 +87,19 @@ class Ahead:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        try:
+            self._end(wait=True)
+        except (
+            BaseException
+        ):  # a signal handler's: threads that wait for a turn would wait for ever
+            self._end(wait=False)
+            raise
+
+    def _end(self, *, wait: bool) -> None:
         self._waiting.clear()
-        self._turn.give()
+        self._turn.open()
         if self._pool:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def start(self, key: Hashable, work: Callable[[], object], weight: float = math.inf) -> None:
         """Begins the work, unless work was begun under this key before.  weight: the heaviest comes first."""

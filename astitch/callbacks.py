@@ -109,20 +109,33 @@ class _Server:
         raise interrupt
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Did it come from outside: no Exception, or raised by a signal handler?"""
+    if not isinstance(error, Exception):
+        return True
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return _passed(error, handlers)
+
+
 def find_interrupt(
     error: BaseException, around: BaseException | None = None
 ) -> BaseException | None:
-    """What came from outside, of an exception and those that it was raised for: no Exception, or raised by a signal
-    handler.  It says nothing of the work that it ended.  around: what was being handled before that work began."""
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    """What came from outside, of an exception and those that it was raised for.  It says nothing of the work that it
+    ended.  around: what was being handled before that work began."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and link is not around and id(link) not in seen:
-        if not isinstance(link, Exception) or _passed(link, handlers):
+        if is_interrupt(link):
             return link
         seen.add(id(link))
         link = link.__cause__ or link.__context__
     return None
+
+
+def pass_interrupt(error: Exception) -> None:
+    """Raises what came from outside.  For an `except Exception` that remembers a failure, or goes on."""
+    if is_interrupt(error):
+        raise error
 
 
 def _code_of(handler: Any) -> CodeType | None:

@@ -143,8 +143,8 @@ def capture(stream: Any) -> Iterator[list[Any]]:
     Relaxed: neither allocations here nor what other threads do ends it.
     """
     graphs: list[Any] = []
-    stream.begin_capture()
     try:
+        stream.begin_capture()
         yield graphs
     except BaseException:
         # The stream is to be usable again; what went wrong first is what counts.

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from astitch import options
+from astitch.callbacks import pass_interrupt
 from astitch.convolution import (
     CanonicalConvolution,
     ConvolutionTypes,
@@ -398,6 +399,7 @@ class GpuExecutor:
         self._wanted = [self._types[v.type.dtype.numpy, v.type.shape] for v in program.parameters]
         self._adopts = True  # does JAX take arrays at its back door?
         self._returned = 0  # by JAX, when a stream waited last for what it computes
+        self._broken_off = False  # an exception ended the latest call before its end was recorded
         self.graph_counts = GraphCounts()
         # While launches are captured: where they find memory, and the stream of the call.
         self._rooms: WorkRooms | None = None
@@ -458,7 +460,7 @@ class GpuExecutor:
         """
         with self.device, self._lock:
             stream = self.cupy.cuda.get_current_stream()
-            self._wait_for_last_call(stream)
+            self._begin_call(stream)
             call = self._place_buffers(arguments, stream.ptr)
             try:
                 for run in self._runs:
@@ -519,7 +521,7 @@ class GpuExecutor:
         """GPU time of each step: the median of `repeats` runs of the whole program, after one to warm up."""
         with self.device, self._lock:
             stream = self.cupy.cuda.get_current_stream()
-            self._wait_for_last_call(stream)
+            self._begin_call(stream)
             call = self._place_buffers(arguments, stream.ptr)
             events = [self.cupy.cuda.Event() for _ in range(len(self._launches) + 1)]
             times: list[list[float]] = [[] for _ in self._launches]
@@ -572,6 +574,7 @@ class GpuExecutor:
         step = self.program.steps[number]
         assert not isinstance(step, KernelStep)
         with self.device, self._lock, self._stream_at(stream):
+            self._rooms = self._outside = None  # those of a step that was broken off
             call = _Call((), {}, dict(addresses), stream, [])
             if captured:
                 with self._working_in_rooms(self.cupy.cuda.Stream.null):
@@ -632,6 +635,7 @@ class GpuExecutor:
             try:
                 captured.graph.launch(stream)
             except Exception as error:
+                pass_interrupt(error)
                 call.lent.extend(graphs.refuse(error))
             else:
                 self.graph_counts.replayed += 1
@@ -652,6 +656,7 @@ class GpuExecutor:
                     with self._working_in_rooms(stream):
                         launch(captured_call)
         except Exception as error:
+            pass_interrupt(error)
             if not isinstance(error, OutOfMemory) and not _is_shortage(error):
                 call.lent.extend(graphs.refuse(error))
             return None
@@ -672,6 +677,16 @@ class GpuExecutor:
             yield
         finally:
             self._rooms = self._outside = None
+
+    def _begin_call(self, stream: Any) -> None:
+        """After a call that was broken off, by a signal handler's exception for one, all is looked at anew: it may have
+        noted one thing of two that belong together."""
+        self._rooms = self._outside = None
+        if self._broken_off:
+            self._forget_arguments()
+            self.cupy.cuda.runtime.deviceSynchronize()
+        self._broken_off = True
+        self._wait_for_last_call(stream)
 
     def _wait_for_last_call(self, stream: Any) -> None:
         """There is one arena: a call on another stream starts when the latest call has ended."""
@@ -697,6 +712,7 @@ class GpuExecutor:
             event = self._take_event()
             event.record(stream)
             self._borrowed.append((event, lent))
+        self._broken_off = False
 
     def _take_event(self) -> Any:
         if self._free_events:

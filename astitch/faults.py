@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from astitch import options
+from astitch.callbacks import is_interrupt
 from astitch.errors import (
     AstitchError,
     CompilerMissing,
@@ -76,7 +77,7 @@ class Fault:
 
 def is_fault(error: BaseException) -> bool:
     """Is it a bug in astitch?  What a user, a module or an installation is to blame for is not, nor an interrupt."""
-    if isinstance(error, CompilerMissing) or not isinstance(error, Exception):
+    if isinstance(error, CompilerMissing) or is_interrupt(error):
         return False
     return isinstance(error, INTERNAL) or not isinstance(error, AstitchError)
 

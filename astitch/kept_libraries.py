@@ -6,9 +6,11 @@ cannot be used costs the next process the compilation: the library is then loade
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import signal
 import subprocess
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +101,11 @@ def _tell(folder: PrivateFolder, error: OSError) -> None:
 def run_compiler(
     command: Sequence[str], folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A compiler's status and words, in English; it works in `folder`, and keeps its own files there."""
+    """A compiler's status and words, in English; it works in `folder`, and keeps its own files there.
+
+    A Ctrl-C at the terminal does not reach it: a handler of this process may go on, and a compiler that was killed would
+    look like one that refuses the text.
+    """
     own: Mapping[str, str] = {} if folder is None else {"TMPDIR": str(folder)}
     with fork_waits():
         process = subprocess.Popen(
@@ -111,12 +117,14 @@ def run_compiler(
             errors="replace",
             cwd=folder,
             env={**os.environ, "LC_ALL": "C", **own},
+            process_group=0,
         )
     with process:
         try:
             out, words = process.communicate()
         except BaseException:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(command, process.returncode, out, words)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from astitch.callbacks import Callback
+from astitch.callbacks import Callback, pass_interrupt
 from astitch.xla_ffi import Handler, answer_metadata, find_stream
 from astitch.xla_island import find_device, put_array
 
@@ -139,6 +139,7 @@ def _find_queue(gpu: int) -> _Queue | None:
         executable.execute_sharded(operands)
         stream = _noted.stream
     except Exception as error:  # of any JAX: other names, another version of the interface, no room
+        pass_interrupt(error)
         stream, why = None, str(error)
     if not stream:
         log.warning("calls wait for JAX by a computation of JAX's, which takes longer: %s", why)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 
 import pytest
+from interrupt_at import interrupt_at
 
+from astitch import ahead as ahead_module
 from astitch.ahead import Ahead
 
 
@@ -137,3 +140,29 @@ def test_an_error_in_the_block_ends_all() -> None:
         raise ValueError("in the block")
     assert len(done) < 100
     assert threading.active_count() == before
+
+
+def test_an_interrupt_leaves_nobody_waiting() -> None:
+    """At whichever line, but those of the block's end itself: all threads come to their end."""
+
+    def work(ahead: Ahead) -> None:
+        ahead.ask(lambda _: time.sleep(0.002))(0)
+
+    for number in itertools.count():
+        ahead = Ahead(2)
+
+        def block(ahead: Ahead = ahead) -> None:
+            with ahead:
+                for key in range(3):
+                    ahead.start(key, lambda: work(ahead))
+                work(ahead)
+                for key in range(3):
+                    ahead.finish(key)
+
+        interrupted = interrupt_at(number, ahead_module, block, apart=Ahead.__exit__)
+        assert ahead._pool
+        threads = tuple(ahead._pool._threads)
+        wait_until(lambda threads=threads: not any(t.is_alive() for t in threads))
+        if not interrupted:
+            break
+    assert number > 30

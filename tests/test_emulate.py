@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import ml_dtypes
@@ -17,7 +19,7 @@ import pytest
 from astitch import emulate, private_files
 from astitch.emulate import Order, compile_host, compile_many
 from astitch.errors import ArgumentMismatch, KernelCompileError, KernelFault, LaunchRefused
-from astitch.kept_libraries import FORM, is_whole
+from astitch.kept_libraries import FORM, is_whole, run_compiler
 from astitch.private_files import seal
 
 ADD_ONE = """#include "astitch.cuh"
@@ -585,3 +587,27 @@ def test_a_new_process_builds_the_runtime_and_runs(tmp_path: Path) -> None:
     assert [process.communicate(timeout=120)[0] for process in processes] == ["128.0\n"] * 2
     assert len(list((tmp_path / "host").iterdir())) == 2
     shutil.rmtree(tmp_path / "host")
+
+
+def test_compilers_are_apart_from_the_terminal_s_signals() -> None:
+    """Ctrl-C goes to the whole group: a compiler that it ends would look like one that refuses a kernel."""
+    group = run_compiler([sys.executable, "-c", "import os; print(os.getpgrp())"]).stdout
+    assert int(group) != os.getpgrp()
+
+
+def test_an_interrupted_compiler_is_ended_with_its_children(tmp_path: Path) -> None:
+    script = "echo $$ > shell; sleep 60 & echo $! > child; kill -INT $PPID; wait"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_compiler(["sh", "-c", script], tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for name in ("shell", "child"):
+        process = Path("/proc") / (tmp_path / name).read_text().strip() / "status"
+        for _ in range(200):
+            if not process.exists() or "State:\tZ" in process.read_text():
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail(f"the {name} goes on")

@@ -19,6 +19,7 @@ import pytest
 import stepped_programs as programs
 from fake_cublaslt import Compute, FakeLt, Types
 from fake_cupy import Fake
+from interrupt_at import interrupt_at
 
 from astitch import cublaslt
 from astitch.compile import compile_hlo
@@ -333,6 +334,44 @@ def test_arrays_of_jax_are_known_again_only_as_what_they_are(fake: Fake) -> None
     y.delete()
     with pytest.raises(RuntimeError, match="deleted"):
         executor.run([x, y])
+
+
+def test_an_interrupted_call_leaves_nothing_to_the_next(fake: Fake) -> None:
+    """At whichever line of the executor: what it knows of arguments may be half an old call's and half a new one's."""
+    import jax
+
+    arguments, want = product_arguments()
+    executor = GpuExecutor(product_program())
+    executor._is_here[jax.device_put(arguments[0]).sharding] = True
+    x, y = (jax.device_put(a) for a in arguments)
+    for number in itertools.count():
+        z = jax.device_put(arguments[0] * 2)
+        np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), want)
+        if not interrupt_at(number, executor_module, lambda z=z: executor.run([z, y])):
+            break
+        np.testing.assert_array_equal(executor.run([z, y])[0].to_numpy(), want * 4)
+    assert number > 50
+
+
+def test_the_gpu_comes_to_rest_after_an_interrupted_call(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end may not have been recorded, and a call on another stream waits for that."""
+    arguments, want = product_arguments()
+    executor = GpuExecutor(product_program())
+    waited: list[int] = []
+    monkeypatch.setattr(fake.cuda.runtime, "deviceSynchronize", lambda: waited.append(1))
+
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "_end", SimpleNamespace(record=interrupt))
+        with pytest.raises(KeyboardInterrupt):
+            executor.run(arguments)
+    for _ in range(2):
+        np.testing.assert_array_equal(executor.run(arguments)[0].to_numpy(), want)
+        assert waited == [1]
 
 
 @pytest.mark.parametrize("works", [True, False], ids=["back door", "front door"])

@@ -1,4 +1,4 @@
-"""Signals while TensorFlow runs callbacks of astitch: no crash, no wrong value, none swallowed, nothing refused for good.
+"""Signals while TensorFlow runs callbacks of astitch: no crash, no wrong value, none swallowed, none refused for good.
 
 In processes of their own: what they show without the guard is a segmentation fault.
 """
@@ -17,12 +17,13 @@ LIMIT_S = 240
 """The processes take some seconds; a busy machine takes longer to load TensorFlow."""
 
 HEAD = """
-import os, signal, sys, threading, time
+import importlib, os, signal, sys, threading, time
 import numpy as np
 import tensorflow as tf
 import tf_addon
 from tf_addon import programs
 
+COMPILES = {"shim": "tf_addon.programs", "python": "tf_addon.python_tier"}
 arrays = [np.random.default_rng(n).normal(size=30_000).astype("f") for n in range(16)]
 tensors = [tf.constant(array) for array in arrays]
 
@@ -152,6 +153,14 @@ def test_sigterm_with_sys_exit_ends_the_program(tier: str) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
         right, wrong, interrupted, others = run_while_signals_come(order)
         assert wrong == others == 0 and interrupted > 5, (right, wrong, interrupted, others)
+        # A compilation that is interrupted, also by what is an Exception, is one that has not been.
+        signal.signal(signal.SIGUSR1, raise_late)
+        x = tf.range(30.0)
+        with tf_addon.enabled(engine="host"):
+            signal_inside(importlib.import_module(COMPILES["{tier}"]), "compile_module", signal.SIGUSR1)
+            assert catch(lambda: order(x), Late) == "Late"
+            assert np.array_equal(order(x), x * 2 + 1)
+        assert "Late" not in str(tf_addon.report())
         signal_inside(xla_island.Island, "run", signal.SIGTERM)
         order(tensors[1])
         print("swallowed")

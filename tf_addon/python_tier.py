@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from astitch.callbacks import pass_interrupt
 from astitch.errors import AstitchError
 from astitch.program import Program
 from tf_addon.errors import UnsupportedSignature
@@ -412,6 +413,7 @@ class PythonTier(Method):
         try:
             return self._lower(traced, run, specs)
         except Exception as error:  # a fault of ours is no reason to end the program
+            pass_interrupt(error)
             if not isinstance(error, AstitchError | tf.errors.OpError | ValueError | TypeError):
                 log.exception("a bug in astitch: %s is left to XLA", self._title)
             self._refuse(f"{type(error).__name__}: {error}")
