@@ -825,7 +825,7 @@ FAMILIES: tuple[tuple[Sequence[Function], int], ...] = (
 
 FUNCTIONS = tuple(function for family, _ in FAMILIES for function in family)
 
-MAX_ELEMENTS = 20_000
+MAX_ELEMENTS = 70_000
 """No value of a program has more."""
 
 

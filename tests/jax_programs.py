@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import os
 import random
 import re
 import sys
@@ -30,6 +31,9 @@ from jax import lax
 import astitch
 from astitch.compile import compile_hlo
 from astitch.errors import DynamicShape, UnsupportedOp, UnsupportedType
+from astitch.gpu import preset
+from astitch.hlo_import import import_hlo
+from astitch.xla_engine import compile_for_xla
 from tests.jax_functions import ANY, BOOL, FAMILIES, FLOAT, INT, is_small
 from tests.rounding_model import Judged, judge
 
@@ -38,6 +42,14 @@ T = TypeVar("T")
 NAMESPACE = {"jax": jax, "jnp": jnp, "lax": lax, "np": np}
 
 GPUS = ("h100", "v100", "b200")
+
+INSIDE_XLA = "xla:"
+"""Begins a stage that compiles for a GPU as astitch.jit does there: into a program of XLA's."""
+
+
+def choose_stages(seed: int) -> tuple[str, ...]:
+    """All trials of a program: see try_program."""
+    return ("host", *GPUS, INSIDE_XLA + GPUS[seed % len(GPUS)])
 
 
 # ---- programs ------------------------------------------------------------------------------------
@@ -189,18 +201,23 @@ class Program:
 
     def script(self) -> str:
         """A whole script that shows what jax.jit and astitch.jit make of it."""
+        drawn = "".join(f"{a.text}, " for a in self.arguments)
         lines = [
+            "import os",
             "import jax, jax.numpy as jnp, numpy as np",
             "from jax import lax",
             "import astitch",
+            "from tests.jax_programs import draw",
+            "",
+            'os.environ["ASTITCH_FAULTS"] = "raise"',
+            f'jax.config.update("jax_enable_x64", {self.x64})',
+            self.source(),
+            "",
+            f"seed = {self.seed}",
+            f"arguments = ({drawn})",
+            "print(jax.jit(program)(*arguments))",
+            'print(astitch.jit(program, engine="host")(*arguments))',
         ]
-        lines += ["from tests.jax_programs import draw", ""]
-        if self.x64:
-            lines += ['jax.config.update("jax_enable_x64", True)']
-        drawn = "".join(f"{a.text}, " for a in self.arguments)
-        lines += [self.source(), "", f"seed = {self.seed}", f"arguments = ({drawn})"]
-        lines += ["print(jax.jit(program)(*arguments))"]
-        lines += ['print(astitch.jit(program, engine="host")(*arguments))']
         return "\n".join(lines)
 
     def function(self) -> Callable[..., Any]:
@@ -217,6 +234,8 @@ class Program:
 # ---- how they are drawn --------------------------------------------------------------------------
 
 EXTENTS = (1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 100, 129, 257, 1000)
+
+LARGE_EXTENTS = (33, 128, 257, 1000, 1024, 3000, 20_011)
 
 FLOAT_TYPES = ("float32",) * 5 + ("bfloat16", "bfloat16", "float16")
 INT_TYPES = ("int32",) * 4 + ("int8", "uint8", "int16", "uint16", "uint32")
@@ -266,8 +285,12 @@ class Scope:
         return 0 if self.chance(0.02) else self.choose([n for n in EXTENTS if n <= high])
 
     def shape(self, rank: int = 4) -> tuple[int, ...]:
-        """Of at most `rank` dimensions and 4,000 elements."""
+        """Of at most `rank` dimensions and 4,000 elements; a few have two dimensions and 60,000."""
         shape: list[int] = []
+        if rank >= 2 and self.chance(0.06):
+            first = self.choose(LARGE_EXTENTS)
+            second = self.choose([n for n in (*EXTENTS, *LARGE_EXTENTS) if n * first <= 60_000])
+            return (first, second) if self.chance(0.5) else (second, first)
         for _ in range(self.number(0, rank)):
             shape.append(self.extent(max(4000 // max(math.prod(shape), 1), 1)))
         return tuple(self.shuffle(shape))
@@ -549,8 +572,9 @@ class Outcome:
     judged: Judged | None = None
 
 
-def try_program(program: Program, stages: Sequence[str] = ("host", *GPUS)) -> Outcome:
-    """Compares astitch.jit in the emulation with jax.jit ("host"), and compiles for GPUs that need not be there."""
+def try_program(program: Program, stages: Sequence[str]) -> Outcome:
+    """Compares astitch.jit in the emulation with jax.jit ("host"), and compiles for GPUs that need not be there
+    ("h100", "xla:h100").  The first failure ends it."""
     fn = program.function()
     refused: list[str] = []
     judged = None
@@ -560,13 +584,13 @@ def try_program(program: Program, stages: Sequence[str] = ("host", *GPUS)) -> Ou
         try:
             want = jax.block_until_ready(jax.jit(fn)(*arguments))
             jaxpr = jax.make_jaxpr(fn)(*arguments)
-            modules = {gpu: lower_for_cuda(fn, arguments) for gpu in stages if gpu != "host"}
+            modules = {s: lower_for_cuda(fn, arguments) for s in stages if s != "host"}
         except Exception as error:
             return Outcome(refused=(f"JAX: {type(error).__name__}",))
         for stage in stages:
             try:
                 if stage != "host":
-                    compile_hlo(modules[stage], gpu=stage)
+                    _compile_for(stage, modules[stage])
                     continue
                 got, warned = _call_astitch(fn, arguments)
                 refused += warned
@@ -580,6 +604,13 @@ def try_program(program: Program, stages: Sequence[str] = ("host", *GPUS)) -> Ou
                 failure = Failure("other results", stage, judged.fault)
                 return Outcome(failure, tuple(refused), judged)
     return Outcome(None, tuple(refused), judged)
+
+
+def _compile_for(stage: str, module: bytes) -> None:
+    if stage.startswith(INSIDE_XLA):
+        compile_for_xla(import_hlo(module), preset(stage.removeprefix(INSIDE_XLA)))
+    else:
+        compile_hlo(module, gpu=stage)
 
 
 def _call_astitch(fn: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, list[str]]:
@@ -759,6 +790,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print the programs instead")
     parser.add_argument("--no-reduce", action="store_true", help="print failures as they are drawn")
     options = parser.parse_args(arguments)
+    os.environ["ASTITCH_FAULTS"] = "raise"
     kinds: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
     functions: Counter[str] = Counter()
@@ -770,7 +802,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"# seed {seed}\n{program.source()}\n")
             continue
         functions.update(step.function for step in program.steps)
-        outcome = try_program(program)
+        outcome = try_program(program, choose_stages(seed))
         refusals.update(outcome.refused)
         if outcome.judged:
             checked += outcome.judged.checked

@@ -332,6 +332,17 @@ def judge(jaxpr: jex.ClosedJaxpr, arguments: Sequence[Any], want: Any, got: Any)
         types = [f"{x.dtype}{list(x.shape)}{' weak' * x.weak_type}" for x in (g, w)]
         if types[0] != types[1]:
             return Judged(f"result {number} is {types[0]} instead of {types[1]}", 0, 0, math.inf)
+    if all(
+        np.array_equal(g, w, equal_nan=_is_float(w.dtype)) for g, w in zip(got, want, strict=True)
+    ):
+        return Judged("", sum(w.size for w in want), 0, 0.0)
+    return judge_beside_f64(jaxpr, arguments, want, got)
+
+
+def judge_beside_f64(
+    jaxpr: jex.ClosedJaxpr, arguments: Sequence[Any], want: Sequence[Any], got: Sequence[Any]
+) -> Judged:
+    """`judge` of flat results of the same types, also where they are equal."""
     runs = run_in_f64(jaxpr, arguments)
     checked = unstable = 0
     worst = 0.0

@@ -20,19 +20,19 @@ from astitch.errors import UnsupportedOp
 from tests import jax_programs
 from tests.jax_functions import FUNCTIONS, Function
 from tests.jax_programs import (
-    GPUS,
     Argument,
     Drawing,
     Program,
     Scope,
     Step,
     Value,
+    choose_stages,
     make_program,
     reduce_program,
     report_failure,
     try_program,
 )
-from tests.rounding_model import Judged, judge
+from tests.rounding_model import Judged, judge, judge_beside_f64
 
 F32 = np.dtype(np.float32)
 
@@ -40,12 +40,12 @@ F32 = np.dtype(np.float32)
 # ---- random programs -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(7))
 def test_random_programs(part: int) -> None:
     """Results as near to f64 as XLA's, no error but named refusals, and plans for each GPU."""
-    for seed in range(part, 32, 8):
+    for seed in range(part, 28, 7):
         program = make_program(seed)
-        outcome = try_program(program, ("host", GPUS[seed % len(GPUS)]))
+        outcome = try_program(program, ("host", choose_stages(seed)[1 + seed % 4]))
         assert outcome.failure is None, report_failure(program, outcome.failure)
         assert outcome.judged is not None, outcome.refused
 
@@ -98,7 +98,7 @@ def _add_and_sum() -> Program:
 
 
 @pytest.mark.parametrize("error", [AssertionError("d0 is used"), KeyError("x"), ValueError("no")])
-@pytest.mark.parametrize("stage", ["host", "h100"])
+@pytest.mark.parametrize("stage", ["host", "h100", "xla:h100"])
 def test_an_internal_error_is_a_failure(
     error: Exception, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,9 +150,11 @@ def _train(x: Any) -> Any:
     return jax.value_and_grad(loss)(x)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_model_takes_what_xla_computes(dtype: Any) -> None:
-    judged = _judge(_train, _normal(8, 8, dtype=dtype))
+    x = _normal(8, 8, dtype=dtype)
+    want = jax.tree.leaves(jax.jit(_train)(x))
+    judged = judge_beside_f64(jax.make_jaxpr(_train)(x), (x,), want, want)
     assert judged.fault == ""
     assert (judged.checked, judged.unstable) == (65, 0)
 
