@@ -177,17 +177,28 @@ _left: deque[_Left] = deque()
 class _Pending:
     """What CPython asks for its truth between two instructions of the main thread: an exception is raised there."""
 
+    def __init__(self) -> None:
+        self._is_asked = False
+
+    def ask(self) -> None:
+        """Has CPython ask, if it is not about to."""
+        if not self._is_asked:
+            while _add_pending_call(_IS_TRUE, id(self)):
+                pass  # no room: other calls are pending, and made between two instructions of the main thread
+            self._is_asked = True
+
     def __bool__(self) -> bool:
+        self._is_asked = False
         if not _left:
             return False
         # Native code may call Python before it returns, to make an error of its own for one.
         frame, caller = sys._getframe(1), _left[0].caller
         if frame is not caller and _is_below(caller, frame):
-            _ask_again()
+            self.ask()
             return False
         error = _left.popleft().error
         if _left:
-            _ask_again()
+            self.ask()
         raise error
 
 
@@ -218,17 +229,12 @@ def raise_behind(error: BaseException) -> None:
     if threading.get_ident() == threading.main_thread().ident:
         if all(error is not other.error for other in _left):
             _left.append(left)
-        _ask_again()
+        _PENDING.ask()
     elif caller is None:
         log.warning("%s ended a callback without Python around it", type(error).__name__)
     else:
         given = threading.get_ident(), left
         threading.Thread(target=_raise_in, args=given, name="astitch-raise", daemon=True).start()
-
-
-def _ask_again() -> None:
-    while _add_pending_call(_IS_TRUE, id(_PENDING)):
-        pass  # no room: other calls are pending, and made between two instructions of the main thread
 
 
 def _raise_in(thread: int, left: _Left) -> None:

@@ -596,7 +596,7 @@ def test_compilers_are_apart_from_the_terminal_s_signals() -> None:
 
 
 def test_an_interrupted_compiler_is_ended_with_its_children(tmp_path: Path) -> None:
-    script = "echo $$ > shell; sleep 60 & echo $! > child; kill -INT $PPID; wait"
+    script = "echo $$ > shell; sleep 60 & echo $! > child; sleep 0.3; kill -INT $PPID; wait"
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -268,6 +269,26 @@ def test_an_interrupt_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert not is_fault(KeyboardInterrupt()) and not is_fault(UnsupportedOp("x"))
     assert is_fault(AssertionError()) and is_fault(KeyError("d0"))
+
+
+def test_what_a_signal_handler_raises_is_no_fault() -> None:
+    """A time limit, for one, which is an Exception like any other."""
+
+    def raise_timeout(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, raise_timeout)
+    try:
+        with pytest.raises(TimeoutError):
+            FaultLog(raises=False).attempt(
+                lambda: signal.raise_signal(signal.SIGUSR1),
+                lambda: None,
+                stage="lower",
+                subject="stitch_0",
+                cost="left to XLA",
+            )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_dump_makes_the_fault_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
