@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
+from tf_addon.shim_build import open_library
+
 LIMIT_S = 240
 """The processes take some seconds; a busy machine takes longer to load TensorFlow."""
 
@@ -79,6 +81,7 @@ def catch(call, *kinds):
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
+    open_library()  # built here, where that may take its time
     text = textwrap.dedent(HEAD) + textwrap.dedent(script)
     command = [sys.executable, "-c", text]
     return subprocess.run(
