@@ -408,8 +408,12 @@ def test_an_output_that_cannot_be_written_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def refuse(source: str, target: Path) -> None:
-        raise fault
+    replace = os.replace
+
+    def refuse(source: str, target: str | Path, **folders: int) -> None:
+        if Path(target).name == "report.json":
+            raise fault
+        replace(source, target, **folders)
 
     monkeypatch.setattr(os, "replace", refuse)
     folder = tmp_path / "out"

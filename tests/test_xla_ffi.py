@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from astitch import xla_ffi
-from astitch.xla_ffi import Frame, Handler, answer_metadata, find_stream, make_error
+from astitch.xla_ffi import Frame, Handler, answer_metadata, find_stream, make_handler
 
 LAYOUTS: dict[str, tuple[type[ctypes.Structure], dict[str, str]]] = {
     "Api": (
@@ -90,25 +90,31 @@ def test_structs_lie_as_in_the_header_of_jax(tmp_path: Path) -> None:
 def test_a_handler_runs_in_jax_and_what_it_raises_is_jax_s_error() -> None:
     jax = pytest.importorskip("jax")
     ffi = pytest.importorskip("jax.ffi")
+    apis: list[Any] = []
     done: list[Any] = []
 
-    def handle(pointer: Any) -> int | None:
+    def learn(pointer: Any) -> int | None:
         frame = pointer.contents
-        api = frame.api.contents
-        if answer_metadata(frame, api):
-            done.append("metadata")
-            return None
-        done.append((frame.arguments.count, frame.results.count, find_stream(frame, api)))
-        return make_error(api, ValueError("of ours")) if len(done) > 2 else None
+        apis.append(frame.api.contents)
+        answer_metadata(frame, apis[0])
+        return None
 
-    handler = Handler(handle)
-    name = "astitch_test_handler"
-    ffi.register_ffi_target(name, ffi.pycapsule(handler), platform="cpu")
-    _kept.append(handler)
-    call = jax.jit(ffi.ffi_call(name, jax.ShapeDtypeStruct((), np.int8), has_side_effect=True))
+    def run(frame: Frame) -> None:
+        done.append((frame.arguments.count, frame.results.count, find_stream(frame, apis[0])))
+        if len(done) > 1:
+            raise ValueError("of ours")
+
+    def register(name: str, handler: Any) -> Any:
+        ffi.register_ffi_target(name, ffi.pycapsule(handler), platform="cpu")
+        _kept.append(handler)
+        types = jax.ShapeDtypeStruct((), np.int8)
+        return jax.jit(ffi.ffi_call(name, types, has_side_effect=True))
+
     with jax.default_device(jax.devices("cpu")[0]):
+        register("astitch_test_api", Handler(learn))(np.int8(0)).block_until_ready()
+        call = register("astitch_test_handler", make_handler(apis[0], run))
         call(np.int8(0)).block_until_ready()
-        assert done == ["metadata", (1, 1, None)]
+        assert done == [(1, 1, None)]
         with pytest.raises(jax.errors.JaxRuntimeError, match="astitch: ValueError: of ours"):
             call(np.int8(0)).block_until_ready()
 
