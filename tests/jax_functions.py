@@ -618,7 +618,7 @@ def _vmap(s: Scope, name: str) -> str | None:
     return f"{name}({f}, in_axes=({', '.join(axes)},))({', '.join(map(str, given))})"
 
 
-def _jit(s: Scope, name: str) -> str | None:
+def _called(s: Scope, name: str) -> str | None:
     x, y = s.pick(ANY), s.pick(ANY)
     if x is None or y is None:
         return None
@@ -803,7 +803,7 @@ OF_FUNCTIONS = (
     *rows("jax.vjp", _vjp),
     *rows("jax.jacfwd jax.jacrev jax.hessian", _jacobian),
     *rows("jax.vmap jax.vmap", _vmap),
-    *rows("jax.jit", _jit),
+    *rows("jax.jit jax.checkpoint", _called),
     *rows("lax.scan lax.scan", _scan),
     *rows("lax.map", _map),
     *rows("lax.fori_loop", _fori_loop),

@@ -8,6 +8,7 @@ A failure is reduced to few steps and printed as a script that can be run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import os
@@ -779,8 +780,41 @@ def report_failure(program: Program, failure: Failure, reduce: bool = True) -> s
     return "\n".join([rule, head, failure.text.rstrip(), rule, program.script(), rule])
 
 
+@dataclass
+class Tally:
+    """What was seen of the programs so far."""
+
+    programs: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    functions: set[str] = field(default_factory=set)
+    checked: int = 0
+    unstable: int = 0
+    worst: float = 0.0
+
+    def add(self, program: Program, outcome: Outcome) -> None:
+        self.programs += 1
+        self.functions.update(step.function for step in program.steps)
+        self.refusals.update(outcome.refused)
+        if outcome.judged:
+            self.checked += outcome.judged.checked
+            self.unstable += outcome.judged.unstable
+            self.worst = max(self.worst, outcome.judged.worst)
+        if outcome.failure:
+            self.failures[outcome.failure.kind] += 1
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.programs} programs, {self.failures.total()} failures, {len(self.functions)} functions",
+            f"{self.checked} elements compared, {self.unstable} too unstable; worst {self.worst:.2f} of the limit",
+        ]
+        for title, counts in (("failures", self.failures), ("refusals", self.refusals)):
+            lines += [f"{title}: {count:4} {kind}" for kind, count in counts.most_common()]
+        return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 where a program failed."""
+    """Returns the exit status: 1 where a program failed.  An interrupt ends it early, with the same summary."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.jax_programs",
         description="Random JAX programs through astitch.jit beside jax.jit.",
@@ -790,40 +824,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print the programs instead")
     parser.add_argument("--no-reduce", action="store_true", help="print failures as they are drawn")
     options = parser.parse_args(arguments)
+    seeds = range(options.seed, options.seed + options.count)
+    if options.show:
+        for seed in seeds:
+            print(f"# seed {seed}\n{make_program(seed).source()}\n")
+        return 0
     os.environ["ASTITCH_FAULTS"] = "raise"
-    kinds: Counter[str] = Counter()
-    refusals: Counter[str] = Counter()
-    functions: Counter[str] = Counter()
-    checked = unstable = 0
-    worst, start = 0.0, time.perf_counter()
-    for number, seed in enumerate(range(options.seed, options.seed + options.count)):
-        program = make_program(seed)
-        if options.show:
-            print(f"# seed {seed}\n{program.source()}\n")
-            continue
-        functions.update(step.function for step in program.steps)
-        outcome = try_program(program, choose_stages(seed))
-        refusals.update(outcome.refused)
-        if outcome.judged:
-            checked += outcome.judged.checked
-            unstable += outcome.judged.unstable
-            worst = max(worst, outcome.judged.worst)
-        if outcome.failure:
-            kinds[outcome.failure.kind] += 1
-            first = kinds[outcome.failure.kind] == 1
-            print(
-                report_failure(program, outcome.failure, first and not options.no_reduce),
-                flush=True,
-            )
-        if number % 20 == 19:
-            jax.clear_caches()  # thousands of executables fill the memory
-            print(f"{number + 1} programs, {time.perf_counter() - start:.0f} s", file=sys.stderr)
-    print(f"{options.count} programs, {sum(kinds.values())} failures, {len(functions)} functions")
-    print(f"{checked} elements compared, {unstable} too unstable; worst {worst:.2f} of the limit")
-    for title, counts in (("failures", kinds), ("refusals", refusals)):
-        for kind, count in counts.most_common():
-            print(f"{title}: {count:4} {kind}")
-    return 1 if kinds else 0
+    tally, start = Tally(), time.perf_counter()
+    with contextlib.suppress(KeyboardInterrupt):
+        for seed in seeds:
+            program = make_program(seed)
+            outcome = try_program(program, choose_stages(seed))
+            tally.add(program, outcome)
+            if failure := outcome.failure:
+                reduce = tally.failures[failure.kind] == 1 and not options.no_reduce
+                print(report_failure(program, failure, reduce), flush=True)
+            if tally.programs % 20 == 0:
+                jax.clear_caches()  # thousands of executables fill the memory
+                seconds = time.perf_counter() - start
+                print(f"{tally.programs} programs, {seconds:.0f} s", file=sys.stderr)
+    print(tally)
+    return 1 if tally.failures else 0
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ EXACT = frozenset(
     """
     abs and argmax argmin bitcast_convert_type broadcast_in_dim ceil clamp clz concatenate copy
     copysign cummax cummin dynamic_slice dynamic_update_slice eq expand_dims floor gather ge gt
-    iota is_finite le lt max min ne neg nextafter not or pad population_count reduce_and
+    iota is_finite le lt max min ne neg nextafter not optimization_barrier or pad population_count reduce_and
     reduce_max reduce_min reduce_or reduce_precision reduce_window_max reduce_window_min
     reduce_xor reshape rev round scatter scatter-max scatter-min select_and_gather_add select_n
     shift_left shift_right_arithmetic shift_right_logical sign slice sort split squeeze
