@@ -219,7 +219,10 @@ def _bind(eqn: Any, given: list[Any]) -> list[Any]:
 
 def _scan(run: _Run, eqn: Any, given: list[Any]) -> list[Any]:
     p = eqn.params
-    n, m = p["num_consts"], p["num_carry"]
+    if "ft_in" in p:  # JAX from 0.11 on
+        n, m = (len(part) for part in p["ft_in"].unpack()[:2])
+    else:
+        n, m = p["num_consts"], p["num_carry"]
     consts, carry, xs = given[:n], given[n : n + m], given[n + m :]
     body = p["jaxpr"]
 
