@@ -3,6 +3,10 @@
 `call` and `fusion` are inlined; tuples vanish: a value is followed through tuple,
 get-tuple-element, copy and bitcast to the node that computes it, so that only nodes with several
 results keep get-tuple-element projections.
+
+A module may come from anywhere.  Before it is read, its ids are found unique and its size with all
+calls unfolded within MOST_VALUES; each instruction keeps the rule of its op (check.py) and has the
+shape that it declares.  What does not is MalformedHlo and names computation, instruction and field.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from astitch import hlo_schema
+from astitch.check import BrokenRule, Part, check_node
 from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
 from astitch.hlo_opaque import (
     READ_OPCODES,
@@ -65,6 +70,19 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
+
+MOST_VALUES = 1 << 20
+"""Arrays that the instructions of a module read and give, each call counted as a copy of what it calls: some hundred
+times those of the largest training steps.  Reading them takes some 1 KB of memory each."""
+
+MOST_NESTED = 50
+"""Regions within regions; stages go into them by recursion."""
+
+MOST_DIMENSIONS = 64
+"""Of one array: NumPy has no more."""
+
+MOST_ARRAY_BYTES = (1 << 63) - 1
+"""Of one array: HLO counts bytes and elements in s64."""
 
 
 def import_hlo(data: bytes | str) -> Graph:
@@ -228,7 +246,7 @@ class _Frame:
         default_factory=dict
     )  # of the instructions read, for their layouts
     position: int = 0
-    calls: int | None = None  # id of the call instruction in the frame below
+    calls: Any = None  # the call instruction in the frame below
 
 
 class _Module:
@@ -237,13 +255,11 @@ class _Module:
     def __init__(self, proto: Any) -> None:
         self.proto = proto
         self.name = _text(proto.name)
+        _check_ids(proto, self.name)
         # Each is called by one instruction, which stays a call.
         self.outlined = outline_dynamic_shapes(proto)
         self.computations = {c.id: c for c in proto.computations} | self.outlined
         self.regions: dict[int, Graph] = {}
-        self.open: set[int] = (
-            set()
-        )  # computations being imported: a call to one of them would never end
 
     def import_entry(self) -> Graph:
         entry = self.computations.get(self.proto.entry_computation_id)
@@ -254,6 +270,7 @@ class _Module:
                 f"{_text(self.proto.entry_computation_name)!r}); the dump is incomplete, write it "
                 "again"
             )
+        _check_calls(entry, self.computations)
         return _Reader(self, entry).read(self.proto.input_output_alias)
 
     def find_computation(self, id_: int, where: str) -> Any:
@@ -270,6 +287,97 @@ class _Module:
         return self.regions[id_]
 
 
+def _check_ids(module: Any, name: str) -> None:
+    """Each computation of the module and each instruction of a computation has an id of its own."""
+    computations: set[int] = set()
+    for computation in module.computations:
+        if computation.id in computations:
+            raise MalformedHlo(
+                f"HLO module {name}: there is a second computation with id {computation.id}, "
+                f"{_text(computation.name)}; {_WRITE_AGAIN}"
+            )
+        computations.add(computation.id)
+        instructions: set[int] = set()
+        for instruction in computation.instructions:
+            if instruction.id in instructions:
+                raise MalformedHlo(
+                    f"{_where(computation, instruction)}, field id: there is a second instruction "
+                    f"with id {instruction.id}; {_WRITE_AGAIN}"
+                )
+            instructions.add(instruction.id)
+
+
+def _check_calls(entry: Any, computations: Mapping[int, Any]) -> None:
+    """No computation calls itself, and with each call replaced by what it calls the entry stays within MOST_VALUES
+    and MOST_NESTED.  Each computation is looked at once, so this takes time linear in the module's size."""
+    known: dict[int, tuple[int, int]] = {}  # id: values, regions within regions
+    path = [_Unfolding(entry, computations)]
+    open_ = {entry.id}
+    while path:
+        caller = path[-1]
+        if not caller.calls:
+            known[caller.computation.id] = caller.values, caller.nesting
+            open_.discard(path.pop().computation.id)
+            continue
+        callee, is_region = caller.calls[-1]
+        if callee in open_:
+            raise MalformedHlo(
+                f"HLO computation {_text(computations[callee].name)} calls itself; HLO has no "
+                "recursion"
+            )
+        if callee not in known:
+            path.append(_Unfolding(computations[callee], computations))
+            open_.add(callee)
+            continue
+        caller.calls.pop()
+        caller.values += known[callee][0]
+        caller.nesting = max(caller.nesting, known[callee][1] + is_region)
+        where = f"HLO computation {_text(caller.computation.name)}"
+        if caller.values > MOST_VALUES:
+            raise MalformedHlo(
+                f"{where}: with its calls unfolded it has more than {MOST_VALUES} values, the most "
+                "that astitch reads\n  call less, or run the program through XLA"
+            )
+        if caller.nesting > MOST_NESTED:
+            raise MalformedHlo(
+                f"{where}: its regions nest deeper than {MOST_NESTED}, the most that astitch reads\n"
+                "  flatten the loops and conditionals, or run the program through XLA"
+            )
+
+
+class _Unfolding:
+    """A computation whose size is being found.  calls: those not yet added to it: (id, is it a region?)."""
+
+    def __init__(self, computation: Any, computations: Mapping[int, Any]) -> None:
+        self.computation = computation
+        self.values = _count_values(computation)
+        self.nesting = 0
+        self.calls = [c for c in _calls_of(computation) if c[0] in computations]
+
+
+def _calls_of(computation: Any) -> Iterator[tuple[int, bool]]:
+    """(id of a called computation, is it a region?) in order."""
+    for instruction in computation.instructions:
+        is_region = instruction.opcode not in (b"call", b"fusion")
+        for id_ in instruction.called_computation_ids:
+            yield id_, is_region
+
+
+def _count_values(computation: Any) -> int:
+    """The arrays that its instructions give, and those that they read where they do not just pass them on."""
+    given = {i.id: _count_leaves(i.shape) for i in computation.instructions}
+    count = sum(given.values()) + len(given)
+    for instruction in computation.instructions:
+        if instruction.opcode not in _PASSING_ON:
+            count += sum(given.get(id_, 0) for id_ in instruction.operand_ids)
+    return count
+
+
+def _count_leaves(shape: Any) -> int:
+    """The arrays of a shape; protobuf reads none nested deeper than 100."""
+    return sum(map(_count_leaves, shape.tuple_shapes)) if shape.tuple_shapes else 1
+
+
 class _Reader:
     """Imports one computation, with the calls in it inlined, into one Graph."""
 
@@ -282,6 +390,7 @@ class _Reader:
         self.parameter_shapes: dict[int, Any] = {}
         self.projections: dict[_Result, str] = {}
         self.suffix: dict[str, int] = {}
+        self.where = f"HLO computation {self.name}"  # and the instruction being read, for messages
 
     def read(self, alias: Any = None) -> Graph:
         root = self._read_frames()
@@ -316,23 +425,23 @@ class _Reader:
                 frame.position += 1
                 opcode = instruction.opcode
                 frame.shapes[instruction.id] = instruction.shape
+                self.where = self._where(frame, instruction)
                 if (opcode == b"call" or opcode == b"fusion") and not self._is_outlined(
                     instruction
                 ):
-                    where = self._where(frame, instruction)
                     callee = self.module.find_computation(
-                        _only(instruction.called_computation_ids, where), where
+                        _only(instruction.called_computation_ids, self.where), self.where
                     )
                     arguments = [
                         self._operand(frame, instruction, i)
                         for i in range(len(instruction.operand_ids))
                     ]
-                    stack.append(self._open(callee, arguments, instruction.id))
+                    stack.append(self._open(callee, arguments, instruction))
                 else:
-                    frame.values[instruction.id] = self._read_instruction(frame, instruction)
+                    value = self._read_instruction(frame, instruction)
+                    self._keep(frame, instruction, value)
                 continue
             stack.pop()
-            self.module.open.discard(frame.computation.id)
             if frame.computation.root_id not in frame.values:
                 raise MalformedHlo(
                     f"HLO computation {_text(frame.computation.name)}: its root, instruction id "
@@ -343,24 +452,50 @@ class _Reader:
             if not stack:
                 return result
             assert frame.calls is not None
-            stack[-1].values[frame.calls] = result
+            self.where = self._where(stack[-1], frame.calls)
+            self._keep(stack[-1], frame.calls, result)
 
-    def _open(
-        self, computation: Any, arguments: Sequence[_Value] | None, calls: int | None
-    ) -> _Frame:
-        if computation.id in self.module.open:
+    def _keep(self, frame: _Frame, instruction: Any, value: _Value) -> None:
+        """Remembers what an instruction stands for, which has the shape that the instruction declares.
+
+        So what is read never has more arrays than the shapes in the module.
+        """
+        if not self._has_shape(value, instruction.shape):
             raise MalformedHlo(
-                f"HLO computation {_text(computation.name)} calls itself; HLO has no recursion"
+                f"{self.where}, field shape: it declares {_show_shape(instruction.shape)}, which is "
+                f"not what its operands give; {_WRITE_AGAIN}"
             )
-        self.module.open.add(computation.id)
+        frame.values[instruction.id] = value
+
+    def _has_shape(self, value: _Value, shape: Any) -> bool:
+        if isinstance(value, tuple):
+            element = hlo_schema.ELEMENT_TYPES.get(shape.element_type)
+            return (
+                element in ("tuple", "token")
+                and len(value) == len(shape.tuple_shapes)
+                and all(map(self._has_shape, value, shape.tuple_shapes))
+            )
+        type_ = self._type_of(value)
+        return (
+            hlo_schema.ELEMENT_TYPES.get(shape.element_type) == type_.dtype.value
+            and tuple(shape.dimensions) == type_.shape
+        )
+
+    def _type_of(self, leaf: str | _Result) -> ArrayType:
+        if isinstance(leaf, str):
+            return self.nodes[leaf].array
+        type_ = self.nodes[leaf.node].type
+        assert isinstance(type_, TupleType)
+        return type_.elements[leaf.index]
+
+    def _open(self, computation: Any, arguments: Sequence[_Value] | None, calls: Any) -> _Frame:
         return _Frame(computation, arguments, calls=calls)
 
     def _is_outlined(self, instruction: Any) -> bool:
         return any(i in self.module.outlined for i in instruction.called_computation_ids)
 
     def _where(self, frame: _Frame, instruction: Any) -> str:
-        computation = _text(frame.computation.name)
-        return f"HLO computation {computation}, instruction %{_text(instruction.name)}"
+        return _where(frame.computation, instruction)
 
     def _operand(self, frame: _Frame, instruction: Any, index: int) -> _Value:
         if index >= len(instruction.operand_ids):
@@ -417,7 +552,13 @@ class _Reader:
         while unique in self.nodes:
             self.suffix[name] = self.suffix.get(name, 0) + 1
             unique = f"{name or op}.{self.suffix[name]}"
-        self.nodes[unique] = Node(unique, op, type_, operands, attrs, regions, op_name, source)
+        node = Node(unique, op, type_, operands, attrs, regions, op_name, source)
+        try:
+            check_node(node, [self.nodes[o].type for o in operands])
+        except BrokenRule as fault:
+            field_ = _FIELDS[fault.part] or _ATTRIBUTE_FIELDS.get(op, "opcode")
+            raise MalformedHlo(f"{self.where}, field {field_}: {fault}; {_WRITE_AGAIN}") from None
+        self.nodes[unique] = node
         return unique
 
     def _read_instruction(self, frame: _Frame, instruction: Any) -> _Value:
@@ -483,7 +624,7 @@ class _Reader:
             for leaf in _flatten(self._operand(frame, instruction, i))
         ]
         if opcode == "get-dimension-size":
-            size = self.nodes[operands[0]].shape[instruction.dimensions[0]]
+            size = self._read_size(instruction, operands)
             return add(
                 "constant",
                 _array(type_, where),
@@ -494,7 +635,8 @@ class _Reader:
                 frame, instruction, operands, _array(type_, where), where, add
             )
         if opcode == "optimization-barrier":
-            return self._read_barrier(operands, type_, where, add)
+            self._expect_operands(instruction, operands, len(_leaf_types(type_)))
+            return self._read_barrier(operands, type_, add)
         if opcode == "scan":
             return self._read_scan(instruction, operands, type_, name, where, op_name, source)
         for position in _SPREAD.get(opcode, ()):
@@ -504,12 +646,14 @@ class _Reader:
                 )
         attrs = self._read_attrs(frame, instruction, opcode, where)
         # XLA of jaxlib 0.12 says it of all other types, too, which have no other order.
-        if isinstance(attrs, CompareAttrs) and not self.nodes[operands[0]].array.dtype.is_float:
-            attrs = replace(attrs, total_order=False)
+        if isinstance(attrs, CompareAttrs):
+            self._expect_operands(instruction, operands, 2)
+            is_float = self.nodes[operands[0]].array.dtype.is_float
+            attrs = replace(attrs, total_order=attrs.total_order and is_float)
         called = list(instruction.called_computation_ids)
         if opcode == "while":
             called.reverse()  # XLA stores the body first
-        regions = tuple(self._import_region(id_, where) for id_ in called)
+        regions = tuple(self.module.import_region(id_, where) for id_ in called)
         leaves = _leaf_types(type_)
         result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
         node = self._add(name, opcode, result, tuple(operands), attrs, regions, op_name, source)
@@ -518,12 +662,10 @@ class _Reader:
         return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))
 
     def _read_barrier(
-        self, operands: Sequence[str], type_: _TypeTree, where: str, add: Callable[..., str]
+        self, operands: Sequence[str], type_: _TypeTree, add: Callable[..., str]
     ) -> _Value:
         """A barrier hands on all that it is given: as one op, so that nothing behind it goes ahead of any of that."""
         leaves = _leaf_types(type_)
-        if [self.nodes[o].type for o in operands] != leaves:
-            raise MalformedHlo(f"{where}: a barrier's results must be of its operands' types")
         if not leaves:
             return _unflatten(type_, iter(()))
         result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
@@ -572,6 +714,24 @@ class _Reader:
             return _unflatten(type_, iter([node]))
         return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))
 
+    def _expect_operands(self, instruction: Any, operands: Sequence[str], count: int) -> None:
+        """Of an op that is read before check_node counts its operands."""
+        if len(operands) != count:
+            raise MalformedHlo(
+                f"{self.where}, field operand_ids: {_text(instruction.opcode)} has "
+                f"{len(operands)} operands, {count} were expected; {_WRITE_AGAIN}"
+            )
+
+    def _read_size(self, instruction: Any, operands: Sequence[str]) -> int:
+        self._expect_operands(instruction, operands, 1)
+        array = self.nodes[operands[0]].array
+        if len(instruction.dimensions) != 1 or instruction.dimensions[0] not in range(array.rank):
+            raise MalformedHlo(
+                f"{self.where}, field dimensions: {list(instruction.dimensions)} is not one "
+                f"dimension of {array}; {_WRITE_AGAIN}"
+            )
+        return array.shape[instruction.dimensions[0]]
+
     def _read_scan(
         self,
         instruction: Any,
@@ -585,7 +745,9 @@ class _Reader:
         """A running sum or product as the reduce-window over all that came before: what JAX lowers jnp.cumsum to.
         Of the general scan only that form: one input, one carry, which is also the result and starts neutral."""
         leaves = _leaf_types(type_)
-        found = [self._import_region(id_, where) for id_ in instruction.called_computation_ids]
+        found = [
+            self.module.import_region(id_, where) for id_ in instruction.called_computation_ids
+        ]
         refused = UnsupportedOp(
             f"{where}: of scan only running sums and products are supported\n"
             "  rewrite it with jax.lax.scan, or run it through XLA"
@@ -648,14 +810,6 @@ class _Reader:
         carry = self._add(f"{name}.carry", "reshape", leaves[1], (last,), NoAttrs(), (), *rest)
         return _unflatten(type_, iter([running, carry]))
 
-    def _import_region(self, id_: int, where: str) -> Graph:
-        try:
-            return self.module.import_region(id_, where)
-        except RecursionError as error:
-            raise MalformedHlo(
-                f"{where}: regions nest too deep to be read; flatten the loops"
-            ) from error
-
     def _read_projection(self, frame: _Frame, instruction: Any, name: str, where: str) -> _Value:
         value = self._operand(frame, instruction, 0)
         if not isinstance(value, tuple) or not 0 <= instruction.tuple_index < len(value):
@@ -706,6 +860,7 @@ class _Reader:
         add: Callable[..., str],
     ) -> str:
         """A bitcast keeps memory: a reshape of the elements in the order of the layouts."""
+        self._expect_operands(instruction, operands, 1)
         operand = self.nodes[operands[0]].array
         if operand.dtype is not type_.dtype or operand.size != type_.size:
             raise UnsupportedOp(
@@ -765,7 +920,7 @@ def _find_leaf(tree: Any, path: Sequence[int]) -> int | None:
     """The position among the leaves of the leaf at `path`; None if there is none."""
     before = 0
     for step in path:
-        if not isinstance(tree, tuple) or step >= len(tree):
+        if not isinstance(tree, tuple) or step not in range(len(tree)):
             return None
         before += sum(len(_flatten(element)) for element in tree[:step])
         tree = tree[step]
@@ -777,6 +932,10 @@ def _find_leaf(tree: Any, path: Sequence[int]) -> int | None:
 
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
+
+
+def _where(computation: Any, instruction: Any) -> str:
+    return f"HLO computation {_text(computation.name)}, instruction %{_text(instruction.name)}"
 
 
 def _only(ids: Sequence[int], where: str) -> int:
@@ -807,7 +966,25 @@ def _read_type(shape: Any, where: str) -> _TypeTree:
             f"{where}: the shape {element}{list(shape.dimensions)} has a dynamic dimension; "
             "compile for a fixed shape"
         )
-    return ArrayType(dtype, tuple(shape.dimensions))
+    type_ = ArrayType(dtype, tuple(shape.dimensions))
+    if type_.rank > MOST_DIMENSIONS:
+        raise UnsupportedType(
+            f"{where}: an array of {type_.rank} dimensions, astitch has {MOST_DIMENSIONS} at most\n"
+            "  reshape it"
+        )
+    if type_.bytes > MOST_ARRAY_BYTES or any(d > MOST_ARRAY_BYTES for d in type_.shape):
+        raise MalformedHlo(
+            f"{where}, field shape: {type_} has more bytes than an s64 counts; {_WRITE_AGAIN}"
+        )
+    return type_
+
+
+def _show_shape(shape: Any) -> str:
+    """For messages; of a large tuple the number of its elements."""
+    element = hlo_schema.ELEMENT_TYPES.get(shape.element_type, f"type {shape.element_type}")
+    if element == "tuple":
+        return f"a tuple of {len(shape.tuple_shapes)}"
+    return f"{element}[{','.join(map(str, shape.dimensions))}]"
 
 
 def _element_types(shape: Any) -> Iterator[str]:
@@ -1004,11 +1181,53 @@ def _shape_leaves(shape: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[Any,
 
 
 # Opcodes that the proto spells otherwise than astitch.
+_PASSING_ON = frozenset((b"tuple", b"get-tuple-element", b"copy", b"call", b"fusion"))
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 _OPCODES = {b"opt-barrier": "optimization-barrier"}
 
 _SPREAD: Mapping[str, tuple[int, ...]] = {"clamp": (0, 2), "select": (0,)}
 """Operands that may be scalars where the result is an array: each then stands for an array of one value."""
+_WRITE_AGAIN = "the dump is damaged, write it again"
+
+_FIELDS: Mapping[Part, str] = {
+    Part.OPERANDS: "operand_ids",
+    Part.ATTRIBUTES: "",
+    Part.REGIONS: "called_computation_ids",
+    Part.TYPE: "shape",
+}
+
+# The field that an op's attributes are read from.
+_ATTRIBUTE_FIELDS = {
+    "parameter": "parameter_number",
+    "constant": "literal",
+    "slice": "slice_dimensions",
+    "pad": "padding_config",
+    "compare": "comparison_direction",
+    "dynamic-slice": "dynamic_slice_sizes",
+    "gather": "gather_dimension_numbers",
+    "scatter": "scatter_dimension_numbers",
+    "dot": "dot_dimension_numbers",
+    "convolution": "convolution_dimension_numbers",
+    "reduce-window": "window",
+    "select-and-scatter": "window",
+    "topk": "k",
+    "rng": "distribution",
+    "rng-bit-generator": "rng_algorithm",
+    "reduce-precision": "exponent_bits",
+    "batch-norm-training": "feature_index",
+    "batch-norm-inference": "feature_index",
+    "batch-norm-grad": "feature_index",
+    "fft": "fft_length",
+    "triangular-solve": "triangular_solve_options",
+    "cholesky": "cholesky_options",
+    "rng-get-and-update-state": "delta",
+    "conditional": "called_computation_ids",
+    "get-tuple-element": "tuple_index",
+    "custom-call": "output_operand_aliasing",
+} | dict.fromkeys(
+    ("iota", "broadcast", "transpose", "concatenate", "reduce", "reverse", "map", "sort"),
+    "dimensions",
+)
 
 # What it says of values whatever their element type.
 _HANDS_ON = frozenset({"parameter", "while", "conditional", "optimization-barrier"})

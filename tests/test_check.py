@@ -19,6 +19,7 @@ from astitch.ir import (
     ConditionalAttrs,
     ConstantAttrs,
     ConvolutionAttrs,
+    CustomCallAttrs,
     DimensionAttrs,
     DimensionsAttrs,
     DotAttrs,
@@ -116,7 +117,7 @@ LEGAL = [
     node_of("f32[]", "call", "f32[]", "f32[]", regions=[ADD]),
     node_of("f32[]", "conditional", "pred[]", *["f32[]"] * 4, attrs=ConditionalAttrs((2, 2)),
             regions=[ADD, ADD]),
-    node_of("f32[77]", "custom-call", "s8[3]"),
+    node_of("f32[77]", "custom-call", "s8[3]", attrs=CustomCallAttrs("f")),
 ]  # fmt: skip
 
 
@@ -189,7 +190,7 @@ ILLEGAL = [
     (node_of("f64[4]", "reduce", "f64[4,8]", "f64[]", attrs=DimensionsAttrs((1,)), regions=[ADD]),
      "region add_f32 takes (f32[], f32[]), not (f64[], f64[])"),
     (node_of("f32[4]", "reduce", "f32[4,8]", "f32[]", attrs=DimensionsAttrs((1,))),
-     "reduce needs region 0, it has 0"),
+     "reduce needs 1 regions, it has 0"),
     (node_of("f32[4,8]", "sort", "f32[4,8]", attrs=SortAttrs(1, True), regions=[ADD]),
      "region add_f32 returns (f32[]), not (pred[])"),
     (node_of("f32[4,6]", "select-and-scatter", "f32[4,6]", "f32[2,4]", "f32[]", attrs=WINDOW,
@@ -276,7 +277,8 @@ _ONE = Literal(DType.F32, (), b"\0\0\x80\x3f")
          "a parameter is an array"),
         (Graph("g", {"c": Node("c", "constant", parse_type("f32[1]"), (), ConstantAttrs(_ONE))},
                (), ("c",)), "the operands give f32[]"),
-        (Graph("g", {"x": _X, "t": Node("t", "custom-call", parse_type("(f32[], f32[])"))},
+        (Graph("g", {"x": _X, "t": Node("t", "custom-call", parse_type("(f32[], f32[])"), (),
+                                          CustomCallAttrs("f"))},
                ("x",), ("t",)), "graph g: output 0, %t, is a tuple; outputs are arrays"),
     ],
 )  # fmt: skip
