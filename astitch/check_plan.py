@@ -14,6 +14,7 @@ from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.dimensions import is_embedded
 from astitch.errors import IllegalProduct
+from astitch.gpu import MOST_BLOCKS
 from astitch.index import Linear
 from astitch.ir import DType, Graph
 from astitch.ops import OPS
@@ -366,7 +367,7 @@ class _KernelCheck:
             )
             end = scratch.offset + scratch.type.bytes
         self.require(
-            kernel.grid > 0 and 0 < kernel.block <= 1024,
+            0 < kernel.grid <= MOST_BLOCKS and 0 < kernel.block <= 1024,
             f"a launch of {kernel.grid} x {kernel.block}",
         )
         for number, reducer in enumerate(kernel.reducers):

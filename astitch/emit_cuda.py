@@ -83,16 +83,30 @@ def is_cut(dividend: Linear, divisor: int) -> bool:
 
 def spell_form(form: Linear) -> str:
     parts = []
-    for term, coefficient in form.terms:
+    # Lanes and loop counters are ints: what they are multiplied with, and the first term of a sum, say how wide it is.
+    wide = not _is_int(form)
+    for number, (term, coefficient) in enumerate(form.terms):
         text = spell_term(term)
         if not isinstance(term, Symbol):
             text = f"({text})"
-        if coefficient != 1:
+        if wide and (number == 0 or not _is_int(Linear(0, ((term, coefficient),)))):
+            text = f"{text} * {coefficient}LL"
+        elif coefficient != 1:
             text = f"{text} * {coefficient}"
         parts.append(text)
     if form.constant or not parts:
-        parts.append(str(form.constant))
+        parts.append(spell_integer(form.constant))
     return " + ".join(parts).replace("+ -", "- ")
+
+
+def _is_int(form: Linear) -> bool:
+    low, high = ix.bounds(form)
+    return low > -(2**31) and high < 2**31
+
+
+def spell_integer(value: int) -> str:
+    """As an int, or as a long long, of which hlo_math.cuh knows the type; C++ would take long for it."""
+    return str(value) if -(2**31) < value < 2**31 else f"{value}LL"
 
 
 def spell_number(literal: Literal) -> str:

@@ -72,7 +72,7 @@ class LaunchRefused(AstitchError):
 
 
 class OutOfMemory(AstitchError):
-    """The device has no room for the arena, a kernel, an argument, a result or a copy on the way to it."""
+    """The device, or the host in its place, has no room for the arena, a kernel, an argument, a result or a copy."""
 
 
 class InvalidOption(AstitchError):

@@ -20,6 +20,9 @@ REGISTER_UNIT = 256
 SCHEDULERS = 4
 """Sub-partitions of an SM, each with its own quarter of the registers (same source)."""
 
+MOST_BLOCKS = 2**31 - 1
+"""Of one launch (CUDA C++ Programming Guide, technical specifications: x-dimension of a grid)."""
+
 COPY_SHARE_OF_PEAK = 0.9
 """What a copy reaches of the data sheet's bandwidth: measured 3,015 of 3,352 GB/s on an H100 and
 4,300 of 4,800 on an H200; assumed for the devices that were not measured."""

@@ -81,8 +81,9 @@ MOST_NESTED = 50
 MOST_DIMENSIONS = 64
 """Of one array: NumPy has no more."""
 
-MOST_ARRAY_BYTES = (1 << 63) - 1
-"""Of one array: HLO counts bytes and elements in s64."""
+MOST_ARRAY_BYTES = 1 << 48
+"""Of one array: as many as a process can address.  Smaller ones that no memory holds are legal: a kernel may need none
+of it for a broadcast or an iota.  OutOfMemory is raised where room for one is asked for."""
 
 
 def import_hlo(data: bytes | str) -> Graph:
@@ -730,7 +731,7 @@ class _Reader:
                 f"{self.where}, field dimensions: {list(instruction.dimensions)} is not one "
                 f"dimension of {array}; {_WRITE_AGAIN}"
             )
-        return array.shape[instruction.dimensions[0]]
+        return array.shape[int(instruction.dimensions[0])]
 
     def _read_scan(
         self,
@@ -974,7 +975,7 @@ def _read_type(shape: Any, where: str) -> _TypeTree:
         )
     if type_.bytes > MOST_ARRAY_BYTES or any(d > MOST_ARRAY_BYTES for d in type_.shape):
         raise MalformedHlo(
-            f"{where}, field shape: {type_} has more bytes than an s64 counts; {_WRITE_AGAIN}"
+            f"{where}, field shape: {type_} has more bytes than can be addressed; {_WRITE_AGAIN}"
         )
     return type_
 

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from astitch.emulate import HostModule, compile_many
-from astitch.errors import ArgumentMismatch, AstitchError, KernelCompileError, UnsupportedType
+from astitch.errors import (
+    ArgumentMismatch,
+    AstitchError,
+    KernelCompileError,
+    OutOfMemory,
+    UnsupportedType,
+)
 from astitch.forks import ForkLock
 from astitch.ir import ArrayType, DType
 from astitch.program import (
@@ -38,7 +44,7 @@ class HostEngine:
 
     check: kernels run in the emulation's check mode (races, bounds, uninitialised reads: 5 to 10 times slower), and
     what a call must not read is filled with POISON before it.  Raises KernelCompileError where g++ is missing,
-    EngineUnavailable where JAX is and the program has islands, IslandRefused.
+    EngineUnavailable where JAX is and the program has islands, IslandRefused, OutOfMemory.
     """
 
     def __init__(self, program: Program, *, check: bool = False) -> None:
@@ -66,7 +72,7 @@ class HostEngine:
         """The outputs, new row-major arrays that share memory with nothing.
 
         arguments: one array for each parameter, of its shape and dtype, on the host; any strides and byte order;
-        they are only read.  Raises ArgumentMismatch, and KernelFault for what a kernel did wrong.
+        they are only read.  Raises ArgumentMismatch, OutOfMemory, and KernelFault for what a kernel did wrong.
         """
         arrays = [np.asarray(argument) for argument in arguments]
         self.program.check_arguments([_type_of(number, a) for number, a in enumerate(arrays)])
@@ -161,8 +167,14 @@ class HostEngine:
 
 
 def allocate_aligned(count: int) -> np.ndarray:
-    """`count` bytes (u8) whose address is a multiple of ALIGNMENT_BYTES."""
-    room = np.empty(count + ALIGNMENT_BYTES, np.uint8)
+    """`count` bytes (u8) whose address is a multiple of ALIGNMENT_BYTES.  Raises OutOfMemory."""
+    try:
+        room = np.empty(count + ALIGNMENT_BYTES, np.uint8)
+    except MemoryError:
+        raise OutOfMemory(
+            f"the host has no room for {count} bytes of a program\n"
+            "  free memory, or run the program on a device that holds its arrays"
+        ) from None
     start = -room.ctypes.data % ALIGNMENT_BYTES
     return room[start : start + count]
 

@@ -245,12 +245,18 @@ def find_ends(graph: Graph, node: Node) -> dict[int, np.ndarray]:
     if isinstance(loop, Loop):
         for index, role in enumerate(loop.roles):
             if isinstance(role, Stack) and role.value in loop.integers:
+                if trips != types[index].size or trips > MOST_LISTED_TURNS:
+                    continue
                 places = [role.place.index.at(turn) for turn in range(trips)]
                 if sorted(places) == list(range(types[index].size)):
                     end = np.empty(types[index].size, types[index].dtype.numpy)
                     end[places] = [loop.integers[role.value].at(turn) for turn in range(trips)]
                     ends[index] = end.reshape(types[index].shape)
     return ends
+
+
+MOST_LISTED_TURNS = 1 << 16
+"""Turns of a loop that are looked at one by one while it is compiled."""
 
 
 def count_turns(graph: Graph, node: Node) -> tuple[int, dict[int, Affine]] | None:

@@ -26,6 +26,7 @@ from astitch.ir import (
 )
 from astitch.loop_analysis import (
     IMPURE,
+    MOST_LISTED_TURNS,
     VIEWS,
     Affine,
     LoopState,
@@ -140,6 +141,8 @@ class _Straightener:
 
     def read_table(self, table: np.ndarray, indices: list[Affine]) -> Affine | None:
         """What the turns read, one after the other, if that is a straight line."""
+        if self.trips > MOST_LISTED_TURNS:
+            return None
         read = []
         for turn in range(self.trips):
             at = (index.at(turn) for index in indices)
@@ -235,7 +238,7 @@ class _Straightener:
 
     def is_ahead(self, read: Place, write: Place) -> bool:
         """Does each turn read where no turn before it wrote?"""
-        if read.dimension != write.dimension:
+        if read.dimension != write.dimension or self.trips > MOST_LISTED_TURNS:
             return False
         written: set[int] = set()
         for turn in range(self.trips):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from astitch import kernel_ir as k
 from astitch.common_values import share_values
 from astitch.declarations import Declarations
+from astitch.ir import Graph
 from astitch.lower_loop import LoopLowering
 from astitch.program import ACCESS_BYTES
 from astitch.residency import Carried, find_carried, find_streams
@@ -157,6 +158,18 @@ def _place_scratch(arrays: Iterable[k.Scratch]) -> tuple[k.Scratch, ...]:
     return tuple(placed)
 
 
+def _find_embedded_sizes(graph: Graph, members: Iterable[str]) -> list[int]:
+    """Elements of the iotas and spread constants that members read; a small part of one may have large numbers."""
+    left = [operand for member in members for operand in graph[member].operands]
+    found: dict[str, int] = {}
+    while left:
+        name = left.pop()
+        if name in graph.embedded and name not in found:
+            found[name] = graph[name].array.size
+            left += graph[name].operands
+    return list(found.values())
+
+
 def _assemble(
     declarations: Declarations,
     name: str,
@@ -165,6 +178,7 @@ def _assemble(
     body: tuple[k.Statement, ...],
 ) -> k.Kernel:
     arrangement, graph = declarations.arrangement, declarations.graph
+    members = arrangement.groups.scope.members
     scratch = declarations.scratch
     parameters = sorted(
         declarations.parameters.values(), key=lambda p: (p.source in scratch, p.written)
@@ -173,6 +187,7 @@ def _assemble(
     inputs = [storage_type(graph, p.source) for p in outside if not p.written]
     outputs = [storage_type(graph, p.source) for p in outside if p.source in declarations.outputs]
     sizes = [t.size for t in (*inputs, *outputs, *(s.type for s in scratch.values()))]
+    sizes += _find_embedded_sizes(graph, members)
     pointers = len(outside) + bool(scratch) + 1  # the barrier's
     sizes += [
         loop.mapping.tasks
@@ -181,7 +196,7 @@ def _assemble(
         * loop.mapping.rounds
         for loop in arrangement.loops
     ]
-    op_names = (graph[member].op_name for member in arrangement.groups.scope.members)
+    op_names = (graph[member].op_name for member in members)
     return k.Kernel(
         name=name,
         parameters=tuple(parameters),

@@ -13,7 +13,7 @@ from astitch import kernel_ir as k
 from astitch.dominant import Groups, choose_dominants
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
-from astitch.gpu import Gpu
+from astitch.gpu import MOST_BLOCKS, Gpu
 from astitch.ir import Graph
 from astitch.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
 from astitch.lower import REGISTERS_FOR_CODE, lower
@@ -126,13 +126,13 @@ class Plan:
 
 
 def _grid(arrangement: Arrangement, schedule: Schedule) -> int:
-    """As many blocks as there are tasks side by side; with global barriers no more than fit at once."""
+    """As many blocks as there are tasks side by side and CUDA takes; with global barriers no more than fit at once."""
     tasks: dict[int, int] = {}
     for loop in arrangement.loops:
         tasks[loop.level] = tasks.get(loop.level, 0) + loop.mapping.tasks
     most = max(tasks.values(), default=1)
     if not (arrangement.cooperative or schedule.persistent):
-        return max(most, 1)
+        return max(min(most, MOST_BLOCKS), 1)
     parts = arrangement.team_parts
     return max(min(most, arrangement.wave) // parts, 1) * parts
 

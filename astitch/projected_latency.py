@@ -283,7 +283,7 @@ class _Projector:
         }
         used = {name: np.zeros(gpu.sms) for name in lanes}
         blocks_by_sm = kernel.grid // gpu.sms + (np.arange(gpu.sms) < kernel.grid % gpu.sms) * 1.0
-        chains = np.zeros(kernel.grid)
+        chains = np.zeros(kernel.grid if self.fixed else 1)
         read = written = l2 = latency_us = longest_us = most_rounds = 0.0
         for section in sections:
             loop = self.work.loops[section]

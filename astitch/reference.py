@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from astitch.errors import ArgumentMismatch, IllegalProduct, UnsupportedOp
+from astitch.errors import ArgumentMismatch, IllegalProduct, OutOfMemory, UnsupportedOp
 from astitch.ir import (
     ConditionalAttrs,
     CustomCallAttrs,
@@ -52,7 +52,7 @@ def run_graph(graph: Graph, arguments: Sequence[np.ndarray]) -> list[np.ndarray]
 
     arguments: one array for each parameter, of its shape and dtype.  Raises ArgumentMismatch when
     they are not, UnsupportedOp for an op that only a device library can compute (custom-call,
-    rng-get-and-update-state).
+    rng-get-and-update-state), OutOfMemory.
     """
     _check_arguments(graph, arguments)
     return [
@@ -65,11 +65,18 @@ def eval_node(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, .
     """The results of one node, one array for each; a result may share memory with an operand.
 
     operands: the results of the operand nodes; for get-tuple-element all results of its operand.
-    Raises UnsupportedOp, and IllegalProduct when a result has not the type that the node says.
+    Raises UnsupportedOp, OutOfMemory where the host has no room for them, and IllegalProduct when a result has not
+    the type that the node says.
     """
-    with np.errstate(all="ignore"):
-        results = _results_of(node, tuple(np.asarray(o) for o in operands))
     types = node.type.elements if isinstance(node.type, TupleType) else (node.type,)
+    try:
+        with np.errstate(all="ignore"):
+            results = _results_of(node, tuple(np.asarray(o) for o in operands))
+    except MemoryError:
+        raise OutOfMemory(
+            f"{node}: the host has no room for its results of {sum(t.bytes for t in types)} bytes "
+            "and what they are computed from\n  make the arrays smaller, or run it on a device"
+        ) from None
     found = tuple((r.shape, r.dtype) for r in results)
     if found != tuple((t.shape, t.dtype.numpy) for t in types):
         shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in found)

@@ -484,19 +484,25 @@ def pad(
     x: Array, value: Array, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
 ) -> Array:
     """HLO pad: `interior` values between neighbours, then the edges; a negative edge cuts."""
-    spread = tuple(
-        max(0, (n - 1) * (i + 1) + 1) if n else 0 for n, i in zip(x.shape, interior, strict=True)
-    )
+    steps = [i + 1 for i in interior]
+    spread = [
+        max(0, (n - 1) * step + 1) if n else 0 for n, step in zip(x.shape, steps, strict=True)
+    ]
     size = tuple(max(0, s + lo + hi) for s, lo, hi in zip(spread, low, high, strict=True))
-    dilated = np.full(spread, value, x.dtype)
-    dilated[tuple(slice(None, None, i + 1) for i in interior)] = x
     result = np.full(size, value, x.dtype)
     source, target = [], []
-    for s, lo, n in zip(spread, low, size, strict=True):
-        begin, end = max(0, lo), max(0, min(n, s + lo))
-        target.append(slice(begin, max(begin, end)))
-        source.append(slice(begin - lo, max(begin, end) - lo))
-    result[tuple(target)] = dilated[tuple(source)]
+    for count, step, lo, n in zip(x.shape, steps, low, size, strict=True):
+        # Element i goes to lo + i * step; what lies outside is never made room for.
+        first = min(max(0, -(lo // step)), count)
+        last = max(first, min(count, -((lo - n) // step)))
+        source.append(slice(first, last))
+        begin = lo + first * step
+        target.append(
+            slice(begin, begin + (last - first - 1) * step + 1, step)
+            if first < last
+            else slice(0, 0)
+        )
+    result[tuple(target)] = x[tuple(source)]
     return result
 
 

@@ -313,8 +313,10 @@ def spread_splat_constant(node: Node, draft: Draft) -> Node | str | None:
 
 
 def fold_constants(node: Node, draft: Draft) -> Node | str | None:
-    """f(constants) -> constant, while the result is small"""
+    """f(constants) -> constant, while the result is small, and no loop in a combiner may go on for ever"""
     if isinstance(node.type, TupleType) or node.type.size > FOLD_RESULT_ELEMENTS:
+        return None
+    if any(inner.regions for region in node.regions for inner in region):
         return None
     operands = []
     for name in node.operands:

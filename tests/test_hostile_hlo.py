@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,9 @@ import pytest
 
 from astitch import hlo_schema
 from astitch.compile import compile_hlo
-from astitch.errors import AstitchError, MalformedHlo, OutOfMemory, UnsupportedType
+from astitch.errors import AstitchError, MalformedHlo
 from astitch.hlo_import import MOST_NESTED, import_hlo
 from astitch.host_engine import HostEngine
-from astitch.reference import run_graph
-from tests.damaged_modules import ENTRIES, load_modules, run_cases
 from tests.hlo_runner import parse_hlo_text
 
 WRITE_AGAIN = "; the dump is damaged, write it again"
