@@ -566,7 +566,7 @@ class _Reader:
         """What an instruction other than a call stands for; adds the node it needs."""
         opcode = _OPCODES.get(instruction.opcode, _text(instruction.opcode))
         name = _text(instruction.name)
-        where = self._where(frame, instruction)
+        where = self.where
         number: int = instruction.parameter_number
         if opcode == "parameter" and frame.arguments is not None:
             if not 0 <= number < len(frame.arguments):
@@ -892,8 +892,10 @@ class _Reader:
         try:
             return read(instruction) if read else NoAttrs()
         except (IndexError, KeyError) as error:
+            field_ = _ATTRIBUTE_FIELDS.get(opcode, "opcode")
             raise MalformedHlo(
-                f"{where}: {opcode} lacks an attribute, or has an unknown value ({error})"
+                f"{where}, field {field_}: {opcode} lacks an attribute, or has an unknown value "
+                f"({error}); {_WRITE_AGAIN}"
             ) from error
 
     def _read_aliases(self, alias: Any, root: _Value) -> tuple[tuple[int, int], ...]:

@@ -55,10 +55,11 @@ def run_graph(graph: Graph, arguments: Sequence[np.ndarray]) -> list[np.ndarray]
     rng-get-and-update-state), OutOfMemory.
     """
     _check_arguments(graph, arguments)
-    return [
-        np.array(output, order="C")
-        for output in _run(graph, tuple(np.asarray(a) for a in arguments))
-    ]
+    outputs = _run(graph, tuple(np.asarray(a) for a in arguments))
+    try:
+        return [np.array(output, order="C") for output in outputs]
+    except MemoryError:
+        raise _no_room(f"graph {graph.name}", sum(output.nbytes for output in outputs)) from None
 
 
 def eval_node(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -73,10 +74,7 @@ def eval_node(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, .
         with np.errstate(all="ignore"):
             results = _results_of(node, tuple(np.asarray(o) for o in operands))
     except MemoryError:
-        raise OutOfMemory(
-            f"{node}: the host has no room for its results of {sum(t.bytes for t in types)} bytes "
-            "and what they are computed from\n  make the arrays smaller, or run it on a device"
-        ) from None
+        raise _no_room(str(node), sum(t.bytes for t in types)) from None
     found = tuple((r.shape, r.dtype) for r in results)
     if found != tuple((t.shape, t.dtype.numpy) for t in types):
         shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in found)
@@ -84,6 +82,13 @@ def eval_node(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, .
             f"{node}: its operands give {shown}; the node's type or attributes are wrong"
         )
     return results
+
+
+def _no_room(what: str, size_bytes: int) -> OutOfMemory:
+    return OutOfMemory(
+        f"{what}: the host has no room for its results of {size_bytes} bytes and what they are "
+        "computed from\n  make the arrays smaller, or run the program on a device"
+    )
 
 
 def _check_arguments(graph: Graph, arguments: Sequence[np.ndarray]) -> None:

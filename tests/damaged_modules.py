@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import faulthandler
 import functools
 import gzip
 import json
+import os
 import random
 import resource
 import signal
@@ -28,6 +30,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from astitch import hlo_schema
 from astitch.compile import compile_graph
 from astitch.errors import AstitchError, IllegalProduct
@@ -35,10 +39,10 @@ from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph, TupleType
 from astitch.ops import OPS
-from astitch.program import IslandStep
+from astitch.program import IslandStep, Program
 from astitch.reference import run_graph
-from astitch.xla_island import compile_island, host_device
-from tests.hlo_runner import parse_hlo_text, random_arguments
+from astitch.xla_island import compile_island, host_device, put_array
+from tests.hlo_runner import parse_hlo_text, random_arguments, random_array
 
 DATA = Path(__file__).parent / "data"
 
@@ -53,6 +57,9 @@ MEMORY_BYTES = 12 << 30
 
 COMPILE_S = 60
 """For a case to be compiled, beside other work on the machine; the modules as they are take 2 s at most."""
+
+HANGS_S = 2 * COMPILE_S
+"""After which a process ends that no alarm stops: the main thread is not in Python."""
 
 RUN_S = 5
 """For one to be run.  Longer is no fault: a damaged loop need not end."""
@@ -468,15 +475,16 @@ def try_module(data: bytes, seed: int = 0, what: str = "") -> Outcome:
     stage, end, fault = "import", "done", ""
     start = time.perf_counter()
     try:
+        faulthandler.dump_traceback_later(HANGS_S, exit=True)
         with limit_seconds(COMPILE_S):
             graph = import_hlo(data)
             stage = "compile"
             compilation = compile_graph(graph, preset("h100" if seed % 8 == 0 else "host"))
-            stage = "islands"
-            for step in compilation.program.steps:
-                if isinstance(step, IslandStep) and _count_elements(graph) <= MOST_ELEMENTS:
-                    compile_island(step.hlo, host_device(), step.name)
-        if _count_elements(graph) <= MOST_ELEMENTS:
+            small = _count_elements(graph) <= MOST_ELEMENTS
+            if small:
+                stage = "islands"
+                _try_islands(compilation.program)
+        if small:
             stage = "run"
             try:
                 with limit_seconds(RUN_S):
@@ -492,7 +500,20 @@ def try_module(data: bytes, seed: int = 0, what: str = "") -> Outcome:
         fault = f"{stage} takes longer than {COMPILE_S} s\n{traceback.format_exc()}"
     except Exception as error:
         end, fault = type(error).__name__, traceback.format_exc()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return Outcome(seed, what, stage, end, fault, time.perf_counter() - start)
+
+
+def _try_islands(program: Program) -> None:
+    """Compiles them through XLA, and runs those without loops: XLA lets nobody stop one."""
+    rng = np.random.default_rng(0)
+    for step in program.steps:
+        if isinstance(step, IslandStep):
+            island = compile_island(step.hlo, host_device(), step.name)
+            if not any(op.op in ("while", "conditional") for op in step.ops):
+                arrays = [random_array(rng, view.type, 2) for view in step.operands]
+                island.run([put_array(array, island.device) for array in arrays])
 
 
 def _count_elements(graph: Graph) -> int:
@@ -533,6 +554,7 @@ def _run_share(seeds: Sequence[int]) -> list[Outcome]:
 
 def _work(seeds: Sequence[int]) -> None:
     """What a worker does: a line of JSON for each seed."""
+    os.environ["ASTITCH_FAULTS"] = "raise"
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for seed in seeds:

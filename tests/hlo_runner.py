@@ -65,10 +65,11 @@ def random_arguments(
     """
     rng = np.random.default_rng(seed)
     limit = index_limit if index_limit is not None else _smallest_indexed_extent(graph)
-    return [_random_array(rng, graph[p].array, limit) for p in graph.parameters]
+    return [random_array(rng, graph[p].array, limit) for p in graph.parameters]
 
 
-def _random_array(rng: np.random.Generator, type_: ArrayType, limit: int) -> np.ndarray:
+def random_array(rng: np.random.Generator, type_: ArrayType, limit: int) -> np.ndarray:
+    """Floats in [-1, 1], booleans, integers from 0 to below `limit`."""
     dtype = type_.dtype
     if dtype is DType.PRED:
         return np.asarray(rng.integers(0, 2, type_.shape), np.bool_)

@@ -680,7 +680,8 @@ def test_missing_attribute_is_malformed():
 
     message = refusal(MalformedHlo, changed(change))
     assert message.startswith(
-        "HLO computation e, instruction %x: iota lacks an attribute, or has an unknown value"
+        "HLO computation e, instruction %x, field dimensions: iota lacks an attribute, or has an "
+        "unknown value"
     )
 
 
