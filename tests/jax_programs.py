@@ -31,7 +31,7 @@ from jax import lax
 
 import astitch
 from astitch.compile import compile_hlo
-from astitch.errors import DynamicShape, UnsupportedOp, UnsupportedType
+from astitch.errors import CompilerMissing, DynamicShape, UnsupportedOp, UnsupportedType
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.xla_engine import compile_for_xla
@@ -595,7 +595,7 @@ def try_program(program: Program, stages: Sequence[str]) -> Outcome:
                     continue
                 got, warned = _call_astitch(fn, arguments)
                 refused += warned
-            except (UnsupportedOp, UnsupportedType, DynamicShape) as error:
+            except (CompilerMissing, UnsupportedOp, UnsupportedType, DynamicShape) as error:
                 refused.append(str(error).splitlines()[0])
                 continue
             except Exception as error:
