@@ -86,17 +86,19 @@ MOST_ARRAY_BYTES = 1 << 48
 of it for a broadcast or an iota.  OutOfMemory is raised where room for one is asked for."""
 
 
-def import_hlo(data: bytes | str) -> Graph:
+def import_hlo(data: bytes | str, *, trusted: bool = False) -> Graph:
     """The Graph of an HLO module's entry computation.
 
     data: a serialized HloModuleProto or HloProto, or HLO text (str or bytes), which jaxlib's parser
-    reads. Raises MalformedHlo, UnsupportedOp, UnsupportedType, DynamicShape.
+    reads.  trusted: JAX, TensorFlow or hlo_export.py have written it in this process; of other
+    modules XLA reads the instructions that only it knows in a process of its own first.
+    Raises MalformedHlo, UnsupportedOp, UnsupportedType, DynamicShape.
     """
     if isinstance(data, bytes) and _is_text(data):
         data = data.decode(errors="replace")
     module = _parse_module(_parse_text(data) if isinstance(data, str) else data)
     _shorten_ids(module)
-    return _Module(module).import_entry()
+    return _Module(module, trusted=trusted).import_entry()
 
 
 def serialize_module(data: bytes | str) -> bytes:
@@ -253,8 +255,8 @@ class _Frame:
 class _Module:
     """The computations of a module by id, and the regions already imported."""
 
-    def __init__(self, proto: Any) -> None:
-        self.proto = proto
+    def __init__(self, proto: Any, *, trusted: bool) -> None:
+        self.proto, self.trusted = proto, trusted
         self.name = _text(proto.name)
         _check_ids(proto, self.name)
         # Each is called by one instruction, which stays a call.
@@ -702,7 +704,14 @@ class _Reader:
         for value, shape in zip(values, shapes, strict=True):
             if len(_leaf_types(_read_type(shape, where))) != len(_flatten(value)):
                 raise MalformedHlo(f"{where}: an operand has not the shape that it is given")
-        attrs = carry_instruction(instruction, shapes, self.module.computations, reason, where)
+        attrs = carry_instruction(
+            instruction,
+            shapes,
+            self.module.computations,
+            reason,
+            where,
+            trusted=self.module.trusted,
+        )
         operands = tuple(self._name_of(leaf) for value in values for leaf in _flatten(value))
         leaves = _leaf_types(type_)
         result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))

@@ -19,7 +19,7 @@ from astitch import hlo_schema
 from astitch.errors import MalformedHlo, UnsupportedOp
 from astitch.ir import OpaqueAttrs, Tree
 from astitch.ops import OPS
-from astitch.stablehlo import find_foreign, to_stablehlo
+from astitch.stablehlo import ends_process, find_foreign, to_stablehlo
 
 READ_OPCODES = (frozenset(OPS) - {"opaque"}) | frozenset(
     "add-dependency after-all bitcast domain fusion get-dimension-size opt-barrier scan "
@@ -72,12 +72,15 @@ def carry_instruction(
     computations: Mapping[int, Any],
     reason: str,
     where: str,
+    *,
+    trusted: bool,
 ) -> OpaqueAttrs:
     """The attributes of the op that an instruction becomes.
 
     instruction: an HloInstructionProto.  operand_shapes: ShapeProtos.  computations: of the module, by id.  reason: why
-    no kernel computes it.  Raises UnsupportedOp where JAX is missing, which runs it, or does not take it, and for what
-    speaks to the host or to other devices; MalformedHlo for calls that never end or lead nowhere.
+    no kernel computes it.  trusted: see import_hlo.  Raises UnsupportedOp where JAX is missing, which runs it, or does
+    not take it, and for what speaks to the host or to other devices; MalformedHlo for calls that never end or lead
+    nowhere, and where XLA ends the process that reads the instruction.
     """
     kept = _strip(instruction)
     if not _OPCODE.fullmatch(instruction.opcode):
@@ -97,7 +100,7 @@ def carry_instruction(
         tuple(_tree_of(shape) for shape in operand_shapes),
         tuple(called),
     )
-    _refuse_what_xla_does_not_take(attrs, operand_shapes, where)
+    _refuse_what_xla_does_not_take(attrs, operand_shapes, where, trusted=trusted)
     return attrs
 
 
@@ -169,16 +172,20 @@ def _tree_of(shape: Any) -> Tree:
 
 
 def _refuse_what_xla_does_not_take(
-    attrs: OpaqueAttrs, operand_shapes: Sequence[Any], where: str
+    attrs: OpaqueAttrs, operand_shapes: Sequence[Any], where: str, *, trusted: bool
 ) -> None:
     """XLA gets our modules as StableHLO, into which not every instruction of HLO's goes back."""
     if importlib.util.find_spec("jax") is None:
         raise UnsupportedOp(
             f"{where}: only XLA computes it: {attrs.reason}\n  install astitch[jax]"
         )
-    if refusal := _try_stablehlo(
-        attrs, tuple(bytes(s.SerializeToString()) for s in operand_shapes)
-    ):
+    module = _write_module(attrs, tuple(bytes(s.SerializeToString()) for s in operand_shapes))
+    if not trusted and _ends_process(module):
+        raise MalformedHlo(
+            f"{where}, field opcode: XLA ends the process that reads this {attrs.opcode}; the dump is "
+            "damaged, write it again"
+        )
+    if refusal := _try_stablehlo(module):
         raise UnsupportedOp(
             f"{where}: only XLA computes it ({attrs.reason}), and it does not become StableHLO: {refusal}\n"
             "  run the whole program through XLA"
@@ -186,8 +193,23 @@ def _refuse_what_xla_does_not_take(
 
 
 @functools.lru_cache(maxsize=1024)
-def _try_stablehlo(attrs: OpaqueAttrs, operand_shapes: tuple[bytes, ...]) -> str:
-    """XLA's words where a module of the one instruction does not become StableHLO; else the empty string."""
+def _ends_process(module: bytes) -> bool:
+    return ends_process(module)
+
+
+@functools.lru_cache(maxsize=1024)
+def _try_stablehlo(module: bytes) -> str:
+    """XLA's words where a module does not become StableHLO; else the empty string."""
+    try:
+        foreign = find_foreign(to_stablehlo(module))
+    except (RuntimeError, ValueError) as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return f"it is {foreign}" if foreign else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _write_module(attrs: OpaqueAttrs, operand_shapes: tuple[bytes, ...]) -> bytes:
+    """A serialized HloModuleProto of the one instruction."""
     module = hlo_schema.HloModuleProto(name=b"opaque", entry_computation_name=b"main")
     take_id = itertools.count(1).__next__
     called = add_computations(attrs, take_id, module.computations)
@@ -210,11 +232,7 @@ def _try_stablehlo(attrs: OpaqueAttrs, operand_shapes: tuple[bytes, ...]) -> str
     module.computations.append(entry)
     module.entry_computation_id = entry.id
     module.host_program_shape.CopyFrom(entry.program_shape)
-    try:
-        foreign = find_foreign(to_stablehlo(bytes(module.SerializeToString())))
-    except (RuntimeError, ValueError) as error:
-        return (str(error).splitlines() or [type(error).__name__])[0]
-    return f"it is {foreign}" if foreign else ""
+    return bytes(module.SerializeToString())
 
 
 # ---- back into a module ------------------------------------------------------------------------------------------

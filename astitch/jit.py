@@ -699,7 +699,7 @@ class Lowered(_Stage):
         """The module as astitch reads it."""
         from astitch.hlo_import import import_hlo
 
-        return import_hlo(self.hlo)
+        return import_hlo(self.hlo, trusted=True)
 
     def as_text(self) -> str:
         """The module as HLO text."""

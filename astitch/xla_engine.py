@@ -821,7 +821,7 @@ def export_bodies(
         inner, inside = export_bodies(_note_refusals(body.compilation, kernels), prepare)
         bodies.append(replace(body, compilation=inner))
         if inside or any(isinstance(kernel, XlaKernel) for kernel in kernels.values()):
-            regions[body.region] = import_hlo(export_program(inner, kernels, inside))
+            regions[body.region] = import_hlo(export_program(inner, kernels, inside), trusted=True)
     return replace(compilation, bodies=tuple(bodies)), regions
 
 
@@ -1268,7 +1268,7 @@ class Stitched:
         self._kept: bytes | None = None
         self.hlo = bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
         with pause_collector():
-            self.graph = import_hlo(self.hlo)
+            self.graph = import_hlo(self.hlo, trusted=True)
 
     @cached_property
     def _code(self) -> Code:

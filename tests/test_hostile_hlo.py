@@ -15,7 +15,13 @@ import pytest
 
 from astitch import hlo_schema
 from astitch.compile import compile_hlo
-from astitch.errors import AstitchError, MalformedHlo, OutOfMemory, UnsupportedType
+from astitch.errors import (
+    AstitchError,
+    MalformedHlo,
+    OutOfMemory,
+    UnsupportedOp,
+    UnsupportedType,
+)
 from astitch.hlo_import import MOST_NESTED, import_hlo
 from astitch.host_engine import HostEngine
 from astitch.loop_plan import describe_loops
@@ -292,6 +298,32 @@ def test_a_field_that_cannot_be_is_named(text: str, change: Change, message: str
     compile_hlo(bytes(module.SerializeToString()))  # as it is
     change(module)
     assert message in refuse(module)
+
+
+# ---- what XLA alone reads ------------------------------------------------------------------------
+
+
+def test_an_instruction_that_ends_the_process_which_reads_it() -> None:
+    """XLA counts the sizes of a dynamic-reshape by a CHECK."""
+    module = parse(UNARY)
+    put("y", "opcode", b"dynamic-reshape")(module)
+    with pytest.raises(MalformedHlo) as caught:
+        compile_hlo(bytes(module.SerializeToString()))
+    assert str(caught.value) == (
+        "HLO computation e, instruction %y, field opcode: XLA ends the process that reads this "
+        f"dynamic-reshape{WRITE_AGAIN}"
+    )
+
+
+@pytest.mark.parametrize("text", [CHOLESKY, SOLVE, FFT])
+def test_an_instruction_that_breaks_stablehlo_s_rules(text: str) -> None:
+    """Of numbers of 4 bits none of these has a meaning."""
+    module = parse(text)
+    four_bits = next(n for n, e in hlo_schema.ELEMENT_TYPES.items() if e == "s4")
+    for instruction in entry_of(module).instructions:
+        instruction.shape.element_type = four_bits
+    with pytest.raises(UnsupportedOp, match="only XLA computes it .* does not become StableHLO"):
+        compile_hlo(bytes(module.SerializeToString()))
 
 
 # ---- arrays that no memory holds -----------------------------------------------------------------
