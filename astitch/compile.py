@@ -490,19 +490,20 @@ def compile_hlo(
     tune: bool | None = None,
     strict: bool = False,
     spell: Spell | None = None,
+    trusted: bool = False,
 ) -> Compilation:
     """Compile a serialized HloModuleProto or HLO text for a device or preset.
 
     tune: measure the best plans of each kernel on the current GPU and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  strict: raise UnsupportedOp for ops that no stitched kernel and no library computes,
-    which are otherwise left to XLA.  spell: see compile_graph.  An error inside astitch leaves a part of the program to
-    XLA with a FaultWarning; strict raises it.  Raises MalformedHlo, UnsupportedOp, UnsupportedType or
-    DynamicShape for a module that cannot be read; with tune EngineUnavailable where that GPU is missing or of another
-    architecture.
+    which are otherwise left to XLA.  spell: see compile_graph.  trusted: see import_hlo.  An error inside astitch
+    leaves a part of the program to XLA with a FaultWarning; strict raises it.
+    Raises MalformedHlo, UnsupportedOp, UnsupportedType or DynamicShape for a module that cannot be read; with tune
+    EngineUnavailable where that GPU is missing or of another architecture.
     """
     seconds: dict[str, float] = {}
     start = time.perf_counter()
-    graph = import_hlo(data)
+    graph = import_hlo(data, trusted=trusted)
     seconds["import"] = time.perf_counter() - start
     device = preset(gpu) if isinstance(gpu, str) else gpu
     measured = options.tune() if tune is None else tune

@@ -721,7 +721,12 @@ class Lowered(_Stage):
         # In the emulation there is nothing to measure.
         tune = self.tune if self.engine == "executor" else False
         compilation = compile_hlo(
-            self.hlo, gpu=self.gpu, tune=tune, strict=self.strict, spell=spell_kernel
+            self.hlo,
+            gpu=self.gpu,
+            tune=tune,
+            strict=self.strict,
+            spell=spell_kernel,
+            trusted=True,
         )
         compilation, engine = self._start(compilation)
         trace_compilation(self.hlo, compilation)

@@ -206,7 +206,9 @@ def _reduce(s: Scope, name: str) -> str | None:
     if x is None:
         return None
     axes = s.axes(x)
-    operator, start = s.choose((("lax.add", "0"), ("lax.max", "-1"), ("lax.mul", "1")))
+    # A start that is no identity may count once, or not at all.
+    least = "-jnp.inf" if x.kind == FLOAT else f"jnp.iinfo({x.dtype_text}).min"
+    operator, start = s.choose((("lax.add", "0"), ("lax.max", least), ("lax.mul", "1")))
     operand = f"jnp.cos({x})" if operator == "lax.mul" and x.kind == FLOAT else str(x)
     return f"{name}({operand}, {x.dtype_text}({start}), {operator}, {axes})"
 
@@ -216,7 +218,7 @@ def _reduce_two(s: Scope, name: str) -> str | None:
     if x is None:
         return None
     combine = "lambda p, q: (jnp.maximum(p[0], q[0]), p[1] + q[1])"
-    init = f"({x.dtype_text}(-9), {x.dtype_text}(0))"
+    init = f"({x.dtype_text}(-jnp.inf), {x.dtype_text}(0))"
     return f"{name}(({x}, jnp.tanh({x})), {init}, {combine}, ({s.axis(x, negative=False)},))"
 
 
