@@ -938,7 +938,7 @@ def test_through_xla_a_function_with_effects_is_left_alone() -> None:
 
 @pytest.mark.usefixtures("_through_xla")
 def test_through_xla_what_cannot_be_read_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(hlo: bytes) -> None:
+    def refuse(hlo: bytes, *, trusted: bool) -> None:
         raise UnsupportedOp("HLO computation main, %c: calls a Python function\n  take it out")
 
     monkeypatch.setattr("astitch.xla_engine.import_hlo", refuse)
