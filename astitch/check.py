@@ -509,6 +509,7 @@ def _infer_reverse(node: Node, operands: Sequence[Type]) -> Type:
 
 
 def _infer_dynamic_slice(node: Node, operands: Sequence[Type]) -> Type:
+    _require_operands(len(operands) >= 1, "needs an operand")
     x, *indices = _arrays(operands)
     sizes = _attrs(node, DynamicSliceAttrs).sizes
     _require(len(indices) == len(sizes) == x.rank, f"indices and sizes are not {x.rank} each")

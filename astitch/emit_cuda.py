@@ -16,7 +16,9 @@ from astitch import kernel_ir as k
 from astitch.index import Linear, Quotient, Remainder, Symbol, Term
 from astitch.ir import CompareAttrs, ConstantAttrs, DType, Graph, Literal, ReducePrecisionAttrs
 from astitch.ops import OPS
+from astitch.program import ACCESS_BYTES
 from astitch.propagation import Divisible, Guard, Within
+from astitch.zones import LANE
 
 STORAGE = {
     DType.PRED: "bool",
@@ -100,8 +102,18 @@ def spell_form(form: Linear) -> str:
 
 
 def _is_int(form: Linear) -> bool:
-    low, high = ix.bounds(form)
+    """Does a sum of ints give it?  A symbol without a bound is a variable, as wide as its declaration says."""
+    bounded = tuple(
+        (_LANE if term == LANE else term, coefficient)
+        for term, coefficient in form.terms
+        if all(s.extent < ix.UNBOUNDED for s in ix.symbols(Linear(0, ((term, 1),))))
+    )
+    low, high = ix.bounds(Linear(form.constant, bounded))
     return low > -(2**31) and high < 2**31
+
+
+_LANE = Symbol(LANE.name, ACCESS_BYTES)
+"""No vector has more lanes."""
 
 
 def spell_integer(value: int) -> str:

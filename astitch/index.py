@@ -11,6 +11,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+UNBOUNDED = 1 << 62
+"""Extent of a symbol of which only the name is known where a form is made."""
+
 
 @dataclass(frozen=True, slots=True)
 class Symbol:

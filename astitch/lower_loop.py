@@ -557,7 +557,7 @@ class LoopLowering(Values):
         if not col and m.col_threads > 1:
             guards.append(Within(ix.of_symbol(Symbol("tx", m.col_threads)), 0, 1))
         if in_nest and col and not row and m.row_size > 1:
-            first = ix.of_symbol(Symbol("row", 1 << 62))
+            first = ix.of_symbol(Symbol("row", ix.UNBOUNDED))
             if in_each_tile and m.row_tiles > 1:
                 tile = ix.of_symbol(Symbol("row_tile", m.row_tiles))
                 first = ix.add(first, ix.scale(tile, -m.row_tile))
@@ -724,7 +724,7 @@ class LoopLowering(Values):
         step = ix.of_symbol(Symbol("k", m.row_steps))
         yield k.Index("row_raw", ix.add(ix.scale(step, m.row_threads), thread))
         yield k.Index("row", clamped("row_raw", m.row_size - 1))
-        inside = Within(ix.of_symbol(Symbol("row_raw", 1 << 62)), 0, m.row_size)
+        inside = Within(ix.of_symbol(Symbol("row_raw", ix.UNBOUNDED)), 0, m.row_size)
         yield from guard_sums(body, inside)
 
     @property
@@ -769,7 +769,7 @@ class LoopLowering(Values):
         if m.row_tile % m.row_threads and m.row_tiles > 1:
             raise AssertionError("a split row tile is a multiple of its threads")
         if guard:
-            guards.append(Within(ix.of_symbol(Symbol("row", 1 << 62)), 0, m.row_size))
+            guards.append(Within(ix.of_symbol(Symbol("row", ix.UNBOUNDED)), 0, m.row_size))
         yield from self.guarded(tuple(guards), body)
 
     def enter_column(self, body: list[k.Statement], guard: bool) -> Iterator[k.Statement]:
@@ -786,7 +786,7 @@ class LoopLowering(Values):
         else:
             yield k.Index("col", form)
         if guard and not self.clamps:
-            guards.append(Within(ix.of_symbol(Symbol("col", 1 << 62)), 0, m.col_size))
+            guards.append(Within(ix.of_symbol(Symbol("col", ix.UNBOUNDED)), 0, m.col_size))
         yield from self.guarded(tuple(guards), body)
 
     @staticmethod

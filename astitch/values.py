@@ -241,7 +241,7 @@ class Values:
         if len(base.terms) > 1 or (base.terms and not isinstance(base.terms[0][0], Symbol)):
             known = self.recall(("index", base))
             if not isinstance(known, Symbol):
-                known = Symbol(self.fresh("at"), 1 << 62)
+                known = Symbol(self.fresh("at"), ix.UNBOUNDED)
                 self.emit(where, k.Index(known.name, base))
                 self.remember(where, ("index", base), known)
             base = ix.of_symbol(known)
@@ -451,7 +451,7 @@ class Values:
         for name, load in first.items():
             positions = [load.position, *(other[name].position for other in others)]
             if any(position != load.position for position in positions):
-                at = Symbol(self.fresh("at"), 1 << 62)
+                at = Symbol(self.fresh("at"), ix.UNBOUNDED)
                 starts = zip((case.guards for case in cases), positions, strict=True)
                 self.emit(Zone.COLUMN, k.ChooseIndex(at.name, tuple(starts)))
                 load = replace(load, position=ix.of_symbol(at))

@@ -151,6 +151,9 @@ TUPLE = """ENTRY e { x = f32[4] parameter(0)
  t = (f32[4], f32[4]) tuple(x, x)
  b = (f32[4], f32[4]) opt-barrier(t)
  ROOT y = f32[4] get-tuple-element(b), index=0 }"""
+SLICE = """ENTRY e { x = f32[4] parameter(0)
+ i = s32[] parameter(1)
+ ROOT y = f32[2] dynamic-slice(x, i), dynamic_slice_sizes={2} }"""
 SIZE = "ENTRY e { x = f32[4] parameter(0)\n ROOT y = s32[] get-dimension-size(x), dimensions={0} }"
 ALIAS = """ENTRY e { x = f32[4] parameter(0)
  y = f32[4] negate(x)
@@ -242,6 +245,7 @@ FIELDS: list[tuple[str, Change, str]] = [
     (SIZE, put("y", "dimensions"), Y + "dimensions: [] is not one dimension of f32[4]"),
     (SIZE, put("y", "dimensions", 1), Y + "dimensions: [1] is not one dimension of f32[4]"),
     (SIZE, put("y", "dimensions", -1), Y + "dimensions: [-1] is not one dimension of f32[4]"),
+    (SLICE, put("y", "operand_ids"), Y + "operand_ids: needs an operand"),
     (TUPLE, give_more, "%b, field operand_ids: opt-barrier has 2 operands, 5 were expected"),
     (TUPLE, put("b", "operand_ids"), "%b, field operand_ids: opt-barrier has 0 operands, 2 were"),
     (TUPLE, put("y", "shape.dimensions", 3), Y + "shape: it declares f32[3], which is not what"),
