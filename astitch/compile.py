@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from astitch import options
 from astitch.ahead import Ahead
-from astitch.build_program import build_program, leave_program, make_cuda_kernel
+from astitch.build_program import NOT_EMITTED, build_program, leave_program, make_cuda_kernel
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
 from astitch.convolution_layouts import arrange_convolutions
@@ -79,6 +79,8 @@ def pause_collector() -> Iterator[None]:
         if was_on:
             gc.enable()
 
+
+UNORDERED = "sums of scatters may differ from run to run"
 
 LEAST_THREADS = 4
 """From which on one is free for a kernel that may not be wanted."""
@@ -337,7 +339,7 @@ def compile_graph(
                 lambda: before,
                 stage=name,
                 subject=graph.name,
-                cost="the pass is left out",
+                cost=UNORDERED if name == "order_scatters" else "the pass is left out",
             ),
         )
 
@@ -419,9 +421,17 @@ def compile_graph(
             ),
         )
         emitted = {kernel.name for kernel in program.kernels}
-        plans = tuple(plan for plan in plans if plan.kernel.name in emitted)
+        lost = {p.scope.name: NOT_EMITTED for p in plans if p.kernel.name not in emitted}
+        plans = tuple(plan for plan in plans if plan.scope.name not in lost)
         return Compilation(
-            gpu, left.graph, split, plans, program, seconds, planned.splits, left=planned.left
+            gpu,
+            left.graph,
+            split,
+            plans,
+            program,
+            seconds,
+            planned.splits,
+            left={**planned.left, **lost},
         )
 
     if region:

@@ -495,7 +495,7 @@ def load_module(source: str, check: bool) -> HostModule:
     for bound, name in KERNEL.findall(source):
         description = KernelDescription.in_dll(library, f"astitch_kernel_{name}")
         kernels[name] = HostKernel(
-            file,
+            name,
             ctypes.addressof(description),
             tuple(description.parameter_is_const[i] for i in range(description.parameters)),
             int(bound) if bound else MAX_THREADS,

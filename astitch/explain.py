@@ -173,9 +173,7 @@ def show_faults(faults: Sequence[Fault]) -> list[str]:
     """How many errors inside astitch there were, and what each cost; nothing where there were none."""
     if not faults:
         return []
-    lines = [
-        f"errors inside astitch: {len(faults)}; they cost speed and no result, please report them"
-    ]
+    lines = [f"errors inside astitch: {len(faults)}; XLA makes up for them, please report them"]
     return ["\n".join([*lines, *(f"  {fault}" for fault in faults)])]
 
 

@@ -23,12 +23,15 @@ from astitch.callbacks import is_interrupt
 from astitch.errors import (
     AstitchError,
     CompilerMissing,
+    DynamicShape,
     IllegalProduct,
     IslandRefused,
     KernelCompileError,
     KernelFault,
     LaunchRefused,
+    MalformedHlo,
     UnsupportedOp,
+    UnsupportedType,
 )
 from astitch.gpu import PRESETS
 from astitch.private_files import PrivateFolder
@@ -37,6 +40,9 @@ Product = TypeVar("Product")
 
 INTERNAL = (IllegalProduct, IslandRefused, KernelCompileError, KernelFault, LaunchRefused)
 """The errors raised on purpose that nobody but astitch is to blame for."""
+
+ONLY_XLA = (DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType)
+"""What a function of JAX's may hold that XLA computes and astitch does not."""
 
 MOST_DUMPS = 32
 """Folders of faults that are kept in the cache; the oldest goes first."""
@@ -156,7 +162,7 @@ def report_faults(
     first, *others = faults
     more = f"\n  and {len(others)} more, which explain() lists" if others else ""
     warnings.warn(
-        f"astitch: {name}: an error inside astitch, which costs speed and no result: {first}{more}\n"
+        f"astitch: {name}: an error inside astitch, for which XLA makes up: {first}{more}\n"
         f"  {where}; please report it; strict=True raises the error",
         FaultWarning,
         stacklevel=stacklevel + 1,
@@ -173,6 +179,29 @@ def leave_to_xla(name: str, reason: str, strict: bool = False, stacklevel: int =
     if strict:
         raise UnsupportedOp(text)
     warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+
+
+def leave_whole(
+    name: str,
+    module: bytes | str,
+    gpu: str,
+    error: Exception,
+    *,
+    strict: bool = False,
+    inside_xla: bool = False,
+) -> None:
+    """Says that XLA computes all of a function for what stopped its compilation.
+
+    module, gpu, inside_xla: see report_faults.  Raises UnsupportedOp for what only XLA computes where strict forbids
+    it, a fault where strict or ASTITCH_FAULTS asks for it, and always what is neither: an interrupt, or what the user
+    can mend.
+    """
+    if isinstance(error, ONLY_XLA):
+        leave_to_xla(name, str(error).partition("\n")[0], strict)
+        return
+    faults = FaultLog(strict or None)
+    faults.note(error, stage="compile", subject=name, cost="XLA computes all of it")
+    report_faults(name, module, gpu, faults.found, inside_xla=inside_xla)
 
 
 def dump_faults(

@@ -6,6 +6,7 @@ one thread and all locks.  Locks of Python's are made anew; for those inside of 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
 import os
@@ -21,35 +22,20 @@ LONGEST_WAIT_S = 60.0
 """A fork that has waited so long for native code goes on without it."""
 
 
-class ForkLock:
-    """A threading.RLock; in a forked child it is free, unless the thread that forked held it."""
+class ForkLock(_thread.RLock):  # type: ignore[misc] # final for typeshed, not for Python
+    """A threading.RLock; in a forked child it is free, unless the thread that forked held it.
+
+    No method of Python's stands between: a signal that comes as it is taken or given finds it taken or given.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._owner: int | None = None
-        self._depth = 0
         _locks.add(self)
-
-    def __enter__(self) -> ForkLock:
-        self._lock.acquire()
-        self._owner = threading.get_ident()
-        self._depth += 1
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._owner = None
-        self._lock.release()
 
     def renew(self) -> None:
         """In the child of a fork."""
-        self._lock = threading.RLock()
-        if self._owner == threading.get_ident():
-            for _ in range(self._depth):
-                self._lock.acquire()
-        else:
-            self._owner, self._depth = None, 0
+        lock: Any = self
+        if not lock._is_owned():
+            lock._at_fork_reinit()
 
 
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()

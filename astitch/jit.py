@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from astitch import options
+from astitch.callbacks import pass_interrupt
 from astitch.errors import (
     ArgumentMismatch,
-    DynamicShape,
     EngineUnavailable,
     IllegalProduct,
     InvalidOption,
@@ -28,9 +28,15 @@ from astitch.errors import (
     OtherDevice,
     UnknownOption,
     UnsupportedOp,
-    UnsupportedType,
 )
-from astitch.faults import FaultLog, is_fault, leave_to_xla, report_faults, show_error
+from astitch.faults import (
+    FaultLog,
+    FaultWarning,
+    leave_to_xla,
+    leave_whole,
+    report_faults,
+    show_error,
+)
 from astitch.forks import ForkLock, cached_property
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
@@ -255,7 +261,7 @@ class JitFunction:
             if self._strict:
                 raise
             lowered = self._lower_traced(self._jax_jit.trace(*args, **kwargs))
-            _leave_whole(_name_of(self), lowered.hlo, lowered.gpu.name, error)
+            leave_whole(_name_of(self), lowered.hlo, lowered.gpu.name, error)
             self._latest = None
             self._compiled[key or (decided, tuple(avals))] = None
             return self._jax_jit(*args, **kwargs)
@@ -322,10 +328,9 @@ class JitFunction:
         try:
             return lowered.compile()
         except Exception as error:
-            left = (UnsupportedOp, UnsupportedType, DynamicShape)
-            if self._strict or not (isinstance(error, left) or is_fault(error)):
+            if self._strict:
                 raise
-            _leave_whole(_name_of(self), lowered.hlo, lowered.gpu.name, error)
+            leave_whole(_name_of(self), lowered.hlo, lowered.gpu.name, error)
             return None
 
     def _lower_traced(self, traced: Any) -> Lowered:
@@ -410,10 +415,15 @@ def _call_directly(
                 refusal = error
             try:  # the function of jax.jit's that answers here is the one that later calls go to
                 result = call(jitted)(*args, **kwargs)
-            except Exception:  # the program is at fault, or its donated arguments are gone
-                raise refusal from None
-            said = show_error(refusal)
-            leave_to_xla(_name_of(stitched), f"with astitch's kernels XLA fails: {said}")
+            except Exception as error:  # the program is at fault, or its donated arguments are gone
+                pass_interrupt(error)
+                raise refusal from error
+            warnings.warn(
+                f"astitch: XLA computes all of {_name_of(stitched)}: with astitch's kernels XLA fails: "
+                f"{show_error(refusal)}\n  please report it; strict=True raises the error",
+                FaultWarning,
+                stacklevel=2,
+            )
             return result
 
         return choose
@@ -504,7 +514,7 @@ def _stitch(
         try:
             call = Stitched(lowered, traced.jaxpr, donated, gpu, tune, strict)
         except Exception as error:
-            _leave_whole(name, _hlo_of(lowered), gpu.name, error, strict, inside_xla=True)
+            leave_whole(name, _hlo_of(lowered), gpu.name, error, strict=strict, inside_xla=True)
             return fn(*args, **kwargs)
         return jax.tree_util.tree_unflatten(lowered.out_tree, call_stitched(call, leaves))
 
@@ -543,28 +553,6 @@ def _find_effects(jaxpr: Any, besides: str = "") -> str:
     """What a traced function does beside computing, as prints."""
     effects = sorted({type(effect).__name__ for effect in jaxpr.effects} - {besides})
     return f"it has effects ({', '.join(effects)})" if effects else ""
-
-
-def _leave_whole(
-    name: str,
-    hlo: bytes,
-    gpu: str,
-    error: Exception,
-    strict: bool = False,
-    *,
-    inside_xla: bool = False,
-) -> None:
-    """Says that XLA computes all of a function for what stopped its compilation.
-
-    gpu: the name of the Gpu.  Raises UnsupportedOp where strict forbids it, a fault where strict or ASTITCH_FAULTS asks
-    for it.
-    """
-    if not is_fault(error):
-        leave_to_xla(name, str(error).splitlines()[0], strict)
-        return
-    faults = FaultLog(strict or None)
-    faults.note(error, stage="compile", subject=name, cost="XLA computes all of it")
-    report_faults(name, hlo, gpu, faults.found, inside_xla=inside_xla)
 
 
 def _hlo_of(jax_lowered: Any) -> bytes:

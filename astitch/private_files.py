@@ -205,6 +205,8 @@ class PrivateFolder:
         return None
 
     def _unlock(self, name: str, file: int) -> None:
+        if file not in _locks:  # in a forked child: the parent holds it
+            return
         try:
             with self._opened() as folder:
                 if os.path.samestat(os.fstat(file), os.stat(name, dir_fd=folder)):
@@ -313,6 +315,8 @@ def _wait_for_lock(file: int, longest_s: float) -> bool:
 
 
 def _close_lock(file: int) -> None:
+    if file not in _locks:  # a forked child has closed its parent's
+        return
     _locks.discard(file)
     try:
         fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have a copy of the descriptor

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from astitch.callbacks import pass_interrupt
 from astitch.compile import Body, Compilation, RegionRules, compile_graph
 from astitch.dimensions import array_of
 from astitch.faults import FaultLog, is_fault
@@ -69,6 +70,7 @@ def stitch_bodies(
                         faults=faults,
                     )
                 except Exception as error:
+                    pass_interrupt(error)
                     notes.append(f"%{node.name}: a region is left to XLA: {error}")
                     if is_fault(error):
                         where = f"a region of %{node.name}"

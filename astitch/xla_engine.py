@@ -29,12 +29,11 @@ from astitch.driver_ahead import Unit, assemble_ahead
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.epilogues import find_epilogues, fits_into_xla_product
 from astitch.errors import (
-    EngineUnavailable,
     IllegalProduct,
     KernelCompileError,
     UnsupportedOp,
 )
-from astitch.faults import FaultLog, is_fault, leave_to_xla, report_faults, show_error
+from astitch.faults import FaultLog, leave_whole, report_faults
 from astitch.forks import ForkLock, cached_property
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
@@ -1300,13 +1299,13 @@ class Stitched:
                 self._kept = open_cache().load(key)
         if self._kept is None:
             with open_cache().turn(key, LONGEST_WAIT_S):
-                self._kept = open_cache().load(key)
-                if self._kept is None:
-                    compilation, self._kept = self._make()
-                    if (
-                        not compilation.faults
-                    ):  # another process may have none, and says so if it has
-                        open_cache().store(key, self._kept)
+                kept = self._kept or open_cache().load(key)
+                if kept is None:
+                    compilation, kept = self._make()
+                    # Another process may have no faults, and says so if it has.
+                    if not compilation.faults:
+                        open_cache().store(key, kept)
+                self._kept = kept
         return self._kept
 
     def _make(self) -> tuple[Compilation, bytes]:
@@ -1341,16 +1340,15 @@ class Stitched:
         return self._made
 
     def leave(self, error: Exception) -> None:
-        """Says that XLA computes all of it for this error.  Raises the error where strict or ASTITCH_FAULTS asks for
-        that, or where the user can mend it."""
-        if self._strict or isinstance(error, EngineUnavailable):
-            raise error
-        if not is_fault(error):
-            leave_to_xla(self.graph.name, show_error(error))
-            return
-        faults = FaultLog()
-        faults.note(error, stage="compile", subject=self.graph.name, cost="XLA computes all of it")
-        report_faults(self.graph.name, self.hlo, self.gpu.name, faults.found, inside_xla=True)
+        """Says that XLA computes all of it for this error; see leave_whole for what is raised."""
+        leave_whole(
+            self.graph.name,
+            self.hlo,
+            self.gpu.name,
+            error,
+            strict=self._strict,
+            inside_xla=True,
+        )
 
     def __repr__(self) -> str:
         return f"<stitched for {self.gpu.name}>"

@@ -343,3 +343,47 @@ def test_what_xla_refuses_with_kernels_it_runs_without_them() -> None:
     strict = jit_module._call_directly(other, jax.jit(two_layers), untraced, strict=True)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_target"):
         strict(X)
+
+
+def test_two_kinds_of_faults_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel is not emitted, another one's text is refused: both are left, and nothing reads what nobody wrote."""
+    break_one_scope(monkeypatch, sys.modules["astitch.build_program"], "make_cuda_kernel")
+    engine = sys.modules["astitch.host_engine"]
+    works = engine.compile_many
+
+    def refuse_one(sources: list[str], check: bool = False) -> Any:
+        for source in sources:
+            if "stitch_2(" in source:
+                error = KernelCompileError("g++ refuses the kernel text: 'bug' was not declared")
+                error.source = source
+                raise error
+        return works(sources, check)
+
+    monkeypatch.setattr(engine, "compile_many", refuse_one)
+    _, said = call_with_faults(two_layers, X)
+    assert len(said) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FaultWarning)
+        compiled = astitch.jit(two_layers).lower(X).compile()
+    assert len(compiled.program.kernels) == 1 and len(compiled.compilation.left) == 2
+
+
+def test_what_a_signal_handler_raises_is_not_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes from outside, whatever was under way."""
+    monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
+
+    def ring(*_: object, **__: object) -> Any:
+        os.kill(os.getpid(), signal.SIGALRM)
+        raise AssertionError("the handler has raised before")
+
+    def raise_in_handler(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(xla_engine, "compile_for_xla", ring)
+    before = signal.signal(signal.SIGALRM, raise_in_handler)
+    try:
+        fn = astitch.jit(two_layers, engine="xla")._stitched_jit
+        with pytest.raises(TimeoutError):
+            fn.trace(X).lower(lowering_platforms=("cuda",))
+    finally:
+        signal.signal(signal.SIGALRM, before)
