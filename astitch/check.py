@@ -935,13 +935,14 @@ _STATES = (
     ArrayType(DType.U64, (2,)),
     ArrayType(DType.U64, (3,)),
     ArrayType(DType.U32, (4,)),
+    ArrayType(DType.U32, (6,)),
 )
 
 
 def _infer_random_bits(node: Node, operands: Sequence[Type]) -> Type:
-    """(the new state, the bits); Threefry has a state of two words, Philox of two or three."""
+    """(the new state, the bits); Threefry has a state of two 64-bit words, Philox of two or three."""
     (state,) = _arrays(operands, 1)
-    states = [t for t in _STATES if t.shape != (3,) or not _is_threefry(node)]
+    states = [t for t in _STATES if t.bytes == 16 or not _is_threefry(node)]
     if state not in states:
         raise BrokenRule(f"the state is {state}, not one of {', '.join(map(str, states))}")
     elements = _elements(node.type)
