@@ -89,9 +89,8 @@ class Ahead:
     ) -> None:
         try:
             self._end(wait=True)
-        except (
-            BaseException
-        ):  # a signal handler's: threads that wait for a turn would wait for ever
+        except BaseException:  # a signal handler's
+            # Threads that wait for a turn would wait for ever.
             self._end(wait=False)
             raise
 

@@ -16,7 +16,8 @@ from astitch.simplify import free_name, keep_live_nodes
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A value that a barrier waits for.  behind: the barrier before, behind which it is read; empty: none."""
+    """An operand of a barrier.  value: the name of the node that computes it.  behind: where the operand is itself the
+    result of another barrier, that barrier's name; else empty."""
 
     value: str
     behind: str = ""
@@ -24,7 +25,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """waits: for what.  reads: (reader, value) of those who read a value behind it.  stage: see stitch_scope."""
+    """One optimization-barrier.  waits: its operands.  reads: (reader, value) for each op that reads a result of the
+    barrier, the value being the operand that the result is equal to.  stage: see stitch_scope.py."""
 
     name: str
     waits: tuple[Held, ...]
@@ -34,7 +36,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """graph: without barriers.  barriers: in the order in which they were; those that nobody is behind are gone."""
+    """graph: without barriers.  barriers: those that were in it, in their order."""
 
     graph: Graph
     barriers: tuple[Barrier, ...]
@@ -45,20 +47,20 @@ def is_barrier(node: Node) -> bool:
 
 
 def is_held(graph: Graph, node: Node) -> bool:
-    """Is it a barrier, or what one hands on?"""
+    """Is the node a barrier, or one result of a barrier?"""
     projects = isinstance(node.attrs, GetTupleElementAttrs)
     return is_barrier(node) or (projects and is_barrier(graph[node.operands[0]]))
 
 
 def value_behind(graph: Graph, node: Node) -> str:
-    """The operand that is handed on by what is_held says is no barrier of several."""
+    """The operand of the barrier that a result of the barrier is equal to.  node: a result, or a barrier with one."""
     if not isinstance(node.attrs, GetTupleElementAttrs):
         return node.operands[0]
     return graph[node.operands[0]].operands[node.attrs.index]
 
 
 def open_barriers(graph: Graph) -> Opened:
-    """The graph in which what a barrier hands on is what it was given.  Regions stay as they are."""
+    """The graph in which readers of a barrier's results read the barrier's operands.  Regions keep their barriers."""
     if not any(map(is_barrier, graph)):
         return Opened(graph, ())
     held: dict[str, Held] = {}  # by what a barrier hands on: the value, and that barrier

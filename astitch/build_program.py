@@ -149,7 +149,7 @@ class _ProgramBuilder:
         )
 
     def leave(self, scope: Scope, reason: str) -> list[Node]:
-        """The ops of a stitch op that has no kernel, those in front that each kernel computes for itself first."""
+        """The ops of a stitch op that has no kernel, after the repeated constants and iotas that it reads."""
         wanted = set(scope.members)
         pending = list(scope.members)
         while pending:
@@ -425,8 +425,8 @@ def build_program(
     """The program that computes the graph's outputs with one kernel for each plan.
 
     islands: leave what no kernel and no library computes to XLA; else to the reference interpreter.
-    epilogues: name the kernels that a product's library could compute.  left: the scopes that have no plan though they
-    need a kernel, by name, each with the reason; they are left as well.  faults: keeps those of the emission.
+    epilogues: name the kernels that a product's library could compute.  left: scopes whose ops XLA (or the
+    reference) computes in place of a kernel, by name, each with the reason.  faults: keeps those of the emission.
     """
     builder = _ProgramBuilder(
         graph,

@@ -112,7 +112,8 @@ class Compilation:
     graph: simplified, expanded and reassociated.  scopes: what has a kernel each; where stitch ops were split, their
     graph has copies of some broadcasts.  seconds: time of each stage.  splits: kernels that were looked at twice.
     loops: which loops are one kernel, and why others are not.
-    left: stitch ops without a kernel, by name, each with the reason.  faults: the errors inside astitch, see faults.py.
+    left: stitch ops that XLA computes in place of a kernel, by name, each with the reason.
+    faults: the errors inside astitch, see faults.py.
     bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
     """
 

@@ -102,14 +102,16 @@ def spell_form(form: Linear) -> str:
 
 
 def _is_int(form: Linear) -> bool:
-    """Does a sum of ints give it?  A symbol without a bound is a variable, as wide as its declaration says."""
+    """Does a sum of ints give it, also before the constant is added?  A symbol without a bound is a variable,
+    as wide as its declaration says."""
     bounded = tuple(
         (_LANE if term == LANE else term, coefficient)
         for term, coefficient in form.terms
         if all(s.extent < ix.UNBOUNDED for s in ix.symbols(Linear(0, ((term, 1),))))
     )
-    low, high = ix.bounds(Linear(form.constant, bounded))
-    return low > -(2**31) and high < 2**31
+    low, high = ix.bounds(Linear(0, bounded))
+    reached = (low, high, low + form.constant, high + form.constant)
+    return all(-(2**31) < value < 2**31 for value in reached)
 
 
 _LANE = Symbol(LANE.name, ACCESS_BYTES)

@@ -244,19 +244,19 @@ def write_repro(
     raises: an error inside astitch is raised, else the explanation is printed.  inside_xla: compile it for a program of
     XLA's.  Raises OSError.
     """
-    device, imports = (repr(gpu), ["import astitch"])
-    if gpu not in PRESETS:
-        device, imports = "from_device()", ["import astitch", "from astitch.gpu import from_device"]
-    call = f"print(astitch.compile_hlo(module, gpu={device}).explain())"
+    named = gpu in PRESETS
     if inside_xla:
-        if gpu in PRESETS:
-            device = f"preset({gpu!r})"
         imports = [
             "from astitch.gpu import from_device, preset",
             "from astitch.hlo_import import import_hlo",
             "from astitch.xla_engine import compile_for_xla",
         ]
+        device = f"preset({gpu!r})" if named else "from_device()"
         call = f"compilation, _ = compile_for_xla(import_hlo(module), {device})\nprint(compilation.explain())"
+    else:
+        imports = ["import astitch", *([] if named else ["from astitch.gpu import from_device"])]
+        device = repr(gpu) if named else "from_device()"
+        call = f"print(astitch.compile_hlo(module, gpu={device}).explain())"
     if isinstance(module, str):
         file, read, data = "module.hlo.txt", "read_text", module.encode()
     else:

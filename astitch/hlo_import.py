@@ -29,6 +29,7 @@ from astitch.hlo_opaque import (
     outline_dynamic_shapes,
     refuse_effects,
 )
+from astitch.hlo_schema import decode
 from astitch.ir import (
     ArrayType,
     Attrs,
@@ -115,7 +116,7 @@ def find_source(module: Any, metadata: Any) -> str:
     module: an HloModuleProto.  metadata: of one of its instructions.
     """
     if metadata.source_file:
-        return f"{_text(metadata.source_file)}:{metadata.source_line}"
+        return f"{decode(metadata.source_file)}:{metadata.source_line}"
     index = module.stack_frame_index
     if not 0 < metadata.stack_frame_id <= len(index.stack_frames):
         return ""
@@ -125,7 +126,7 @@ def find_source(module: Any, metadata: Any) -> str:
     location = index.file_locations[location_id - 1]
     if not 0 < location.file_name_id <= len(index.file_names):
         return ""
-    return f"{_text(index.file_names[location.file_name_id - 1])}:{location.line}"
+    return f"{decode(index.file_names[location.file_name_id - 1])}:{location.line}"
 
 
 # ---- bytes and text -> message -------------------------------------------------------------------
@@ -232,6 +233,19 @@ def _leaf_types(type_: _TypeTree) -> list[ArrayType]:
     return [type_]
 
 
+def _result_type(type_: _TypeTree) -> Type:
+    """Of a node: its tuples, however deep, are one."""
+    leaves = _leaf_types(type_)
+    return leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
+
+
+def _results_of(node: str, type_: _TypeTree) -> _Value:
+    """What a node of that type gives, in the type's structure."""
+    count = len(_leaf_types(type_))
+    leaves = [node] if count == 1 else [_Result(node, i) for i in range(count)]
+    return _unflatten(type_, iter(leaves))
+
+
 def _unflatten(type_: _TypeTree, leaves: Iterator[str | _Result]) -> _Value:
     if isinstance(type_, tuple):
         return tuple(_unflatten(element, leaves) for element in type_)
@@ -257,7 +271,7 @@ class _Module:
 
     def __init__(self, proto: Any, *, trusted: bool) -> None:
         self.proto, self.trusted = proto, trusted
-        self.name = _text(proto.name)
+        self.name = decode(proto.name)
         _check_ids(proto, self.name)
         # Each is called by one instruction, which stays a call.
         self.outlined = outline_dynamic_shapes(proto)
@@ -270,7 +284,7 @@ class _Module:
             raise MalformedHlo(
                 f"HLO module {self.name}: it has no entry computation (id "
                 f"{self.proto.entry_computation_id}, name "
-                f"{_text(self.proto.entry_computation_name)!r}); the dump is incomplete, write it "
+                f"{decode(self.proto.entry_computation_name)!r}); the dump is incomplete, write it "
                 "again"
             )
         _check_calls(entry, self.computations)
@@ -297,7 +311,7 @@ def _check_ids(module: Any, name: str) -> None:
         if computation.id in computations:
             raise MalformedHlo(
                 f"HLO module {name}: there is a second computation with id {computation.id}, "
-                f"{_text(computation.name)}; {_WRITE_AGAIN}"
+                f"{decode(computation.name)}; {_WRITE_AGAIN}"
             )
         computations.add(computation.id)
         instructions: set[int] = set()
@@ -325,7 +339,7 @@ def _check_calls(entry: Any, computations: Mapping[int, Any]) -> None:
         callee, is_region = caller.calls[-1]
         if callee in open_:
             raise MalformedHlo(
-                f"HLO computation {_text(computations[callee].name)} calls itself; HLO has no "
+                f"HLO computation {decode(computations[callee].name)} calls itself; HLO has no "
                 "recursion"
             )
         if callee not in known:
@@ -335,7 +349,7 @@ def _check_calls(entry: Any, computations: Mapping[int, Any]) -> None:
         caller.calls.pop()
         caller.values += known[callee][0]
         caller.nesting = max(caller.nesting, known[callee][1] + is_region)
-        where = f"HLO computation {_text(caller.computation.name)}"
+        where = f"HLO computation {decode(caller.computation.name)}"
         if caller.values > MOST_VALUES:
             raise MalformedHlo(
                 f"{where}: with its calls unfolded it has more than {MOST_VALUES} values, the most "
@@ -386,7 +400,7 @@ class _Reader:
 
     def __init__(self, module: _Module, computation: Any) -> None:
         self.module = module
-        self.name = _text(computation.name)
+        self.name = decode(computation.name)
         self.computation = computation
         self.nodes: dict[str, Node] = {}
         self.parameters: dict[int, list[str]] = {}  # parameter number -> one node for each leaf
@@ -419,7 +433,7 @@ class _Reader:
 
     def _read_frames(self) -> _Value:
         """Reads a computation with its calls; a stack of our own: they may nest deep."""
-        stack = [self._open(self.computation, None, None)]
+        stack = [_Frame(self.computation, None)]
         while True:
             frame = stack[-1]
             instructions = frame.computation.instructions
@@ -428,7 +442,7 @@ class _Reader:
                 frame.position += 1
                 opcode = instruction.opcode
                 frame.shapes[instruction.id] = instruction.shape
-                self.where = self._where(frame, instruction)
+                self.where = _where(frame.computation, instruction)
                 if (opcode == b"call" or opcode == b"fusion") and not self._is_outlined(
                     instruction
                 ):
@@ -439,7 +453,7 @@ class _Reader:
                         self._operand(frame, instruction, i)
                         for i in range(len(instruction.operand_ids))
                     ]
-                    stack.append(self._open(callee, arguments, instruction))
+                    stack.append(_Frame(callee, arguments, calls=instruction))
                 else:
                     value = self._read_instruction(frame, instruction)
                     self._keep(frame, instruction, value)
@@ -447,7 +461,7 @@ class _Reader:
             stack.pop()
             if frame.computation.root_id not in frame.values:
                 raise MalformedHlo(
-                    f"HLO computation {_text(frame.computation.name)}: its root, instruction id "
+                    f"HLO computation {decode(frame.computation.name)}: its root, instruction id "
                     f"{frame.computation.root_id}, is missing; the dump is incomplete, write it "
                     "again"
                 )
@@ -455,7 +469,7 @@ class _Reader:
             if not stack:
                 return result
             assert frame.calls is not None
-            self.where = self._where(stack[-1], frame.calls)
+            self.where = _where(stack[-1].computation, frame.calls)
             self._keep(stack[-1], frame.calls, result)
 
     def _keep(self, frame: _Frame, instruction: Any, value: _Value) -> None:
@@ -491,25 +505,19 @@ class _Reader:
         assert isinstance(type_, TupleType)
         return type_.elements[leaf.index]
 
-    def _open(self, computation: Any, arguments: Sequence[_Value] | None, calls: Any) -> _Frame:
-        return _Frame(computation, arguments, calls=calls)
-
     def _is_outlined(self, instruction: Any) -> bool:
         return any(i in self.module.outlined for i in instruction.called_computation_ids)
-
-    def _where(self, frame: _Frame, instruction: Any) -> str:
-        return _where(frame.computation, instruction)
 
     def _operand(self, frame: _Frame, instruction: Any, index: int) -> _Value:
         if index >= len(instruction.operand_ids):
             raise MalformedHlo(
-                f"{self._where(frame, instruction)}: {_text(instruction.opcode)} has "
+                f"{_where(frame.computation, instruction)}: {decode(instruction.opcode)} has "
                 f"{len(instruction.operand_ids)} operands, operand {index} is missing"
             )
         id_ = instruction.operand_ids[index]
         if id_ not in frame.values:
             raise MalformedHlo(
-                f"{self._where(frame, instruction)}: operand {index} is instruction id {id_}, "
+                f"{_where(frame.computation, instruction)}: operand {index} is instruction id {id_}, "
                 "which no earlier instruction has; the dump is damaged, write it again"
             )
         return frame.values[id_]
@@ -566,8 +574,8 @@ class _Reader:
 
     def _read_instruction(self, frame: _Frame, instruction: Any) -> _Value:
         """What an instruction other than a call stands for; adds the node it needs."""
-        opcode = _OPCODES.get(instruction.opcode, _text(instruction.opcode))
-        name = _text(instruction.name)
+        opcode = _OPCODES.get(instruction.opcode, decode(instruction.opcode))
+        name = decode(instruction.name)
         where = self.where
         number: int = instruction.parameter_number
         if opcode == "parameter" and frame.arguments is not None:
@@ -595,7 +603,7 @@ class _Reader:
         if reason := self._why_opaque(frame, instruction, opcode):
             return self._read_opaque(frame, instruction, reason, name, where)
         type_ = _read_type(instruction.shape, where)
-        op_name = _text(instruction.metadata.op_name)
+        op_name = decode(instruction.metadata.op_name)
         source = find_source(self.module.proto, instruction.metadata)
 
         def add(
@@ -657,33 +665,25 @@ class _Reader:
         if opcode == "while":
             called.reverse()  # XLA stores the body first
         regions = tuple(self.module.import_region(id_, where) for id_ in called)
-        leaves = _leaf_types(type_)
-        result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
+        result = _result_type(type_)
         node = self._add(name, opcode, result, tuple(operands), attrs, regions, op_name, source)
-        if isinstance(result, ArrayType):
-            return _unflatten(type_, iter([node]))
-        return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))
+        return _results_of(node, type_)
 
     def _read_barrier(
         self, operands: Sequence[str], type_: _TypeTree, add: Callable[..., str]
     ) -> _Value:
         """A barrier hands on all that it is given: as one op, so that nothing behind it goes ahead of any of that."""
-        leaves = _leaf_types(type_)
-        if not leaves:
+        if not _leaf_types(type_):
             return _unflatten(type_, iter(()))
-        result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
-        node = add("optimization-barrier", result, operands)
-        if isinstance(result, ArrayType):
-            return _unflatten(type_, iter([node]))
-        return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))
+        return _results_of(add("optimization-barrier", _result_type(type_), operands), type_)
 
     def _why_opaque(self, frame: _Frame, instruction: Any, opcode: str) -> str:
         """Why an instruction is only handed on to XLA; nothing: the empty string."""
         if opcode in ("call", "fusion"):
             inner = self.module.outlined[instruction.called_computation_ids[0]].instructions
-            found = {_text(i.opcode) for i in inner if is_dynamic(i.shape)}
+            found = {decode(i.opcode) for i in inner if is_dynamic(i.shape)}
             return f"shapes that only the run tells ({', '.join(sorted(found))})"
-        if _text(instruction.opcode) not in READ_OPCODES:
+        if decode(instruction.opcode) not in READ_OPCODES:
             return f"astitch does not know '{opcode}'"
         if opcode in _HANDS_ON:
             return ""
@@ -713,22 +713,18 @@ class _Reader:
             trusted=self.module.trusted,
         )
         operands = tuple(self._name_of(leaf) for value in values for leaf in _flatten(value))
-        leaves = _leaf_types(type_)
-        result: Type = leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
-        metadata = instruction.metadata
+        result, metadata = _result_type(type_), instruction.metadata
         source = find_source(self.module.proto, metadata)
         node = self._add(
-            name, "opaque", result, operands, attrs, (), _text(metadata.op_name), source
+            name, "opaque", result, operands, attrs, (), decode(metadata.op_name), source
         )
-        if isinstance(result, ArrayType):
-            return _unflatten(type_, iter([node]))
-        return _unflatten(type_, iter([_Result(node, i) for i in range(len(leaves))]))
+        return _results_of(node, type_)
 
     def _expect_operands(self, instruction: Any, operands: Sequence[str], count: int) -> None:
         """Of an op that is read before check_node counts its operands."""
         if len(operands) != count:
             raise MalformedHlo(
-                f"{self.where}, field operand_ids: {_text(instruction.opcode)} has "
+                f"{self.where}, field operand_ids: {decode(instruction.opcode)} has "
                 f"{len(operands)} operands, {count} were expected; {_WRITE_AGAIN}"
             )
 
@@ -832,7 +828,7 @@ class _Reader:
         if isinstance(leaf, _Result) and leaf not in self.projections:
             metadata = instruction.metadata
             self._project(
-                leaf, name, _text(metadata.op_name), find_source(self.module.proto, metadata)
+                leaf, name, decode(metadata.op_name), find_source(self.module.proto, metadata)
             )
         return leaf
 
@@ -942,12 +938,8 @@ def _find_leaf(tree: Any, path: Sequence[int]) -> int | None:
 # ---- pieces of the message -----------------------------------------------------------------------
 
 
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")
-
-
 def _where(computation: Any, instruction: Any) -> str:
-    return f"HLO computation {_text(computation.name)}, instruction %{_text(instruction.name)}"
+    return f"HLO computation {decode(computation.name)}, instruction %{decode(instruction.name)}"
 
 
 def _only(ids: Sequence[int], where: str) -> int:
@@ -1065,7 +1057,7 @@ def _read_precision(instruction: Any) -> tuple[str, ...]:
 def _read_compare(i: Any) -> CompareAttrs:
     # XLA of jaxlib 0.12 says it in a field of its own, before that it is a type of comparison.
     is_total = i.comparison_order == b"TOTAL" or i.comparison_type == b"TOTALORDER"
-    return CompareAttrs(_text(i.comparison_direction), is_total)
+    return CompareAttrs(decode(i.comparison_direction), is_total)
 
 
 def _read_slice(i: Any) -> SliceAttrs:
@@ -1173,7 +1165,7 @@ def _read_custom_call(i: Any) -> CustomCallAttrs:
     operands = [leaf for s in i.operand_shapes_with_layout for leaf, _ in _shape_leaves(s)]
     kept = bool(i.constrain_layout)
     return CustomCallAttrs(
-        _text(i.custom_call_target),
+        decode(i.custom_call_target),
         i.backend_config,
         i.custom_call_api_version,
         i.custom_call_has_side_effect,

@@ -17,6 +17,7 @@ from typing import Any
 
 from astitch import hlo_schema
 from astitch.errors import MalformedHlo, UnsupportedOp
+from astitch.hlo_schema import decode
 from astitch.ir import OpaqueAttrs, Tree
 from astitch.ops import OPS
 from astitch.stablehlo import ends_process, find_foreign, to_stablehlo
@@ -46,7 +47,7 @@ def discard_unread_fields(module: Any) -> None:
         (instruction, _copy(instruction))
         for computation in module.computations
         for instruction in computation.instructions
-        if _text(instruction.opcode) not in READ_OPCODES
+        if decode(instruction.opcode) not in READ_OPCODES
     ]
     module.DiscardUnknownFields()
     for instruction, whole in kept:
@@ -57,10 +58,6 @@ def _copy(message: Any) -> Any:
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")
 
 
 # ---- one instruction ---------------------------------------------------------------------------------------------
@@ -84,7 +81,7 @@ def carry_instruction(
     """
     kept = _strip(instruction)
     if not _OPCODE.fullmatch(instruction.opcode):
-        raise MalformedHlo(f"{where}: no opcode of HLO's is spelled {_text(instruction.opcode)!r}")
+        raise MalformedHlo(f"{where}: no opcode of HLO's is spelled {decode(instruction.opcode)!r}")
     found: dict[int, Any] = {}
     for number in instruction.called_computation_ids:
         _collect(number, computations, found, where)
@@ -94,7 +91,7 @@ def carry_instruction(
     kept.called_computation_ids[:] = [numbers[i] for i in instruction.called_computation_ids]
     called = [_rename(computation, numbers) for computation in found.values()]
     attrs = OpaqueAttrs(
-        _text(instruction.opcode),
+        decode(instruction.opcode),
         reason,
         bytes(kept.SerializeToString(deterministic=True)),
         tuple(_tree_of(shape) for shape in operand_shapes),
@@ -106,7 +103,7 @@ def carry_instruction(
 
 def refuse_effects(instruction: Any, where: str) -> None:
     """Raises UnsupportedOp for what does more than compute its result: nothing says when, or in which process."""
-    opcode = _text(instruction.opcode)
+    opcode = decode(instruction.opcode)
     if opcode in SPEAKS:
         raise UnsupportedOp(
             f"{where}: no entry for '{opcode}' in astitch/ops.py\n  rewrite the program "
@@ -114,7 +111,7 @@ def refuse_effects(instruction: Any, where: str) -> None:
         )
     if opcode != "custom-call":
         return
-    target = _text(instruction.custom_call_target)
+    target = decode(instruction.custom_call_target)
     if "python" in target and "callback" in target:
         raise UnsupportedOp(
             f"{where}: custom-call to {target!r} calls a Python function (jax.pure_callback, "

@@ -159,3 +159,8 @@ HloInstructionProto = _CLASSES["HloInstructionProto"]
 ShapeProto = _CLASSES["ShapeProto"]
 LiteralProto = _CLASSES["LiteralProto"]
 CompileOptionsProto = _CLASSES["CompileOptionsProto"]
+
+
+def decode(text: bytes) -> str:
+    """A string field as text; bytes that are not UTF-8 become marks."""
+    return text.decode(errors="replace")

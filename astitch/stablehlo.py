@@ -30,6 +30,7 @@ def to_stablehlo(hlo: bytes) -> bytes:
 
 _TRANSLATE = """
 import sys
+sys.path[:] = sys.argv[1:]
 from jaxlib import _jax
 try:
     _jax.mlir.hlo_to_stablehlo(sys.stdin.buffer.read())
@@ -43,7 +44,7 @@ def ends_process(hlo: bytes) -> bool:
     rules, so a process of its own is asked, which takes a quarter of a second."""
     with fork_waits():
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _TRANSLATE],
+            [sys.executable, "-P", "-c", _TRANSLATE, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -55,7 +56,7 @@ def ends_process(hlo: bytes) -> bool:
         except BaseException:
             process.kill()
             raise
-    return process.returncode < 0
+    return process.returncode != 0
 
 
 def find_foreign(module: bytes) -> str:

@@ -128,19 +128,24 @@ def test_a_stitch_op_that_fails_is_left_alone(
     assert "while its kernel" in compiled.explain() or "breaks a rule" in compiled.explain()
 
 
-def test_text_that_the_compiler_refuses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_text(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A host compiler that refuses the text of one kernel."""
     engine = sys.modules["astitch.host_engine"]
     works = engine.compile_many
 
     def refuse_one(sources: list[str], check: bool = False) -> Any:
         for source in sources:
-            if "stitch_1(" in source:
+            if f"{name}(" in source:
                 error = KernelCompileError("g++ refuses the kernel text: 'bug' was not declared")
                 error.source = source
                 raise error
         return works(sources, check)
 
     monkeypatch.setattr(engine, "compile_many", refuse_one)
+
+
+def test_text_that_the_compiler_refuses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_text(monkeypatch, "stitch_1")
     _, said = call_with_faults(two_layers, X)
     assert len(said) == 1 and "start: kernel stitch_1: KernelCompileError" in said[0]
     compiled = astitch.jit(two_layers).lower(X).compile()
@@ -348,18 +353,7 @@ def test_what_xla_refuses_with_kernels_it_runs_without_them() -> None:
 def test_two_kinds_of_faults_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel is not emitted, another one's text is refused: both are left, and nothing reads what nobody wrote."""
     break_one_scope(monkeypatch, sys.modules["astitch.build_program"], "make_cuda_kernel")
-    engine = sys.modules["astitch.host_engine"]
-    works = engine.compile_many
-
-    def refuse_one(sources: list[str], check: bool = False) -> Any:
-        for source in sources:
-            if "stitch_2(" in source:
-                error = KernelCompileError("g++ refuses the kernel text: 'bug' was not declared")
-                error.source = source
-                raise error
-        return works(sources, check)
-
-    monkeypatch.setattr(engine, "compile_many", refuse_one)
+    refuse_text(monkeypatch, "stitch_2")
     _, said = call_with_faults(two_layers, X)
     assert len(said) == 2
     with warnings.catch_warnings():
