@@ -522,7 +522,7 @@ def _plan_arranged(
     launch: LaunchConfig,
     arrangement: Arrangement,
 ) -> Plan:
-    """Lowers an arrangement; Regional buffers are demoted until the kernel fits."""
+    """Lowers an arrangement; Regional buffers are demoted until the kernel fits, then it is launched with less."""
     scope = known.groups.scope
     notes: tuple[str, ...] = ()
     demoted: frozenset[str] = frozenset()
@@ -537,9 +537,15 @@ def _plan_arranged(
         # Demotion (paper section 4.4): the largest Regional buffer goes to global scratch, one by one.
         regional = [p for p in arrangement.placements.values() if p.shared]
         if not regional:
-            raise IllegalProduct(
-                f"{scope.name}: {kernel.shared_bytes} B of shared memory where {limit} B fit, and nothing to demote"
-            )
+            smaller = _ask_for_less(gpu, launch, schedule, bounded)
+            if smaller is None:
+                raise IllegalProduct(
+                    f"{scope.name}: {kernel.shared_bytes} B of shared memory where {limit} B fit, and nothing to demote"
+                )
+            launch, note = smaller
+            notes = (*notes, f"{note}: {kernel.shared_bytes} B shared, {limit} B fit")
+            arrangement = _choose_schemes(known, gpu, launch, schedule, demoted)
+            continue
         largest = max(
             regional,
             key=lambda p: (shared_elements(p, arrangement.loops[p.loop].mapping), p.root.name),
@@ -550,3 +556,20 @@ def _plan_arranged(
             f"%{largest.root.name} demoted from Regional to Global: {kernel.shared_bytes} B shared, {limit} B fit",
         )
         arrangement = _choose_schemes(known, gpu, launch, schedule, demoted)
+
+
+def _ask_for_less(
+    gpu: Gpu, launch: LaunchConfig, schedule: Schedule, bounded: bool
+) -> tuple[LaunchConfig, str] | None:
+    """A launch whose blocks find more shared memory or exchange less, and what it is; None where there is none.
+
+    bounded: the launch promises how many blocks an SM holds.
+    """
+    if bounded and launch.blocks_per_sm > 1:
+        fewer = launch.blocks_per_sm - 1
+        return configure_launch(gpu, launch.block, blocks_per_sm=fewer), f"{fewer} blocks an SM"
+    half = launch.block // 2
+    if schedule.block is None and half >= gpu.warp_size:
+        launch = configure_launch(gpu, half, blocks_per_sm=schedule.blocks_per_sm)
+        return launch, f"blocks of {half}"
+    return None

@@ -185,16 +185,22 @@ class Program:
 
     def lower(self) -> bytes:
         """The serialized HloModuleProto: every argument kept, source paths without their root."""
-        jax.config.update("jax_hlo_source_file_canonicalization_regex", _ABSOLUTE_PREFIX)
         with jax.enable_x64(self.x64):
-            traced = jax.jit(self.fn, keep_unused=True).trace(*self.specs)
-            module = traced.lower(lowering_platforms=(self.platform,)).compiler_ir("hlo")
-        assert module is not None, self.name
-        proto: bytes = module.as_serialized_hlo_module_proto()
-        return proto
+            return lower(self.fn, self.specs, self.platform)
 
 
 _ABSOLUTE_PREFIX = r"^.*/(?=tests/|astitch/|examples/|site-packages/)"
+
+
+def lower(fn: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct], platform: str) -> bytes:
+    """A function's serialized HloModuleProto for a platform: every argument kept, source paths without their root."""
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", _ABSOLUTE_PREFIX)
+    traced = jax.jit(fn, keep_unused=True).trace(*specs)
+    module = traced.lower(lowering_platforms=(platform,)).compiler_ir("hlo")
+    assert module is not None, fn
+    proto: bytes = module.as_serialized_hlo_module_proto()
+    return proto
+
 
 PROGRAMS: dict[str, Program] = {}
 

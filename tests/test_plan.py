@@ -15,21 +15,26 @@ from strategies import random_graphs
 from astitch.check_plan import check_plan
 from astitch.compile import compile_graph
 from astitch.errors import IllegalProduct
+from astitch.expand import expand
 from astitch.gpu import Gpu, preset
+from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import Graph
 from astitch.plan import LARGE_BLOCK, SMALL_BLOCK, Plan, plan_scope
+from astitch.reassociate import reassociate
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
+from astitch.schedule import Schedule
 from astitch.simplify import simplify
 from astitch.stitch_scheme import Scheme
 from astitch.stitch_scope import find_scopes
+from tests.large_shapes import load
 
 
-def plan(graph: Graph, gpu: str | Gpu = "h100") -> Plan:
+def plan(graph: Graph, gpu: str | Gpu = "h100", schedule: Schedule | None = None) -> Plan:
     """The plan of a graph that is one scope, checked."""
     (scope,) = stitch_remotely(find_scopes(graph)).scopes
-    found = plan_scope(graph, scope, preset(gpu) if isinstance(gpu, str) else gpu)
+    found = plan_scope(graph, scope, preset(gpu) if isinstance(gpu, str) else gpu, schedule)
     assert found is not None
     return check_plan(found)
 
@@ -201,7 +206,21 @@ def test_what_never_fits_is_an_error() -> None:
     with pytest.raises(
         IllegalProduct, match="B of shared memory where 0 B fit, and nothing to demote"
     ):
-        plan(row_sums(64, 2048), small_gpu(0))
+        plan(row_sums(64, 2048), small_gpu(0), Schedule(block=256))
+
+
+def test_less_is_launched_where_nothing_can_be_demoted() -> None:
+    """A block of one warp exchanges nothing."""
+    small = plan(row_sums(64, 2048), small_gpu(0))
+    assert (small.kernel.block, small.kernel.shared_bytes) == (32, 0)
+    assert any(note.startswith("blocks of 32: ") for note in small.notes)
+
+
+def test_an_sm_holds_fewer_blocks_where_they_do_not_find_their_memory() -> None:
+    graph = import_hlo(load("batch_norm_of_small_images"))
+    found = plan(reassociate(expand(simplify(graph))), "t4", Schedule())
+    assert found.kernel.cooperative and found.launch.blocks_per_sm == 1
+    assert any(note.startswith("1 blocks an SM: ") for note in found.notes)
 
 
 # ---- every graph

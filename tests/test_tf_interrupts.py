@@ -18,7 +18,12 @@ from tf_addon.shim_build import open_library
 LIMIT_S = 240
 """The processes take some seconds; a busy machine takes longer to load TensorFlow."""
 
-HEAD = """
+HEAD = (
+    f"""
+import faulthandler
+faulthandler.dump_traceback_later({LIMIT_S - 20}, exit=True)  # says where it waits
+"""
+    + """
 import importlib, os, signal, sys, threading, time
 import numpy as np
 import tensorflow as tf
@@ -78,6 +83,7 @@ def catch(call, *kinds):
         return type(error).__name__
     return "nothing raised"
 """
+)
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
