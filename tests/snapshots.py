@@ -108,19 +108,24 @@ def show_plans(name: str, gpu: str) -> str:
 
 
 def show_plan(plan: Plan, gpu: Gpu, *, loops: bool) -> list[str]:
-    """A line for the kernel and, if wanted, one for each of its loops."""
+    """A line for the kernel and, if wanted, one for each of its levels and loops."""
     kernel, arrangement = plan.kernel, plan.arrangement
-    us = project(kernel, gpu, None, plan.work).time_us
+    projected = project(kernel, gpu, None, plan.work)
     meets = f"{kernel.global_barriers} grid and {kernel.block_barriers} block barriers"
     teams = f", {kernel.teams} teams" if kernel.teams else ""
     schemes = Counter(place.scheme.value for place in arrangement.placements.values())
     lines = [
         f"{plan.scope.name}: {len(plan.scope.members)} ops, {kernel.grid} x {kernel.block} threads, "
         f"{kernel.blocks_per_sm} blocks an SM, {kernel.shared_bytes} B shared, {meets}{teams}, "
-        f"{_show_counts(schemes)}, reads {kernel.reads_bytes}, writes {kernel.writes_bytes}, {us:.2f} us; "
+        f"{_show_counts(schemes)}, reads {kernel.reads_bytes}, writes {kernel.writes_bytes}, {projected.time_us:.2f} us; "
         f"{plan.schedule}"
     ]
-    for loop in arrangement.loops if loops else ():
+    if not loops:
+        return lines
+    for number, level in enumerate(projected.levels):
+        busy = ", ".join(f"{name} {us:.2f}" for name, us in sorted(level.throughput))
+        lines.append(f"  level {number}: {busy}, latency {level.latency_us:.2f} us")
+    for loop in arrangement.loops:
         placed = Counter(
             f"{place.root.kind.value} {place.scheme.value}"
             for place in arrangement.placements.values()
