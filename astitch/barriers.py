@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from astitch.edit import free_name, keep_live_nodes
 from astitch.ir import ArrayType, GetTupleElementAttrs, Graph, Node
-from astitch.simplify import free_name, keep_live_nodes
 
 
 @dataclass(frozen=True, slots=True)

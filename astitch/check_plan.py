@@ -14,12 +14,11 @@ from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.dimensions import is_embedded
 from astitch.errors import IllegalProduct
-from astitch.gpu import MOST_BLOCKS
+from astitch.gpu import ACCESS_BYTES, MOST_BLOCKS
 from astitch.index import Linear
 from astitch.ir import DType, Graph
 from astitch.ops import OPS
 from astitch.plan import Plan
-from astitch.program import ACCESS_BYTES
 from astitch.propagation import Guard, Read, walk_reads
 from astitch.shared_memory import SLOT_ALIGNMENT_BYTES
 from astitch.stitch_scheme import (

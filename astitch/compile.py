@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +22,7 @@ from astitch.ahead import Ahead
 from astitch.build_program import NOT_EMITTED, build_program, leave_program, make_cuda_kernel
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
+from astitch.compilation import Compilation
 from astitch.convolution_layouts import arrange_convolutions
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo, UnsupportedOp
 from astitch.expand import expand
@@ -36,7 +37,7 @@ from astitch.explain import (
     show_outside,
     show_table,
 )
-from astitch.faults import Fault, FaultLog, report_faults
+from astitch.faults import FaultLog, report_faults
 from astitch.gpu import PRESETS, Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
@@ -59,7 +60,7 @@ from astitch.scatter_order import order_scatters
 from astitch.simplify import simplify
 from astitch.small_products import write_out_products
 from astitch.split_k import split_products
-from astitch.split_scopes import PlannedScopes, Split, split_scopes
+from astitch.split_scopes import PlannedScopes, split_scopes
 from astitch.stitch_scope import Left, Scopes, find_scopes
 from astitch.tune import tune_scopes
 from astitch.widen import widen
@@ -103,64 +104,6 @@ STAGES = (
     "program",
 )
 """The stages in order; each takes what the one before returned.  `until=` names the last one to run."""
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """What a compilation produced.
-
-    graph: simplified, expanded and reassociated.  scopes: what has a kernel each; where stitch ops were split, their
-    graph has copies of some broadcasts.  seconds: time of each stage.  splits: kernels that were looked at twice.
-    loops: which loops are one kernel, and why others are not.
-    left: stitch ops that XLA computes in place of a kernel, by name, each with the reason.
-    faults: the errors inside astitch, see faults.py.
-    bodies: the regions of loops and conditionals that were compiled as well, where that was asked for.
-    """
-
-    gpu: Gpu
-    graph: Graph
-    scopes: Scopes
-    plans: tuple[Plan, ...]
-    program: Program
-    seconds: dict[str, float]
-    splits: tuple[Split, ...] = ()
-    bodies: tuple[Body, ...] = ()
-    loops: tuple[str, ...] = ()
-    left: Mapping[str, str] = field(default_factory=dict)
-    faults: tuple[Fault, ...] = ()
-
-    def explain(self) -> str:
-        """Kernels, schemes, barriers and everything that was refused, for people; the bodies of loops last."""
-        whole = explain(
-            self.scopes, self.plans, self.program, self.gpu, self.resources(), self.splits
-        )
-        loops = ["\n".join(["loops:", *(f"  {note}" for note in self.loops)])] if self.loops else []
-        parts = [whole, *loops, *show_faults(self.faults)]
-        return "\n\n".join([*parts, *(body.explain() for body in self.bodies)])
-
-    def resources(self) -> dict[str, Resources] | None:
-        """Registers and spills of each kernel by the CUDA compiler; None where no NVRTC is installed."""
-        try:
-            return compile_resources(self.program, self.gpu)
-        except KernelCompileError:
-            return None
-
-
-@dataclass(frozen=True)
-class Body:
-    """A region of a loop or conditional that was compiled by itself (see stitch_regions.py).
-
-    owner, op: the node that runs it.  region: as it was handed to XLA.
-    """
-
-    owner: str
-    op: str
-    region: Graph
-    compilation: Compilation
-
-    def explain(self) -> str:
-        """All of the region's compilation, under the node that runs it."""
-        return f"in %{self.owner} ({self.op}):\n{self.compilation.explain()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from astitch.edit import keep_live_nodes
 from astitch.ir import (
     ArrayType,
     Attrs,
@@ -27,7 +28,7 @@ from astitch.ir import (
     TransposeAttrs,
     WindowDimension,
 )
-from astitch.simplify import Draft, keep_live_nodes
+from astitch.simplify import Draft
 
 UNROLLED_ELEMENTS = 64
 """A window of more elements is not written out."""

@@ -13,10 +13,10 @@ import numpy as np
 
 from astitch import index as ix
 from astitch import kernel_ir as k
+from astitch.gpu import ACCESS_BYTES
 from astitch.index import Linear, Quotient, Remainder, Symbol, Term
 from astitch.ir import CompareAttrs, ConstantAttrs, DType, Graph, Literal, ReducePrecisionAttrs
 from astitch.ops import OPS
-from astitch.program import ACCESS_BYTES
 from astitch.propagation import Divisible, Guard, Within
 from astitch.zones import LANE
 

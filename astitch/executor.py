@@ -62,6 +62,7 @@ from astitch.errors import (
     OutOfMemory,
     UnsupportedType,
 )
+from astitch.gpu import ACCESS_BYTES
 from astitch.hlo_export import export_call
 from astitch.ir import ArrayType, ConvolutionAttrs, DotAttrs, DType
 from astitch.kernel_cache import compile_cached
@@ -76,7 +77,6 @@ from astitch.matmul import (
 )
 from astitch.nvrtc import CompiledKernel, Request, compile_each_cuda
 from astitch.program import (
-    ACCESS_BYTES,
     ALIGNMENT_BYTES,
     Buffer,
     CudaKernel,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from astitch.draft_ops import UNROLLED_ELEMENTS, DraftOps
+from astitch.edit import keep_live_nodes
 from astitch.ir import (
     ArrayType,
     BroadcastAttrs,
@@ -37,7 +38,7 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.ops import monoid_of
+from astitch.ops import monoid_of, neutral_element
 from astitch.random_ops import draw_bits
 from astitch.running import (
     Running,
@@ -47,15 +48,7 @@ from astitch.running import (
     why_not_liftable,
 )
 from astitch.select_and_scatter import add_where_selected
-from astitch.simplify import (
-    Draft,
-    Log,
-    group_dimensions,
-    keep_live_nodes,
-    neutral_element,
-    read_splat,
-    rewrite_graph,
-)
+from astitch.simplify import Draft, Log, group_dimensions, read_splat, rewrite_graph
 
 
 def expand(graph: Graph, log: Log | None = None, keep: Collection[str] = ()) -> Graph:

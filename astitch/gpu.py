@@ -20,6 +20,9 @@ REGISTER_UNIT = 256
 SCHEDULERS = 4
 """Sub-partitions of an SM, each with its own quarter of the registers (same source)."""
 
+ACCESS_BYTES = 16
+"""The widest access of a kernel's thread: what the address of an argument must be a multiple of."""
+
 MOST_BLOCKS = 2**31 - 1
 """Of one launch (CUDA C++ Programming Guide, technical specifications: x-dimension of a grid)."""
 

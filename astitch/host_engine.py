@@ -19,9 +19,9 @@ from astitch.errors import (
     UnsupportedType,
 )
 from astitch.forks import ForkLock
+from astitch.gpu import ACCESS_BYTES
 from astitch.ir import ArrayType, DType
 from astitch.program import (
-    ACCESS_BYTES,
     ALIGNMENT_BYTES,
     Buffer,
     IslandStep,

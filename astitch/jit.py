@@ -40,7 +40,7 @@ from astitch.faults import (
 from astitch.forks import ForkLock, cached_property
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
-    from astitch.compile import Compilation
+    from astitch.compilation import Compilation
     from astitch.gpu import Gpu
     from astitch.ir import Graph
     from astitch.program import Program

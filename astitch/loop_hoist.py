@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from astitch.barriers import Opened, find_behind, open_barriers
+from astitch.edit import free_name, keep_live_nodes
 from astitch.ir import (
     ArrayType,
     BroadcastAttrs,
@@ -42,7 +43,6 @@ from astitch.loop_analysis import (
     analyse_loop,
 )
 from astitch.ops import OPS, Kind, monoid_of
-from astitch.simplify import free_name, keep_live_nodes
 
 
 @dataclass(frozen=True, slots=True)

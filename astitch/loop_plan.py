@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.barriers import open_barriers
+from astitch.edit import free_name, keep_live_nodes
 from astitch.faults import FaultLog
 from astitch.gpu import Gpu
 from astitch.ir import (
@@ -41,7 +42,6 @@ from astitch.loop_axes import Axes, Axis, Form, Product, find_axes, find_live
 from astitch.loop_hoist import hoist_loops
 from astitch.loop_merge import merge_loops
 from astitch.ops import OPS, Cost, Kind
-from astitch.simplify import free_name, keep_live_nodes
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
 """What products take: their sums are f32."""

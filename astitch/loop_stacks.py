@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from astitch.edit import free_name
 from astitch.ir import (
     ArrayType,
     BroadcastAttrs,
@@ -38,7 +39,6 @@ from astitch.loop_analysis import (
     find_used,
 )
 from astitch.loop_hoist import order_region
-from astitch.simplify import free_name
 
 
 def straighten_stacks(graph: Graph) -> Graph:

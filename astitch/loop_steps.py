@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from astitch.compile import Compilation
+from astitch.compilation import Compilation
 from astitch.emit_loop import LoopKernel
 from astitch.hlo_export import export_nodes
 from astitch.hlo_import import import_hlo

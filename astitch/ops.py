@@ -12,7 +12,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from astitch.ir import Graph
+import numpy as np
+
+from astitch.ir import DType, Graph
 from astitch.semantics import MEANINGS, Meaning
 
 
@@ -176,3 +178,43 @@ def monoid_of(region: Graph) -> str | None:
     node = region[region.outputs[0]]
     known = {"add", "multiply", "maximum", "minimum", "and", "or", "xor"}
     return node.op if node.op in known and set(node.operands) == set(region.parameters) else None
+
+
+WIDE_FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
+"""The types whose neutral elements are those of real numbers."""
+
+
+def neutral_element(op: str, dtype: DType) -> np.ndarray | None:
+    """The e for which op(x, e) is x, to the bit, for every x; None if there is none."""
+    number = dtype in WIDE_FLOATS or dtype.is_integer
+    bits = dtype.is_integer or dtype is DType.PRED
+    value: object
+    match op:
+        case "add" if number:
+            value = -0.0 if dtype.is_float else 0  # -0.0 + 0.0 is 0.0
+        case "subtract" if number:
+            value = 0
+        case "multiply" | "divide" if number:
+            value = 1
+        case "or" | "xor" if bits:
+            value = 0
+        case "shift-left" | "shift-right-logical" | "shift-right-arithmetic" if bits:
+            value = 0
+        case "and" if bits:
+            return ~np.zeros((), dtype.numpy)
+        case "maximum" if number or bits:
+            return _bound(dtype, least=True)
+        case "minimum" if number or bits:
+            return _bound(dtype, least=False)
+        case _:
+            return None
+    return np.asarray(value, dtype.numpy)
+
+
+def _bound(dtype: DType, least: bool) -> np.ndarray:
+    if dtype is DType.PRED:
+        return np.asarray(not least)
+    if dtype.is_float:
+        return np.asarray(-np.inf if least else np.inf, dtype.numpy)
+    info = np.iinfo(dtype.numpy)
+    return np.asarray(info.min if least else info.max, dtype.numpy)

@@ -24,7 +24,7 @@ from astitch.ir import (
 )
 from astitch.ops import OPS, Kind
 from astitch.simplify import Draft, Log, is_run, rewrite_graph
-from astitch.stitch_scope import is_computed
+from astitch.stitchable import is_computed
 
 MERGED_BYTES = 32 << 20
 """Operands and result of a product, beyond which it fills a GPU by itself.  XLA's limit for one of those that it merges

@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 from astitch.errors import ArgumentMismatch
 from astitch.ir import ArrayType, Literal, Node
 
-ACCESS_BYTES = 16
-"""The widest access of a kernel's thread: what the address of an argument must be a multiple of."""
-
 ALIGNMENT_BYTES = 256
 """Every buffer in the arena starts at a multiple of this, so that 16-byte accesses are legal."""
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from astitch.edit import keep_live_nodes
 from astitch.ir import (
     ArrayType,
     BroadcastAttrs,
@@ -38,7 +39,7 @@ from astitch.ir import (
 from astitch.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
 from astitch.matmul import canonical_dot
 from astitch.ops import monoid_of
-from astitch.simplify import Draft, Log, keep_live_nodes, read_splat, rewrite_graph
+from astitch.simplify import Draft, Log, read_splat, rewrite_graph
 
 SUMMED = frozenset({DType.F32, DType.F64})
 """Types whose sums are rounded so finely that their order is free; narrower ones are summed as one of these."""

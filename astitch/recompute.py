@@ -16,9 +16,9 @@ import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
 from astitch.dimensions import array_of, is_embedded
+from astitch.edit import free_name, keep_live_nodes
 from astitch.ir import ArrayType, Graph, Node
 from astitch.ops import OPS, Kind
-from astitch.simplify import free_name, keep_live_nodes
 from astitch.storage import stored_value
 
 LEAST_BYTES = 64 << 10

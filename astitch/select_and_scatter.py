@@ -21,9 +21,9 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.ops import monoid_of
+from astitch.ops import monoid_of, neutral_element
 from astitch.running import is_trivial, why_region_not_liftable
-from astitch.simplify import Draft, neutral_element
+from astitch.simplify import Draft
 
 MOST_WINDOWS = 32
 """Windows of which an element stands in more are not written out: each is a term of its sum, and the kernel spills."""

@@ -8,12 +8,13 @@ No rule changes a bit of a result (the payload of a NaN excepted, which HLO leav
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
 
+from astitch.edit import free_name, is_pure, keep_live_nodes
 from astitch.errors import UnsupportedOp
 from astitch.ir import (
     ArrayType,
@@ -39,7 +40,7 @@ from astitch.ir import (
     TransposeAttrs,
     TupleType,
 )
-from astitch.ops import OPS, Kind
+from astitch.ops import OPS, WIDE_FLOATS, Kind, neutral_element
 from astitch.reference import eval_node
 
 FOLD_RESULT_ELEMENTS = 1024
@@ -109,36 +110,9 @@ def rewrite_graph(
     return Graph(graph.name, nodes, graph.parameters, outputs, graph.aliases)
 
 
-def free_name(name: str, taken: Container[str]) -> str:
-    """`name`, or `name` and the lowest number from 2 with which it is not taken."""
-    unique, number = name, 1
-    while unique in taken:
-        number += 1
-        unique = f"{name}.{number}"
-    return unique
-
-
-def keep_live_nodes(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[str, Node]:
-    """The nodes that an output, a parameter or an effect needs, in their order."""
-    live = set(outputs)
-    for node in reversed(list(nodes.values())):
-        if node.name in live or node.op == "parameter" or not _is_pure(node):
-            live.add(node.name)
-            live.update(node.operands)
-    return {name: node for name, node in nodes.items() if name in live}
-
-
-_IMPURE = frozenset({"rng", "rng-get-and-update-state", "custom-call"})
-
-
-def _is_pure(node: Node) -> bool:
-    """Whether equal nodes have equal results, and a dead one may go."""
-    return node.op not in _IMPURE and all(_is_pure(n) for r in node.regions for n in r)
-
-
 def _may_merge(node: Node) -> bool:
     """Whether equal nodes may be one.  Behind barriers stands what shall be computed again."""
-    return node.op != "optimization-barrier" and _is_pure(node)
+    return node.op != "optimization-barrier" and is_pure(node)
 
 
 # ---- the graph in the making
@@ -289,7 +263,7 @@ def _ascends(numbers: Sequence[int]) -> bool:
 
 def fold_empty(node: Node, draft: Draft) -> Node | str | None:
     """f(...) : t[.., 0, ..] -> constant"""
-    if isinstance(node.type, TupleType) or node.type.size > 0 or not _is_pure(node):
+    if isinstance(node.type, TupleType) or node.type.size > 0 or not is_pure(node):
         return None
     if node.dtype.is_opaque:
         return None
@@ -364,44 +338,6 @@ def zero_short_iota(node: Node, draft: Draft) -> Node | str | None:
 
 
 # ---- element-wise identities: exact ones only
-
-_ALL_FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
-
-
-def neutral_element(op: str, dtype: DType) -> np.ndarray | None:
-    """The e for which op(x, e) is x, to the bit, for every x; None if there is none."""
-    number = dtype in _ALL_FLOATS or dtype.is_integer
-    bits = dtype.is_integer or dtype is DType.PRED
-    value: object
-    match op:
-        case "add" if number:
-            value = -0.0 if dtype.is_float else 0  # -0.0 + 0.0 is 0.0
-        case "subtract" if number:
-            value = 0
-        case "multiply" | "divide" if number:
-            value = 1
-        case "or" | "xor" if bits:
-            value = 0
-        case "shift-left" | "shift-right-logical" | "shift-right-arithmetic" if bits:
-            value = 0
-        case "and" if bits:
-            return ~np.zeros((), dtype.numpy)
-        case "maximum" if number or bits:
-            return _bound(dtype, least=True)
-        case "minimum" if number or bits:
-            return _bound(dtype, least=False)
-        case _:
-            return None
-    return np.asarray(value, dtype.numpy)
-
-
-def _bound(dtype: DType, least: bool) -> np.ndarray:
-    if dtype is DType.PRED:
-        return np.asarray(not least)
-    if dtype.is_float:
-        return np.asarray(-np.inf if least else np.inf, dtype.numpy)
-    info = np.iinfo(dtype.numpy)
-    return np.asarray(info.min if least else info.max, dtype.numpy)
 
 
 _ONE_SIDED = frozenset(
@@ -660,14 +596,14 @@ def _is_exact(source: DType, target: DType) -> bool:
     if source.is_complex or target.is_complex or target is DType.PRED:
         return False
     if source is DType.PRED:
-        return target.is_integer or target in _ALL_FLOATS
+        return target.is_integer or target in WIDE_FLOATS
     if source.is_integer:
         magnitude = 8 * source.bytes - source.is_signed
         if target.is_integer:
             holds_sign = target.is_signed or source.is_unsigned
             return holds_sign and magnitude <= 8 * target.bytes - target.is_signed
         return magnitude <= _FLOAT_PRECISION_BITS.get(target, 0)
-    if source in _ALL_FLOATS and target in _ALL_FLOATS:
+    if source in WIDE_FLOATS and target in WIDE_FLOATS:
         return (
             _FLOAT_PRECISION_BITS[source] <= _FLOAT_PRECISION_BITS[target]
             and _FLOAT_EXPONENT_BITS[source] <= _FLOAT_EXPONENT_BITS[target]
@@ -1171,7 +1107,7 @@ def _known_result(node: Node, index: int, draft: Draft) -> str | None:
         return None
     assert isinstance(node.attrs, ConditionalAttrs)
     selector = read_splat(draft, node.operands[0])
-    if selector is None or not all(_is_pure(n) for r in node.regions for n in r):
+    if selector is None or not all(is_pure(n) for r in node.regions for n in r):
         return None
     last = len(node.regions) - 1
     if selector.dtype == np.bool_:

@@ -17,7 +17,7 @@ from astitch.gpu import Gpu
 from astitch.ir import DotAttrs, DType, Graph, Node
 from astitch.ops import OPS, Kind
 from astitch.simplify import Draft, Log, rewrite_graph
-from astitch.stitch_scope import is_computed
+from astitch.stitchable import is_computed
 
 FEW = 4
 """Terms of a sum, or rows or columns of a result, that are few."""

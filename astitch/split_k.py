@@ -14,7 +14,7 @@ from astitch.gpu import Gpu
 from astitch.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, SliceAttrs
 from astitch.ops import OPS, Kind
 from astitch.simplify import Draft, Log, is_run, rewrite_graph
-from astitch.stitch_scope import why_not_stitchable
+from astitch.stitchable import why_not_stitchable
 
 TILE = 128
 """Rows and columns of a result that one multiprocessor computes at a time."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 
-from astitch.compile import Compilation
+from astitch.compilation import Compilation
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph

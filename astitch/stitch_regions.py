@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from astitch.callbacks import pass_interrupt
-from astitch.compile import Body, Compilation, RegionRules, compile_graph
+from astitch.compilation import Body, Compilation
+from astitch.compile import RegionRules, compile_graph
 from astitch.dimensions import array_of
+from astitch.edit import keep_live_nodes
 from astitch.faults import FaultLog, is_fault
 from astitch.hlo_import import import_hlo
 from astitch.ir import ArrayType, Graph, Node
 from astitch.ops import OPS, Kind
 from astitch.program import IslandStep
 from astitch.running import find_running
-from astitch.simplify import keep_live_nodes
-from astitch.stitch_scope import Left, why_not_stitchable
+from astitch.stitch_scope import Left
+from astitch.stitchable import why_not_stitchable
 
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 """Ops that XLA computes where their first operand is, if that is a loop's state."""

@@ -20,22 +20,14 @@ from types import MappingProxyType
 from astitch.barriers import Barrier, is_barrier, is_held, open_barriers, value_behind
 from astitch.dimensions import array_of, is_embedded
 from astitch.ir import (
-    ArrayType,
-    ConstantAttrs,
-    DType,
     Graph,
     Node,
-    OpaqueAttrs,
     TupleType,
 )
-from astitch.ops import OPS, Kind, monoid_of
+from astitch.ops import OPS, Kind
 from astitch.recompute import Recomputed, recompute
-from astitch.running import find_running, why_not_liftable
-from astitch.simplify import neutral_element
+from astitch.stitchable import why_not_stitchable
 from astitch.storage import stored_value
-
-STITCHABLE_DTYPES = frozenset(d for d in DType if not d.is_complex and not d.is_opaque)
-"""Element types that the emitter spells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,61 +85,6 @@ class Left:
 
     graph: Graph
     reasons: Mapping[str, str]
-
-
-def is_computed(graph: Graph, node: Node) -> bool:
-    """Does a kernel of ours do more with the op than to move elements?"""
-    computes = OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE)
-    return computes and why_not_stitchable(graph, node) is None
-
-
-def why_not_stitchable(graph: Graph, node: Node) -> str | None:
-    """None when an emitted kernel can compute the node, else the reason."""
-    kind = OPS[node.op].kind
-    if isinstance(node.attrs, OpaqueAttrs):
-        return node.attrs.reason
-    if kind is Kind.COMPUTE:
-        return "compute-intensive: a library call"
-    if kind is Kind.CONTROL:
-        return f"'{node.op}' is XLA's; inside a program of XLA's a loop may be one kernel"
-    if kind is Kind.OTHER and find_running(node) is None:
-        return f"'{node.op}' has no emitted form"
-    if kind is Kind.PROJECTION:
-        return (
-            None
-            if graph[node.operands[0]].op == "reduce"
-            else "a result of an op that is not stitched"
-        )
-    if node.op == "reshape":
-        return None  # another view of its operand's buffer, whatever the element type
-    types = [array_of(node), *(array_of(graph[o]) for o in node.operands)]
-    for array in types:
-        if array.dtype not in STITCHABLE_DTYPES:
-            return f"element type {array.dtype.value} has no emitted form"
-    if kind is Kind.OTHER:
-        return _why_not_running(graph, node)
-    if node.op == "reduce":
-        for inner in node.regions[0]:
-            scalar = isinstance(inner.type, ArrayType) and inner.type.rank == 0
-            if not scalar or OPS[inner.op].kind not in (Kind.ELEMENTWISE, Kind.SOURCE):
-                return f"its region holds %{inner.name} = {inner.op}, which is not a scalar element-wise op"
-        inits = [graph[o] for o in node.operands[len(node.operands) // 2 :]]
-        if monoid_of(node.regions[0]) is None and not all(
-            isinstance(init.attrs, ConstantAttrs) for init in inits
-        ):
-            return "the identity of its region is unknown and its init value is not a constant"
-    return None
-
-
-def _why_not_running(graph: Graph, node: Node) -> str | None:
-    """None when a kernel can compute the running reduction: it starts from the identity of its region."""
-    init, monoid = graph[node.operands[1]].attrs, monoid_of(node.regions[0])
-    if not isinstance(init, ConstantAttrs):
-        return "its init value is not a constant"
-    unit = None if monoid is None else neutral_element(monoid, node.dtype)
-    if monoid is not None and (unit is None or init.value.numpy() != unit):
-        return "its init value changes the result"
-    return why_not_liftable(node)
 
 
 def is_memory_op(node: Node) -> bool:

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 from astitch import options
-from astitch.compile import Compilation
+from astitch.compilation import Compilation
 from astitch.faults import file_name, write_repro
 from astitch.private_files import PrivateFolder
 from astitch.program import IslandStep, KernelStep, LibraryStep, ReferenceStep

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from astitch.dimensions import is_embedded, is_uniform
+from astitch.gpu import ACCESS_BYTES
 from astitch.ir import (
     ArrayType,
     ConstantAttrs,
@@ -25,7 +26,6 @@ from astitch.ir import (
     SliceAttrs,
 )
 from astitch.ops import OPS, Kind, monoid_of
-from astitch.program import ACCESS_BYTES
 from astitch.simplify import Draft, Log, rewrite_graph
 
 WIDE_ELEMENTS = 2048

@@ -23,7 +23,8 @@ from astitch import kernel_ir as k
 from astitch import options
 from astitch.barriers import Barrier, Held, find_behind
 from astitch.build_program import make_cuda_kernel
-from astitch.compile import Compilation, compile_graph, pause_collector
+from astitch.compilation import Compilation
+from astitch.compile import compile_graph, pause_collector
 from astitch.cuda_driver import driver_version
 from astitch.driver_ahead import Unit, assemble_ahead
 from astitch.emit_loop import LoopKernel, emit_loop

@@ -31,7 +31,8 @@ import jax.monitoring
 import jax.numpy as jnp
 
 from astitch import compile as compiler
-from astitch.compile import Compilation, compile_hlo, read_module
+from astitch.compilation import Compilation
+from astitch.compile import compile_hlo, read_module
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.kernel_text import share_text

@@ -15,7 +15,8 @@ from jax import lax
 
 from astitch.barriers import is_held, open_barriers
 from astitch.check import check_graph
-from astitch.compile import Compilation, compile_hlo
+from astitch.compilation import Compilation
+from astitch.compile import compile_hlo
 from astitch.expand import expand
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo

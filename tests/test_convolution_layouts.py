@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from astitch.check import check_graph
-from astitch.compile import Compilation, compile_graph, compile_hlo
+from astitch.compilation import Compilation
+from astitch.compile import compile_graph, compile_hlo
 from astitch.convolution import CanonicalConvolution, canonical_convolution
 from astitch.convolution_layouts import arrange_convolutions
 from astitch.gpu import preset

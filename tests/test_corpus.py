@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astitch.compile import Compilation, compile_hlo
+from astitch.compilation import Compilation
+from astitch.compile import compile_hlo
 from astitch.errors import KernelCompileError
 from astitch.gpu import Gpu
 from astitch.hlo_import import import_hlo

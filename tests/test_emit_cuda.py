@@ -38,7 +38,7 @@ from astitch.nvrtc import compile_cuda
 from astitch.ops import OPS, Kind
 from astitch.propagation import Divisible, Within
 from astitch.reducers import make_reducer
-from astitch.stitch_scope import STITCHABLE_DTYPES
+from astitch.stitchable import STITCHABLE_DTYPES
 
 DTYPES = sorted(STORAGE, key=lambda d: d.value)
 

@@ -26,8 +26,9 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
+from astitch.ops import neutral_element
 from astitch.reference import run_graph
-from astitch.simplify import Draft, neutral_element, simplify
+from astitch.simplify import Draft, simplify
 from astitch.stitch_scope import find_scopes
 
 

@@ -14,7 +14,8 @@ import pytest
 from hlo_runner import parse_hlo_text
 
 from astitch import kernel_ir as k
-from astitch.compile import Compilation, compile_hlo
+from astitch.compilation import Compilation
+from astitch.compile import compile_hlo
 from astitch.emulate import compile_host
 from astitch.gpu import preset
 from astitch.host_engine import HostEngine

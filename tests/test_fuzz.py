@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from strategies import random_arguments, random_graphs
 
-from astitch.compile import Compilation, compile_graph
+from astitch.compilation import Compilation
+from astitch.compile import compile_graph
 from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.ir import ArrayType, DType, Graph

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from astitch.compile import Compilation, compile_hlo
+from astitch.compilation import Compilation
+from astitch.compile import compile_hlo
 from astitch.executor import GpuExecutor
 from astitch.gpu import Gpu, from_device
 from astitch.hlo_import import import_hlo

@@ -15,7 +15,8 @@ from jax._src.lib.mlir import ir
 import astitch
 from astitch import hlo_schema
 from astitch.check import check_graph
-from astitch.compile import Compilation, compile_hlo
+from astitch.compilation import Compilation
+from astitch.compile import compile_hlo
 from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp
 from astitch.hlo_export import ModuleBuilder
 from astitch.hlo_import import import_hlo

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from astitch.compile import Compilation, compile_graph
+from astitch.compilation import Compilation
+from astitch.compile import compile_graph
 from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine

@@ -8,13 +8,15 @@ import functools
 import numpy as np
 import pytest
 
-from astitch.compile import Compilation, compile_hlo
+from astitch.compilation import Compilation
+from astitch.compile import compile_hlo
 from astitch.dimensions import is_embedded
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.program import KernelStep, LibraryStep
 from astitch.reference import run_graph
-from astitch.stitch_scope import is_memory_op, why_not_stitchable
+from astitch.stitch_scope import is_memory_op
+from astitch.stitchable import why_not_stitchable
 from tests.hlo_runner import random_arguments
 from tests.test_hlo_import import read_module
 

@@ -23,7 +23,8 @@ from astitch import kernel_ir as k
 from astitch import split_scopes as module
 from astitch.ahead import Ahead
 from astitch.check_plan import check_plan
-from astitch.compile import Compilation, compile_graph, show_stage
+from astitch.compilation import Compilation
+from astitch.compile import compile_graph, show_stage
 from astitch.dimensions import is_embedded
 from astitch.errors import IllegalProduct
 from astitch.gpu import preset

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from astitch import options
-from astitch.compile import Compilation
+from astitch.compilation import Compilation
 from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from tests.hlo_runner import lower

@@ -25,7 +25,8 @@ import pytest
 import astitch
 from astitch import kernel_ir as k
 from astitch import nvrtc, xla_engine
-from astitch.compile import Compilation, compile_graph
+from astitch.compilation import Compilation
+from astitch.compile import compile_graph
 from astitch.emulate import compile_host
 from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
 from astitch.gpu import Gpu, preset

@@ -20,7 +20,8 @@ import pytest
 
 import astitch
 from astitch import xla_island
-from astitch.compile import Compilation, compile_hlo
+from astitch.compilation import Compilation
+from astitch.compile import compile_hlo
 from astitch.errors import EngineUnavailable, IslandRefused, UnsupportedOp
 from astitch.host_engine import HostEngine
 from astitch.program import IslandStep, KernelStep, LibraryStep, ReferenceStep

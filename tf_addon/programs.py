@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from astitch import hlo_schema, options
-from astitch.compile import Compilation, compile_graph, spell_kernel
+from astitch.compilation import Compilation
+from astitch.compile import compile_graph, spell_kernel
 from astitch.errors import EngineUnavailable
 from astitch.executor import count_gpus, current_gpu
 from astitch.faults import FaultLog, report_faults

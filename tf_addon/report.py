@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from astitch.compile import Compilation
+from astitch.compilation import Compilation
 from astitch.program import Program
 from tf_addon.launch_table import count_steps
 from tf_addon.shim_library import OP_BY_OP, STITCHED, XLA

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from astitch.compile import Compilation
+from astitch.compilation import Compilation
 from astitch.dominant import Group, Groups, choose_dominants, find_candidates
 from astitch.errors import IllegalProduct
 from astitch.gpu import Gpu

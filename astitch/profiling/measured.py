@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from astitch.compile import Compilation, compile_hlo
+from astitch.compilation import Compilation
+from astitch.compile import compile_hlo
 from astitch.errors import AstitchError
 from astitch.gpu import Gpu, from_device
 from astitch.hlo_import import serialize_module

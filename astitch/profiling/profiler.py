@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from astitch import xla_island
-from astitch.compile import Compilation
+from astitch.compilation import Compilation
 from astitch.errors import AstitchError
 from astitch.gpu import Gpu, preset
 from astitch.hlo_import import serialize_module

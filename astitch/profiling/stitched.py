@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from astitch import kernel_ir as k
-from astitch.compile import Compilation
+from astitch.compilation import Compilation
 from astitch.emit_loop import LoopKernel
 from astitch.gpu import Gpu
 from astitch.hlo_import import import_hlo

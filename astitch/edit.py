@@ -1,0 +1,34 @@
+"""What every pass needs to write a graph anew: names that are free, and which nodes are still needed."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from astitch.ir import Node
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """`name`, or `name` and the lowest number from 2 with which it is not taken."""
+    unique, number = name, 1
+    while unique in taken:
+        number += 1
+        unique = f"{name}.{number}"
+    return unique
+
+
+def keep_live_nodes(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[str, Node]:
+    """The nodes that an output, a parameter or an effect needs, in their order."""
+    live = set(outputs)
+    for node in reversed(list(nodes.values())):
+        if node.name in live or node.op == "parameter" or not is_pure(node):
+            live.add(node.name)
+            live.update(node.operands)
+    return {name: node for name, node in nodes.items() if name in live}
+
+
+_IMPURE = frozenset({"rng", "rng-get-and-update-state", "custom-call"})
+
+
+def is_pure(node: Node) -> bool:
+    """Whether equal nodes have equal results, and a dead one may go."""
+    return node.op not in _IMPURE and all(is_pure(n) for r in node.regions for n in r)
