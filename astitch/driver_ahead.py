@@ -22,7 +22,7 @@ from typing import Any
 
 from astitch import assemble_ptx
 from astitch.cuda_driver import open_driver
-from astitch.forks import fork_waits
+from astitch.system.forks import fork_waits
 
 log = logging.getLogger("astitch")
 

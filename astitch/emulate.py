@@ -29,10 +29,16 @@ from astitch.errors import (
     KernelFault,
     LaunchRefused,
 )
-from astitch.forks import ForkLock, fork_waits
-from astitch.kept_libraries import FORM, compile_apart, load_library, refuse_full_disk, run_compiler
 from astitch.options import cache_dir
-from astitch.private_files import ADVICE, PrivateFolder
+from astitch.system.forks import ForkLock, fork_waits
+from astitch.system.kept_libraries import (
+    FORM,
+    compile_apart,
+    load_library,
+    refuse_full_disk,
+    run_compiler,
+)
+from astitch.system.private_files import ADVICE, PrivateFolder
 
 HEADERS = Path(__file__).parent / "cuda"
 

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from astitch import options
-from astitch.callbacks import pass_interrupt
 from astitch.convolution import (
     CanonicalConvolution,
     ConvolutionTypes,
@@ -98,6 +97,7 @@ from astitch.result_memory import (
     give_back_all,
     note_array,
 )
+from astitch.system.callbacks import pass_interrupt
 from astitch.xla_island import (
     Island,
     compile_island,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from astitch import options
-from astitch.callbacks import is_interrupt
 from astitch.errors import (
     AstitchError,
     CompilerMissing,
@@ -34,7 +33,8 @@ from astitch.errors import (
     UnsupportedType,
 )
 from astitch.gpu import PRESETS
-from astitch.private_files import PrivateFolder
+from astitch.system.callbacks import is_interrupt
+from astitch.system.private_files import PrivateFolder
 
 Product = TypeVar("Product")
 

@@ -18,7 +18,6 @@ from astitch.errors import (
     OutOfMemory,
     UnsupportedType,
 )
-from astitch.forks import ForkLock
 from astitch.gpu import ACCESS_BYTES
 from astitch.ir import ArrayType, DType
 from astitch.program import (
@@ -33,6 +32,7 @@ from astitch.program import (
     View,
 )
 from astitch.reference import eval_node
+from astitch.system.forks import ForkLock
 from astitch.xla_island import Island, compile_island, host_device, put_array
 
 POISON = 0xFF

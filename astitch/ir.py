@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from astitch.errors import IllegalProduct, UnsupportedType
-from astitch.forks import cached_property
+from astitch.system.forks import cached_property
 
 
 class DType(enum.Enum):

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from astitch import options
-from astitch.callbacks import pass_interrupt
 from astitch.errors import (
     ArgumentMismatch,
     EngineUnavailable,
@@ -37,7 +36,8 @@ from astitch.faults import (
     report_faults,
     show_error,
 )
-from astitch.forks import ForkLock, cached_property
+from astitch.system.callbacks import pass_interrupt
+from astitch.system.forks import ForkLock, cached_property
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.compilation import Compilation

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from astitch import nvrtc, options
-from astitch.forks import ForkLock
 from astitch.kernel_text import share_text
 from astitch.nvrtc import CompiledKernel, Request, Resources
-from astitch.private_files import ADVICE, PrivateFolder, seal, unseal
+from astitch.system.forks import ForkLock
+from astitch.system.private_files import ADVICE, PrivateFolder, seal, unseal
 
 FORM = "astitch kernel 3"
 SUFFIX = ".kernel"

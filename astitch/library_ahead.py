@@ -23,10 +23,10 @@ from astitch.hlo_export import ModuleBuilder
 from astitch.ir import ArrayType, Graph, Node
 from astitch.nvrtc import count_threads
 from astitch.ops import OPS, Kind
-from astitch.private_files import temporary_folder
 from astitch.remote_stitch import LAYOUT_OPS
 from astitch.stitch_scope import Scope, Scopes
 from astitch.storage import storage_name, stored_value
+from astitch.system.private_files import temporary_folder
 from astitch.xla_island import AROUND_KERNELS, compile_module
 
 LEAST_CORES = 4

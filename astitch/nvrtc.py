@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from astitch.cuda_driver import driver_version
 from astitch.errors import CompilerMissing, KernelCompileError
-from astitch.forks import ForkLock, fork_waits
+from astitch.system.forks import ForkLock, fork_waits
 
 Compiled = TypeVar("Compiled")
 

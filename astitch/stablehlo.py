@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
-from astitch.forks import fork_waits
+from astitch.system.forks import fork_waits
 
 _DOT_NUMBERS = re.compile(r"dot_dimension_numbers = #mhlo\.dot<([^<>]*)>")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from astitch.callbacks import pass_interrupt
 from astitch.compilation import Body, Compilation
 from astitch.compile import RegionRules, compile_graph
 from astitch.dimensions import array_of
@@ -22,6 +21,7 @@ from astitch.program import IslandStep
 from astitch.running import find_running
 from astitch.stitch_scope import Left
 from astitch.stitchable import why_not_stitchable
+from astitch.system.callbacks import pass_interrupt
 
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 """Ops that XLA computes where their first operand is, if that is a loop's state."""

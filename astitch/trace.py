@@ -12,8 +12,8 @@ from pathlib import Path
 from astitch import options
 from astitch.compilation import Compilation
 from astitch.faults import file_name, write_repro
-from astitch.private_files import PrivateFolder
 from astitch.program import IslandStep, KernelStep, LibraryStep, ReferenceStep
+from astitch.system.private_files import PrivateFolder
 
 
 def trace_compilation(hlo: bytes, compilation: Compilation) -> None:

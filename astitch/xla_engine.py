@@ -35,7 +35,6 @@ from astitch.errors import (
     UnsupportedOp,
 )
 from astitch.faults import FaultLog, leave_whole, report_faults
-from astitch.forks import ForkLock, cached_property
 from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
 from astitch.hlo_import import import_hlo
@@ -80,6 +79,7 @@ from astitch.stitch_loops import find_loops, name_loop, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes
 from astitch.storage import storage_name, storage_type
+from astitch.system.forks import ForkLock, cached_property
 from astitch.trace import trace_compilation
 from astitch.xla_island import default_gpu
 

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from astitch.callbacks import Callback
+from astitch.system.callbacks import Callback
 
 P, I64, SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
 _METADATA_EXTENSION = 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from astitch.callbacks import Callback
+from astitch.system.callbacks import Callback
 
 FAILED, DONE, REFUSED = -1, 1, 2
 

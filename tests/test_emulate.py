@@ -16,11 +16,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from astitch import emulate, private_files
+from astitch import emulate
 from astitch.emulate import Order, compile_host, compile_many
 from astitch.errors import ArgumentMismatch, KernelCompileError, KernelFault, LaunchRefused
-from astitch.kept_libraries import FORM, is_whole, run_compiler
-from astitch.private_files import seal
+from astitch.system import private_files
+from astitch.system.kept_libraries import FORM, is_whole, run_compiler
+from astitch.system.private_files import seal
 
 ADD_ONE = """#include "astitch.cuh"
 extern "C" __global__ void __launch_bounds__(64) add_one(

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from astitch import forks
-from astitch.forks import ForkLock, cached_property, fork_waits
+from astitch.system import forks
+from astitch.system.forks import ForkLock, cached_property, fork_waits
 
-ROOT = Path(forks.__file__).parent.parent
+ROOT = Path(forks.__file__).parents[2]
 
 # Each child has 20 seconds, else it hangs.
 FORK_MANY = """
@@ -89,7 +89,7 @@ work(0)
 """
 
 COMPILERS = """
-from astitch.kept_libraries import run_compiler
+from astitch.system.kept_libraries import run_compiler
 def work(number):
     assert run_compiler(["/bin/echo", str(number)]).stdout == f"{number}\\n"
 """
@@ -113,7 +113,7 @@ def test_a_child_that_lives_on_keeps_no_compiler_waiting() -> None:
     """Children that are forked while processes are started must not hold the ends of their pipes."""
     script = (
         "import os, threading, time, warnings\nwarnings.simplefilter('ignore')\n"
-        "from astitch.kept_libraries import run_compiler\n"
+        "from astitch.system.kept_libraries import run_compiler\n"
         "threads = [threading.Thread(target=lambda: [run_compiler(['/bin/true']) for _ in range(100)])\n"
         "           for _ in range(2)]\n"
         "for thread in threads:\n    thread.start()\n"

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from astitch import kernel_cache, nvrtc, private_files
+from astitch import kernel_cache, nvrtc
 from astitch.kernel_cache import FORM, KernelCache, compile_cached, key_of, pack_kernel
 from astitch.nvrtc import CompiledKernel, Request, Resources
-from astitch.private_files import seal
+from astitch.system import private_files
+from astitch.system.private_files import seal
 
 SOURCE = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= 2.0f; }'
 

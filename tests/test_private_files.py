@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from astitch import options, private_files
-from astitch.kept_libraries import compile_apart
-from astitch.private_files import (
+from astitch import options
+from astitch.system import private_files
+from astitch.system.kept_libraries import compile_apart
+from astitch.system.private_files import (
     NotPrivate,
     PrivateFolder,
     load_from_memory,
@@ -118,7 +119,7 @@ def test_another_users_files_are_refused(folder: PrivateFolder) -> None:
     """As the superuser, who may read and write them; else it is the process that takes another number."""
     script = (
         "import os, sys\nfrom pathlib import Path\n"
-        "from astitch.private_files import NotPrivate, PrivateFolder\n"
+        "from astitch.system.private_files import NotPrivate, PrivateFolder\n"
         f"folder = PrivateFolder(Path({str(folder.path)!r}))\n"
         "if os.geteuid():\n    owner = os.geteuid()\n    os.geteuid = lambda: owner + 1\n"
         "else:\n    os.chown(folder.path / 'entry', 12345, -1)\n"
@@ -353,7 +354,7 @@ def test_old_locks_go_unless_they_are_held(folder: PrivateFolder) -> None:
 def test_a_child_holds_no_lock_of_its_parent(folder: PrivateFolder) -> None:
     script = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from astitch.private_files import PrivateFolder\n"
+        "from astitch.system.private_files import PrivateFolder\n"
         f"with PrivateFolder(Path({str(folder.path)!r})).turn('key', 1):\n"
         "    if os.fork() == 0:\n        time.sleep(8)\n        os._exit(0)\n"
         "    print('forked', flush=True)\n    time.sleep(60)\n"
@@ -372,7 +373,7 @@ def test_a_child_holds_no_lock_of_its_parent(folder: PrivateFolder) -> None:
 
 def test_a_child_that_ends_removes_no_folder_of_its_parent() -> None:
     script = (
-        "import os, sys\nfrom astitch.private_files import temporary_folder\n"
+        "import os, sys\nfrom astitch.system.private_files import temporary_folder\n"
         "with temporary_folder() as made:\n"
         "    child = os.fork()\n"
         "    if child == 0:\n        sys.exit()\n"

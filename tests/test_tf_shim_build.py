@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from astitch.kept_libraries import is_whole
+from astitch.system.kept_libraries import is_whole
 from tf_addon import shim_build
 from tf_addon.errors import ShimUnavailable
 from tf_addon.report import clean_reason, title_of

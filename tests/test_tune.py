@@ -18,8 +18,8 @@ from astitch.compile import compile_hlo
 from astitch.errors import EngineUnavailable
 from astitch.gpu import preset
 from astitch.measure import Measurement
-from astitch.private_files import seal, unseal
 from astitch.schedule import DEFAULT, Schedule
+from astitch.system.private_files import seal, unseal
 
 needs_no_gpu = pytest.mark.skipif(executor.count_gpus() > 0, reason="a GPU is there")
 SOFTMAX = lower(lambda x: jax.nn.softmax(x, -1), np.zeros((4096, 8192), np.float32))

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astitch.callbacks import pass_interrupt
 from astitch.errors import AstitchError
 from astitch.program import Program
+from astitch.system.callbacks import pass_interrupt
 from tf_addon.errors import UnsupportedSignature
 from tf_addon.ffi import TARGET, the_handlers
 from tf_addon.marked_function import options_of

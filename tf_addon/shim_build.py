@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from astitch.kept_libraries import (
+from astitch.options import cache_dir
+from astitch.system.kept_libraries import (
     FORM,
     compile_apart,
     load_library,
     refuse_full_disk,
     run_compiler,
 )
-from astitch.options import cache_dir
-from astitch.private_files import ADVICE, PrivateFolder
+from astitch.system.private_files import ADVICE, PrivateFolder
 from tf_addon.errors import ShimUnavailable
 
 SOURCE = Path(__file__).parent / "shim" / "astitch_tf.cc"

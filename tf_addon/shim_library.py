@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from astitch.callbacks import Callback
 from astitch.errors import AstitchError
+from astitch.system.callbacks import Callback
 
 log = logging.getLogger("tf_addon")
 

@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from astitch.forks import fork_waits
-from astitch.private_files import (
+from astitch.system.forks import fork_waits
+from astitch.system.private_files import (
     ADVICE,
     PrivateFolder,
     load_from_memory,

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from astitch.forks import do_in_child
+from astitch.system.forks import do_in_child
 
 ABANDONED_AFTER_S = 3600.0
 """Age from which what a writer has not finished is what a crashed one left."""

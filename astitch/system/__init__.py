@@ -1,0 +1,1 @@
+"""What astitch asks of the process and its files: callbacks, forks, private files, kept libraries."""
