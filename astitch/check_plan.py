@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from astitch import index as ix
 from astitch import kernel_ir as k
+from astitch.device.gpu import ACCESS_BYTES, MOST_BLOCKS
 from astitch.dimensions import is_embedded
 from astitch.errors import IllegalProduct
-from astitch.gpu import ACCESS_BYTES, MOST_BLOCKS
 from astitch.index import Linear
 from astitch.ir import DType, Graph
 from astitch.ops import OPS

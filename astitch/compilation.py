@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
 from astitch.explain import compile_resources, explain, show_faults
 from astitch.faults import Fault
-from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.nvrtc import Resources
 from astitch.plan import Plan

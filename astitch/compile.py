@@ -24,6 +24,7 @@ from astitch.check import check_graph
 from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
 from astitch.convolution_layouts import arrange_convolutions
+from astitch.device.gpu import PRESETS, Gpu, preset
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo, UnsupportedOp
 from astitch.expand import expand
 from astitch.explain import (
@@ -38,7 +39,6 @@ from astitch.explain import (
     show_table,
 )
 from astitch.faults import FaultLog, report_faults
-from astitch.gpu import PRESETS, Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached

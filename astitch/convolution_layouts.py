@@ -16,7 +16,7 @@ from astitch.convolution import (
     canonical_convolution,
     channels_last,
 )
-from astitch.gpu import Gpu
+from astitch.device.gpu import Gpu
 from astitch.ir import (
     ArrayType,
     ConvolutionAttrs,

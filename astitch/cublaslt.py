@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from astitch import options
+from astitch.device.launch_time import find_fastest
 from astitch.kernel_cache import ByteCache
-from astitch.launch_time import find_fastest
 from astitch.matmul import CanonicalDot, DotOperand, ProductTypes
 from astitch.program import Activation
 

@@ -22,9 +22,9 @@ import numpy as np
 
 from astitch import options
 from astitch.convolution import CanonicalConvolution, ConvolutionTypes, Form, Tensor
-from astitch.cuda_driver import StreamAddress
+from astitch.device.cuda_driver import StreamAddress
+from astitch.device.launch_time import find_fastest
 from astitch.kernel_cache import ByteCache
-from astitch.launch_time import find_fastest
 
 log = logging.getLogger("astitch")
 

@@ -142,7 +142,7 @@ def count_xla_kernels(module: bytes) -> tuple[int, int]:
     """(launches without, launches with a matrix product or convolution) of an optimized module, a serialized
     HloModuleProto.
     """
-    from astitch.gpu import preset
+    from astitch.device.gpu import preset
     from astitch.profiling.report import PRODUCT
     from astitch.profiling.xla_kernels import read_xla_kernels
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astitch import assemble_ptx
-from astitch.cuda_driver import open_driver
+from astitch.device.cuda_driver import open_driver
 from astitch.system.forks import fork_waits
 
 log = logging.getLogger("astitch")

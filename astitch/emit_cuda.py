@@ -13,7 +13,7 @@ import numpy as np
 
 from astitch import index as ix
 from astitch import kernel_ir as k
-from astitch.gpu import ACCESS_BYTES
+from astitch.device.gpu import ACCESS_BYTES
 from astitch.index import Linear, Quotient, Remainder, Symbol, Term
 from astitch.ir import CompareAttrs, ConstantAttrs, DType, Graph, Literal, ReducePrecisionAttrs
 from astitch.ops import OPS

@@ -39,7 +39,6 @@ from astitch.cublaslt import (
     Product,
     find_bindings,
 )
-from astitch.cuda_driver import StreamAddress
 from astitch.cuda_graph import (
     CapturedRun,
     GraphCache,
@@ -50,6 +49,9 @@ from astitch.cuda_graph import (
     split_runs,
 )
 from astitch.cudnn import Convolution, NoPlan, Problem, find_convolution
+from astitch.device.cuda_driver import StreamAddress
+from astitch.device.gpu import ACCESS_BYTES
+from astitch.device.launch_time import time_launch
 from astitch.errors import (
     ArgumentMismatch,
     AstitchError,
@@ -61,11 +63,9 @@ from astitch.errors import (
     OutOfMemory,
     UnsupportedType,
 )
-from astitch.gpu import ACCESS_BYTES
 from astitch.hlo_export import export_call
 from astitch.ir import ArrayType, ConvolutionAttrs, DotAttrs, DType
 from astitch.kernel_cache import compile_cached
-from astitch.launch_time import time_launch
 from astitch.lending import Lent, last_returned, wait_for_jax
 from astitch.matmul import (
     CanonicalDot,

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from astitch.convolution import describe_convolution
+from astitch.device.gpu import Gpu
 from astitch.dimensions import is_embedded
 from astitch.faults import Fault
-from astitch.gpu import Gpu
 from astitch.ir import ConvolutionAttrs, Graph
 from astitch.kernel_cache import compile_cached
 from astitch.nvrtc import Request, Resources, compile_many_cuda

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from astitch import options
+from astitch.device.gpu import PRESETS
 from astitch.errors import (
     AstitchError,
     CompilerMissing,
@@ -32,7 +33,6 @@ from astitch.errors import (
     UnsupportedOp,
     UnsupportedType,
 )
-from astitch.gpu import PRESETS
 from astitch.system.callbacks import is_interrupt
 from astitch.system.private_files import PrivateFolder
 
@@ -247,14 +247,17 @@ def write_repro(
     named = gpu in PRESETS
     if inside_xla:
         imports = [
-            "from astitch.gpu import from_device, preset",
+            "from astitch.device.gpu import from_device, preset",
             "from astitch.hlo_import import import_hlo",
             "from astitch.xla_engine import compile_for_xla",
         ]
         device = f"preset({gpu!r})" if named else "from_device()"
         call = f"compilation, _ = compile_for_xla(import_hlo(module), {device})\nprint(compilation.explain())"
     else:
-        imports = ["import astitch", *([] if named else ["from astitch.gpu import from_device"])]
+        imports = [
+            "import astitch",
+            *([] if named else ["from astitch.device.gpu import from_device"]),
+        ]
         device = repr(gpu) if named else "from_device()"
         call = f"print(astitch.compile_hlo(module, gpu={device}).explain())"
     if isinstance(module, str):

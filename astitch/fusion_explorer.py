@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from astitch.gpu import Gpu
+from astitch.device.gpu import Gpu
 from astitch.ir import Graph, Node
 from astitch.patterns import (
     FusionGraph,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from astitch.device.gpu import ACCESS_BYTES
 from astitch.emulate import HostModule, compile_many
 from astitch.errors import (
     ArgumentMismatch,
@@ -18,7 +19,6 @@ from astitch.errors import (
     OutOfMemory,
     UnsupportedType,
 )
-from astitch.gpu import ACCESS_BYTES
 from astitch.ir import ArrayType, DType
 from astitch.program import (
     ALIGNMENT_BYTES,

@@ -41,7 +41,7 @@ from astitch.system.forks import ForkLock, cached_property
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.compilation import Compilation
-    from astitch.gpu import Gpu
+    from astitch.device.gpu import Gpu
     from astitch.ir import Graph
     from astitch.program import Program
     from astitch.xla_engine import Stitched
@@ -573,7 +573,7 @@ def _name_of(fn: Any) -> str:
 
 def target_gpu() -> Gpu:
     """The GPU that programs inside XLA are planned for."""
-    from astitch.gpu import from_device
+    from astitch.device.gpu import from_device
     from astitch.xla_island import default_gpu
 
     device = default_gpu()
@@ -723,7 +723,7 @@ class Lowered(_Stage):
     @cached_property
     def gpu(self) -> Gpu:
         """The device that it is planned for, on which it will run."""
-        from astitch.gpu import from_device, preset
+        from astitch.device.gpu import from_device, preset
 
         return preset("host") if self._device is None else from_device(self._device)
 
@@ -919,7 +919,7 @@ def choose_launcher(asked: str | None = None) -> str:
 
 def _miss_for_xla() -> str:
     """What keeps programs from running inside XLA here, and what to do; nothing: the empty string."""
-    from astitch.cuda_driver import count_devices
+    from astitch.device.cuda_driver import count_devices
     from astitch.xla_engine import FIRST_JAX, has_target
     from astitch.xla_island import default_gpu
 

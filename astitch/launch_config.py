@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from astitch.gpu import Gpu
+from astitch.device.gpu import Gpu
 
 ASSUMED_REGISTERS = 64
 """The paper assumes 32 registers and blocks of 1024 threads on a V100.  On an H100 two blocks of 512 threads with 64

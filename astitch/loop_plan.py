@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.barriers import open_barriers
+from astitch.device.gpu import Gpu
 from astitch.edit import free_name, keep_live_nodes
 from astitch.faults import FaultLog
-from astitch.gpu import Gpu
 from astitch.ir import (
     BroadcastAttrs,
     DimensionAttrs,

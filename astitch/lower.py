@@ -12,11 +12,11 @@ from dataclasses import replace
 from astitch import kernel_ir as k
 from astitch.common_values import share_values
 from astitch.declarations import Declarations
-from astitch.gpu import ACCESS_BYTES
+from astitch.device.gpu import ACCESS_BYTES
+from astitch.device.schedule import DEFAULT, Schedule
 from astitch.ir import Graph
 from astitch.lower_loop import LoopLowering
 from astitch.residency import Carried, find_carried, find_streams
-from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import Arrangement, Scheme
 from astitch.storage import storage_type
 from astitch.store_rounding import round_at_stores

@@ -15,6 +15,7 @@ from dataclasses import replace
 from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.declarations import Declarations
+from astitch.device.schedule import DEFAULT, Schedule
 from astitch.dimensions import array_of
 from astitch.index import Linear, Quotient, Symbol
 from astitch.ir import ArrayType, DType, GetTupleElementAttrs
@@ -22,7 +23,6 @@ from astitch.joint_regions import MOMENTS
 from astitch.ops import monoid_of
 from astitch.propagation import Guard, Index, Within
 from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency, find_late_loads
-from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import (
     Placement,
     RootKind,

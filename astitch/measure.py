@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from astitch.build_program import make_cuda_kernel
+from astitch.device.launch_time import time_launch
 from astitch.errors import AstitchError, EngineUnavailable, KernelCompileError
 from astitch.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.kernel_cache import compile_cached
-from astitch.launch_time import time_launch
 from astitch.nvrtc import CompiledKernel, Request, Resources, compile_each_cuda
 from astitch.plan import Plan
 from astitch.program import CudaKernel

@@ -13,7 +13,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from astitch import hlo_schema, nvrtc, options
-from astitch.gpu import Gpu
+from astitch.device.gpu import Gpu
 from astitch.hlo_opaque import discard_unread_fields
 from astitch.ir import Graph
 from astitch.kernel_cache import ByteCache

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from astitch.cuda_driver import driver_version
+from astitch.device.cuda_driver import driver_version
 from astitch.errors import CompilerMissing, KernelCompileError
 from astitch.system.forks import ForkLock, fork_waits
 

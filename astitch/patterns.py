@@ -12,8 +12,8 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from astitch.device.gpu import Gpu
 from astitch.dimensions import array_of, is_embedded
-from astitch.gpu import Gpu
 from astitch.ir import DimensionsAttrs, Graph, Node
 from astitch.ops import OPS, Kind
 from astitch.running import find_running

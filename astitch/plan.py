@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from astitch import kernel_ir as k
+from astitch.device.gpu import MOST_BLOCKS, Gpu
+from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.dominant import Groups, choose_dominants
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
-from astitch.gpu import MOST_BLOCKS, Gpu
 from astitch.ir import Graph
 from astitch.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
 from astitch.lower import REGISTERS_FOR_CODE, lower
 from astitch.nvrtc import Resources
 from astitch.projected_latency import Projection, project
 from astitch.prune import bound_plan
-from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.shared_memory import place_shared
 from astitch.speed_of_light import measure_work
 from astitch.stitch_scheme import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from astitch import kernel_ir as k
-from astitch.gpu import Gpu
+from astitch.device.gpu import Gpu
 from astitch.nvrtc import Resources
 from astitch.workload import (
     BASE_REGISTERS,

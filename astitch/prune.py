@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from astitch.gpu import Gpu
+from astitch.device.gpu import Gpu
+from astitch.device.schedule import Keep, Schedule
 from astitch.launch_config import LaunchConfig
-from astitch.schedule import Keep, Schedule
 from astitch.speed_of_light import Work
 from astitch.stitch_scheme import Arrangement, TaskLoop
 from astitch.thread_mapping import Mapping

@@ -7,9 +7,9 @@ registers is cut into tiles, which the block takes one after the other and whose
 
 from __future__ import annotations
 
+from astitch.device.gpu import Gpu
+from astitch.device.schedule import DEFAULT, Schedule
 from astitch.dimensions import Atoms
-from astitch.gpu import Gpu
-from astitch.schedule import DEFAULT, Schedule
 from astitch.thread_mapping import (
     COALESCED_LANES,
     MAX_ROW_ELEMENTS,

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from astitch.device.gpu import Gpu
 from astitch.draft_ops import DraftOps
-from astitch.gpu import Gpu
 from astitch.ir import DotAttrs, DType, Graph, Node
 from astitch.ops import OPS, Kind
 from astitch.simplify import Draft, Log, rewrite_graph

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from astitch.device.gpu import Gpu
 from astitch.dimensions import array_of, is_embedded
-from astitch.gpu import Gpu
 from astitch.ir import Graph, Node, TupleType
 from astitch.joint_regions import MOMENTS, joint_kind
 from astitch.ops import OPS, Kind

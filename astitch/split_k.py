@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from astitch.gpu import Gpu
+from astitch.device.gpu import Gpu
 from astitch.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, SliceAttrs
 from astitch.ops import OPS, Kind
 from astitch.simplify import Draft, Log, is_run, rewrite_graph

@@ -14,6 +14,7 @@ from functools import partial
 
 from astitch import kernel_ir as k
 from astitch.ahead import Ahead
+from astitch.device.gpu import Gpu
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.fusion_explorer import (
@@ -23,7 +24,6 @@ from astitch.fusion_explorer import (
     estimate_penalty,
     replace_scope,
 )
-from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.nvrtc import Resources
 from astitch.patterns import FusionGraph, estimate_statements, make_fusion_graph

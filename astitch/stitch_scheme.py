@@ -23,6 +23,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from astitch import index as ix
+from astitch.device.gpu import Gpu
+from astitch.device.schedule import DEFAULT, Schedule
 from astitch.dimensions import (
     Atoms,
     Dimensions,
@@ -32,14 +34,12 @@ from astitch.dimensions import (
     is_uniform,
 )
 from astitch.dominant import Group, Groups
-from astitch.gpu import Gpu
 from astitch.index import Linear, Symbol
 from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
 from astitch.ops import OPS, Kind, monoid_of
 from astitch.propagation import CHOOSING, Index, Read, walk_reads
 from astitch.running import find_running, is_running
 from astitch.scans import map_running, why_not_in_order
-from astitch.schedule import DEFAULT, Schedule
 from astitch.storage import stored_value
 from astitch.thread_mapping import (
     MAX_ALIGNED,

@@ -17,10 +17,10 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from astitch.device.gpu import Gpu
+from astitch.device.schedule import DEFAULT, Schedule
 from astitch.dimensions import Atoms
-from astitch.gpu import Gpu
 from astitch.index import Symbol
-from astitch.schedule import DEFAULT, Schedule
 
 SPLIT_MIN_BYTES = 64 * 1024
 """Shorter rows are never split over blocks: one block reads them in less time than meeting at a barrier takes.

@@ -19,15 +19,15 @@ from typing import Any
 
 from astitch import options
 from astitch.build_program import make_cuda_kernel
+from astitch.device.gpu import Gpu
+from astitch.device.launch_time import find_fastest
+from astitch.device.schedule import DEFAULT, Schedule, schedule_from_json, schedule_to_json
 from astitch.errors import AstitchError, EngineUnavailable
-from astitch.gpu import Gpu
 from astitch.ir import Graph
 from astitch.kernel_cache import ByteCache
-from astitch.launch_time import find_fastest
 from astitch.measure import compile_plans, import_cupy, measure_plans
 from astitch.nvrtc import read_headers
 from astitch.plan import Plan, plan_scope, rank_plans
-from astitch.schedule import DEFAULT, Schedule, schedule_from_json, schedule_to_json
 from astitch.stitch_scope import Scope
 
 MOST_MEASURED = 8

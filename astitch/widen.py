@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from astitch.device.gpu import ACCESS_BYTES
 from astitch.dimensions import is_embedded, is_uniform
-from astitch.gpu import ACCESS_BYTES
 from astitch.ir import (
     ArrayType,
     ConstantAttrs,

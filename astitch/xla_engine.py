@@ -25,7 +25,8 @@ from astitch.barriers import Barrier, Held, find_behind
 from astitch.build_program import make_cuda_kernel
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, pause_collector
-from astitch.cuda_driver import driver_version
+from astitch.device.cuda_driver import driver_version
+from astitch.device.gpu import Gpu
 from astitch.driver_ahead import Unit, assemble_ahead
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.epilogues import find_epilogues, fits_into_xla_product
@@ -35,7 +36,6 @@ from astitch.errors import (
     UnsupportedOp,
 )
 from astitch.faults import FaultLog, leave_whole, report_faults
-from astitch.gpu import Gpu
 from astitch.hlo_export import ModuleBuilder
 from astitch.hlo_import import import_hlo
 from astitch.index import Symbol

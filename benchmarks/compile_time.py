@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from astitch import compile as compiler
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo, read_module
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.kernel_text import share_text
 from astitch.xla_engine import compile_for_xla

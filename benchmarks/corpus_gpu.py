@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from astitch.compile import compile_hlo
+from astitch.device.gpu import Gpu, from_device
 from astitch.executor import GpuExecutor, import_cupy
-from astitch.gpu import Gpu, from_device
 from tests.programs import PROGRAMS, Program, load
 
 REPEATS = 7

@@ -11,8 +11,8 @@ import sys
 from dataclasses import replace
 
 from astitch.compile import compile_hlo
+from astitch.device.gpu import from_device
 from astitch.executor import GpuExecutor
-from astitch.gpu import from_device
 from astitch.hlo_import import import_hlo
 from astitch.program import IslandStep, LibraryStep
 from astitch.reference import run_graph

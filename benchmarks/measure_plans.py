@@ -25,12 +25,12 @@ import jax.numpy as jnp
 from astitch.build_program import make_cuda_kernel
 from astitch.check_plan import check_plan
 from astitch.compile import compile_hlo
+from astitch.device.gpu import from_device, measure_copy_gbs
+from astitch.device.schedule import schedule_to_json
 from astitch.errors import AstitchError, KernelCompileError
-from astitch.gpu import from_device, measure_copy_gbs
 from astitch.ir import Graph
 from astitch.measure import compile_plans, measure_plans
 from astitch.plan import Plan, enumerate_schedules, plan_scope
-from astitch.schedule import schedule_to_json
 from astitch.stitch_scope import Scope
 
 F32, BF16 = jnp.float32, jnp.bfloat16

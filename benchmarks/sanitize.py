@@ -24,8 +24,8 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from astitch.device.gpu import Gpu, from_device, preset
 from astitch.errors import AstitchError
-from astitch.gpu import Gpu, from_device, preset
 from benchmarks.results import describe
 from benchmarks.specimens import (
     BEGIN,

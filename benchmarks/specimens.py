@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from astitch.build_program import make_cuda_kernel
+from astitch.device.gpu import Gpu
 from astitch.emit_loop import LoopKernel
-from astitch.gpu import Gpu
 from astitch.hlo_import import import_hlo
 from astitch.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.kernel_cache import compile_cached

@@ -29,8 +29,8 @@ import tensorflow as tf
 
 import tf_addon
 from astitch.compile import memory_ops
+from astitch.device.gpu import preset
 from astitch.executor import count_gpus
-from astitch.gpu import preset
 from astitch.hlo_import import serialize_module
 from astitch.hlo_schema import HloModuleProto
 from astitch.profiling.report import PRODUCT

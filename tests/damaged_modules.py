@@ -34,8 +34,8 @@ import numpy as np
 
 from astitch import hlo_schema
 from astitch.compile import compile_graph
+from astitch.device.gpu import preset
 from astitch.errors import AstitchError, IllegalProduct
-from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph, TupleType
 from astitch.ops import OPS

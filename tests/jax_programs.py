@@ -31,8 +31,8 @@ from jax import lax
 
 import astitch
 from astitch.compile import compile_hlo
+from astitch.device.gpu import preset
 from astitch.errors import CompilerMissing, DynamicShape, UnsupportedOp, UnsupportedType
-from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.xla_engine import compile_for_xla
 from tests.jax_functions import ANY, BOOL, FAMILIES, FLOAT, INT, is_small

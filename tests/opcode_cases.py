@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from astitch.compile import compile_graph
+from astitch.device.gpu import preset
 from astitch.expand import expand
-from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import DType

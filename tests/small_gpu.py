@@ -16,9 +16,10 @@ from astitch import kernel_ir as k
 from astitch.build_program import build_program
 from astitch.check_plan import check_plan
 from astitch.compile import plan_scopes
+from astitch.device.gpu import Gpu, preset
+from astitch.device.schedule import Schedule
 from astitch.emulate import HostModule, Order
 from astitch.expand import expand
-from astitch.gpu import Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import Graph
@@ -26,7 +27,6 @@ from astitch.plan import Plan, plan_scope
 from astitch.program import Program
 from astitch.reassociate import reassociate
 from astitch.remote_stitch import stitch_remotely
-from astitch.schedule import Schedule
 from astitch.simplify import simplify
 from astitch.stitch_scope import find_scopes
 from tests.hlo_runner import lower

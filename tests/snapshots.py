@@ -27,7 +27,7 @@ from typing import Any
 
 from astitch import kernel_cache, nvrtc
 from astitch.compile import compile_hlo
-from astitch.gpu import PRESETS, Gpu, preset
+from astitch.device.gpu import PRESETS, Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.hlo_schema import HloModuleProto
 from astitch.plan import Plan

@@ -17,8 +17,8 @@ from astitch.barriers import is_held, open_barriers
 from astitch.check import check_graph
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
+from astitch.device.gpu import preset
 from astitch.expand import expand
-from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import Graph

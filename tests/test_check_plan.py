@@ -10,8 +10,8 @@ from graphs import GraphBuilder
 
 from astitch import kernel_ir as k
 from astitch.check_plan import check_kernel, check_plan
+from astitch.device.gpu import preset
 from astitch.errors import IllegalProduct
-from astitch.gpu import preset
 from astitch.index import Linear, Symbol, add, divide, modulo, of_symbol
 from astitch.ir import ArrayType, DType
 from astitch.plan import Plan, plan_scope

@@ -18,7 +18,7 @@ from astitch.compilation import Compilation
 from astitch.compile import compile_graph, compile_hlo
 from astitch.convolution import CanonicalConvolution, canonical_convolution
 from astitch.convolution_layouts import arrange_convolutions
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import ConvolutionAttrs, Graph
 from astitch.library_ahead import find_layouts

@@ -21,8 +21,8 @@ import pytest
 
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
+from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
-from astitch.gpu import Gpu
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.nvrtc import CompiledKernel, Request, choose_nvrtc, compile_many_cuda

@@ -346,7 +346,7 @@ FINISHED: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 @pytest.mark.parametrize("name", FINISHED)
 def test_finished_products(name: str, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """By cuBLASLt, even where two steps are faster; skipped where it names no algorithm, after a look at the result."""
-    from astitch.gpu import from_device
+    from astitch.device.gpu import from_device
 
     fn, arguments = FINISHED[name]
     program = compile_hlo(lower(fn, *arguments), gpu=from_device()).program

@@ -14,7 +14,7 @@ import pytest
 
 from astitch import demo
 from astitch.demo import count_xla_kernels, layer, make_inputs, make_layer
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.hlo_import import serialize_module
 from astitch.profiling.measured import read_executable
 

@@ -9,8 +9,8 @@ from strategies import random_graphs
 
 from astitch import dominant
 from astitch.compile import compile_graph
+from astitch.device.gpu import preset
 from astitch.dominant import Groups, choose_dominants, find_candidates, stored_value
-from astitch.gpu import preset
 from astitch.ir import Graph
 from astitch.ops import OPS, Kind
 from astitch.remote_stitch import stitch_remotely

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.compile import compile_graph
+from astitch.device.gpu import preset
 from astitch.emit_cuda import (
     MANY_SECTIONS,
     STORAGE,
@@ -30,7 +31,6 @@ from astitch.emit_cuda import (
     spell_value,
 )
 from astitch.emulate import compile_host
-from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.index import Linear, Symbol, of_symbol
 from astitch.ir import CompareAttrs, DType, Graph, Literal, NoAttrs, ReducePrecisionAttrs

@@ -301,7 +301,7 @@ def test_the_program_and_its_explanation_name_them() -> None:
 
 
 def test_programs_inside_xla_have_none() -> None:
-    from astitch.gpu import preset
+    from astitch.device.gpu import preset
     from astitch.xla_engine import compile_for_xla
 
     compilation, _ = compile_for_xla(import_hlo(lower(mlp, *MLP)), preset("h100"))
@@ -312,7 +312,7 @@ def test_programs_inside_xla_have_none() -> None:
 @pytest.mark.parametrize(("activation", "left"), [(jax.nn.relu, 1), (tanh_gelu, 0)])
 def test_xla_finishes_its_products_itself(activation: Any, left: int) -> None:
     """But for what takes the sum more than once, and what is to be written over an argument."""
-    from astitch.gpu import preset
+    from astitch.device.gpu import preset
     from astitch.xla_engine import find_finished
 
     hlo = lower(lambda x, w, b: activation(x @ w + b), *arrays(*XW, (16,)))

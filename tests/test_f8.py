@@ -16,8 +16,8 @@ from hlo_runner import parse_hlo_text
 from astitch import kernel_ir as k
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
+from astitch.device.gpu import preset
 from astitch.emulate import compile_host
-from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.index import ZERO
 from astitch.ir import DType, NoAttrs

@@ -20,9 +20,9 @@ import pytest
 import astitch
 from astitch import compile as compiling
 from astitch import faults, loop_plan, xla_engine
+from astitch.device.gpu import preset
 from astitch.errors import CompilerMissing, KernelCompileError, KernelFault, UnsupportedOp
 from astitch.faults import FaultLog, FaultWarning, dump_faults, is_fault
-from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.program import IslandStep

@@ -16,6 +16,7 @@ from test_fuzz import wide_graphs
 from astitch.build_program import build_program
 from astitch.check import check_graph
 from astitch.check_plan import check_plan
+from astitch.device.gpu import preset
 from astitch.dimensions import is_embedded
 from astitch.fusion_explorer import (
     Exploration,
@@ -26,7 +27,6 @@ from astitch.fusion_explorer import (
     explore_scopes,
     make_parts,
 )
-from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.ir import DType, Graph, TupleType
 from astitch.patterns import (

@@ -19,7 +19,7 @@ from strategies import random_arguments, random_graphs
 
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.ir import ArrayType, DType, Graph
 from astitch.reference import run_graph

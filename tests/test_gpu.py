@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from astitch import cuda_driver, gpu
+from astitch.device import cuda_driver, gpu
+from astitch.device.gpu import Gpu, from_device, preset
 from astitch.errors import AstitchError
-from astitch.gpu import Gpu, from_device, preset
 from astitch.nvrtc import compile_cuda
 
 
@@ -47,7 +47,7 @@ def test_unknown_preset_names_the_known_ones() -> None:
         preset("h1000")
     assert str(error.value) == (
         "no GPU preset 'h1000'\n  choose one of v100, t4, a100, h100, h200, b200, host, "
-        "or call astitch.gpu.from_device() on a machine with a GPU"
+        "or call astitch.device.gpu.from_device() on a machine with a GPU"
     )
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
+from astitch.device.gpu import Gpu, from_device
 from astitch.executor import GpuExecutor
-from astitch.gpu import Gpu, from_device
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph
 from astitch.reference import run_graph

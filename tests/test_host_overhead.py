@@ -13,7 +13,7 @@ from benchmarks import host_overhead
 def test_rows_reasons_and_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astitch.cuda_driver.count_devices", lambda: 0)
+    monkeypatch.setattr("astitch.device.cuda_driver.count_devices", lambda: 0)
     file = tmp_path / "overhead.json"
     engines = ["jax.jit", "xla", "host"]
     host_overhead.main(

@@ -23,6 +23,7 @@ from jax.experimental import io_callback
 
 import astitch
 import astitch.compile
+from astitch.device.gpu import preset
 from astitch.errors import (
     ArgumentMismatch,
     EngineUnavailable,
@@ -31,7 +32,6 @@ from astitch.errors import (
     UnknownOption,
     UnsupportedOp,
 )
-from astitch.gpu import preset
 from astitch.jit import NO_GPU, NO_ROOM, choose_engine
 
 jit_module = sys.modules["astitch.jit"]  # the attribute of the package is the function
@@ -587,7 +587,7 @@ ELSEWHERE = """
 import sys, warnings
 import jax, jax.numpy as jnp
 import astitch
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 engine = sys.argv[1]
@@ -1010,7 +1010,7 @@ def test_which_engine_is_taken_where_there_is_a_gpu(
 ) -> None:
     monkeypatch.delenv("ASTITCH_ENGINE")
     monkeypatch.setattr("astitch.executor.count_gpus", lambda: 1)
-    monkeypatch.setattr("astitch.cuda_driver.count_devices", lambda: 1)
+    monkeypatch.setattr("astitch.device.cuda_driver.count_devices", lambda: 1)
     monkeypatch.setattr("astitch.xla_engine.has_target", lambda: target)
     monkeypatch.setattr("astitch.xla_island.default_gpu", lambda: "device" if device else None)
     if " " in chosen:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch.gpu import PRESETS, preset
+from astitch.device.gpu import PRESETS, preset
 from astitch.launch_config import LaunchConfig, configure_launch
 
 

@@ -18,9 +18,9 @@ from jax import lax
 
 import astitch
 from astitch import library_ahead, xla_engine
+from astitch.device.gpu import preset
 from astitch.driver_ahead import Assemble, Unit
 from astitch.errors import IllegalProduct
-from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.library_ahead import (
     TILINGS,

@@ -13,7 +13,7 @@ from jax import lax
 
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.loop_plan import LoopPlanner

@@ -22,11 +22,11 @@ from astitch import compile as compiler
 from astitch import loop_plan, xla_engine
 from astitch.check import check_graph
 from astitch.compile import compile_graph, main
+from astitch.device.gpu import preset
 from astitch.driver_ahead import Unit
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.emulate import Order, compile_host
 from astitch.errors import KernelCompileError, UnsupportedOp
-from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.ir import Graph, Node
 from astitch.kernel_cache import compile_cached

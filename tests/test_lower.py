@@ -13,8 +13,9 @@ from astitch import kernel_ir as k
 from astitch.build_program import build_program
 from astitch.check_plan import check_plan
 from astitch.compile import compile_graph
+from astitch.device.gpu import preset
+from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.emit_cuda import emit_cuda
-from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.ir import DType, Graph
 from astitch.lower import MAX_POINTERS
@@ -24,7 +25,6 @@ from astitch.plan import Plan, plan_scope
 from astitch.reducers import make_reducer
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
-from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.stitch_scheme import Span
 from astitch.stitch_scope import find_scopes
 from astitch.storage import storage_name

@@ -11,7 +11,7 @@ import pytest
 
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.host_engine import HostEngine
 
 ROWS, COLUMNS = 24, 64

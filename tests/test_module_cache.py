@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from astitch import module_cache, xla_engine
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.module_cache import ModuleCache, hash_sources, key_of
 from astitch.xla_engine import Stitched

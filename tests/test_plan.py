@@ -14,9 +14,10 @@ from strategies import random_graphs
 
 from astitch.check_plan import check_plan
 from astitch.compile import compile_graph
+from astitch.device.gpu import Gpu, preset
+from astitch.device.schedule import Schedule
 from astitch.errors import IllegalProduct
 from astitch.expand import expand
-from astitch.gpu import Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import Graph
@@ -24,7 +25,6 @@ from astitch.plan import LARGE_BLOCK, SMALL_BLOCK, Plan, plan_scope
 from astitch.reassociate import reassociate
 from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
-from astitch.schedule import Schedule
 from astitch.simplify import simplify
 from astitch.stitch_scheme import Scheme
 from astitch.stitch_scope import find_scopes

@@ -20,8 +20,8 @@ import astitch
 from astitch.build_program import build_program
 from astitch.check_plan import check_plan
 from astitch.compile import compile_hlo
+from astitch.device.gpu import preset
 from astitch.errors import AstitchError
-from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.profiling import command, profiler, xla_ahead

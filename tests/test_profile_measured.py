@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from astitch.device.gpu import preset
 from astitch.errors import AstitchError
-from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.profiling import command, counters, measured, profiler, terminal
 from astitch.profiling.kernel_trace import Launch
@@ -88,7 +88,7 @@ def test_launches_are_joined_to_what_is_known_of_their_kernels() -> None:
         24 * 256 / (132 * 2048)
     )  # CUPTI says 50 % of a full grid
     assert kernel.sm_efficiency == pytest.approx(24 / 132)
-    gpu = found.astitch.gpu
+    gpu = found.astitch.device.gpu
     assert gpu is not None and (gpu.median, gpu.runs) == (5.0, CALLS)
     assert [e.start_us for e in found.astitch.timeline] == [0.0, 10.0]
     assert (

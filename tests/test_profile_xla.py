@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.hlo_import import serialize_module
 from astitch.profiling.product_bounds import bound_product, peak_gflops
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from astitch.compile import compile_graph
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.loop_plan import LoopPlanner

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from hlo_runner import lower
 
-from astitch.gpu import PRESETS, preset
+from astitch.device.gpu import PRESETS, preset
+from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.hlo_import import import_hlo
 from astitch.nvrtc import Resources
 from astitch.plan import Plan, plan_scope
 from astitch.projected_latency import Projection, miss_share, project
 from astitch.remote_stitch import stitch_remotely
-from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.simplify import simplify
 from astitch.speed_of_light import measure_work
 from astitch.stitch_scope import find_scopes

@@ -14,9 +14,9 @@ from jax import lax
 
 from astitch.check import check_graph
 from astitch.compile import compile_graph
+from astitch.device.gpu import preset
 from astitch.errors import MalformedHlo
 from astitch.expand import expand
-from astitch.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import Graph

@@ -15,7 +15,7 @@ import pytest
 
 from astitch import xla_engine
 from astitch.compile import compile_hlo
-from astitch.gpu import Gpu, from_device
+from astitch.device.gpu import Gpu, from_device
 from astitch.hlo_import import import_hlo
 from astitch.hlo_schema import HloModuleProto
 from astitch.host_engine import HostEngine

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from astitch.device.gpu import preset
 from astitch.emulate import compile_host
-from astitch.gpu import preset
 from benchmarks import sanitize, specimens
 from benchmarks.patterns import PATTERNS
 from benchmarks.sanitize import Log, read_log

@@ -16,8 +16,8 @@ from jax import lax
 from astitch import scatter_order, xla_engine
 from astitch.check import check_graph
 from astitch.compile import compile_graph
+from astitch.device.gpu import preset
 from astitch.expand import expand
-from astitch.gpu import preset
 from astitch.hlo_export import export_nodes
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine

@@ -6,10 +6,10 @@ import pytest
 from hlo_runner import lower
 
 from astitch.check_plan import check_plan
-from astitch.gpu import preset
+from astitch.device.gpu import preset
+from astitch.device.schedule import DEFAULT, Keep, Schedule, schedule_from_json, schedule_to_json
 from astitch.hlo_import import import_hlo
 from astitch.plan import Plan, plan_scope
-from astitch.schedule import DEFAULT, Keep, Schedule, schedule_from_json, schedule_to_json
 from astitch.simplify import simplify
 from astitch.stitch_scope import find_scopes
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from astitch.check import check_graph
 from astitch.compile import compile_graph, compile_hlo
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import DotAttrs, Graph

@@ -7,7 +7,7 @@ from graphs import GraphBuilder
 from hypothesis import given, settings
 from strategies import random_graphs
 
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.ir import ArrayType, DynamicSliceAttrs, GatherAttrs, Graph
 from astitch.ops import OPS
 from astitch.remote_stitch import stitch_remotely

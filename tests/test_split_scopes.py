@@ -25,9 +25,9 @@ from astitch.ahead import Ahead
 from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, show_stage
+from astitch.device.gpu import preset
 from astitch.dimensions import is_embedded
 from astitch.errors import IllegalProduct
-from astitch.gpu import preset
 from astitch.host_engine import HostEngine
 from astitch.index import ZERO
 from astitch.ir import Graph

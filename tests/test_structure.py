@@ -9,7 +9,7 @@ from hlo_runner import lower
 
 from astitch import plan as planning
 from astitch.build_program import make_cuda_kernel
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.plan import Planner, plan_scope
 from astitch.simplify import simplify

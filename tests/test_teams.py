@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from astitch import kernel_ir as k
 from astitch.build_program import make_cuda_kernel
+from astitch.device.gpu import Gpu, preset
+from astitch.device.schedule import DEFAULT, Schedule
 from astitch.emulate import Order
-from astitch.gpu import Gpu, preset
 from astitch.host_engine import HostEngine
 from astitch.kernel_ir import BARRIER_STRIDE
 from astitch.nvrtc import compile_cuda
 from astitch.program import KernelStep
-from astitch.schedule import DEFAULT, Schedule
 from astitch.stitch_scheme import Span
 from astitch.values import MAX_LAG
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for

@@ -15,7 +15,7 @@ import pytest
 
 from astitch import options
 from astitch.compilation import Compilation
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.host_engine import HostEngine
 from tests.hlo_runner import lower
 

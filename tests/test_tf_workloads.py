@@ -9,7 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from astitch.gpu import preset  # noqa: E402
+from astitch.device.gpu import preset  # noqa: E402
 from benchmarks import tf_models  # noqa: E402
 from benchmarks.tf_workloads import MODELS, make_model  # noqa: E402
 from tests.tf_support import assert_equal, check_stitched  # noqa: E402

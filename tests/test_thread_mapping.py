@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch.gpu import PRESETS, preset
+from astitch.device.gpu import PRESETS, preset
+from astitch.device.schedule import Schedule
 from astitch.index import Symbol
-from astitch.schedule import Schedule
 from astitch.thread_mapping import (
     MAX_ROW_ELEMENTS,
     NEIGHBOUR_BYTES,

@@ -15,10 +15,10 @@ from hlo_runner import lower
 import astitch
 from astitch import executor, tune
 from astitch.compile import compile_hlo
+from astitch.device.gpu import preset
+from astitch.device.schedule import DEFAULT, Schedule
 from astitch.errors import EngineUnavailable
-from astitch.gpu import preset
 from astitch.measure import Measurement
-from astitch.schedule import DEFAULT, Schedule
 from astitch.system.private_files import seal, unseal
 
 needs_no_gpu = pytest.mark.skipif(executor.count_gpus() > 0, reason="a GPU is there")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astitch import kernel_ir as k
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.nvrtc import compile_cuda
 from tests.small_gpu import Planned, assert_close, by_jax, find_statements, plan_for
 

@@ -11,7 +11,7 @@ import pytest
 
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
-from astitch.gpu import preset
+from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.ir import Graph

@@ -16,11 +16,11 @@ from hlo_runner import lower
 
 from astitch import kernel_ir as k
 from astitch import workload
-from astitch.gpu import preset
+from astitch.device.gpu import preset
+from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.hlo_import import import_hlo
 from astitch.ir import DType
 from astitch.plan import Plan, plan_scope
-from astitch.schedule import DEFAULT, Keep, Schedule
 from astitch.simplify import simplify
 from astitch.stitch_scope import find_scopes
 from astitch.workload import (

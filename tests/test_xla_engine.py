@@ -27,9 +27,9 @@ from astitch import kernel_ir as k
 from astitch import nvrtc, xla_engine
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph
+from astitch.device.gpu import Gpu, preset
 from astitch.emulate import compile_host
 from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
-from astitch.gpu import Gpu, preset
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
 from astitch.index import Linear, Symbol
@@ -1089,7 +1089,7 @@ def test_the_module_is_stablehlo_with_one_function_for_xla(meeting: Compilation)
 
 
 def test_xla_is_not_there_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astitch.cuda_driver.count_devices", lambda: 0)
+    monkeypatch.setattr("astitch.device.cuda_driver.count_devices", lambda: 0)
     with pytest.raises(EngineUnavailable, match="xla was asked for, but CUDA's driver sees no GPU"):
         astitch.jit(lambda x: x, engine="xla")(np.ones(3))
 

@@ -15,8 +15,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from astitch import nvrtc, options
+from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
-from astitch.gpu import Gpu
 from astitch.module_cache import (
     LONGEST_WAIT_S,
     ModuleCache,

@@ -18,7 +18,7 @@ import numpy as np
 
 from astitch import options
 from astitch.cublaslt import WORKSPACE_BYTES
-from astitch.cuda_driver import StreamAddress
+from astitch.device.cuda_driver import StreamAddress
 from astitch.emulate import compile_many, load_runtime
 from astitch.executor import GpuExecutor, import_cupy
 from astitch.host_engine import allocate_aligned

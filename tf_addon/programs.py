@@ -21,10 +21,10 @@ from typing import Any
 from astitch import hlo_schema, options
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, spell_kernel
+from astitch.device.gpu import Gpu, from_device, preset
 from astitch.errors import EngineUnavailable
 from astitch.executor import count_gpus, current_gpu
 from astitch.faults import FaultLog, report_faults
-from astitch.gpu import Gpu, from_device, preset
 from astitch.hlo_import import import_hlo
 from astitch.hlo_opaque import discard_unread_fields
 from astitch.jit import choose_launcher

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from astitch.cuda_driver import StreamAddress
+from astitch.device.cuda_driver import StreamAddress
 from astitch.executor import DeviceArray, GpuExecutor, import_cupy
 from astitch.host_engine import HostEngine
 from astitch.ir import ArrayType

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from astitch.device.gpu import PRESETS
 from astitch.errors import AstitchError
-from astitch.gpu import PRESETS
 from astitch.options import ENGINES
 from astitch.profiling.profiler import Options, Progress, choose_gpu, profile_target
 from astitch.profiling.report import Report
@@ -118,7 +118,7 @@ def in_one_line(error: AstitchError) -> str:
 
 def check_options(options: argparse.Namespace) -> None:
     """Raises AstitchError before anything takes time."""
-    from astitch.gpu import preset
+    from astitch.device.gpu import preset
 
     if options.gpu == "host":
         raise AstitchError("--gpu host is the emulation, which has no times\n  name a GPU")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from astitch.gpu import from_device
+from astitch.device.gpu import from_device
 from astitch.profiling.measured import prepare
 from astitch.profiling.target import read_target
 

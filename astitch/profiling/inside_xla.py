@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
+from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
-from astitch.gpu import Gpu
 from astitch.hlo_import import import_hlo
 from astitch.profiling.report import Kernel
 from astitch.profiling.target import Target

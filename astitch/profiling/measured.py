@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
+from astitch.device.gpu import Gpu, from_device
 from astitch.errors import AstitchError
-from astitch.gpu import Gpu, from_device
 from astitch.hlo_import import serialize_module
 from astitch.ir import ArrayType, DType
 from astitch.measure import make_values, measure_plans

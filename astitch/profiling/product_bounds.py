@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any
 
-from astitch.gpu import Gpu
+from astitch.device.gpu import Gpu
 from astitch.ir import ArrayType, ConvolutionAttrs, DotAttrs, Graph, Node
 from astitch.speed_of_light import Work
 

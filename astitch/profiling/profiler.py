@@ -18,8 +18,8 @@ from typing import Any
 
 from astitch import xla_island
 from astitch.compilation import Compilation
+from astitch.device.gpu import Gpu, preset
 from astitch.errors import AstitchError
-from astitch.gpu import Gpu, preset
 from astitch.hlo_import import serialize_module
 from astitch.profiling.ablation import ablate, start_with_xla
 from astitch.profiling.counters import add_counters, count_kernels, keep_compiled

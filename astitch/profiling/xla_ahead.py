@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astitch.gpu import COPY_SHARE_OF_PEAK, Gpu
+from astitch.device.gpu import COPY_SHARE_OF_PEAK, Gpu
 from astitch.stablehlo import to_stablehlo
 from astitch.xla_engine import drop_tilings
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from astitch.gpu import Gpu
+from astitch.device.gpu import Gpu
 from astitch.hlo_import import find_source
 from astitch.hlo_schema import ELEMENT_TYPES, HloModuleProto
 from astitch.ops import OPS, Kind

@@ -11,7 +11,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from astitch.cuda_driver import read_attributes
+from astitch.device.cuda_driver import read_attributes
 from astitch.errors import AstitchError
 
 REGISTER_UNIT = 256
@@ -215,7 +215,7 @@ def preset(name: str) -> Gpu:
     except KeyError:
         raise AstitchError(
             f"no GPU preset {name!r}\n  choose one of {', '.join(PRESETS)}, "
-            "or call astitch.gpu.from_device() on a machine with a GPU"
+            "or call astitch.device.gpu.from_device() on a machine with a GPU"
         ) from None
 
 
