@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from astitch.edit import free_name, keep_live_nodes
-from astitch.ir import ArrayType, GetTupleElementAttrs, Graph, Node
+from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.ir import ArrayType, GetTupleElementAttrs, Graph, Node
 
 
 @dataclass(frozen=True, slots=True)

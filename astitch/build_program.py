@@ -12,12 +12,11 @@ from types import MappingProxyType
 from astitch import kernel_ir as k
 from astitch.arena import Lifetime, plan_arena
 from astitch.barriers import close_barriers, find_behind
-from astitch.dimensions import is_embedded
 from astitch.emit_cuda import emit_cuda
 from astitch.epilogues import find_epilogues
 from astitch.faults import FaultLog
-from astitch.hlo_export import export_nodes
-from astitch.ir import (
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.ir import (
     ArrayType,
     ConstantAttrs,
     DType,
@@ -28,7 +27,9 @@ from astitch.ir import (
     ParameterAttrs,
     TupleType,
 )
-from astitch.ops import OPS, Kind
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.storage import storage_name, storage_type, stored_value
+from astitch.hlo_export import export_nodes
 from astitch.plan import Plan
 from astitch.program import (
     Buffer,
@@ -45,7 +46,6 @@ from astitch.program import (
     View,
 )
 from astitch.stitch_scope import Scope, Scopes
-from astitch.storage import storage_name, storage_type, stored_value
 
 NOT_EMITTED = "an error inside astitch while its kernel was emitted"
 

@@ -10,16 +10,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.device.gpu import ACCESS_BYTES, MOST_BLOCKS
-from astitch.dimensions import is_embedded
 from astitch.errors import IllegalProduct
-from astitch.index import Linear
-from astitch.ir import DType, Graph
-from astitch.ops import OPS
+from astitch.graph import index as ix
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.index import Linear
+from astitch.graph.ir import DType, Graph
+from astitch.graph.ops import OPS
+from astitch.graph.propagation import Guard, Read, walk_reads
+from astitch.graph.storage import stored_value
 from astitch.plan import Plan
-from astitch.propagation import Guard, Read, walk_reads
 from astitch.shared_memory import SLOT_ALIGNMENT_BYTES
 from astitch.stitch_scheme import (
     Arrangement,
@@ -32,7 +33,6 @@ from astitch.stitch_scheme import (
     root_starts,
     why_not_block_local,
 )
-from astitch.storage import stored_value
 from astitch.thread_mapping import ceil_div
 
 _ADVICE = "\n  the stage that handed this on has a bug; print its input and report both"

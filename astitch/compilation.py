@@ -9,7 +9,7 @@ from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
 from astitch.explain import compile_resources, explain, show_faults
 from astitch.faults import Fault
-from astitch.ir import Graph
+from astitch.graph.ir import Graph
 from astitch.nvrtc import Resources
 from astitch.plan import Plan
 from astitch.program import Program

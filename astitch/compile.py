@@ -20,7 +20,6 @@ from typing import TypeVar
 from astitch import options
 from astitch.ahead import Ahead
 from astitch.build_program import NOT_EMITTED, build_program, leave_program, make_cuda_kernel
-from astitch.check import check_graph
 from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
 from astitch.convolution_layouts import arrange_convolutions
@@ -39,8 +38,9 @@ from astitch.explain import (
     show_table,
 )
 from astitch.faults import FaultLog, report_faults
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
-from astitch.ir import Graph
 from astitch.kernel_cache import compile_cached
 from astitch.loop_plan import (
     LoopPlanner,

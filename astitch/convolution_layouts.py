@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from astitch.convolution import (
+from astitch.device.gpu import Gpu
+from astitch.graph.convolution import (
     CanonicalConvolution,
     Form,
     canonical_convolution,
     channels_last,
 )
-from astitch.device.gpu import Gpu
-from astitch.ir import (
+from astitch.graph.ir import (
     ArrayType,
     ConvolutionAttrs,
     DType,

@@ -20,8 +20,8 @@ import numpy as np
 
 from astitch import options
 from astitch.device.launch_time import find_fastest
+from astitch.graph.matmul import CanonicalDot, DotOperand, ProductTypes
 from astitch.kernel_cache import ByteCache
-from astitch.matmul import CanonicalDot, DotOperand, ProductTypes
 from astitch.program import Activation
 
 WORKSPACE_BYTES = 32 << 20

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from astitch import options
-from astitch.convolution import CanonicalConvolution, ConvolutionTypes, Form, Tensor
 from astitch.device.cuda_driver import StreamAddress
 from astitch.device.launch_time import find_fastest
+from astitch.graph.convolution import CanonicalConvolution, ConvolutionTypes, Form, Tensor
 from astitch.kernel_cache import ByteCache
 
 log = logging.getLogger("astitch")

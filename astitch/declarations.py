@@ -10,12 +10,12 @@ import re
 from dataclasses import replace
 
 from astitch import kernel_ir as k
-from astitch.dimensions import array_of
-from astitch.ir import ArrayType, DType
-from astitch.precision import find_narrow_ends
+from astitch.graph.dimensions import array_of
+from astitch.graph.ir import ArrayType, DType
+from astitch.graph.precision import find_narrow_ends
+from astitch.graph.storage import storage_name, storage_type
 from astitch.reducers import make_reducer
 from astitch.stitch_scheme import Arrangement, Placement
-from astitch.storage import storage_name, storage_type
 
 MAX_NAME = 48
 """Characters of an HLO name that go into a variable's name."""

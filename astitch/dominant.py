@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from astitch.dimensions import array_of, is_embedded, is_uniform
-from astitch.ir import DimensionsAttrs, Graph
-from astitch.ops import OPS, Cost, Kind
-from astitch.running import is_running
+from astitch.graph.dimensions import array_of, is_embedded, is_uniform
+from astitch.graph.ir import DimensionsAttrs, Graph
+from astitch.graph.ops import OPS, Cost, Kind
+from astitch.graph.running import is_running
+from astitch.graph.storage import stored_value
 from astitch.stitch_scope import Scope
-from astitch.storage import stored_value
 
 REINDEXING = frozenset(
     {

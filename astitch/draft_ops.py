@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from astitch.edit import keep_live_nodes
-from astitch.ir import (
+from astitch.graph.edit import keep_live_nodes
+from astitch.graph.ir import (
     ArrayType,
     Attrs,
     BroadcastAttrs,

@@ -11,13 +11,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.device.gpu import ACCESS_BYTES
-from astitch.index import Linear, Quotient, Remainder, Symbol, Term
-from astitch.ir import CompareAttrs, ConstantAttrs, DType, Graph, Literal, ReducePrecisionAttrs
-from astitch.ops import OPS
-from astitch.propagation import Divisible, Guard, Within
+from astitch.graph import index as ix
+from astitch.graph.index import Linear, Quotient, Remainder, Symbol, Term
+from astitch.graph.ir import (
+    CompareAttrs,
+    ConstantAttrs,
+    DType,
+    Graph,
+    Literal,
+    ReducePrecisionAttrs,
+)
+from astitch.graph.ops import OPS
+from astitch.graph.propagation import Divisible, Guard, Within
 from astitch.zones import LANE
 
 STORAGE = {

@@ -15,7 +15,8 @@ import numpy as np
 
 from astitch import kernel_ir as k
 from astitch.emit_cuda import STORAGE, comment, compute_type, spell_call, spell_number
-from astitch.ir import ConstantAttrs, Literal, Node, PadAttrs, SliceAttrs
+from astitch.graph.ir import ConstantAttrs, Literal, Node, PadAttrs, SliceAttrs
+from astitch.graph.ops import OPS, monoid_of
 from astitch.loop_analysis import Affine, Carried, Place, Stack
 from astitch.loop_axes import NEUTRAL, Axis, Form
 from astitch.loop_plan import (
@@ -35,7 +36,6 @@ from astitch.loop_plan import (
     is_small,
     place_slots,
 )
-from astitch.ops import OPS, monoid_of
 from astitch.program import CudaKernel
 
 TILES = ("left", "parts", "sums")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from astitch.dimensions import is_embedded
-from astitch.ir import (
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
     ConstantAttrs,
@@ -22,12 +22,12 @@ from astitch.ir import (
     Graph,
     Node,
 )
-from astitch.matmul import canonical_dot, choose_product_types
-from astitch.ops import OPS, Kind
+from astitch.graph.matmul import canonical_dot, choose_product_types
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.reference import eval_node
+from astitch.graph.storage import storage_name, storage_type, stored_value
 from astitch.program import Activation, Epilogue, KernelStep, LibraryStep, Step, View
-from astitch.reference import eval_node
 from astitch.stitch_scope import Scope, Scopes
-from astitch.storage import storage_name, storage_type, stored_value
 
 GELU_TOLERANCE = 1e-6
 """Of a number's size: f32 keeps that, and no other GELU comes as close."""

@@ -23,13 +23,6 @@ from typing import Any
 import numpy as np
 
 from astitch import options
-from astitch.convolution import (
-    CanonicalConvolution,
-    ConvolutionTypes,
-    NoForm,
-    canonical_convolution,
-    choose_convolution_types,
-)
 from astitch.cublaslt import (
     PLAIN,
     Addresses,
@@ -63,17 +56,25 @@ from astitch.errors import (
     OutOfMemory,
     UnsupportedType,
 )
-from astitch.hlo_export import export_call
-from astitch.ir import ArrayType, ConvolutionAttrs, DotAttrs, DType
-from astitch.kernel_cache import compile_cached
-from astitch.lending import Lent, last_returned, wait_for_jax
-from astitch.matmul import (
+from astitch.graph.convolution import (
+    CanonicalConvolution,
+    ConvolutionTypes,
+    NoForm,
+    canonical_convolution,
+    choose_convolution_types,
+)
+from astitch.graph.ir import ArrayType, ConvolutionAttrs, DotAttrs, DType
+from astitch.graph.matmul import (
     CanonicalDot,
     DotOperand,
     ProductTypes,
     canonical_dot,
     choose_product_types,
 )
+from astitch.graph.reference import eval_node
+from astitch.hlo_export import export_call
+from astitch.kernel_cache import compile_cached
+from astitch.lending import Lent, last_returned, wait_for_jax
 from astitch.nvrtc import CompiledKernel, Request, compile_each_cuda
 from astitch.program import (
     ALIGNMENT_BYTES,
@@ -89,7 +90,6 @@ from astitch.program import (
     Step,
     View,
 )
-from astitch.reference import eval_node
 from astitch.result_memory import (
     MOST_FREE,
     ResultPool,

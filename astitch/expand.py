@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from astitch.draft_ops import UNROLLED_ELEMENTS, DraftOps
-from astitch.edit import keep_live_nodes
-from astitch.ir import (
+from astitch.graph.edit import keep_live_nodes
+from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
     CompareAttrs,
@@ -38,15 +38,15 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.ops import monoid_of, neutral_element
-from astitch.random_ops import draw_bits
-from astitch.running import (
+from astitch.graph.ops import monoid_of, neutral_element
+from astitch.graph.running import (
     Running,
     find_running,
     is_trivial,
     running_window,
     why_not_liftable,
 )
+from astitch.random_ops import draw_bits
 from astitch.select_and_scatter import add_where_selected
 from astitch.simplify import Draft, Log, group_dimensions, read_splat, rewrite_graph
 

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from astitch.convolution import describe_convolution
 from astitch.device.gpu import Gpu
-from astitch.dimensions import is_embedded
 from astitch.faults import Fault
-from astitch.ir import ConvolutionAttrs, Graph
+from astitch.graph.convolution import describe_convolution
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.ir import ConvolutionAttrs, Graph
+from astitch.graph.storage import storage_name
 from astitch.kernel_cache import compile_cached
 from astitch.nvrtc import Request, Resources, compile_many_cuda
 from astitch.plan import Plan
@@ -19,7 +20,6 @@ from astitch.speed_of_light import measure_work
 from astitch.split_scopes import Split
 from astitch.stitch_scheme import Scheme
 from astitch.stitch_scope import Scopes, is_memory_op
-from astitch.storage import storage_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
-from astitch.ir import Graph, Node
+from astitch.graph.ir import Graph, Node
 from astitch.patterns import (
     FusionGraph,
     Pattern,

@@ -15,8 +15,7 @@ import numpy as np
 
 from astitch import hlo_schema
 from astitch.errors import IllegalProduct, UnsupportedOp
-from astitch.hlo_opaque import add_computations, restore_instruction
-from astitch.ir import (
+from astitch.graph.ir import (
     ArrayType,
     Attrs,
     BatchNormAttrs,
@@ -59,7 +58,8 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.ops import OPS
+from astitch.graph.ops import OPS
+from astitch.hlo_opaque import add_computations, restore_instruction
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from astitch import hlo_schema
-from astitch.check import BrokenRule, Part, check_node
 from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
-from astitch.hlo_opaque import (
-    READ_OPCODES,
-    carry_instruction,
-    is_dynamic,
-    outline_dynamic_shapes,
-    refuse_effects,
-)
-from astitch.hlo_schema import decode
-from astitch.ir import (
+from astitch.graph.check import BrokenRule, Part, check_node
+from astitch.graph.ir import (
     ArrayType,
     Attrs,
     BatchNormAttrs,
@@ -71,6 +63,14 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
+from astitch.hlo_opaque import (
+    READ_OPCODES,
+    carry_instruction,
+    is_dynamic,
+    outline_dynamic_shapes,
+    refuse_effects,
+)
+from astitch.hlo_schema import decode
 
 MOST_VALUES = 1 << 20
 """Arrays that the instructions of a module read and give, each call counted as a copy of what it calls: some hundred

@@ -17,9 +17,9 @@ from typing import Any
 
 from astitch import hlo_schema
 from astitch.errors import MalformedHlo, UnsupportedOp
+from astitch.graph.ir import OpaqueAttrs, Tree
+from astitch.graph.ops import OPS
 from astitch.hlo_schema import decode
-from astitch.ir import OpaqueAttrs, Tree
-from astitch.ops import OPS
 from astitch.stablehlo import ends_process, find_foreign, to_stablehlo
 
 READ_OPCODES = (frozenset(OPS) - {"opaque"}) | frozenset(
@@ -106,7 +106,7 @@ def refuse_effects(instruction: Any, where: str) -> None:
     opcode = decode(instruction.opcode)
     if opcode in SPEAKS:
         raise UnsupportedOp(
-            f"{where}: no entry for '{opcode}' in astitch/ops.py\n  rewrite the program "
+            f"{where}: no entry for '{opcode}' in astitch/graph/ops.py\n  rewrite the program "
             "without it, or run it through XLA"
         )
     if opcode != "custom-call":

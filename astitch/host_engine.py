@@ -19,7 +19,8 @@ from astitch.errors import (
     OutOfMemory,
     UnsupportedType,
 )
-from astitch.ir import ArrayType, DType
+from astitch.graph.ir import ArrayType, DType
+from astitch.graph.reference import eval_node
 from astitch.program import (
     ALIGNMENT_BYTES,
     Buffer,
@@ -31,7 +32,6 @@ from astitch.program import (
     Space,
     View,
 )
-from astitch.reference import eval_node
 from astitch.system.forks import ForkLock
 from astitch.xla_island import Island, compile_island, host_device, put_array
 

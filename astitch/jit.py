@@ -42,7 +42,7 @@ from astitch.system.forks import ForkLock, cached_property
 if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.compilation import Compilation
     from astitch.device.gpu import Gpu
-    from astitch.ir import Graph
+    from astitch.graph.ir import Graph
     from astitch.program import Program
     from astitch.xla_engine import Stitched
 

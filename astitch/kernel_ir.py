@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from astitch.index import Linear
-from astitch.ir import ArrayType, Attrs, DType, Graph, Literal
-from astitch.propagation import Guard
+from astitch.graph.index import Linear
+from astitch.graph.ir import ArrayType, Attrs, DType, Graph, Literal
+from astitch.graph.propagation import Guard
 
 BARRIER_STRIDE = 64
 """32-bit words from one barrier's word to the next: waiting at one does not disturb another."""

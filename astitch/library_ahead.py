@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from astitch.dimensions import is_embedded
 from astitch.epilogues import fits_into_xla_product, foresee_epilogues
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.ir import ArrayType, Graph, Node
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.storage import storage_name, stored_value
 from astitch.hlo_export import ModuleBuilder
-from astitch.ir import ArrayType, Graph, Node
 from astitch.nvrtc import count_threads
-from astitch.ops import OPS, Kind
 from astitch.remote_stitch import LAYOUT_OPS
 from astitch.stitch_scope import Scope, Scopes
-from astitch.storage import storage_name, stored_value
 from astitch.system.private_files import temporary_folder
 from astitch.xla_island import AROUND_KERNELS, compile_module
 

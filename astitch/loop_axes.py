@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from astitch.ir import (
+from astitch.graph.ir import (
     BroadcastAttrs,
     ConstantAttrs,
     DimensionAttrs,
@@ -24,8 +24,8 @@ from astitch.ir import (
     SliceAttrs,
     TransposeAttrs,
 )
+from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.loop_analysis import VIEWS, Carried, Loop, LoopRefusal, Stack
-from astitch.ops import OPS, Kind, monoid_of
 
 
 class Axis(enum.Enum):

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from astitch.barriers import Opened, find_behind, open_barriers
-from astitch.edit import free_name, keep_live_nodes
-from astitch.ir import (
+from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
     ConstantAttrs,
@@ -32,6 +32,7 @@ from astitch.ir import (
     TransposeAttrs,
     TupleType,
 )
+from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.loop_analysis import (
     VIEWS,
     Affine,
@@ -42,7 +43,6 @@ from astitch.loop_analysis import (
     Stack,
     analyse_loop,
 )
-from astitch.ops import OPS, Kind, monoid_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from astitch.ir import ArrayType, GetTupleElementAttrs, Graph, Node, ParameterAttrs, TupleType
+from astitch.graph.ir import ArrayType, GetTupleElementAttrs, Graph, Node, ParameterAttrs, TupleType
 from astitch.loop_analysis import Loop, analyse_loop
 
 

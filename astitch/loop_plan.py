@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from astitch.barriers import open_barriers
 from astitch.device.gpu import Gpu
-from astitch.edit import free_name, keep_live_nodes
 from astitch.faults import FaultLog
-from astitch.ir import (
+from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.ir import (
     BroadcastAttrs,
     DimensionAttrs,
     DType,
@@ -24,6 +24,7 @@ from astitch.ir import (
     Node,
     SliceAttrs,
 )
+from astitch.graph.ops import OPS, Cost, Kind
 from astitch.loop_analysis import (
     VIEWS,
     Carried,
@@ -41,7 +42,6 @@ from astitch.loop_analysis import (
 from astitch.loop_axes import Axes, Axis, Form, Product, find_axes, find_live
 from astitch.loop_hoist import hoist_loops
 from astitch.loop_merge import merge_loops
-from astitch.ops import OPS, Cost, Kind
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
 """What products take: their sums are f32."""

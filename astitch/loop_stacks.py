@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from astitch.edit import free_name
-from astitch.ir import (
+from astitch.graph.edit import free_name
+from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
     ConstantAttrs,

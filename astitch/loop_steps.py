@@ -13,9 +13,7 @@ import numpy as np
 
 from astitch.compilation import Compilation
 from astitch.emit_loop import LoopKernel
-from astitch.hlo_export import export_nodes
-from astitch.hlo_import import import_hlo
-from astitch.ir import (
+from astitch.graph.ir import (
     ArrayType,
     ConstantAttrs,
     DType,
@@ -25,6 +23,8 @@ from astitch.ir import (
     Node,
     ParameterAttrs,
 )
+from astitch.hlo_export import export_nodes
+from astitch.hlo_import import import_hlo
 from astitch.loop_analysis import Counter, LoopKey, find_ends, loop_key
 from astitch.loop_plan import LoopPlanner
 from astitch.program import (

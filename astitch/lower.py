@@ -14,11 +14,11 @@ from astitch.common_values import share_values
 from astitch.declarations import Declarations
 from astitch.device.gpu import ACCESS_BYTES
 from astitch.device.schedule import DEFAULT, Schedule
-from astitch.ir import Graph
+from astitch.graph.ir import Graph
+from astitch.graph.storage import storage_type
 from astitch.lower_loop import LoopLowering
 from astitch.residency import Carried, find_carried, find_streams
 from astitch.stitch_scheme import Arrangement, Scheme
-from astitch.storage import storage_type
 from astitch.store_rounding import round_at_stores
 from astitch.thread_mapping import LINE_BYTES, ceil_div
 from astitch.zones import Key

@@ -12,16 +12,17 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.declarations import Declarations
 from astitch.device.schedule import DEFAULT, Schedule
-from astitch.dimensions import array_of
-from astitch.index import Linear, Quotient, Symbol
-from astitch.ir import ArrayType, DType, GetTupleElementAttrs
-from astitch.joint_regions import MOMENTS
-from astitch.ops import monoid_of
-from astitch.propagation import Guard, Index, Within
+from astitch.graph import index as ix
+from astitch.graph.dimensions import array_of
+from astitch.graph.index import Linear, Quotient, Symbol
+from astitch.graph.ir import ArrayType, DType, GetTupleElementAttrs
+from astitch.graph.joint_regions import MOMENTS
+from astitch.graph.ops import monoid_of
+from astitch.graph.propagation import Guard, Index, Within
+from astitch.graph.storage import storage_name, storage_type
 from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency, find_late_loads
 from astitch.stitch_scheme import (
     Placement,
@@ -32,7 +33,6 @@ from astitch.stitch_scheme import (
     root_starts,
     shared_elements,
 )
-from astitch.storage import storage_name, storage_type
 from astitch.thread_mapping import ceil_div
 from astitch.values import (
     MAX_AHEAD,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from astitch import index as ix
-from astitch.index import Linear
-from astitch.ir import CompareAttrs, ConstantAttrs, Graph, IotaAttrs, Node
-from astitch.ops import OPS, Kind
-from astitch.propagation import Index, Within, access
+from astitch.graph import index as ix
+from astitch.graph.index import Linear
+from astitch.graph.ir import CompareAttrs, ConstantAttrs, Graph, IotaAttrs, Node
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.propagation import Index, Within, access
 
 FAR = 1 << 31
 """Beyond any difference of two positions."""

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from astitch import hlo_schema, nvrtc, options
 from astitch.device.gpu import Gpu
+from astitch.graph.ir import Graph
 from astitch.hlo_opaque import discard_unread_fields
-from astitch.ir import Graph
 from astitch.kernel_cache import ByteCache
 
 FORM = "astitch module 2"

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from astitch.device.gpu import Gpu
-from astitch.dimensions import array_of, is_embedded
-from astitch.ir import DimensionsAttrs, Graph, Node
-from astitch.ops import OPS, Kind
-from astitch.running import find_running
+from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.ir import DimensionsAttrs, Graph, Node
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.running import find_running
+from astitch.graph.storage import storage_name, storage_type, stored_value
 from astitch.speed_of_light import count_needed
 from astitch.stitch_scope import Scope
-from astitch.storage import storage_name, storage_type, stored_value
 
 REDUCE_STATEMENTS, TRAFFIC_STATEMENTS = 12, 4
 """Statements that a reduce, and a value read from or written to memory, add to a kernel (an op: 1)."""

@@ -15,7 +15,7 @@ from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.dominant import Groups, choose_dominants
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
-from astitch.ir import Graph
+from astitch.graph.ir import Graph
 from astitch.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
 from astitch.lower import REGISTERS_FOR_CODE, lower
 from astitch.nvrtc import Resources

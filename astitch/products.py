@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from astitch.dimensions import is_embedded
-from astitch.ir import (
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.ir import (
     ArrayType,
     DimensionAttrs,
     DotAttrs,
@@ -22,9 +22,9 @@ from astitch.ir import (
     SliceAttrs,
     TransposeAttrs,
 )
-from astitch.ops import OPS, Kind
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.stitchable import is_computed
 from astitch.simplify import Draft, Log, is_run, rewrite_graph
-from astitch.stitchable import is_computed
 
 MERGED_BYTES = 32 << 20
 """Operands and result of a product, beyond which it fills a GPU by itself.  XLA's limit for one of those that it merges

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from astitch.errors import ArgumentMismatch
-from astitch.ir import ArrayType, Literal, Node
+from astitch.graph.ir import ArrayType, Literal, Node
 
 ALIGNMENT_BYTES = 256
 """Every buffer in the arena starts at a multiple of this, so that 16-byte accesses are legal."""

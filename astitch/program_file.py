@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from astitch import ir
 from astitch import program as programs
+from astitch.graph import ir
 from astitch.program import Program
 
 MAGIC = b"astitch program 1\n"

@@ -11,7 +11,7 @@ import functools
 import math
 
 from astitch.draft_ops import DraftOps
-from astitch.ir import (
+from astitch.graph.ir import (
     ArrayType,
     DimensionAttrs,
     DType,
@@ -20,7 +20,7 @@ from astitch.ir import (
     Node,
     RngBitGeneratorAttrs,
 )
-from astitch.random_bits import (
+from astitch.graph.random_bits import (
     PHILOX_MULTIPLIERS,
     PHILOX_ROUNDS,
     PHILOX_WEYL,

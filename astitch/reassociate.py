@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from astitch.edit import keep_live_nodes
-from astitch.ir import (
+from astitch.graph.edit import keep_live_nodes
+from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
     ConstantAttrs,
@@ -36,9 +36,9 @@ from astitch.ir import (
     Node,
     TupleType,
 )
-from astitch.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
-from astitch.matmul import canonical_dot
-from astitch.ops import monoid_of
+from astitch.graph.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
+from astitch.graph.matmul import canonical_dot
+from astitch.graph.ops import monoid_of
 from astitch.simplify import Draft, Log, read_splat, rewrite_graph
 
 SUMMED = frozenset({DType.F32, DType.F64})

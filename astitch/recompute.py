@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
-from astitch.dimensions import array_of, is_embedded
-from astitch.edit import free_name, keep_live_nodes
-from astitch.ir import ArrayType, Graph, Node
-from astitch.ops import OPS, Kind
-from astitch.storage import stored_value
+from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.edit import free_name, keep_live_nodes
+from astitch.graph.ir import ArrayType, Graph, Node
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.storage import stored_value
 
 LEAST_BYTES = 64 << 10
 """Of a value that may be computed again; smaller ones cost what a load costs, not what a byte does."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from astitch.dimensions import array_of
-from astitch.ir import ConstantAttrs, DType, Graph, Literal
-from astitch.joint_regions import joint_kind
+from astitch.graph.dimensions import array_of
+from astitch.graph.ir import ConstantAttrs, DType, Graph, Literal
+from astitch.graph.joint_regions import joint_kind
+from astitch.graph.ops import monoid_of
 from astitch.kernel_ir import Reducer
-from astitch.ops import monoid_of
 
 
 def _extreme(dtype: DType, *, largest: bool) -> np.ndarray:

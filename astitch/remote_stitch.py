@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from astitch.ir import Graph
+from astitch.graph.ir import Graph
+from astitch.graph.storage import stored_value
 from astitch.stitch_scope import Refusal, Scope, Scopes, make_scope
-from astitch.storage import stored_value
 
 LAYOUT_OPS = frozenset({"transpose", "reshape", "concatenate"})
 """Ops that give elements other places, as far as simplified graphs have them.  XLA's products read through them; its

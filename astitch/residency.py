@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from astitch import index as ix
-from astitch.dimensions import array_of, is_embedded
-from astitch.ir import DType, Graph
-from astitch.ops import OPS, Kind
-from astitch.propagation import Index, Read, access
+from astitch.graph import index as ix
+from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.ir import DType, Graph
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.propagation import Index, Read, access
+from astitch.graph.storage import storage_name
 from astitch.stitch_scheme import Arrangement, RootKind, TaskLoop, reduce_behind, root_starts
-from astitch.storage import storage_name
 from astitch.zones import Key, Zone, zone_of_index
 
 MAX_UNROLLED_STEPS = 16

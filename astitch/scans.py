@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from astitch.device.gpu import Gpu
 from astitch.device.schedule import DEFAULT, Schedule
-from astitch.dimensions import Atoms
+from astitch.graph.dimensions import Atoms
 from astitch.thread_mapping import (
     COALESCED_LANES,
     MAX_ROW_ELEMENTS,

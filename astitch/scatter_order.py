@@ -16,7 +16,7 @@ import numpy as np
 
 from astitch.draft_ops import DraftOps, Region
 from astitch.expand import add_column
-from astitch.ir import (
+from astitch.graph.ir import (
     ArrayType,
     CompareAttrs,
     ConstantAttrs,
@@ -31,11 +31,11 @@ from astitch.ir import (
     ScatterAttrs,
     SortAttrs,
 )
-from astitch.ops import monoid_of
+from astitch.graph.ops import monoid_of
+from astitch.graph.running import Running, running_window
+from astitch.graph.storage import stored_value
 from astitch.reassociate import scatter_into_addends
-from astitch.running import Running, running_window
 from astitch.simplify import Draft, Log, rewrite_graph
-from astitch.storage import stored_value
 
 SUMMED = (DType.F32, DType.F16, DType.BF16)
 """Whose sums depend on their order, and fit half of a word."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from astitch.draft_ops import UNROLLED_ELEMENTS, DraftOps
-from astitch.ir import (
+from astitch.graph.ir import (
     DType,
     IotaAttrs,
     Node,
@@ -21,8 +21,8 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.ops import monoid_of, neutral_element
-from astitch.running import is_trivial, why_region_not_liftable
+from astitch.graph.ops import monoid_of, neutral_element
+from astitch.graph.running import is_trivial, why_region_not_liftable
 from astitch.simplify import Draft
 
 MOST_WINDOWS = 32

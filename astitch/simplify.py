@@ -14,9 +14,9 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from astitch.edit import free_name, is_pure, keep_live_nodes
 from astitch.errors import UnsupportedOp
-from astitch.ir import (
+from astitch.graph.edit import free_name, is_pure, keep_live_nodes
+from astitch.graph.ir import (
     ArrayType,
     Attrs,
     BroadcastAttrs,
@@ -40,8 +40,8 @@ from astitch.ir import (
     TransposeAttrs,
     TupleType,
 )
-from astitch.ops import OPS, WIDE_FLOATS, Kind, neutral_element
-from astitch.reference import eval_node
+from astitch.graph.ops import OPS, WIDE_FLOATS, Kind, neutral_element
+from astitch.graph.reference import eval_node
 
 FOLD_RESULT_ELEMENTS = 1024
 """A constant is folded into its user as long as the result has no more elements than this."""

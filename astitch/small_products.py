@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from astitch.device.gpu import Gpu
 from astitch.draft_ops import DraftOps
-from astitch.ir import DotAttrs, DType, Graph, Node
-from astitch.ops import OPS, Kind
+from astitch.graph.ir import DotAttrs, DType, Graph, Node
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.stitchable import is_computed
 from astitch.simplify import Draft, Log, rewrite_graph
-from astitch.stitchable import is_computed
 
 FEW = 4
 """Terms of a sum, or rows or columns of a result, that are few."""

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from astitch.device.gpu import Gpu
-from astitch.dimensions import array_of, is_embedded
-from astitch.ir import Graph, Node, TupleType
-from astitch.joint_regions import MOMENTS, joint_kind
-from astitch.ops import OPS, Kind
-from astitch.storage import storage_name, storage_type
+from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.ir import Graph, Node, TupleType
+from astitch.graph.joint_regions import MOMENTS, joint_kind
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.storage import storage_name, storage_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from astitch.fusion_explorer import (
     estimate_penalty,
     replace_scope,
 )
-from astitch.ir import Graph
+from astitch.graph.ir import Graph
 from astitch.nvrtc import Resources
 from astitch.patterns import FusionGraph, estimate_statements, make_fusion_graph
 from astitch.plan import Observe, Plan

@@ -10,8 +10,8 @@ from functools import lru_cache, partial
 
 from astitch.compilation import Compilation
 from astitch.emit_loop import LoopKernel, emit_loop
+from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
-from astitch.ir import Graph
 from astitch.loop_analysis import LoopKey, loop_key
 from astitch.loop_plan import LoopPlan, LoopPlanner
 from astitch.program import IslandStep

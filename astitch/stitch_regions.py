@@ -11,16 +11,16 @@ from dataclasses import replace
 
 from astitch.compilation import Body, Compilation
 from astitch.compile import RegionRules, compile_graph
-from astitch.dimensions import array_of
-from astitch.edit import keep_live_nodes
 from astitch.faults import FaultLog, is_fault
+from astitch.graph.dimensions import array_of
+from astitch.graph.edit import keep_live_nodes
+from astitch.graph.ir import ArrayType, Graph, Node
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.running import find_running
+from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import import_hlo
-from astitch.ir import ArrayType, Graph, Node
-from astitch.ops import OPS, Kind
 from astitch.program import IslandStep
-from astitch.running import find_running
 from astitch.stitch_scope import Left
-from astitch.stitchable import why_not_stitchable
 from astitch.system.callbacks import pass_interrupt
 
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})

@@ -22,10 +22,11 @@ from collections.abc import Mapping as MappingType
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from astitch import index as ix
 from astitch.device.gpu import Gpu
 from astitch.device.schedule import DEFAULT, Schedule
-from astitch.dimensions import (
+from astitch.dominant import Group, Groups
+from astitch.graph import index as ix
+from astitch.graph.dimensions import (
     Atoms,
     Dimensions,
     array_of,
@@ -33,14 +34,13 @@ from astitch.dimensions import (
     is_embedded,
     is_uniform,
 )
-from astitch.dominant import Group, Groups
-from astitch.index import Linear, Symbol
-from astitch.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
-from astitch.ops import OPS, Kind, monoid_of
-from astitch.propagation import CHOOSING, Index, Read, walk_reads
-from astitch.running import find_running, is_running
+from astitch.graph.index import Linear, Symbol
+from astitch.graph.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
+from astitch.graph.ops import OPS, Kind, monoid_of
+from astitch.graph.propagation import CHOOSING, Index, Read, walk_reads
+from astitch.graph.running import find_running, is_running
+from astitch.graph.storage import stored_value
 from astitch.scans import map_running, why_not_in_order
-from astitch.storage import stored_value
 from astitch.thread_mapping import (
     MAX_ALIGNED,
     Mapping,

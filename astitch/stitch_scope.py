@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from astitch.barriers import Barrier, is_barrier, is_held, open_barriers, value_behind
-from astitch.dimensions import array_of, is_embedded
-from astitch.ir import (
+from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.ir import (
     Graph,
     Node,
     TupleType,
 )
-from astitch.ops import OPS, Kind
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.stitchable import why_not_stitchable
+from astitch.graph.storage import stored_value
 from astitch.recompute import Recomputed, recompute
-from astitch.stitchable import why_not_stitchable
-from astitch.storage import stored_value
 
 
 @dataclass(frozen=True, slots=True)

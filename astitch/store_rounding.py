@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
 from astitch import kernel_ir as k
-from astitch.ir import DType
+from astitch.graph.ir import DType
 
 F8 = frozenset({DType.F8E4M3FN, DType.F8E5M2})
 F16 = frozenset({DType.F16, DType.BF16})

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from astitch.dimensions import is_embedded, is_uniform
-from astitch.ir import Graph
+from astitch.graph.dimensions import is_embedded, is_uniform
+from astitch.graph.ir import Graph
+from astitch.graph.storage import storage_name, storage_type
 from astitch.stitch_scope import Scope
-from astitch.storage import storage_name, storage_type
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
 from astitch.device.schedule import DEFAULT, Schedule
-from astitch.dimensions import Atoms
-from astitch.index import Symbol
+from astitch.graph.dimensions import Atoms
+from astitch.graph.index import Symbol
 
 SPLIT_MIN_BYTES = 64 * 1024
 """Shorter rows are never split over blocks: one block reads them in less time than meeting at a barrier takes.

@@ -23,7 +23,7 @@ from astitch.device.gpu import Gpu
 from astitch.device.launch_time import find_fastest
 from astitch.device.schedule import DEFAULT, Schedule, schedule_from_json, schedule_to_json
 from astitch.errors import AstitchError, EngineUnavailable
-from astitch.ir import Graph
+from astitch.graph.ir import Graph
 from astitch.kernel_cache import ByteCache
 from astitch.measure import compile_plans, import_cupy, measure_plans
 from astitch.nvrtc import read_headers

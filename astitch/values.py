@@ -11,15 +11,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.declarations import Declarations
-from astitch.dimensions import array_of, is_embedded
-from astitch.index import Linear, Quotient, Remainder, Symbol
-from astitch.ir import ArrayType, ConstantAttrs, DType, IotaAttrs, Literal
+from astitch.graph import index as ix
+from astitch.graph.dimensions import array_of, is_embedded
+from astitch.graph.index import Linear, Quotient, Remainder, Symbol
+from astitch.graph.ir import ArrayType, ConstantAttrs, DType, IotaAttrs, Literal
+from astitch.graph.ops import OPS, Kind, monoid_of
+from astitch.graph.propagation import Choice, Dynamic, Guard, Index, Within, access
+from astitch.graph.storage import storage_name
 from astitch.masks import find_mask
-from astitch.ops import OPS, Kind, monoid_of
-from astitch.propagation import Choice, Dynamic, Guard, Index, Within, access
 from astitch.stitch_scheme import (
     Placement,
     RootKind,
@@ -29,7 +30,6 @@ from astitch.stitch_scheme import (
     shared_elements,
     why_not_block_local,
 )
-from astitch.storage import storage_name
 from astitch.zones import LANE, Axis, Key, Zone, at_first_lane, make_axes
 
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from astitch.device.gpu import ACCESS_BYTES
-from astitch.dimensions import is_embedded, is_uniform
-from astitch.ir import (
+from astitch.graph.dimensions import is_embedded, is_uniform
+from astitch.graph.ir import (
     ArrayType,
     ConstantAttrs,
     DimensionsAttrs,
@@ -25,7 +25,7 @@ from astitch.ir import (
     Node,
     SliceAttrs,
 )
-from astitch.ops import OPS, Kind, monoid_of
+from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.simplify import Draft, Log, rewrite_graph
 
 WIDE_ELEMENTS = 2048

@@ -36,10 +36,8 @@ from astitch.errors import (
     UnsupportedOp,
 )
 from astitch.faults import FaultLog, leave_whole, report_faults
-from astitch.hlo_export import ModuleBuilder
-from astitch.hlo_import import import_hlo
-from astitch.index import Symbol
-from astitch.ir import (
+from astitch.graph.index import Symbol
+from astitch.graph.ir import (
     ArrayType,
     ConstantAttrs,
     CustomCallAttrs,
@@ -51,6 +49,9 @@ from astitch.ir import (
     ParameterAttrs,
     TupleType,
 )
+from astitch.graph.storage import storage_name, storage_type
+from astitch.hlo_export import ModuleBuilder
+from astitch.hlo_import import import_hlo
 from astitch.kernel_cache import compile_cached
 from astitch.library_ahead import find_layouts, tune_ahead
 from astitch.loop_analysis import Counter, LoopKey, loop_key
@@ -78,7 +79,6 @@ from astitch.stablehlo import to_stablehlo
 from astitch.stitch_loops import find_loops, name_loop, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes
-from astitch.storage import storage_name, storage_type
 from astitch.system.forks import ForkLock, cached_property
 from astitch.trace import trace_compilation
 from astitch.xla_island import default_gpu

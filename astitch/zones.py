@@ -9,9 +9,9 @@ import enum
 import math
 from collections.abc import Sequence
 
-from astitch import index as ix
-from astitch.index import Linear, Symbol
-from astitch.propagation import Index
+from astitch.graph import index as ix
+from astitch.graph.index import Linear, Symbol
+from astitch.graph.propagation import Index
 from astitch.thread_mapping import Mapping
 
 LANE = Symbol("lane", 1 << 30)

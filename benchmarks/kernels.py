@@ -29,11 +29,11 @@ import numpy as np
 
 from astitch.errors import EngineUnavailable
 from astitch.executor import import_cupy
-from astitch.ir import Graph
-from astitch.ops import OPS, Kind
+from astitch.graph.ir import Graph
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.running import find_running
 from astitch.profiling.kernel_trace import NothingRecorded
 from astitch.profiling.timing import Runner, measure_wall
-from astitch.running import find_running
 from benchmarks import peers, prepare
 from benchmarks.patterns import DTYPES, PATTERNS, SIZES, Case, choose_cases
 from benchmarks.results import (

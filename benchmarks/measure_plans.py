@@ -28,7 +28,7 @@ from astitch.compile import compile_hlo
 from astitch.device.gpu import from_device, measure_copy_gbs
 from astitch.device.schedule import schedule_to_json
 from astitch.errors import AstitchError, KernelCompileError
-from astitch.ir import Graph
+from astitch.graph.ir import Graph
 from astitch.measure import compile_plans, measure_plans
 from astitch.plan import Plan, enumerate_schedules, plan_scope
 from astitch.stitch_scope import Scope

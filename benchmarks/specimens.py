@@ -22,14 +22,14 @@ import numpy as np
 from astitch.build_program import make_cuda_kernel
 from astitch.device.gpu import Gpu
 from astitch.emit_loop import LoopKernel
+from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph
+from astitch.graph.storage import storage_type
 from astitch.hlo_import import import_hlo
-from astitch.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.kernel_cache import compile_cached
 from astitch.measure import make_values
 from astitch.nvrtc import Request
 from astitch.plan import Plan
 from astitch.program import CudaKernel
-from astitch.storage import storage_type
 
 BEGIN, REFUSED, FAILED, END = "== begin", "== refused", "== failed", "== end"
 """How the process that launches tells how far it is; the first three with the number of a specimen."""

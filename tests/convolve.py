@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from astitch.convolution import CanonicalConvolution, Form, Tensor
+from astitch.graph.convolution import CanonicalConvolution, Form, Tensor
 
 
 def view(flat: np.ndarray, extents: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:

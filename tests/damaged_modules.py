@@ -36,11 +36,11 @@ from astitch import hlo_schema
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.errors import AstitchError, IllegalProduct
+from astitch.graph.ir import Graph, TupleType
+from astitch.graph.ops import OPS
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.ir import Graph, TupleType
-from astitch.ops import OPS
 from astitch.program import IslandStep, Program
-from astitch.reference import run_graph
 from astitch.xla_island import compile_island, host_device, put_array
 from tests.hlo_runner import parse_hlo_text, random_arguments, random_array
 

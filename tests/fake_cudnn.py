@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from convolve import convolve
 
-from astitch.convolution import CanonicalConvolution, Form, Tensor
+from astitch.graph.convolution import CanonicalConvolution, Form, Tensor
 
 
 class DataType(enum.Enum):

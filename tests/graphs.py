@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from astitch.ir import (
+from astitch.graph.ir import (
     ArrayType,
     Attrs,
     BroadcastAttrs,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from astitch.ir import ArrayType, DType, Graph, Node
+from astitch.graph.ir import ArrayType, DType, Graph, Node
 
 
 def lower(fn: Callable[..., Any], *args: Any, **jit_options: Any) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 from jax import lax
 
-from astitch.ir import DType
+from astitch.graph.ir import DType
 from tests.opcode_cases import (
     BF16,
     COMPLEX,

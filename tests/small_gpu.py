@@ -20,9 +20,9 @@ from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import Schedule
 from astitch.emulate import HostModule, Order
 from astitch.expand import expand
+from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.ir import Graph
 from astitch.plan import Plan, plan_scope
 from astitch.program import Program
 from astitch.reassociate import reassociate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from astitch.arena import align
-from astitch.ir import ArrayType, DimensionAttrs, DotAttrs, DType, Literal, Node
+from astitch.graph.ir import ArrayType, DimensionAttrs, DotAttrs, DType, Literal, Node
 from astitch.program import (
     ALIGNMENT_BYTES,
     Buffer,

@@ -17,7 +17,7 @@ import numpy as np
 from graphs import GraphBuilder
 from hypothesis import strategies as st
 
-from astitch.ir import (
+from astitch.graph.ir import (
     ArrayType,
     CompareAttrs,
     DType,

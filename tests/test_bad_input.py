@@ -24,10 +24,10 @@ from astitch.errors import (
     UnsupportedOp,
     UnsupportedType,
 )
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.nvrtc import compile_cuda
-from astitch.reference import run_graph
 from tests.hlo_runner import parse_hlo_text, run_xla
 from tests.programs import CORPUS, PROGRAMS, load
 
@@ -59,7 +59,7 @@ def test_a_truncated_dump_is_malformed(part: float) -> None:
             "x = f32[8] parameter(0)\n ROOT y = f32[8] collective-permute(x), "
             "source_target_pairs={{0,1}}",
             UnsupportedOp,
-            "HLO computation e, instruction %y: no entry for 'collective-permute' in astitch/ops.py"
+            "HLO computation e, instruction %y: no entry for 'collective-permute' in astitch/graph/ops.py"
             "\n  rewrite the program without it, or run it through XLA",
         ),
         (

@@ -10,9 +10,9 @@ from graphs import GraphBuilder, combiner, parse_type
 from hypothesis import given, settings
 from strategies import random_graphs
 
-from astitch.check import check_graph, infer_type
 from astitch.errors import IllegalProduct
-from astitch.ir import (
+from astitch.graph.check import check_graph, infer_type
+from astitch.graph.ir import (
     BatchNormAttrs,
     BroadcastAttrs,
     CompareAttrs,
@@ -213,7 +213,7 @@ ILLEGAL = [
      "region add_f32 takes (f32[], f32[]), not (f32[4])"),
     (node_of("s32[3]", "iota", attrs=IotaAttrs(1)),
      "iota dimension (1,) are not distinct dimensions of rank 1"),
-    (node_of("f32[]", "transmogrify", "f32[]"), "there is no op 'transmogrify' in astitch/ops.py"),
+    (node_of("f32[]", "transmogrify", "f32[]"), "there is no op 'transmogrify' in astitch/graph/ops.py"),
 ]  # fmt: skip
 
 

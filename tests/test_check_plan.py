@@ -12,10 +12,10 @@ from astitch import kernel_ir as k
 from astitch.check_plan import check_kernel, check_plan
 from astitch.device.gpu import preset
 from astitch.errors import IllegalProduct
-from astitch.index import Linear, Symbol, add, divide, modulo, of_symbol
-from astitch.ir import ArrayType, DType
+from astitch.graph.index import Linear, Symbol, add, divide, modulo, of_symbol
+from astitch.graph.ir import ArrayType, DType
+from astitch.graph.propagation import Within
 from astitch.plan import Plan, plan_scope
-from astitch.propagation import Within
 from astitch.reducers import make_reducer
 from astitch.remote_stitch import stitch_remotely
 from astitch.stitch_scheme import Arrangement, Placement, Scheme

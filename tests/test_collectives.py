@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from graphs import GraphBuilder
 
-from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.check_plan import check_kernel
 from astitch.emit_cuda import emit_cuda
 from astitch.emulate import HostModule, Order, compile_host
-from astitch.index import Symbol, of_symbol
-from astitch.ir import Graph
+from astitch.graph import index as ix
+from astitch.graph.index import Symbol, of_symbol
+from astitch.graph.ir import Graph
+from astitch.graph.propagation import Within
 from astitch.kernel_ir import STRIDED_CHUNK, count_lines
 from astitch.nvrtc import compile_cuda
-from astitch.propagation import Within
 from astitch.reducers import make_reducer
 from tests.small_gpu import stitched_graph
 

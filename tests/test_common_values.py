@@ -15,8 +15,8 @@ import pytest
 
 from astitch import kernel_ir as k
 from astitch.common_values import LEAST_STATEMENTS, MOST_HELD, share_values
-from astitch.index import Symbol, constant, of_symbol
-from astitch.ir import DType, Literal, NoAttrs
+from astitch.graph.index import Symbol, constant, of_symbol
+from astitch.graph.ir import DType, Literal, NoAttrs
 from tests.small_gpu import assert_close, by_jax, few_sms, find_statements, plan_for
 
 F32 = DType.F32

@@ -17,7 +17,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from astitch.convolution import (
+from astitch.graph.convolution import (
     CanonicalConvolution,
     ConvolutionTypes,
     Form,
@@ -25,9 +25,9 @@ from astitch.convolution import (
     canonical_convolution,
     choose_convolution_types,
 )
+from astitch.graph.ir import ArrayType, ConvolutionAttrs, DType, Graph, Node, WindowDimension
+from astitch.graph.reference import eval_node
 from astitch.hlo_import import import_hlo
-from astitch.ir import ArrayType, ConvolutionAttrs, DType, Graph, Node, WindowDimension
-from astitch.reference import eval_node
 
 MODULES = Path(__file__).parent / "data" / "hlo"
 

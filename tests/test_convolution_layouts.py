@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from astitch.check import check_graph
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, compile_hlo
-from astitch.convolution import CanonicalConvolution, canonical_convolution
 from astitch.convolution_layouts import arrange_convolutions
 from astitch.device.gpu import preset
+from astitch.graph.check import check_graph
+from astitch.graph.convolution import CanonicalConvolution, canonical_convolution
+from astitch.graph.ir import ConvolutionAttrs, Graph
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.ir import ConvolutionAttrs, Graph
 from astitch.library_ahead import find_layouts
 from astitch.program import KernelStep, LibraryStep
-from astitch.reference import run_graph
 from astitch.remote_stitch import lays_out
 from astitch.simplify import simplify
 from astitch.stitch_scope import Scope, Scopes

@@ -25,10 +25,10 @@ from astitch.cublaslt import (
     ProductCache,
     find_bindings,
 )
-from astitch.ir import ArrayType, DotAttrs, DType, Node
-from astitch.matmul import canonical_dot, choose_product_types
+from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
+from astitch.graph.matmul import canonical_dot, choose_product_types
+from astitch.graph.reference import eval_node
 from astitch.program import Activation
-from astitch.reference import eval_node
 
 STREAM = 7
 

@@ -20,9 +20,9 @@ from fake_cupy import Fake
 from astitch import cublaslt
 from astitch.compile import compile_hlo
 from astitch.executor import GpuExecutor
-from astitch.ir import ArrayType, DotAttrs, DType, Node
+from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
+from astitch.graph.reference import eval_node
 from astitch.program import Activation, KernelStep, Program
-from astitch.reference import eval_node
 from tests.hlo_runner import lower, run_xla
 from tests.stepped_programs import dot_program
 

@@ -23,7 +23,7 @@ from astitch import cuda_graph, result_memory
 from astitch.cuda_graph import GraphCache, GraphCounts, WorkRooms, split_runs
 from astitch.errors import OutOfMemory
 from astitch.executor import DeviceArray, GpuExecutor
-from astitch.ir import ArrayType, DimensionAttrs, DType, Node
+from astitch.graph.ir import ArrayType, DimensionAttrs, DType, Node
 from astitch.program import (
     ALIGNMENT_BYTES,
     CudaKernel,

@@ -15,13 +15,6 @@ from convolve import view_copied
 from fake_cudnn import FakeCudnn, Note
 
 from astitch import cudnn
-from astitch.convolution import (
-    CanonicalConvolution,
-    ConvolutionTypes,
-    Tensor,
-    canonical_convolution,
-    choose_convolution_types,
-)
 from astitch.cudnn import (
     CANDIDATES,
     WORKSPACE_BYTES,
@@ -32,8 +25,15 @@ from astitch.cudnn import (
     Problem,
     find_bindings,
 )
-from astitch.ir import ArrayType, ConvolutionAttrs, DType, Node, WindowDimension
-from astitch.reference import eval_node
+from astitch.graph.convolution import (
+    CanonicalConvolution,
+    ConvolutionTypes,
+    Tensor,
+    canonical_convolution,
+    choose_convolution_types,
+)
+from astitch.graph.ir import ArrayType, ConvolutionAttrs, DType, Node, WindowDimension
+from astitch.graph.reference import eval_node
 
 STREAM = 7
 

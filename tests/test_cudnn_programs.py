@@ -18,12 +18,12 @@ from jax import lax
 
 from astitch import cudnn
 from astitch.compile import compile_hlo
-from astitch.convolution import CanonicalConvolution, canonical_convolution
 from astitch.executor import GpuExecutor, _Call
+from astitch.graph.convolution import CanonicalConvolution, canonical_convolution
+from astitch.graph.ir import ArrayType, ConvolutionAttrs, Node
 from astitch.hlo_export import export_call
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.ir import ArrayType, ConvolutionAttrs, Node
 from astitch.program import LibraryStep, Program
 from astitch.xla_island import compile_island, find_device, put_array
 from tests.hlo_runner import lower, run_xla

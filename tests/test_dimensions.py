@@ -10,9 +10,9 @@ from graphs import GraphBuilder
 from hypothesis import given, settings
 from strategies import random_graphs
 
-from astitch import index as ix
-from astitch.dimensions import Dimensions, array_of, find_dimensions
-from astitch.ir import DynamicSliceAttrs, GatherAttrs, Graph
+from astitch.graph import index as ix
+from astitch.graph.dimensions import Dimensions, array_of, find_dimensions
+from astitch.graph.ir import DynamicSliceAttrs, GatherAttrs, Graph
 
 Build = Callable[[GraphBuilder, str], str]
 

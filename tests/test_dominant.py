@@ -11,8 +11,8 @@ from astitch import dominant
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.dominant import Groups, choose_dominants, find_candidates, stored_value
-from astitch.ir import Graph
-from astitch.ops import OPS, Kind
+from astitch.graph.ir import Graph
+from astitch.graph.ops import OPS, Kind
 from astitch.remote_stitch import stitch_remotely
 from astitch.stitch_scope import find_scopes
 

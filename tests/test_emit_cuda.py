@@ -14,7 +14,6 @@ from graphs import GraphBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch import index as ix
 from astitch import kernel_ir as k
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
@@ -31,14 +30,15 @@ from astitch.emit_cuda import (
     spell_value,
 )
 from astitch.emulate import compile_host
+from astitch.graph import index as ix
+from astitch.graph.index import Linear, Symbol, of_symbol
+from astitch.graph.ir import CompareAttrs, DType, Graph, Literal, NoAttrs, ReducePrecisionAttrs
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.propagation import Divisible, Within
+from astitch.graph.stitchable import STITCHABLE_DTYPES
 from astitch.host_engine import HostEngine
-from astitch.index import Linear, Symbol, of_symbol
-from astitch.ir import CompareAttrs, DType, Graph, Literal, NoAttrs, ReducePrecisionAttrs
 from astitch.nvrtc import compile_cuda
-from astitch.ops import OPS, Kind
-from astitch.propagation import Divisible, Within
 from astitch.reducers import make_reducer
-from astitch.stitchable import STITCHABLE_DTYPES
 
 DTYPES = sorted(STORAGE, key=lambda d: d.value)
 

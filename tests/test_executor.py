@@ -33,9 +33,9 @@ from astitch.errors import (
     UnsupportedType,
 )
 from astitch.executor import DeviceArray, GpuExecutor, _RenamedDlpack, count_gpus
-from astitch.ir import ArrayType, DotAttrs, DType, Node
+from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
+from astitch.graph.reference import eval_node
 from astitch.program import KernelStep, LibraryStep, Program, Space
-from astitch.reference import eval_node
 from astitch.result_memory import give_back_all
 
 executor_module = importlib.import_module("astitch.executor")

@@ -15,10 +15,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from astitch.check import check_graph
 from astitch.expand import FEW_SCANS, LONG_SCAN, SCAN_CHUNK, expand, find_coordinate
-from astitch.hlo_import import import_hlo
-from astitch.ir import (
+from astitch.graph.check import check_graph
+from astitch.graph.ir import (
     ArrayType,
     DType,
     Graph,
@@ -26,8 +25,9 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.ops import neutral_element
-from astitch.reference import run_graph
+from astitch.graph.ops import neutral_element
+from astitch.graph.reference import run_graph
+from astitch.hlo_import import import_hlo
 from astitch.simplify import Draft, simplify
 from astitch.stitch_scope import find_scopes
 

@@ -18,9 +18,9 @@ from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.emulate import compile_host
+from astitch.graph.index import ZERO
+from astitch.graph.ir import DType, NoAttrs
 from astitch.host_engine import HostEngine
-from astitch.index import ZERO
-from astitch.ir import DType, NoAttrs
 from astitch.nvrtc import compile_cuda, find_nvrtcs
 from astitch.store_rounding import round_at_stores
 

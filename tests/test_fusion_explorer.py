@@ -14,10 +14,8 @@ from strategies import random_arguments, random_graphs
 from test_fuzz import wide_graphs
 
 from astitch.build_program import build_program
-from astitch.check import check_graph
 from astitch.check_plan import check_plan
 from astitch.device.gpu import preset
-from astitch.dimensions import is_embedded
 from astitch.fusion_explorer import (
     Exploration,
     Search,
@@ -27,8 +25,11 @@ from astitch.fusion_explorer import (
     explore_scopes,
     make_parts,
 )
+from astitch.graph.check import check_graph
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.ir import DType, Graph, TupleType
+from astitch.graph.reference import run_graph
 from astitch.host_engine import HostEngine
-from astitch.ir import DType, Graph, TupleType
 from astitch.patterns import (
     FusionGraph,
     Pattern,
@@ -40,7 +41,6 @@ from astitch.patterns import (
     repeated_ops,
 )
 from astitch.plan import Plan, plan_scope
-from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
 from astitch.simplify import simplify
 from astitch.stitch_scope import Scope, Scopes, find_scopes

@@ -14,12 +14,10 @@ import pytest
 from jax._src.lib import xla_client
 
 from astitch import hlo_schema
-from astitch.check import check_graph
 from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.expand import expand
-from astitch.hlo_export import ModuleBuilder, export_call, export_nodes
-from astitch.hlo_import import import_hlo
-from astitch.ir import (
+from astitch.graph.check import check_graph
+from astitch.graph.ir import (
     ArrayType,
     ConstantAttrs,
     ConvolutionAttrs,
@@ -32,8 +30,10 @@ from astitch.ir import (
     RngStateAttrs,
     TupleType,
 )
-from astitch.ops import OPS
-from astitch.reference import run_graph
+from astitch.graph.ops import OPS
+from astitch.graph.reference import run_graph
+from astitch.hlo_export import ModuleBuilder, export_call, export_nodes
+from astitch.hlo_import import import_hlo
 from astitch.simplify import simplify
 from tests.hlo_runner import lower, parse_hlo_text, random_arguments, run_xla
 

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from astitch import hlo_schema
-from astitch.check import check_graph
 from astitch.errors import AstitchError, DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
-from astitch.hlo_import import import_hlo
-from astitch.ir import (
+from astitch.graph.check import check_graph
+from astitch.graph.ir import (
     ArrayType,
     CompareAttrs,
     ConditionalAttrs,
@@ -32,7 +31,8 @@ from astitch.ir import (
     ScatterAttrs,
     TupleType,
 )
-from astitch.reference import run_graph
+from astitch.graph.reference import run_graph
+from astitch.hlo_import import import_hlo
 from tests.hlo_runner import lower, parse_hlo_text, random_arguments, run_xla
 
 MODULES = Path(__file__).parent / "data" / "hlo"
@@ -595,7 +595,7 @@ def test_unknown_opcode():
         module.computations[0].instructions[2].name = b"sum.4"
 
     assert refusal(UnsupportedOp, changed(change)) == (
-        "HLO computation e, instruction %sum.4: no entry for 'all-reduce' in astitch/ops.py\n"
+        "HLO computation e, instruction %sum.4: no entry for 'all-reduce' in astitch/graph/ops.py\n"
         "  rewrite the program without it, or run it through XLA"
     )
 

@@ -21,11 +21,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astitch.ir import ArrayType, Attrs, CompareAttrs, DType, NoAttrs, Node, ReducePrecisionAttrs
+from astitch.graph.ir import (
+    ArrayType,
+    Attrs,
+    CompareAttrs,
+    DType,
+    NoAttrs,
+    Node,
+    ReducePrecisionAttrs,
+)
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.precision import FUNCTIONS
+from astitch.graph.reference import eval_node
 from astitch.nvrtc import Request, compile_cuda, compile_many_cuda
-from astitch.ops import OPS, Kind
-from astitch.precision import FUNCTIONS
-from astitch.reference import eval_node
 
 CPP = {
     DType.PRED: "bool",

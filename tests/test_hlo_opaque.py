@@ -14,15 +14,15 @@ from jax._src.lib.mlir import ir
 
 import astitch
 from astitch import hlo_schema
-from astitch.check import check_graph
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp
+from astitch.graph.check import check_graph
+from astitch.graph.ir import DType, Graph
 from astitch.hlo_export import ModuleBuilder
 from astitch.hlo_import import import_hlo
 from astitch.hlo_opaque import READ_OPCODES, discard_unread_fields, outline_dynamic_shapes
 from astitch.host_engine import HostEngine
-from astitch.ir import DType, Graph
 from astitch.program import KernelStep
 from astitch.stablehlo import to_stablehlo
 from astitch.xla_engine import KernelRefusal, export_program

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch import index as ix
-from astitch.index import Linear, Quotient, Remainder, Symbol, Term
+from astitch.graph import index as ix
+from astitch.graph.index import Linear, Quotient, Remainder, Symbol, Term
 
 I, J, K = Symbol("i", 6), Symbol("j", 4), Symbol("k", 1)
 SYMBOLS = (I, J, K)

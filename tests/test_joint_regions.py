@@ -11,17 +11,17 @@ from graphs import GraphBuilder, arg_max_combiner, combiner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from astitch.check import check_graph
-from astitch.ir import DType, Graph
-from astitch.joint_regions import (
+from astitch.graph.check import check_graph
+from astitch.graph.ir import DType, Graph
+from astitch.graph.joint_regions import (
     EXPONENTIALS,
     MOMENTS,
     exponentials_region,
     joint_kind,
     moments_region,
 )
-from astitch.ops import monoid_of
-from astitch.reference import run_graph
+from astitch.graph.ops import monoid_of
+from astitch.graph.reference import run_graph
 
 State = tuple[float, ...]
 

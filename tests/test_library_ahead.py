@@ -21,6 +21,8 @@ from astitch import library_ahead, xla_engine
 from astitch.device.gpu import preset
 from astitch.driver_ahead import Assemble, Unit
 from astitch.errors import IllegalProduct
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.library_ahead import (
     TILINGS,
@@ -30,8 +32,6 @@ from astitch.library_ahead import (
     find_library_calls,
     tune_ahead,
 )
-from astitch.ops import OPS, Kind
-from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
 from astitch.simplify import simplify
 from astitch.stitch_scope import Scopes, find_scopes

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+from astitch.graph.ir import Graph, Node
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.ir import Graph, Node
 from astitch.loop_analysis import (
     Counter,
     Loop,
@@ -21,7 +22,6 @@ from astitch.loop_analysis import (
     state_types,
 )
 from astitch.loop_stacks import straighten_stacks
-from astitch.reference import run_graph
 from astitch.simplify import simplify
 from tests.hlo_runner import lower
 

@@ -14,12 +14,12 @@ from jax import lax
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.loop_plan import LoopPlanner
 from astitch.loop_steps import fold_ends, take_loops
 from astitch.program import IslandStep, KernelStep
-from astitch.reference import run_graph
 from astitch.simplify import simplify
 from tests.hlo_runner import lower
 

@@ -20,15 +20,17 @@ from jax import lax
 import astitch
 from astitch import compile as compiler
 from astitch import loop_plan, xla_engine
-from astitch.check import check_graph
 from astitch.compile import compile_graph, main
 from astitch.device.gpu import preset
 from astitch.driver_ahead import Unit
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.emulate import Order, compile_host
 from astitch.errors import KernelCompileError, UnsupportedOp
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Graph, Node
+from astitch.graph.reference import eval_node
+from astitch.graph.reference import run_graph as run_reference
 from astitch.hlo_import import import_hlo
-from astitch.ir import Graph, Node
 from astitch.kernel_cache import compile_cached
 from astitch.kernel_ir import FIRST_TAGGED_WORD
 from astitch.kernel_text import share_text
@@ -54,8 +56,6 @@ from astitch.loop_plan import (
 )
 from astitch.nvrtc import CompiledKernel, Request, read_headers
 from astitch.program import IslandStep, KernelStep, Step, View
-from astitch.reference import eval_node
-from astitch.reference import run_graph as run_reference
 from astitch.simplify import simplify
 from astitch.stitch_loops import find_loops
 from astitch.structure import structure_of

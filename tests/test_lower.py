@@ -16,18 +16,18 @@ from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.emit_cuda import emit_cuda
+from astitch.graph.ir import DType, Graph
+from astitch.graph.ops import monoid_of
+from astitch.graph.reference import run_graph
+from astitch.graph.storage import storage_name
 from astitch.host_engine import HostEngine
-from astitch.ir import DType, Graph
 from astitch.lower import MAX_POINTERS
 from astitch.nvrtc import compile_cuda
-from astitch.ops import monoid_of
 from astitch.plan import Plan, plan_scope
 from astitch.reducers import make_reducer
-from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
 from astitch.stitch_scheme import Span
 from astitch.stitch_scope import find_scopes
-from astitch.storage import storage_name
 from tests.small_gpu import few_sms, find_statements
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astitch.ir import ArrayType, DotAttrs, DType, Node
-from astitch.matmul import DotOperand, canonical_dot, choose_product_types
-from astitch.reference import eval_node
+from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
+from astitch.graph.matmul import DotOperand, canonical_dot, choose_product_types
+from astitch.graph.reference import eval_node
 
 F32 = DType.F32
 

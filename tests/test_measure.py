@@ -12,8 +12,8 @@ from astitch import executor
 from astitch.device.gpu import from_device, measure_copy_gbs
 from astitch.device.schedule import DEFAULT
 from astitch.errors import EngineUnavailable
+from astitch.graph.ir import ArrayType, DType
 from astitch.hlo_import import import_hlo
-from astitch.ir import ArrayType, DType
 from astitch.measure import import_cupy, make_values, measure_plans
 from astitch.plan import plan_scope, rank_plans
 from astitch.simplify import simplify

@@ -10,13 +10,13 @@ import pytest
 
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
-from astitch.dimensions import is_embedded
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.reference import run_graph
+from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.program import KernelStep, LibraryStep
-from astitch.reference import run_graph
 from astitch.stitch_scope import is_memory_op
-from astitch.stitchable import why_not_stitchable
 from tests.hlo_runner import random_arguments
 from tests.test_hlo_import import read_module
 

@@ -15,8 +15,8 @@ from jax import lax
 from jax.numpy import linalg as np_linalg
 
 from astitch.errors import DynamicShape, UnsupportedOp
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.reference import run_graph
 from tests import opcode_draws as draws
 from tests.hlo_runner import lower, parse_hlo_text
 from tests.opcode_cases import (
@@ -257,7 +257,7 @@ REFUSED = {  # opcode: (instructions on x = f32[3], the one that is named)
 def test_an_opcode_that_speaks_to_others_is_refused_by_name(opcode):
     body, name = REFUSED[opcode]
     assert refuse(body, UnsupportedOp) == (
-        f"HLO computation e, instruction %{name}: no entry for '{opcode}' in astitch/ops.py\n"
+        f"HLO computation e, instruction %{name}: no entry for '{opcode}' in astitch/graph/ops.py\n"
         "  rewrite the program without it, or run it through XLA"
     )
 

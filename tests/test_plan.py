@@ -18,12 +18,12 @@ from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import Schedule
 from astitch.errors import IllegalProduct
 from astitch.expand import expand
+from astitch.graph.ir import Graph
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.ir import Graph
 from astitch.plan import LARGE_BLOCK, SMALL_BLOCK, Plan, plan_scope
 from astitch.reassociate import reassociate
-from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
 from astitch.simplify import simplify
 from astitch.stitch_scheme import Scheme

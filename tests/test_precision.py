@@ -10,8 +10,8 @@ from graphs import GraphBuilder
 from hypothesis import given, settings
 from strategies import random_graphs
 
-from astitch.ir import DType, Graph
-from astitch.precision import FUNCTIONS, find_narrow_ends
+from astitch.graph.ir import DType, Graph
+from astitch.graph.precision import FUNCTIONS, find_narrow_ends
 from tests.small_gpu import by_jax, few_sms, plan_for
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from astitch.compile import compile_graph, compile_hlo
 from astitch.device.gpu import preset
+from astitch.graph.ir import DotAttrs, Graph
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.ir import DotAttrs, Graph
 from astitch.products import MERGED_BYTES, arrange_products
-from astitch.reference import run_graph
 from astitch.simplify import simplify
 from astitch.xla_engine import find_moves
 

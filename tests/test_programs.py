@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from astitch.check import check_graph
+from astitch.graph.check import check_graph
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.reference import run_graph
 from tests import programs
 from tests.hlo_runner import run_xla
 from tests.programs import BF16, F32, PROGRAMS, S8, Program, Tolerance, assert_matches, load

@@ -10,12 +10,12 @@ from graphs import GraphBuilder
 from hypothesis import given, settings
 from strategies import random_arguments, random_graphs
 
-from astitch import index as ix
-from astitch.index import Symbol
-from astitch.ir import DynamicSliceAttrs, GatherAttrs, Graph, Node, TupleType
-from astitch.ops import OPS, Kind
-from astitch.propagation import Choice, Divisible, Guard, Read, Within, access, walk_reads
-from astitch.reference import run_graph
+from astitch.graph import index as ix
+from astitch.graph.index import Symbol
+from astitch.graph.ir import DynamicSliceAttrs, GatherAttrs, Graph, Node, TupleType
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.propagation import Choice, Divisible, Guard, Read, Within, access, walk_reads
+from astitch.graph.reference import run_graph
 
 Build = Callable[[GraphBuilder], str]
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from astitch.check import check_graph
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.errors import MalformedHlo
 from astitch.expand import expand
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Graph
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.ir import Graph
-from astitch.reference import run_graph
 from astitch.simplify import simplify
 
 TYPES = ("u8", "s16", "u32", "s32", "u64", "s64")

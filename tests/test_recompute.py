@@ -15,19 +15,19 @@ from strategies import random_arguments, random_graphs
 
 import astitch.recompute as recompute_module
 from astitch import stitch_scope
-from astitch.check import check_graph
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.expand import expand
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Graph
+from astitch.graph.reference import run_graph
+from astitch.graph.storage import storage_name, storage_type
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.ir import Graph
 from astitch.recompute import FREE_VERTICES, VERTICES_PER_OP, Staged, recompute
-from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
 from astitch.simplify import simplify
 from astitch.stitch_scope import Scopes, find_scopes
-from astitch.storage import storage_name, storage_type
 from tests.hlo_runner import lower
 
 

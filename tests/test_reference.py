@@ -15,11 +15,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from astitch.check import check_graph
 from astitch.errors import ArgumentMismatch, IllegalProduct, UnsupportedOp
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Node
+from astitch.graph.reference import apply_region, eval_node, run_graph
 from astitch.hlo_import import import_hlo
-from astitch.ir import Node
-from astitch.reference import apply_region, eval_node, run_graph
 from tests.graphs import GraphBuilder, parse_type
 from tests.hlo_runner import lower, parse_hlo_text, run_xla
 
@@ -787,7 +787,7 @@ def test_region_that_is_not_elementwise_runs_position_by_position():
 
 
 def _dimension(dimension: int) -> Any:
-    from astitch.ir import DimensionAttrs
+    from astitch.graph.ir import DimensionAttrs
 
     return DimensionAttrs(dimension)
 

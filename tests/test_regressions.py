@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from astitch.compile import compile_hlo
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.reference import run_graph
 from tests.hlo_runner import lower, parse_hlo_text, random_arguments, run_xla
 
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from jax import lax
 
 from astitch import scatter_order, xla_engine
-from astitch.check import check_graph
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.expand import expand
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Graph, ScatterAttrs
+from astitch.graph.reference import run_graph
 from astitch.hlo_export import export_nodes
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.ir import Graph, ScatterAttrs
-from astitch.reference import run_graph
 from astitch.scatter_order import MOST_RANKED, order_scatters
 from astitch.simplify import simplify
 from tests.hlo_runner import run_xla

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from jax import lax
 
 import astitch
-from astitch.check import check_graph
 from astitch.draft_ops import UNROLLED_ELEMENTS
 from astitch.expand import expand
-from astitch.ir import ArrayType, CompareAttrs, DType, Graph, WindowAttrs, WindowDimension
-from astitch.reference import run_graph
+from astitch.graph.check import check_graph
+from astitch.graph.ir import ArrayType, CompareAttrs, DType, Graph, WindowAttrs, WindowDimension
+from astitch.graph.reference import run_graph
 from astitch.select_and_scatter import MOST_WINDOWS
 from astitch.simplify import simplify
 from tests.graphs import GraphBuilder, combiner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch.ir import DType
+from astitch.graph.ir import DType
 from astitch.kernel_ir import Slot
 from astitch.shared_memory import SLOT_ALIGNMENT_BYTES, place_shared
 

@@ -18,9 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import random_arguments, random_graphs
 
-from astitch.check import check_graph
-from astitch.hlo_import import import_hlo
-from astitch.ir import (
+from astitch.graph.check import check_graph
+from astitch.graph.ir import (
     ArrayType,
     ConditionalAttrs,
     ConvolutionAttrs,
@@ -34,7 +33,8 @@ from astitch.ir import (
     RngAttrs,
     WindowDimension,
 )
-from astitch.reference import run_graph
+from astitch.graph.reference import run_graph
+from astitch.hlo_import import import_hlo
 from astitch.simplify import FOLD_RESULT_ELEMENTS, RULES, fold_empty, simplify
 
 module = importlib.import_module("astitch.simplify")

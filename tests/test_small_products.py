@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astitch.check import check_graph
 from astitch.compile import compile_graph, compile_hlo
 from astitch.device.gpu import preset
+from astitch.graph.check import check_graph
+from astitch.graph.ir import DotAttrs, Graph
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.ir import DotAttrs, Graph
-from astitch.reference import run_graph
 from astitch.simplify import simplify
 from astitch.small_products import FEW, write_out_products
 from astitch.xla_engine import compile_for_xla

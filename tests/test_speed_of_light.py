@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from strategies import random_graphs
 
 from astitch.device.gpu import preset
-from astitch.ir import ArrayType, DynamicSliceAttrs, GatherAttrs, Graph
-from astitch.ops import OPS
+from astitch.graph.ir import ArrayType, DynamicSliceAttrs, GatherAttrs, Graph
+from astitch.graph.ops import OPS
 from astitch.remote_stitch import stitch_remotely
 from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_scope import find_scopes

@@ -12,11 +12,11 @@ import pytest
 
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
+from astitch.graph.ir import DotAttrs, DType, Graph
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.ir import DotAttrs, DType, Graph
 from astitch.program import KernelStep, LibraryStep
-from astitch.reference import run_graph
 from astitch.simplify import simplify
 from astitch.split_k import MOST_PARTS, choose_split_k, split_products
 

@@ -26,16 +26,16 @@ from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, show_stage
 from astitch.device.gpu import preset
-from astitch.dimensions import is_embedded
 from astitch.errors import IllegalProduct
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.index import ZERO
+from astitch.graph.ir import Graph
+from astitch.graph.reference import run_graph
 from astitch.host_engine import HostEngine
-from astitch.index import ZERO
-from astitch.ir import Graph
 from astitch.nvrtc import Resources
 from astitch.patterns import estimate_statements
 from astitch.plan import Plan, plan_scope
 from astitch.projected_latency import Projection, project
-from astitch.reference import run_graph
 from astitch.remote_stitch import stitch_remotely
 from astitch.split_scopes import (
     LONG_CODE,

@@ -13,16 +13,16 @@ from graphs import GraphBuilder
 from hypothesis import given, settings
 from strategies import random_graphs
 
-from astitch import index as ix
 from astitch.compile import compile_graph, compile_hlo
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Schedule
 from astitch.dominant import choose_dominants
+from astitch.graph import index as ix
+from astitch.graph.index import Symbol
+from astitch.graph.ir import Graph
+from astitch.graph.propagation import Index
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.index import Symbol
-from astitch.ir import Graph
-from astitch.propagation import Index
 from astitch.remote_stitch import stitch_remotely
 from astitch.stitch_scheme import (
     MAX_INLINE_PARTIALS,

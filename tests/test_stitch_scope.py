@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astitch import remote_stitch
-from astitch.dimensions import is_embedded
-from astitch.ir import CholeskyAttrs, DimensionsAttrs, Graph, IotaAttrs, SortAttrs, TupleType
-from astitch.ops import OPS, Kind
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.ir import CholeskyAttrs, DimensionsAttrs, Graph, IotaAttrs, SortAttrs, TupleType
+from astitch.graph.ops import OPS, Kind
 from astitch.remote_stitch import stitch_remotely
 from astitch.stitch_scope import Scopes, find_scopes
 

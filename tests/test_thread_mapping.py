@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from astitch.device.gpu import PRESETS, preset
 from astitch.device.schedule import Schedule
-from astitch.index import Symbol
+from astitch.graph.index import Symbol
 from astitch.thread_mapping import (
     MAX_ROW_ELEMENTS,
     NEIGHBOUR_BYTES,

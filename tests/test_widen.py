@@ -12,11 +12,11 @@ import pytest
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
+from astitch.graph.ir import Graph
+from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.ir import Graph
 from astitch.reassociate import reassociate
-from astitch.reference import run_graph
 from astitch.simplify import simplify
 from astitch.widen import widen
 

@@ -18,8 +18,8 @@ from astitch import kernel_ir as k
 from astitch import workload
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
+from astitch.graph.ir import DType
 from astitch.hlo_import import import_hlo
-from astitch.ir import DType
 from astitch.plan import Plan, plan_scope
 from astitch.simplify import simplify
 from astitch.stitch_scope import find_scopes

@@ -30,13 +30,13 @@ from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, preset
 from astitch.emulate import compile_host
 from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
+from astitch.graph.index import Linear, Symbol
+from astitch.graph.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
+from astitch.graph.reference import eval_node
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
-from astitch.index import Linear, Symbol
-from astitch.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
 from astitch.nvrtc import CompiledKernel, Request, Resources
 from astitch.program import CudaKernel, KernelStep
-from astitch.reference import eval_node
 from astitch.stablehlo import to_stablehlo
 from astitch.stitch_regions import stitch_bodies
 from astitch.xla_engine import (

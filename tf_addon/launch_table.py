@@ -21,6 +21,7 @@ from astitch.cublaslt import WORKSPACE_BYTES
 from astitch.device.cuda_driver import StreamAddress
 from astitch.emulate import compile_many, load_runtime
 from astitch.executor import GpuExecutor, import_cupy
+from astitch.graph.reference import eval_node
 from astitch.host_engine import allocate_aligned
 from astitch.program import (
     Buffer,
@@ -33,7 +34,6 @@ from astitch.program import (
     Space,
     View,
 )
-from astitch.reference import eval_node
 from astitch.xla_island import compile_island, host_device, put_array
 from tf_addon import shim_library as rows
 

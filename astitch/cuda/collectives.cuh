@@ -12,7 +12,7 @@ template <class T> __device__ __forceinline__ T shuffle_value(T value, int mask)
     }
 }
 
-// ---- joint reductions (astitch/joint_regions.py) ------------------------------------------------------
+// ---- joint reductions (astitch/graph/joint_regions.py) ------------------------------------------------------
 
 enum Joint { JOINT_NONE, JOINT_MOMENTS, JOINT_EXPONENTIALS };
 

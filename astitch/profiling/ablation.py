@@ -14,8 +14,8 @@ from astitch.device.gpu import Gpu
 from astitch.device.schedule import DEFAULT
 from astitch.dominant import Group, Groups, choose_dominants, find_candidates
 from astitch.errors import IllegalProduct
-from astitch.ir import Graph
-from astitch.ops import OPS, Kind
+from astitch.graph.ir import Graph
+from astitch.graph.ops import OPS, Kind
 from astitch.plan import Plan, plan_groups
 from astitch.profiling.report import MEMORY, PROJECTED, Ablation, Side
 from astitch.projected_latency import project

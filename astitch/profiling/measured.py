@@ -19,8 +19,8 @@ from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.device.gpu import Gpu, from_device
 from astitch.errors import AstitchError
+from astitch.graph.ir import ArrayType, DType
 from astitch.hlo_import import serialize_module
-from astitch.ir import ArrayType, DType
 from astitch.measure import make_values, measure_plans
 from astitch.plan import Plan
 from astitch.profiling.ablation import describe_variant, plan_variants

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from astitch.device.gpu import Gpu
-from astitch.ir import ArrayType, ConvolutionAttrs, DotAttrs, Graph, Node
+from astitch.graph.ir import ArrayType, ConvolutionAttrs, DotAttrs, Graph, Node
 from astitch.speed_of_light import Work
 
 PEAK_TFLOPS: dict[str, dict[str, float]] = {

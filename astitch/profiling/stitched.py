@@ -14,8 +14,8 @@ from astitch import kernel_ir as k
 from astitch.compilation import Compilation
 from astitch.device.gpu import Gpu
 from astitch.emit_loop import LoopKernel
+from astitch.graph.ir import Graph, Node
 from astitch.hlo_import import import_hlo
-from astitch.ir import Graph, Node
 from astitch.loop_analysis import loop_key
 from astitch.nvrtc import Resources
 from astitch.plan import Plan

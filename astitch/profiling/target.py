@@ -19,7 +19,7 @@ from typing import Any
 
 from astitch.compile import read_module
 from astitch.errors import AstitchError
-from astitch.ir import DType
+from astitch.graph.ir import DType
 
 HLO_SUFFIXES = (".pb", ".txt", ".hlo")
 

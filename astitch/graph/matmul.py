@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from astitch.ir import ArrayType, DotAttrs, DType
+from astitch.graph.ir import ArrayType, DotAttrs, DType
 
 
 @dataclass(frozen=True, slots=True)

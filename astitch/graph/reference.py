@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from astitch.errors import ArgumentMismatch, IllegalProduct, OutOfMemory, UnsupportedOp
-from astitch.ir import (
+from astitch.graph.ir import (
     ConditionalAttrs,
     CustomCallAttrs,
     DimensionsAttrs,
@@ -28,9 +28,9 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.ops import OPS, Kind
-from astitch.running import Running, find_running
-from astitch.semantics import (
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.running import Running, find_running
+from astitch.graph.semantics import (
     Array,
     batch_positions,
     index_vectors,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from astitch.ir import Node
+from astitch.graph.ir import Node
 
 
 def free_name(name: str, taken: Container[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from astitch.ir import DType, Graph
+from astitch.graph.ir import DType, Graph
 
 CARRIERS = frozenset(
     {"multiply", "divide", "add", "subtract", "negate", "select", "maximum", "minimum"}

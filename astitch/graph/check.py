@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from astitch.errors import IllegalProduct
-from astitch.ir import (
+from astitch.graph.ir import (
     ArrayType,
     BatchNormAttrs,
     BroadcastAttrs,
@@ -50,7 +50,7 @@ from astitch.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.ops import OPS, Kind
+from astitch.graph.ops import OPS, Kind
 
 _LINES_AROUND = 3
 A = TypeVar("A")
@@ -97,7 +97,7 @@ def infer_type(node: Node, operand_types: Sequence[Type]) -> Type:
         if node.op in OPS and OPS[node.op].kind is Kind.ELEMENTWISE:
             rule = _infer_same
         else:
-            _require(node.op in OPS, f"there is no op {node.op!r} in astitch/ops.py")
+            _require(node.op in OPS, f"there is no op {node.op!r} in astitch/graph/ops.py")
             return node.type
     return rule(node, operand_types)
 

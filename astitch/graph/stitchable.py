@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from astitch.dimensions import array_of
-from astitch.ir import ArrayType, ConstantAttrs, DType, Graph, Node, OpaqueAttrs
-from astitch.ops import OPS, Kind, monoid_of, neutral_element
-from astitch.running import find_running, why_not_liftable
+from astitch.graph.dimensions import array_of
+from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph, Node, OpaqueAttrs
+from astitch.graph.ops import OPS, Kind, monoid_of, neutral_element
+from astitch.graph.running import find_running, why_not_liftable
 
 STITCHABLE_DTYPES = frozenset(d for d in DType if not d.is_complex and not d.is_opaque)
 """Element types that the emitter spells."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from astitch import index as ix
-from astitch.index import Linear, Symbol
-from astitch.ir import (
+from astitch.graph import index as ix
+from astitch.graph.index import Linear, Symbol
+from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
     DimensionAttrs,
@@ -27,8 +27,8 @@ from astitch.ir import (
     TransposeAttrs,
     TupleType,
 )
-from astitch.ops import OPS, Kind
-from astitch.running import find_running
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.running import find_running
 
 Atoms = tuple[Symbol, ...]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from astitch.ir import ArrayType, ConvolutionAttrs, DType, WindowDimension
+from astitch.graph.ir import ArrayType, ConvolutionAttrs, DType, WindowDimension
 
 MOST_SPATIAL = 3
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from astitch.ir import ArrayType, DType, Graph, Node, WindowAttrs, WindowDimension
-from astitch.ops import OPS, Kind
+from astitch.graph.ir import ArrayType, DType, Graph, Node, WindowAttrs, WindowDimension
+from astitch.graph.ops import OPS, Kind
 
 
 @dataclass(frozen=True, slots=True)

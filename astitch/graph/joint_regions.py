@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from astitch.ir import (
+from astitch.graph.ir import (
     ArrayType,
     Attrs,
     CompareAttrs,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from astitch import index as ix
-from astitch.index import Linear, Symbol
-from astitch.ir import (
+from astitch.graph import index as ix
+from astitch.graph.index import Linear, Symbol
+from astitch.graph.ir import (
     BroadcastAttrs,
     DimensionAttrs,
     DimensionsAttrs,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from astitch.ir import DType, Graph
-from astitch.semantics import MEANINGS, Meaning
+from astitch.graph.ir import DType, Graph
+from astitch.graph.semantics import MEANINGS, Meaning
 
 
 class Kind(enum.Enum):

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from astitch.ir import (
+from astitch.graph.ir import (
     ArrayType,
     BatchNormAttrs,
     BroadcastAttrs,
@@ -48,7 +48,7 @@ from astitch.ir import (
     TupleType,
     WindowDimension,
 )
-from astitch.random_bits import generate_philox_bits, generate_threefry_bits
+from astitch.graph.random_bits import generate_philox_bits, generate_threefry_bits
 
 Array = np.ndarray
 Meaning = Callable[..., Array]

@@ -5,8 +5,8 @@ No name of a module holds `#` (the importer sees to that), so these names never 
 
 from __future__ import annotations
 
-from astitch.dimensions import array_of
-from astitch.ir import ArrayType, GetTupleElementAttrs, Graph
+from astitch.graph.dimensions import array_of
+from astitch.graph.ir import ArrayType, GetTupleElementAttrs, Graph
 
 
 def stored_value(graph: Graph, name: str) -> str:
