@@ -29,7 +29,7 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name, storage_type, stored_value
-from astitch.hlo_export import export_nodes
+from astitch.hlo.export import export_nodes
 from astitch.plan import Plan
 from astitch.program import (
     Buffer,

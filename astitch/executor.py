@@ -72,7 +72,7 @@ from astitch.graph.matmul import (
     choose_product_types,
 )
 from astitch.graph.reference import eval_node
-from astitch.hlo_export import export_call
+from astitch.hlo.export import export_call
 from astitch.kernel_cache import compile_cached
 from astitch.lending import Lent, last_returned, wait_for_jax
 from astitch.nvrtc import CompiledKernel, Request, compile_each_cuda

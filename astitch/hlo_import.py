@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from astitch import hlo_schema
 from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
 from astitch.graph.check import BrokenRule, Part, check_node
 from astitch.graph.ir import (
@@ -63,14 +62,15 @@ from astitch.graph.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.hlo_opaque import (
+from astitch.hlo import schema
+from astitch.hlo.opaque import (
     READ_OPCODES,
     carry_instruction,
     is_dynamic,
     outline_dynamic_shapes,
     refuse_effects,
 )
-from astitch.hlo_schema import decode
+from astitch.hlo.schema import decode
 
 MOST_VALUES = 1 << 20
 """Arrays that the instructions of a module read and give, each call counted as a copy of what it calls: some hundred
@@ -91,7 +91,7 @@ def import_hlo(data: bytes | str, *, trusted: bool = False) -> Graph:
     """The Graph of an HLO module's entry computation.
 
     data: a serialized HloModuleProto or HloProto, or HLO text (str or bytes), which jaxlib's parser
-    reads.  trusted: JAX, TensorFlow or hlo_export.py have written it in this process; of other
+    reads.  trusted: JAX, TensorFlow or hlo/export.py have written it in this process; of other
     modules XLA reads the instructions that only it knows in a process of its own first.
     Raises MalformedHlo, UnsupportedOp, UnsupportedType, DynamicShape.
     """
@@ -165,13 +165,13 @@ def _parse_module(data: bytes) -> Any:
     if not data:
         raise MalformedHlo("HLO module: the input is empty; pass the contents of an HLO dump")
     try:
-        module = hlo_schema.HloModuleProto.FromString(data)
+        module = schema.HloModuleProto.FromString(data)
         if module.entry_computation_id or module.entry_computation_name:
             return module
     except DecodeError:
         pass
     try:
-        wrapped = hlo_schema.HloProto.FromString(data)
+        wrapped = schema.HloProto.FromString(data)
     except DecodeError as error:
         raise MalformedHlo(
             f"HLO module: {len(data)} bytes are no serialized HloModuleProto, or it is truncated; "
@@ -486,7 +486,7 @@ class _Reader:
 
     def _has_shape(self, value: _Value, shape: Any) -> bool:
         if isinstance(value, tuple):
-            element = hlo_schema.ELEMENT_TYPES.get(shape.element_type)
+            element = schema.ELEMENT_TYPES.get(shape.element_type)
             return (
                 element in ("tuple", "token")
                 and len(value) == len(shape.tuple_shapes)
@@ -494,7 +494,7 @@ class _Reader:
             )
         type_ = self._type_of(value)
         return (
-            hlo_schema.ELEMENT_TYPES.get(shape.element_type) == type_.dtype.value
+            schema.ELEMENT_TYPES.get(shape.element_type) == type_.dtype.value
             and tuple(shape.dimensions) == type_.shape
         )
 
@@ -696,7 +696,7 @@ class _Reader:
     def _read_opaque(
         self, frame: _Frame, instruction: Any, reason: str, name: str, where: str
     ) -> _Value:
-        """An op that is the instruction itself: see hlo_opaque.py."""
+        """An op that is the instruction itself: see hlo/opaque.py."""
         refuse_effects(instruction, where)
         type_ = _read_type(instruction.shape, where)
         values = [self._operand(frame, instruction, i) for i in range(len(instruction.operand_ids))]
@@ -955,7 +955,7 @@ def _array(type_: _TypeTree, where: str) -> ArrayType:
 
 
 def _read_type(shape: Any, where: str) -> _TypeTree:
-    element = hlo_schema.ELEMENT_TYPES.get(shape.element_type, f"number {shape.element_type}")
+    element = schema.ELEMENT_TYPES.get(shape.element_type, f"number {shape.element_type}")
     if element == "tuple":
         return tuple(_read_type(s, where) for s in shape.tuple_shapes)
     try:
@@ -985,7 +985,7 @@ def _read_type(shape: Any, where: str) -> _TypeTree:
 
 def _show_shape(shape: Any) -> str:
     """For messages; of a large tuple the number of its elements."""
-    element = hlo_schema.ELEMENT_TYPES.get(shape.element_type, f"type {shape.element_type}")
+    element = schema.ELEMENT_TYPES.get(shape.element_type, f"type {shape.element_type}")
     if element == "tuple":
         return f"a tuple of {len(shape.tuple_shapes)}"
     return f"{element}[{','.join(map(str, shape.dimensions))}]"
@@ -994,7 +994,7 @@ def _show_shape(shape: Any) -> str:
 def _element_types(shape: Any) -> Iterator[str]:
     """The element types of a shape's arrays."""
     for leaf, _ in _shape_leaves(shape):
-        yield hlo_schema.ELEMENT_TYPES.get(leaf.element_type, "")
+        yield schema.ELEMENT_TYPES.get(leaf.element_type, "")
 
 
 def _layout_order(shape: Any, where: str) -> tuple[int, ...]:
@@ -1051,7 +1051,7 @@ def _read_window(instruction: Any) -> tuple[WindowDimension, ...]:
 
 def _read_precision(instruction: Any) -> tuple[str, ...]:
     numbers = instruction.precision_config.operand_precision or (0, 0)
-    return tuple(hlo_schema.PRECISIONS[n] for n in numbers)
+    return tuple(schema.PRECISIONS[n] for n in numbers)
 
 
 def _read_compare(i: Any) -> CompareAttrs:
@@ -1140,7 +1140,7 @@ def _read_convolution(i: Any) -> ConvolutionAttrs:
 def _read_triangular_solve(i: Any) -> TriangularSolveAttrs:
     o = i.triangular_solve_options
     return TriangularSolveAttrs(
-        o.left_side, o.lower, o.unit_diagonal, hlo_schema.TRANSPOSES[o.transpose_a]
+        o.left_side, o.lower, o.unit_diagonal, schema.TRANSPOSES[o.transpose_a]
     )
 
 
@@ -1178,7 +1178,7 @@ def _read_custom_call(i: Any) -> CustomCallAttrs:
 
 def _shape_leaves(shape: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[Any, tuple[int, ...]]]:
     """The arrays of a shape, each with its index in the tuples."""
-    if hlo_schema.ELEMENT_TYPES.get(shape.element_type) != "tuple":
+    if schema.ELEMENT_TYPES.get(shape.element_type) != "tuple":
         yield shape, path
     for number, element in enumerate(shape.tuple_shapes):
         yield from _shape_leaves(element, (*path, number))
@@ -1257,15 +1257,13 @@ _ATTRS: Mapping[str, Callable[[Any], Attrs]] = {
     "select-and-scatter": _read_window_attrs,
     "sort": lambda i: SortAttrs(i.dimensions[0], i.is_stable),
     "topk": lambda i: TopKAttrs(i.k, i.largest),
-    "rng": lambda i: RngAttrs(hlo_schema.DISTRIBUTIONS[i.distribution]),
-    "rng-bit-generator": lambda i: RngBitGeneratorAttrs(
-        hlo_schema.RANDOM_ALGORITHMS[i.rng_algorithm]
-    ),
+    "rng": lambda i: RngAttrs(schema.DISTRIBUTIONS[i.distribution]),
+    "rng-bit-generator": lambda i: RngBitGeneratorAttrs(schema.RANDOM_ALGORITHMS[i.rng_algorithm]),
     "reduce-precision": lambda i: ReducePrecisionAttrs(i.exponent_bits, i.mantissa_bits),
     "batch-norm-training": _read_batch_norm,
     "batch-norm-inference": _read_batch_norm,
     "batch-norm-grad": _read_batch_norm,
-    "fft": lambda i: FftAttrs(hlo_schema.FFT_TYPES[i.fft_type], tuple(i.fft_length)),
+    "fft": lambda i: FftAttrs(schema.FFT_TYPES[i.fft_type], tuple(i.fft_length)),
     "triangular-solve": _read_triangular_solve,
     "cholesky": lambda i: CholeskyAttrs(i.cholesky_options.lower),
     "rng-get-and-update-state": lambda i: RngStateAttrs(i.delta),

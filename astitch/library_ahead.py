@@ -22,7 +22,7 @@ from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import ArrayType, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name, stored_value
-from astitch.hlo_export import ModuleBuilder
+from astitch.hlo.export import ModuleBuilder
 from astitch.nvrtc import count_threads
 from astitch.remote_stitch import LAYOUT_OPS
 from astitch.stitch_scope import Scope, Scopes

@@ -23,7 +23,7 @@ from astitch.graph.ir import (
     Node,
     ParameterAttrs,
 )
-from astitch.hlo_export import export_nodes
+from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
 from astitch.loop_analysis import Counter, LoopKey, find_ends, loop_key
 from astitch.loop_plan import LoopPlanner

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
-from astitch import hlo_schema, nvrtc, options
+from astitch import nvrtc, options
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import Graph
-from astitch.hlo_opaque import discard_unread_fields
+from astitch.hlo import schema
+from astitch.hlo.opaque import discard_unread_fields
 from astitch.kernel_cache import ByteCache
 
 FORM = "astitch module 2"
@@ -53,7 +54,7 @@ def key_of(
 
 def _what_is_read(hlo: bytes) -> bytes:
     """The fields of a module that the importer reads, but for its number among what this process has traced."""
-    module = hlo_schema.HloModuleProto.FromString(hlo)
+    module = schema.HloModuleProto.FromString(hlo)
     discard_unread_fields(module)
     module.ClearField("id")
     module.ClearField("schedule")

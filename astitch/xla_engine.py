@@ -50,7 +50,8 @@ from astitch.graph.ir import (
     TupleType,
 )
 from astitch.graph.storage import storage_name, storage_type
-from astitch.hlo_export import ModuleBuilder
+from astitch.hlo.export import ModuleBuilder
+from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.kernel_cache import compile_cached
 from astitch.library_ahead import find_layouts, tune_ahead
@@ -75,7 +76,6 @@ from astitch.program import (
     Step,
     View,
 )
-from astitch.stablehlo import to_stablehlo
 from astitch.stitch_loops import find_loops, name_loop, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes

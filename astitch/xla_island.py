@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from astitch.errors import EngineUnavailable, IslandRefused, OutOfMemory
-from astitch.hlo_schema import CompileOptionsProto
-from astitch.stablehlo import to_stablehlo
+from astitch.hlo.schema import CompileOptionsProto
+from astitch.hlo.stablehlo import to_stablehlo
 
 MOST_COMPILED = 256
 """Islands whose code a process keeps for engines that are made later."""

@@ -31,8 +31,8 @@ import tf_addon
 from astitch.compile import memory_ops
 from astitch.device.gpu import preset
 from astitch.executor import count_gpus
+from astitch.hlo.schema import HloModuleProto
 from astitch.hlo_import import serialize_module
-from astitch.hlo_schema import HloModuleProto
 from astitch.profiling.report import PRODUCT
 from astitch.profiling.xla_ahead import AheadOfTime, find_plugin
 from astitch.profiling.xla_kernels import read_xla_kernels

@@ -32,13 +32,13 @@ from typing import Any
 
 import numpy as np
 
-from astitch import hlo_schema
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.errors import AstitchError, IllegalProduct
 from astitch.graph.ir import Graph, TupleType
 from astitch.graph.ops import OPS
 from astitch.graph.reference import run_graph
+from astitch.hlo import schema
 from astitch.hlo_import import import_hlo
 from astitch.program import IslandStep, Program
 from astitch.xla_island import compile_island, host_device, put_array
@@ -253,7 +253,7 @@ def damage(seed: int) -> tuple[str, bytes]:
     if draw.random() < 0.2:
         how, data = _damage_bytes(draw, modules[name])
         return f"{name}: {how}", data
-    module = hlo_schema.HloModuleProto.FromString(modules[name])
+    module = schema.HloModuleProto.FromString(modules[name])
     steps = []
     if draw.random() < 0.2:
         steps.append(_change_everywhere(draw, module))
@@ -310,7 +310,7 @@ def _change_everywhere(draw: random.Random, module: Any) -> str:
     shapes = [m for _, m in _find_messages(module) if type(m).DESCRIPTOR.name == "ShapeProto"]
     if draw.random() < 0.5:
         old = draw.choice([s.element_type for s in shapes])
-        new = draw.choice(sorted(hlo_schema.ELEMENT_TYPES))
+        new = draw.choice(sorted(schema.ELEMENT_TYPES))
         for shape in shapes:
             shape.element_type = new if shape.element_type == old else shape.element_type
         return f"element type {old} becomes {new}"
@@ -410,7 +410,7 @@ def _draw_scalar(draw: random.Random, field: Any, messages: Sequence[Any], old: 
     if others and draw.random() < 0.5:
         return draw.choice(others)
     if field.name == "element_type":
-        return draw.choice(sorted(hlo_schema.ELEMENT_TYPES))
+        return draw.choice(sorted(schema.ELEMENT_TYPES))
     kind = type(field.default_value) if old is None else type(old)
     if field.cpp_type == field.CPPTYPE_BOOL:
         return draw.random() < 0.5

@@ -28,8 +28,8 @@ from typing import Any
 from astitch import kernel_cache, nvrtc
 from astitch.compile import compile_hlo
 from astitch.device.gpu import PRESETS, Gpu, preset
+from astitch.hlo.schema import HloModuleProto
 from astitch.hlo_import import import_hlo
-from astitch.hlo_schema import HloModuleProto
 from astitch.plan import Plan
 from astitch.projected_latency import project
 from astitch.xla_engine import compile_for_xla

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astitch import hlo_schema
 from astitch.compile import compile_hlo, main
 from astitch.errors import (
     ArgumentMismatch,
@@ -25,6 +24,7 @@ from astitch.errors import (
     UnsupportedType,
 )
 from astitch.graph.reference import run_graph
+from astitch.hlo import schema
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.nvrtc import compile_cuda
@@ -272,7 +272,7 @@ ENTRY e {
 
 def rename(proto: bytes, name_of: Callable[[int], str]) -> bytes:
     """The module with the names, op names and source files of everything replaced."""
-    module = hlo_schema.HloModuleProto.FromString(proto)
+    module = schema.HloModuleProto.FromString(proto)
     number = 0
     module.name = name_of(97).encode()
     for computation in module.computations:

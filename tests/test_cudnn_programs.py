@@ -21,7 +21,7 @@ from astitch.compile import compile_hlo
 from astitch.executor import GpuExecutor, _Call
 from astitch.graph.convolution import CanonicalConvolution, canonical_convolution
 from astitch.graph.ir import ArrayType, ConvolutionAttrs, Node
-from astitch.hlo_export import export_call
+from astitch.hlo.export import export_call
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.program import LibraryStep, Program

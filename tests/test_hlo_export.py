@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from jax._src.lib import xla_client
 
-from astitch import hlo_schema
 from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.expand import expand
 from astitch.graph.check import check_graph
@@ -32,7 +31,8 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS
 from astitch.graph.reference import run_graph
-from astitch.hlo_export import ModuleBuilder, export_call, export_nodes
+from astitch.hlo import schema
+from astitch.hlo.export import ModuleBuilder, export_call, export_nodes
 from astitch.hlo_import import import_hlo
 from astitch.simplify import simplify
 from tests.hlo_runner import lower, parse_hlo_text, random_arguments, run_xla
@@ -346,7 +346,7 @@ def test_names_of_later_stages_become_names_of_hlo():
     y = Node("x_y", "negate", x.array, ("x y",))
     z = Node("x/y", "negate", x.array, ("x_y",))
     graph = Graph("a b", {n.name: n for n in (x, y, z)}, ("x y",), ("x/y", "x/y"))
-    proto = hlo_schema.HloModuleProto.FromString(export_whole(graph))
+    proto = schema.HloModuleProto.FromString(export_whole(graph))
     names = [i.name for i in proto.computations[0].instructions]
     assert names == [b"x_y", b"x_y.1", b"x_y.2", b"tuple"]
     ids = [i.id for i in proto.computations[0].instructions]
@@ -448,7 +448,7 @@ def test_one_node_is_a_module_of_its_own():
 
 def upper_halves(dtype: DType) -> tuple[bytes, list[np.ndarray], np.ndarray]:
     """A module of one mulhi, which no XLA before JAX 0.11 can parse; its operands; the result by Python's integers."""
-    module = hlo_schema.HloModuleProto.FromString(
+    module = schema.HloModuleProto.FromString(
         lower(lambda a, b: a * b, *(np.zeros((40,), dtype.numpy),) * 2)
     )
     (product,) = (i for c in module.computations for i in c.instructions if i.opcode == b"multiply")

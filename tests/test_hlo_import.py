@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch import hlo_schema
 from astitch.errors import AstitchError, DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
 from astitch.graph.check import check_graph
 from astitch.graph.ir import (
@@ -32,6 +31,7 @@ from astitch.graph.ir import (
     TupleType,
 )
 from astitch.graph.reference import run_graph
+from astitch.hlo import schema
 from astitch.hlo_import import import_hlo
 from tests.hlo_runner import lower, parse_hlo_text, random_arguments, run_xla
 
@@ -118,8 +118,8 @@ def compare_with_xla(proto: bytes, tolerance: float, positive: bool = True) -> N
 
 def test_a_wrapped_module_and_text_give_the_same_graph():
     proto = lower(lambda x: jnp.tanh(x) + 1, np.zeros(4, np.float32))
-    module = hlo_schema.HloModuleProto.FromString(proto)
-    wrapped = hlo_schema.HloProto(hlo_module=module).SerializeToString()
+    module = schema.HloModuleProto.FromString(proto)
+    wrapped = schema.HloProto(hlo_module=module).SerializeToString()
     graph = import_hlo(proto)
     text = """HloModule m
 ENTRY e { x = f32[4] parameter(0)
@@ -352,7 +352,7 @@ ENTRY e { x = f32[3] parameter(0)
  k = pred[3] compare(x, x), direction=LT
  l = pred[3] compare(i, i), direction=LT
  ROOT r = (pred[3], pred[3]) tuple(k, l) }"""
-    module = hlo_schema.HloModuleProto.FromString(parse_hlo_text(text))
+    module = schema.HloModuleProto.FromString(parse_hlo_text(text))
     for instruction in module.computations[0].instructions:
         if instruction.opcode == b"compare":
             instruction.comparison_type = instruction.comparison_order = b""
@@ -379,7 +379,7 @@ ENTRY e { x = f32[3,5] parameter(0)
 
 def test_hostile_names_become_plain_and_stay_unique():
     names = ['a"; rm */ //', "line\nbreak", "umlaut-ä-漢字", ""]
-    module = hlo_schema.HloModuleProto.FromString(chain_module(len(names)))
+    module = schema.HloModuleProto.FromString(chain_module(len(names)))
     for instruction, name in zip(module.computations[0].instructions[1:], names, strict=True):
         instruction.name = name.encode()
     module.computations[0].instructions[0].name = b"\xff\xfe"
@@ -403,7 +403,7 @@ def test_long_chains_deep_calls_and_shared_names_take_linear_time():
 
 def chain_module(length: int) -> bytes:
     """parameter -> negate -> negate ..., all of one name."""
-    module = hlo_schema.HloModuleProto(
+    module = schema.HloModuleProto(
         name=b"chain", entry_computation_name=b"e", entry_computation_id=1
     )
     entry = module.computations.add(name=b"e", id=1, root_id=length)
@@ -419,7 +419,7 @@ def chain_module(length: int) -> bytes:
 
 def nested_calls_module(depth: int) -> bytes:
     """Computation d calls computation d - 1 ...; the innermost negates."""
-    module = hlo_schema.HloModuleProto(
+    module = schema.HloModuleProto(
         name=b"nest", entry_computation_name=b"e", entry_computation_id=depth
     )
     for level in range(depth + 1):
@@ -445,7 +445,7 @@ def refusal(error: type[Exception], data: bytes | str) -> str:
 
 def changed(change, length: int = 2) -> bytes:
     """A chain whose message `change` has been applied to."""
-    module = hlo_schema.HloModuleProto.FromString(chain_module(length))
+    module = schema.HloModuleProto.FromString(chain_module(length))
     change(module)
     return bytes(module.SerializeToString())
 
@@ -493,7 +493,7 @@ def test_damaged_bytes_give_a_named_error():
 
 def test_layout_that_is_no_permutation():
     proto = parse_hlo_text("HloModule m\nENTRY e { ROOT c = f32[2,2] constant({{1,2},{3,4}}) }")
-    module = hlo_schema.HloModuleProto.FromString(proto)
+    module = schema.HloModuleProto.FromString(proto)
     module.computations[0].instructions[0].literal.shape.layout.minor_to_major[0] = 7
     assert refusal(MalformedHlo, module.SerializeToString()) == (
         "HLO computation e, instruction %c: the layout [7, 0] does not order the 2 dimensions; "
@@ -567,7 +567,7 @@ def test_elided_constants():
 
 def test_literal_that_is_too_short():
     proto = parse_hlo_text("HloModule m\nENTRY e { ROOT c = f32[4] constant({1,2,3,4}) }")
-    module = hlo_schema.HloModuleProto.FromString(proto)
+    module = schema.HloModuleProto.FromString(proto)
     del module.computations[0].instructions[0].literal.f32s[2:]
     assert refusal(MalformedHlo, module.SerializeToString()) == (
         "HLO computation e, instruction %c: the literal has 2 of 4 elements; the dump elides "
@@ -631,7 +631,7 @@ ENTRY e { x = f32[8] parameter(0)
 def test_ids_as_tensorflow_numbers_them():
     """Its builder puts the computation's id into the upper half of an instruction's, not always into an operand's."""
     data = lower(lambda x: jnp.sum(jnp.sin(x), axis=0), jnp.ones((3, 4)))
-    module = hlo_schema.HloModuleProto.FromString(data)
+    module = schema.HloModuleProto.FromString(data)
     for number, computation in enumerate(module.computations):
         upper = computation.id << 32
         first = min(instruction.id for instruction in computation.instructions) - 1
@@ -696,7 +696,7 @@ def test_a_scan_that_is_a_running_sum_is_a_window_over_all_before():
 
 def test_a_scan_backward_is_a_window_over_all_after():
     """And its start may be one constant array, as it is for a single row."""
-    module = hlo_schema.HloModuleProto()
+    module = schema.HloModuleProto()
     module.ParseFromString((MODULES.parent / "cumsum_scan.hlo.pb").read_bytes())
     instructions = [i for c in module.computations for i in c.instructions]
     (scan,) = [i for i in instructions if i.opcode == b"scan"]
@@ -716,7 +716,7 @@ def test_a_scan_backward_is_a_window_over_all_after():
 
 @pytest.mark.parametrize(("opcode", "start"), [(b"subtract", 0), (b"maximum", 0), (b"add", 1)])
 def test_a_scan_that_is_no_plain_running_sum_is_refused(opcode, start):
-    module = hlo_schema.HloModuleProto()
+    module = schema.HloModuleProto()
     module.ParseFromString((MODULES.parent / "cumsum_scan.hlo.pb").read_bytes())
     for instruction in (i for c in module.computations for i in c.instructions):
         if instruction.opcode == b"add":
@@ -729,7 +729,7 @@ def test_a_scan_that_is_no_plain_running_sum_is_refused(opcode, start):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_scan_of_which_one_result_is_another_sum_is_refused(place):
-    module = hlo_schema.HloModuleProto()
+    module = schema.HloModuleProto()
     module.ParseFromString((MODULES.parent / "cumsum_scan.hlo.pb").read_bytes())
     (step,) = [c for c in module.computations if any(i.opcode == b"add" for i in c.instructions)]
     (joined,) = [i for i in step.instructions if i.opcode == b"add"]

@@ -13,18 +13,18 @@ from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 
 import astitch
-from astitch import hlo_schema
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp
 from astitch.graph.check import check_graph
 from astitch.graph.ir import DType, Graph
-from astitch.hlo_export import ModuleBuilder
+from astitch.hlo import schema
+from astitch.hlo.export import ModuleBuilder
+from astitch.hlo.opaque import READ_OPCODES, discard_unread_fields, outline_dynamic_shapes
+from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
-from astitch.hlo_opaque import READ_OPCODES, discard_unread_fields, outline_dynamic_shapes
 from astitch.host_engine import HostEngine
 from astitch.program import KernelStep
-from astitch.stablehlo import to_stablehlo
 from astitch.xla_engine import KernelRefusal, export_program
 from tests.hlo_runner import parse_hlo_text, run_xla
 
@@ -199,7 +199,7 @@ def test_it_may_stand_in_the_body_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def change_opcode(text: str, before: bytes, opcode: bytes) -> bytes:
-    module = hlo_schema.HloModuleProto.FromString(parse_hlo_text(text))
+    module = schema.HloModuleProto.FromString(parse_hlo_text(text))
     for instruction in (i for c in module.computations for i in c.instructions):
         if instruction.opcode == before:
             instruction.opcode = opcode
@@ -227,11 +227,11 @@ def test_without_jax_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_fields_without_a_name_stay_where_they_decide_the_result() -> None:
     """The caches' keys are made of what is left."""
-    module = hlo_schema.HloModuleProto.FromString(parse_hlo_text(RAGGED_DOT))
+    module = schema.HloModuleProto.FromString(parse_hlo_text(RAGGED_DOT))
     whole = module.SerializeToString(deterministic=True)
     discard_unread_fields(module)
     kept = {i.name: i for c in module.computations for i in c.instructions}
-    other = hlo_schema.HloModuleProto.FromString(whole)
+    other = schema.HloModuleProto.FromString(whole)
     before = {i.name: i for c in other.computations for i in c.instructions}
     assert kept[b"d"] == before[b"d"] and len(module.SerializeToString()) < len(whole)
     before[b"d"].DiscardUnknownFields()
@@ -431,9 +431,9 @@ def test_arguments_and_results_of_dynamic_shape_are_refused() -> None:
 
 
 def test_damaged_computations_stay_as_they_are() -> None:
-    module = hlo_schema.HloModuleProto.FromString(parse_hlo_text(REGIONS + MEAN_OF_SOME))
+    module = schema.HloModuleProto.FromString(parse_hlo_text(REGIONS + MEAN_OF_SOME))
     for change in ("missing operand", "later operand", "second id", "root"):
-        damaged = hlo_schema.HloModuleProto()
+        damaged = schema.HloModuleProto()
         damaged.CopyFrom(module)
         (own,) = (c for c in damaged.computations if len(c.instructions) > 5)
         dynamic = next(i for i in own.instructions if i.opcode == b"tanh")

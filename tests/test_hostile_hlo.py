@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astitch import hlo_schema
 from astitch.compile import compile_hlo
 from astitch.errors import (
     AstitchError,
@@ -24,6 +23,7 @@ from astitch.errors import (
     UnsupportedType,
 )
 from astitch.graph.reference import run_graph
+from astitch.hlo import schema
 from astitch.hlo_import import MOST_NESTED, import_hlo
 from astitch.host_engine import HostEngine
 from astitch.loop_plan import describe_loops
@@ -37,7 +37,7 @@ Change = Callable[[Any], object]
 
 
 def parse(text: str) -> Any:
-    return hlo_schema.HloModuleProto.FromString(parse_hlo_text(f"HloModule m\n{text}"))
+    return schema.HloModuleProto.FromString(parse_hlo_text(f"HloModule m\n{text}"))
 
 
 def entry_of(module: Any) -> Any:
@@ -96,7 +96,7 @@ def test_tuples_500_deep(depth: int) -> None:
 
 def calls_of_the_next(depth: int, opcode: str, calls: int = 2) -> Any:
     """Computation d calls computation d - 1 twice ...; the innermost negates."""
-    module = hlo_schema.HloModuleProto(
+    module = schema.HloModuleProto(
         name=b"nest", entry_computation_name=b"e", entry_computation_id=depth
     )
     for level in range(depth + 1):
@@ -324,7 +324,7 @@ def test_an_instruction_that_ends_the_process_which_reads_it() -> None:
 def test_an_instruction_that_breaks_stablehlo_s_rules(text: str) -> None:
     """Of numbers of 4 bits none of these has a meaning."""
     module = parse(text)
-    four_bits = next(n for n, e in hlo_schema.ELEMENT_TYPES.items() if e == "s4")
+    four_bits = next(n for n, e in schema.ELEMENT_TYPES.items() if e == "s4")
     for instruction in entry_of(module).instructions:
         instruction.shape.element_type = four_bits
     with pytest.raises(UnsupportedOp, match="only XLA computes it .* does not become StableHLO"):

@@ -17,8 +17,8 @@ from astitch import xla_engine
 from astitch.compile import compile_hlo
 from astitch.device.gpu import Gpu, from_device
 from astitch.graph.ir import ConvolutionAttrs, DotAttrs, Graph
+from astitch.hlo.schema import HloModuleProto
 from astitch.hlo_import import import_hlo
-from astitch.hlo_schema import HloModuleProto
 from astitch.host_engine import HostEngine
 from astitch.xla_engine import Stitched
 from astitch.xla_island import AROUND_KERNELS, EXACT, compile_module, find_device, put_array

@@ -20,7 +20,7 @@ from astitch.expand import expand
 from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph, ScatterAttrs
 from astitch.graph.reference import run_graph
-from astitch.hlo_export import export_nodes
+from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.scatter_order import MOST_RANKED, order_scatters

@@ -33,11 +33,11 @@ from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
 from astitch.graph.index import Linear, Symbol
 from astitch.graph.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
 from astitch.graph.reference import eval_node
+from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
 from astitch.nvrtc import CompiledKernel, Request, Resources
 from astitch.program import CudaKernel, KernelStep
-from astitch.stablehlo import to_stablehlo
 from astitch.stitch_regions import stitch_bodies
 from astitch.xla_engine import (
     TARGET,

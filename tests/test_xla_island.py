@@ -370,7 +370,7 @@ def test_what_a_gpu_has_no_product_for_is_compiled_again_for_libraries(monkeypat
 
 
 TILINGS = """
-from astitch.hlo_schema import CompileOptionsProto
+from astitch.hlo.schema import CompileOptionsProto
 from astitch.xla_island import choose_options
 options = choose_options(0, {"xla_allow_excess_precision": False}, tilings=3)
 debug = CompileOptionsProto.FromString(options.SerializeAsString()).executable_build_options.debug_options

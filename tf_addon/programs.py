@@ -18,15 +18,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from astitch import hlo_schema, options
+from astitch import options
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, spell_kernel
 from astitch.device.gpu import Gpu, from_device, preset
 from astitch.errors import EngineUnavailable
 from astitch.executor import count_gpus, current_gpu
 from astitch.faults import FaultLog, report_faults
+from astitch.hlo import schema
+from astitch.hlo.opaque import discard_unread_fields
 from astitch.hlo_import import import_hlo
-from astitch.hlo_opaque import discard_unread_fields
 from astitch.jit import choose_launcher
 from astitch.loop_plan import LoopPlanner
 from astitch.loop_stacks import straighten_stacks
@@ -287,7 +288,7 @@ def find_cuda() -> CudaDriver:
 
 def read_module(hlo: bytes) -> Module:
     """A module as TensorFlow serialized it."""
-    module = hlo_schema.HloModuleProto.FromString(hlo)
+    module = schema.HloModuleProto.FromString(hlo)
     discard_unread_fields(module)
     module.ClearField("id")
     for computation in module.computations:

@@ -487,7 +487,7 @@ Tree: TypeAlias = "tuple[Tree, ...] | None"
 
 @dataclass(frozen=True, slots=True)
 class OpaqueAttrs:
-    """An instruction of HLO's that astitch hands on to XLA as it is (hlo_opaque.py).
+    """An instruction of HLO's that astitch hands on to XLA as it is (hlo/opaque.py).
 
     opcode: its own.  reason: why no kernel computes it.  instruction: a serialized HloInstructionProto without name and
     operands.  operands: of what arrays each of its operands is made; the node's operands are these arrays.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from astitch.device.gpu import COPY_SHARE_OF_PEAK, Gpu
-from astitch.stablehlo import to_stablehlo
+from astitch.hlo.stablehlo import to_stablehlo
 from astitch.xla_engine import drop_tilings
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")

@@ -16,8 +16,8 @@ from typing import Any
 
 from astitch.device.gpu import Gpu
 from astitch.graph.ops import OPS, Kind
+from astitch.hlo.schema import ELEMENT_TYPES, HloModuleProto
 from astitch.hlo_import import find_source
-from astitch.hlo_schema import ELEMENT_TYPES, HloModuleProto
 from astitch.profiling.product_bounds import bound_product, contracted_by_library
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
 from astitch.profiling.wording import shorten_path

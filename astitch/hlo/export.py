@@ -13,7 +13,6 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from astitch import hlo_schema
 from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.graph.ir import (
     ArrayType,
@@ -59,7 +58,8 @@ from astitch.graph.ir import (
     WindowDimension,
 )
 from astitch.graph.ops import OPS
-from astitch.hlo_opaque import add_computations, restore_instruction
+from astitch.hlo import schema
+from astitch.hlo.opaque import add_computations, restore_instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class _Module:
     """The computations written so far, with ids and names that are unique in the module."""
 
     def __init__(self, name: str) -> None:
-        self.proto = hlo_schema.HloModuleProto(name=_clean(name).encode())
+        self.proto = schema.HloModuleProto(name=_clean(name).encode())
         self._ids = 0
         self._names: set[str] = set()
         self._suffix: dict[str, int] = {}
@@ -219,7 +219,7 @@ class _Computation:
     def __init__(self, module: _Module, name: str) -> None:
         self.module = module
         self.name = name
-        self.proto = hlo_schema.HloComputationProto()
+        self.proto = schema.HloComputationProto()
         self.values: dict[str, _Value] = {}
 
     def add_tuple_parameter(self, region: Graph) -> None:
@@ -309,7 +309,7 @@ class _Computation:
         return _Value(instruction.id, instruction.shape)
 
     def _tuple(self, values: Sequence[_Value], name: str) -> _Value:
-        shape = hlo_schema.ShapeProto(element_type=_TUPLE)
+        shape = schema.ShapeProto(element_type=_TUPLE)
         shape.tuple_shapes.extend(v.shape for v in values)
         return self._end(self._start(name, "tuple", shape), values)
 
@@ -423,7 +423,7 @@ class _Computation:
 # ---- pieces of the message ---------------------------------------------------------------------------------------
 
 _OPCODES = {"optimization-barrier": "opt-barrier"}
-_ELEMENT_NUMBERS = {name: number for number, name in hlo_schema.ELEMENT_TYPES.items()}
+_ELEMENT_NUMBERS = {name: number for number, name in schema.ELEMENT_TYPES.items()}
 _TUPLE = _ELEMENT_NUMBERS["tuple"]
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -449,7 +449,7 @@ def _write_metadata(instruction: Any, node: Node) -> None:
 def _write_shape(type_: Type, minor_to_major: Sequence[int] | None = None) -> Any:
     if isinstance(type_, TupleType):
         return _write_tuple_shape(type_.elements)
-    shape = hlo_schema.ShapeProto(
+    shape = schema.ShapeProto(
         element_type=_ELEMENT_NUMBERS[type_.dtype.value],
         dimensions=type_.shape,
         is_dynamic_dimension=[False] * type_.rank,
@@ -461,7 +461,7 @@ def _write_shape(type_: Type, minor_to_major: Sequence[int] | None = None) -> An
 
 
 def _write_tuple_shape(types: Sequence[ArrayType]) -> Any:
-    return hlo_schema.ShapeProto(
+    return schema.ShapeProto(
         element_type=_TUPLE, tuple_shapes=[_write_shape(type_) for type_ in types]
     )
 
@@ -471,9 +471,9 @@ def _write_literal(literal: Literal) -> Any:
 
     Where the wire holds words of a fixed size the bytes go there as they are: Python's float would quiet a NaN.
     """
-    proto = hlo_schema.LiteralProto()
+    proto = schema.LiteralProto()
     name = f"{literal.dtype.value}s"
-    number = hlo_schema.LiteralProto.DESCRIPTOR.fields_by_name[name].number
+    number = schema.LiteralProto.DESCRIPTOR.fields_by_name[name].number
     if literal.dtype in _VARINT:
         getattr(proto, name).extend(literal.numpy().ravel().tolist())
     elif literal.data:
@@ -578,7 +578,7 @@ def _write_window(window: Any, dimensions: Sequence[WindowDimension]) -> None:
 
 
 def _write_precision(instruction: Any, precision: Sequence[str], algorithm: int = 0) -> None:
-    numbers = [_number(hlo_schema.PRECISIONS, name) for name in precision]
+    numbers = [_number(schema.PRECISIONS, name) for name in precision]
     instruction.precision_config.operand_precision.extend(numbers)
     instruction.precision_config.algorithm = algorithm
 
@@ -638,9 +638,9 @@ def _write_attrs(i: Any, attrs: Attrs) -> None:
         case TopKAttrs(k, largest):
             i.k, i.largest = k, largest
         case RngAttrs(distribution):
-            i.distribution = _number(hlo_schema.DISTRIBUTIONS, distribution)
+            i.distribution = _number(schema.DISTRIBUTIONS, distribution)
         case RngBitGeneratorAttrs(algorithm):
-            i.rng_algorithm = _number(hlo_schema.RANDOM_ALGORITHMS, algorithm)
+            i.rng_algorithm = _number(schema.RANDOM_ALGORITHMS, algorithm)
         case RngStateAttrs(delta):
             i.delta = delta
         case ReducePrecisionAttrs(exponent_bits, mantissa_bits):
@@ -648,7 +648,7 @@ def _write_attrs(i: Any, attrs: Attrs) -> None:
         case BatchNormAttrs(epsilon, feature_index):
             i.epsilon, i.feature_index = epsilon, feature_index
         case FftAttrs(kind, lengths):
-            i.fft_type = _number(hlo_schema.FFT_TYPES, kind)
+            i.fft_type = _number(schema.FFT_TYPES, kind)
             i.fft_length.extend(lengths)
         case TriangularSolveAttrs():
             o = i.triangular_solve_options
@@ -657,7 +657,7 @@ def _write_attrs(i: Any, attrs: Attrs) -> None:
                 attrs.lower,
                 attrs.unit_diagonal,
             )
-            o.transpose_a = _number(hlo_schema.TRANSPOSES, attrs.transpose_a)
+            o.transpose_a = _number(schema.TRANSPOSES, attrs.transpose_a)
         case CholeskyAttrs(lower):
             i.cholesky_options.lower = lower
             i.cholesky_options.SetInParent()

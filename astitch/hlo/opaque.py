@@ -15,12 +15,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from astitch import hlo_schema
 from astitch.errors import MalformedHlo, UnsupportedOp
 from astitch.graph.ir import OpaqueAttrs, Tree
 from astitch.graph.ops import OPS
-from astitch.hlo_schema import decode
-from astitch.stablehlo import ends_process, find_foreign, to_stablehlo
+from astitch.hlo import schema
+from astitch.hlo.schema import decode
+from astitch.hlo.stablehlo import ends_process, find_foreign, to_stablehlo
 
 READ_OPCODES = (frozenset(OPS) - {"opaque"}) | frozenset(
     "add-dependency after-all bitcast domain fusion get-dimension-size opt-barrier scan "
@@ -163,7 +163,7 @@ def _collect(
 
 
 def _tree_of(shape: Any) -> Tree:
-    if hlo_schema.ELEMENT_TYPES.get(shape.element_type) == "tuple":
+    if schema.ELEMENT_TYPES.get(shape.element_type) == "tuple":
         return tuple(_tree_of(element) for element in shape.tuple_shapes)
     return None
 
@@ -207,12 +207,12 @@ def _try_stablehlo(module: bytes) -> str:
 @functools.lru_cache(maxsize=1024)
 def _write_module(attrs: OpaqueAttrs, operand_shapes: tuple[bytes, ...]) -> bytes:
     """A serialized HloModuleProto of the one instruction."""
-    module = hlo_schema.HloModuleProto(name=b"opaque", entry_computation_name=b"main")
+    module = schema.HloModuleProto(name=b"opaque", entry_computation_name=b"main")
     take_id = itertools.count(1).__next__
     called = add_computations(attrs, take_id, module.computations)
-    entry = hlo_schema.HloComputationProto(name=b"main", id=take_id())
+    entry = schema.HloComputationProto(name=b"main", id=take_id())
     for number, data in enumerate(operand_shapes):
-        shape = hlo_schema.ShapeProto.FromString(data)
+        shape = schema.ShapeProto.FromString(data)
         name = f"operand.{number}".encode()
         entry.instructions.add(
             id=take_id(), name=name, opcode=b"parameter", shape=shape, parameter_number=number
@@ -237,7 +237,7 @@ def _write_module(attrs: OpaqueAttrs, operand_shapes: tuple[bytes, ...]) -> byte
 
 def restore_instruction(attrs: OpaqueAttrs, called: Sequence[int]) -> Any:
     """The instruction without id, name and operands.  called: the ids of the computations that it carries."""
-    instruction = hlo_schema.HloInstructionProto.FromString(attrs.instruction)
+    instruction = schema.HloInstructionProto.FromString(attrs.instruction)
     instruction.called_computation_ids[:] = [called[i] for i in instruction.called_computation_ids]
     return instruction
 
@@ -251,7 +251,7 @@ def add_computations(
     """
     added: list[int] = []
     for data in attrs.computations:
-        computation = hlo_schema.HloComputationProto.FromString(data)
+        computation = schema.HloComputationProto.FromString(data)
         computation.id = take_id()
         computation.name = b"carried.%d" % computation.id
         for instruction in computation.instructions:
@@ -431,12 +431,12 @@ def _edges(
 
 
 def _tuple_shape(instructions: Sequence[Any]) -> Any:
-    shape = hlo_schema.ShapeProto(element_type=_TUPLE)
+    shape = schema.ShapeProto(element_type=_TUPLE)
     shape.tuple_shapes.extend(i.shape for i in instructions)
     return shape
 
 
-_TUPLE = next(number for number, name in hlo_schema.ELEMENT_TYPES.items() if name == "tuple")
+_TUPLE = next(number for number, name in schema.ELEMENT_TYPES.items() if name == "tuple")
 
 
 def _make_computation(
@@ -448,7 +448,7 @@ def _make_computation(
     ids: Iterator[int],
 ) -> Any:
     """The group, its inputs as parameters, its results as the root."""
-    made = hlo_schema.HloComputationProto(name=b"dynamic_shapes.%d" % number, id=number)
+    made = schema.HloComputationProto(name=b"dynamic_shapes.%d" % number, id=number)
     for index, instruction in enumerate(taken):
         name = b"operand.%d" % index
         made.instructions.add(
@@ -483,7 +483,7 @@ def _make_call(
 ) -> list[Any]:
     """The call of a group, and its results under the ids that they had."""
     first = instructions[group[0]]
-    call = hlo_schema.HloInstructionProto(
+    call = schema.HloInstructionProto(
         name=first.name, opcode=b"call", called_computation_ids=[made.id]
     )
     call.metadata.CopyFrom(first.metadata)
@@ -495,7 +495,7 @@ def _make_call(
     call.id = next(ids)
     made_of = [call]
     for index, instruction in enumerate(given):
-        part = hlo_schema.HloInstructionProto(
+        part = schema.HloInstructionProto(
             id=instruction.id,
             name=instruction.name,
             opcode=b"get-tuple-element",
