@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 from astitch import kernel_ir as k
 from astitch.arena import Lifetime, plan_arena
-from astitch.barriers import close_barriers, find_behind
 from astitch.emit_cuda import emit_cuda
 from astitch.epilogues import find_epilogues
 from astitch.faults import FaultLog
@@ -45,6 +44,7 @@ from astitch.program import (
     Step,
     View,
 )
+from astitch.rewrite.barriers import close_barriers, find_behind
 from astitch.stitch_scope import Scope, Scopes
 
 NOT_EMITTED = "an error inside astitch while its kernel was emitted"

@@ -22,10 +22,8 @@ from astitch.ahead import Ahead
 from astitch.build_program import NOT_EMITTED, build_program, leave_program, make_cuda_kernel
 from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
-from astitch.convolution_layouts import arrange_convolutions
 from astitch.device.gpu import PRESETS, Gpu, preset
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo, UnsupportedOp
-from astitch.expand import expand
 from astitch.explain import (
     compile_resources,
     explain,
@@ -51,19 +49,21 @@ from astitch.loop_plan import (
 )
 from astitch.nvrtc import CompiledKernel, Request, Resources, count_threads
 from astitch.plan import Plan, Planner
-from astitch.products import arrange_products
 from astitch.program import Program
 from astitch.projected_latency import project
-from astitch.reassociate import reassociate
 from astitch.remote_stitch import stitch_remotely
-from astitch.scatter_order import order_scatters
-from astitch.simplify import simplify
-from astitch.small_products import write_out_products
-from astitch.split_k import split_products
+from astitch.rewrite.convolution_layouts import arrange_convolutions
+from astitch.rewrite.expand import expand
+from astitch.rewrite.narrow_reductions import widen
+from astitch.rewrite.products import arrange_products
+from astitch.rewrite.reassociate import reassociate
+from astitch.rewrite.scatter_order import order_scatters
+from astitch.rewrite.simplify import simplify
+from astitch.rewrite.small_dots import write_out_products
+from astitch.rewrite.split_k import split_products
 from astitch.split_scopes import PlannedScopes, split_scopes
 from astitch.stitch_scope import Left, Scopes, find_scopes
 from astitch.tune import tune_scopes
-from astitch.widen import widen
 from astitch.xla_island import has_jax
 
 Product = TypeVar("Product")

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from astitch.barriers import Opened, find_behind, open_barriers
 from astitch.graph.edit import free_name, keep_live_nodes
 from astitch.graph.ir import (
     ArrayType,
@@ -43,6 +42,7 @@ from astitch.loop_analysis import (
     Stack,
     analyse_loop,
 )
+from astitch.rewrite.barriers import Opened, find_behind, open_barriers
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from astitch.barriers import open_barriers
 from astitch.device.gpu import Gpu
 from astitch.faults import FaultLog
 from astitch.graph.edit import free_name, keep_live_nodes
@@ -42,6 +41,7 @@ from astitch.loop_analysis import (
 from astitch.loop_axes import Axes, Axis, Form, Product, find_axes, find_live
 from astitch.loop_hoist import hoist_loops
 from astitch.loop_merge import merge_loops
+from astitch.rewrite.barriers import open_barriers
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})
 """What products take: their sums are f32."""

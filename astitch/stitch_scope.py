@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from astitch.barriers import Barrier, is_barrier, is_held, open_barriers, value_behind
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import (
     Graph,
@@ -27,7 +26,8 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.graph.storage import stored_value
-from astitch.recompute import Recomputed, recompute
+from astitch.rewrite.barriers import Barrier, is_barrier, is_held, open_barriers, value_behind
+from astitch.rewrite.recompute import Recomputed, recompute
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ import numpy as np
 
 from astitch import kernel_ir as k
 from astitch import options
-from astitch.barriers import Barrier, Held, find_behind
 from astitch.build_program import make_cuda_kernel
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, pause_collector
@@ -76,6 +75,7 @@ from astitch.program import (
     Step,
     View,
 )
+from astitch.rewrite.barriers import Barrier, Held, find_behind
 from astitch.stitch_loops import find_loops, name_loop, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes

@@ -1,4 +1,4 @@
-"""What each rewriting of astitch/reassociate.py does to the error of results, beside XLA's.
+"""What each rewriting of astitch/rewrite/reassociate.py does to the error of results, beside XLA's.
 
 `python -m benchmarks.numerics [--json FILE]`, on any machine: the kernels run in the emulation, XLA on the CPU, and
 both are measured against the formula in extended precision (x87, 64 bits of mantissa).  XLA adds up in another order on
@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import astitch
-from astitch.expand import expand
 from astitch.hlo_import import import_hlo
-from astitch.reassociate import reassociate
-from astitch.simplify import simplify
+from astitch.rewrite.expand import expand
+from astitch.rewrite.reassociate import reassociate
+from astitch.rewrite.simplify import simplify
 
 Array = Any
 """Of JAX or NumPy."""

@@ -18,13 +18,13 @@ import numpy as np
 
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
-from astitch.expand import expand
 from astitch.graph.ir import DType
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.reassociate import reassociate
-from astitch.simplify import simplify
+from astitch.rewrite.expand import expand
+from astitch.rewrite.reassociate import reassociate
+from astitch.rewrite.simplify import simplify
 from tests.hlo_runner import lower, parse_hlo_text, run_xla
 
 PRED = np.dtype(np.bool_)

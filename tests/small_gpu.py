@@ -19,15 +19,15 @@ from astitch.compile import plan_scopes
 from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import Schedule
 from astitch.emulate import HostModule, Order
-from astitch.expand import expand
 from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.plan import Plan, plan_scope
 from astitch.program import Program
-from astitch.reassociate import reassociate
 from astitch.remote_stitch import stitch_remotely
-from astitch.simplify import simplify
+from astitch.rewrite.expand import expand
+from astitch.rewrite.reassociate import reassociate
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import find_scopes
 from tests.hlo_runner import lower
 

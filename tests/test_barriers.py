@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 from jax import lax
 
-from astitch.barriers import is_held, open_barriers
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
-from astitch.expand import expand
 from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.loop_plan import LoopPlan, LoopPlanner, hoist_planned
-from astitch.products import arrange_products
 from astitch.profiling import xla_ahead
 from astitch.profiling.xla_ahead import AheadOfTime, Compiled
 from astitch.program import IslandStep, LibraryStep
-from astitch.reassociate import reassociate
-from astitch.simplify import simplify
+from astitch.rewrite.barriers import is_held, open_barriers
+from astitch.rewrite.expand import expand
+from astitch.rewrite.products import arrange_products
+from astitch.rewrite.reassociate import reassociate
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import find_scopes
 from astitch.xla_engine import compile_for_xla
 from tests.hlo_runner import lower

@@ -15,7 +15,6 @@ from jax import lax
 
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, compile_hlo
-from astitch.convolution_layouts import arrange_convolutions
 from astitch.device.gpu import preset
 from astitch.graph.check import check_graph
 from astitch.graph.convolution import CanonicalConvolution, canonical_convolution
@@ -25,7 +24,8 @@ from astitch.hlo_import import import_hlo
 from astitch.library_ahead import find_layouts
 from astitch.program import KernelStep, LibraryStep
 from astitch.remote_stitch import lays_out
-from astitch.simplify import simplify
+from astitch.rewrite.convolution_layouts import arrange_convolutions
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import Scope, Scopes
 from astitch.xla_engine import find_moves
 from tests.hlo_runner import lower

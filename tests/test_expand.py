@@ -15,7 +15,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from astitch.expand import FEW_SCANS, LONG_SCAN, SCAN_CHUNK, expand, find_coordinate
 from astitch.graph.check import check_graph
 from astitch.graph.ir import (
     ArrayType,
@@ -28,7 +27,8 @@ from astitch.graph.ir import (
 from astitch.graph.ops import neutral_element
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.simplify import Draft, simplify
+from astitch.rewrite.expand import FEW_SCANS, LONG_SCAN, SCAN_CHUNK, expand, find_coordinate
+from astitch.rewrite.simplify import Draft, simplify
 from astitch.stitch_scope import find_scopes
 
 

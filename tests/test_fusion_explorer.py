@@ -42,7 +42,7 @@ from astitch.patterns import (
 )
 from astitch.plan import Plan, plan_scope
 from astitch.remote_stitch import stitch_remotely
-from astitch.simplify import simplify
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import Scope, Scopes, find_scopes
 
 H100, HOST = preset("h100"), preset("host")

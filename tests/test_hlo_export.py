@@ -14,7 +14,6 @@ import pytest
 from jax._src.lib import xla_client
 
 from astitch.errors import IllegalProduct, UnsupportedOp
-from astitch.expand import expand
 from astitch.graph.check import check_graph
 from astitch.graph.ir import (
     ArrayType,
@@ -34,7 +33,8 @@ from astitch.graph.reference import run_graph
 from astitch.hlo import schema
 from astitch.hlo.export import ModuleBuilder, export_call, export_nodes
 from astitch.hlo_import import import_hlo
-from astitch.simplify import simplify
+from astitch.rewrite.expand import expand
+from astitch.rewrite.simplify import simplify
 from tests.hlo_runner import lower, parse_hlo_text, random_arguments, run_xla
 
 DATA = Path(__file__).parent / "data"

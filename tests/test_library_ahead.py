@@ -33,7 +33,7 @@ from astitch.library_ahead import (
     tune_ahead,
 )
 from astitch.remote_stitch import stitch_remotely
-from astitch.simplify import simplify
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import Scopes, find_scopes
 from astitch.xla_engine import Code
 from astitch.xla_island import AROUND_KERNELS

@@ -22,7 +22,7 @@ from astitch.loop_analysis import (
     state_types,
 )
 from astitch.loop_stacks import straighten_stacks
-from astitch.simplify import simplify
+from astitch.rewrite.simplify import simplify
 from tests.hlo_runner import lower
 
 TIME, BATCH, WIDTH = 5, 2, 3

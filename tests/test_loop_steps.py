@@ -20,7 +20,7 @@ from astitch.host_engine import HostEngine
 from astitch.loop_plan import LoopPlanner
 from astitch.loop_steps import fold_ends, take_loops
 from astitch.program import IslandStep, KernelStep
-from astitch.simplify import simplify
+from astitch.rewrite.simplify import simplify
 from tests.hlo_runner import lower
 
 H100 = preset("h100")

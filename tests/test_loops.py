@@ -56,7 +56,7 @@ from astitch.loop_plan import (
 )
 from astitch.nvrtc import CompiledKernel, Request, read_headers
 from astitch.program import IslandStep, KernelStep, Step, View
-from astitch.simplify import simplify
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_loops import find_loops
 from astitch.structure import structure_of
 from astitch.xla_engine import (

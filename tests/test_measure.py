@@ -16,7 +16,7 @@ from astitch.graph.ir import ArrayType, DType
 from astitch.hlo_import import import_hlo
 from astitch.measure import import_cupy, make_values, measure_plans
 from astitch.plan import plan_scope, rank_plans
-from astitch.simplify import simplify
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import find_scopes
 
 needs_no_gpu = pytest.mark.skipif(executor.count_gpus() > 0, reason="a GPU is there")

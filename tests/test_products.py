@@ -16,8 +16,8 @@ from astitch.graph.ir import DotAttrs, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.products import MERGED_BYTES, arrange_products
-from astitch.simplify import simplify
+from astitch.rewrite.products import MERGED_BYTES, arrange_products
+from astitch.rewrite.simplify import simplify
 from astitch.xla_engine import find_moves
 
 Function = Callable[..., Any]

@@ -414,7 +414,7 @@ def test_barriers_are_those_of_all_launches_of_a_call(report: Report) -> None:
     assert ours.barriers >= 1
     kernels = tuple(replace(kernel, launches=3.0) for kernel in ours.kernels)
     often = replace(report, astitch=replace(ours, kernels=kernels))
-    assert often.astitch.barriers == 3 * ours.barriers
+    assert often.astitch.rewrite.barriers == 3 * ours.barriers
     assert often.astitch.barrier_us == pytest.approx(3 * ours.barrier_us)
     (line,) = [line for line in often.to_text().splitlines() if "barriers of the grid" in line]
     assert f"{3 * ours.barriers:.0f}" in line.split()

@@ -24,7 +24,7 @@ from astitch.nvrtc import Resources
 from astitch.plan import enumerate_schedules, plan_scope, rank_plans
 from astitch.projected_latency import project
 from astitch.prune import Bound, bound_plan
-from astitch.simplify import simplify
+from astitch.rewrite.simplify import simplify
 from astitch.speed_of_light import measure_work
 from astitch.stitch_scheme import RootReads
 from astitch.stitch_scope import find_scopes

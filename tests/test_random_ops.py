@@ -15,13 +15,13 @@ from jax import lax
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.errors import MalformedHlo
-from astitch.expand import expand
 from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.simplify import simplify
+from astitch.rewrite.expand import expand
+from astitch.rewrite.simplify import simplify
 
 TYPES = ("u8", "s16", "u32", "s32", "u64", "s64")
 LAST = 2**64 - 1

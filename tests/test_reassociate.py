@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import random_arguments, random_graphs
 
-from astitch.expand import expand
 from astitch.graph.check import check_graph
 from astitch.graph.ir import ArrayType, Graph, TupleType
 from astitch.graph.joint_regions import joint_kind
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.reassociate import ON_CHIP_BYTES, reassociate
-from astitch.simplify import simplify
+from astitch.rewrite.expand import expand
+from astitch.rewrite.reassociate import ON_CHIP_BYTES, reassociate
+from astitch.rewrite.simplify import simplify
 from tests.hlo_runner import lower
 from tests.programs import PROGRAMS, load
 

@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import random_arguments, random_graphs
 
-import astitch.recompute as recompute_module
+import astitch.rewrite.recompute as recompute_module
 from astitch import stitch_scope
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
-from astitch.expand import expand
 from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.graph.storage import storage_name, storage_type
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.recompute import FREE_VERTICES, VERTICES_PER_OP, Staged, recompute
 from astitch.remote_stitch import stitch_remotely
-from astitch.simplify import simplify
+from astitch.rewrite.expand import expand
+from astitch.rewrite.recompute import FREE_VERTICES, VERTICES_PER_OP, Staged, recompute
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import Scopes, find_scopes
 from tests.hlo_runner import lower
 
@@ -213,9 +213,9 @@ def test_any_choice_keeps_the_function(graph: Graph, seed: int, data: st.DataObj
             node.name in outside
         )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("astitch.recompute.LEAST_BYTES", 1)
-        patched.setattr("astitch.recompute.LEAST_GAIN", 1)
-        patched.setattr("astitch.recompute.FLOPS_PER_BYTE", 1000)
+        patched.setattr("astitch.rewrite.recompute.LEAST_BYTES", 1)
+        patched.setattr("astitch.rewrite.recompute.LEAST_GAIN", 1)
+        patched.setattr("astitch.rewrite.recompute.FLOPS_PER_BYTE", 1000)
         staged = recompute(simple, stage, outside)
     after = check_graph(staged.graph)
     assert after.parameters == simple.parameters and after.outputs == simple.outputs

@@ -13,18 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from astitch import scatter_order, xla_engine
+from astitch import xla_engine
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
-from astitch.expand import expand
 from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph, ScatterAttrs
 from astitch.graph.reference import run_graph
 from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.scatter_order import MOST_RANKED, order_scatters
-from astitch.simplify import simplify
+from astitch.rewrite import scatter_order
+from astitch.rewrite.expand import expand
+from astitch.rewrite.scatter_order import MOST_RANKED, order_scatters
+from astitch.rewrite.simplify import simplify
 from tests.hlo_runner import run_xla
 
 H100 = preset("h100")

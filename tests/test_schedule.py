@@ -10,7 +10,7 @@ from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule, schedule_from_json, schedule_to_json
 from astitch.hlo_import import import_hlo
 from astitch.plan import Plan, plan_scope
-from astitch.simplify import simplify
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import find_scopes
 
 

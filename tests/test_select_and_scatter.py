@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from jax import lax
 
 import astitch
-from astitch.draft_ops import UNROLLED_ELEMENTS
-from astitch.expand import expand
 from astitch.graph.check import check_graph
 from astitch.graph.ir import ArrayType, CompareAttrs, DType, Graph, WindowAttrs, WindowDimension
 from astitch.graph.reference import run_graph
-from astitch.select_and_scatter import MOST_WINDOWS
-from astitch.simplify import simplify
+from astitch.rewrite.draft_ops import UNROLLED_ELEMENTS
+from astitch.rewrite.expand import expand
+from astitch.rewrite.select_and_scatter import MOST_WINDOWS
+from astitch.rewrite.simplify import simplify
 from tests.graphs import GraphBuilder, combiner
 
 

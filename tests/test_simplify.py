@@ -35,9 +35,9 @@ from astitch.graph.ir import (
 )
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.simplify import FOLD_RESULT_ELEMENTS, RULES, fold_empty, simplify
+from astitch.rewrite.simplify import FOLD_RESULT_ELEMENTS, RULES, fold_empty, simplify
 
-module = importlib.import_module("astitch.simplify")
+module = importlib.import_module("astitch.rewrite.simplify")
 
 # ---- each rule: a graph, and the lines that are left of it
 

@@ -17,8 +17,8 @@ from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.program import KernelStep, LibraryStep
-from astitch.simplify import simplify
-from astitch.split_k import MOST_PARTS, choose_split_k, split_products
+from astitch.rewrite.simplify import simplify
+from astitch.rewrite.split_k import MOST_PARTS, choose_split_k, split_products
 
 Function = Callable[..., Any]
 H100 = preset("h100")

@@ -12,7 +12,7 @@ from astitch.build_program import make_cuda_kernel
 from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.plan import Planner, plan_scope
-from astitch.simplify import simplify
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import Scope, Scopes, find_scopes
 from astitch.structure import structure_of
 

@@ -16,9 +16,9 @@ from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.reassociate import reassociate
-from astitch.simplify import simplify
-from astitch.widen import widen
+from astitch.rewrite.narrow_reductions import widen
+from astitch.rewrite.reassociate import reassociate
+from astitch.rewrite.simplify import simplify
 
 Function = Callable[..., jax.Array]
 
@@ -26,7 +26,7 @@ Function = Callable[..., jax.Array]
 @pytest.fixture(autouse=True)
 def small_arrays_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the L2 is too much for a test."""
-    monkeypatch.setattr("astitch.widen.LEAST_BYTES", 4 << 20)
+    monkeypatch.setattr("astitch.rewrite.narrow_reductions.LEAST_BYTES", 4 << 20)
 
 
 def read(fn: Function, *arguments: np.ndarray) -> bytes:

@@ -21,7 +21,7 @@ from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.graph.ir import DType
 from astitch.hlo_import import import_hlo
 from astitch.plan import Plan, plan_scope
-from astitch.simplify import simplify
+from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import find_scopes
 from astitch.workload import (
     LATE_SHARE,

@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from astitch.draft_ops import UNROLLED_ELEMENTS, DraftOps
 from astitch.graph.ir import (
     DType,
     IotaAttrs,
@@ -23,7 +22,8 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import monoid_of, neutral_element
 from astitch.graph.running import is_trivial, why_region_not_liftable
-from astitch.simplify import Draft
+from astitch.rewrite.draft_ops import UNROLLED_ELEMENTS, DraftOps
+from astitch.rewrite.simplify import Draft
 
 MOST_WINDOWS = 32
 """Windows of which an element stands in more are not written out: each is a term of its sum, and the kernel spills."""

@@ -39,7 +39,7 @@ from astitch.graph.ir import (
 from astitch.graph.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
 from astitch.graph.matmul import canonical_dot
 from astitch.graph.ops import monoid_of
-from astitch.simplify import Draft, Log, read_splat, rewrite_graph
+from astitch.rewrite.simplify import Draft, Log, read_splat, rewrite_graph
 
 SUMMED = frozenset({DType.F32, DType.F64})
 """Types whose sums are rounded so finely that their order is free; narrower ones are summed as one of these."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 
-from astitch.draft_ops import DraftOps
 from astitch.graph.ir import (
     ArrayType,
     DimensionAttrs,
@@ -28,7 +27,8 @@ from astitch.graph.random_bits import (
     THREEFRY_ROTATIONS,
     choose_threefry_axis,
 )
-from astitch.simplify import Draft
+from astitch.rewrite.draft_ops import DraftOps
+from astitch.rewrite.simplify import Draft
 
 MOST_ELEMENTS = 1 << 32
 """Of a result whose elements have 32-bit numbers."""

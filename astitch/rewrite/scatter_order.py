@@ -14,8 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from astitch.draft_ops import DraftOps, Region
-from astitch.expand import add_column
 from astitch.graph.ir import (
     ArrayType,
     CompareAttrs,
@@ -34,8 +32,10 @@ from astitch.graph.ir import (
 from astitch.graph.ops import monoid_of
 from astitch.graph.running import Running, running_window
 from astitch.graph.storage import stored_value
-from astitch.reassociate import scatter_into_addends
-from astitch.simplify import Draft, Log, rewrite_graph
+from astitch.rewrite.draft_ops import DraftOps, Region
+from astitch.rewrite.expand import add_column
+from astitch.rewrite.reassociate import scatter_into_addends
+from astitch.rewrite.simplify import Draft, Log, rewrite_graph
 
 SUMMED = (DType.F32, DType.F16, DType.BF16)
 """Whose sums depend on their order, and fit half of a word."""

@@ -26,7 +26,7 @@ from astitch.graph.ir import (
     TransposeAttrs,
     WindowDimension,
 )
-from astitch.simplify import Draft, Log, rewrite_graph
+from astitch.rewrite.simplify import Draft, Log, rewrite_graph
 
 HOPPER = 90
 """The compute capability from which XLA convolves f32, and in one dimension, with channels last."""

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from astitch.device.gpu import Gpu
-from astitch.draft_ops import DraftOps
 from astitch.graph.ir import DotAttrs, DType, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import is_computed
-from astitch.simplify import Draft, Log, rewrite_graph
+from astitch.rewrite.draft_ops import DraftOps
+from astitch.rewrite.simplify import Draft, Log, rewrite_graph
 
 FEW = 4
 """Terms of a sum, or rows or columns of a result, that are few."""

@@ -28,7 +28,7 @@ from astitch.graph.ir import (
     TransposeAttrs,
     WindowDimension,
 )
-from astitch.simplify import Draft
+from astitch.rewrite.simplify import Draft
 
 UNROLLED_ELEMENTS = 64
 """A window of more elements is not written out."""

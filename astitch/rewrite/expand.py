@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from astitch.draft_ops import UNROLLED_ELEMENTS, DraftOps
 from astitch.graph.edit import keep_live_nodes
 from astitch.graph.ir import (
     ArrayType,
@@ -46,9 +45,10 @@ from astitch.graph.running import (
     running_window,
     why_not_liftable,
 )
-from astitch.random_ops import draw_bits
-from astitch.select_and_scatter import add_where_selected
-from astitch.simplify import Draft, Log, group_dimensions, read_splat, rewrite_graph
+from astitch.rewrite.draft_ops import UNROLLED_ELEMENTS, DraftOps
+from astitch.rewrite.random_ops import draw_bits
+from astitch.rewrite.select_and_scatter import add_where_selected
+from astitch.rewrite.simplify import Draft, Log, group_dimensions, read_splat, rewrite_graph
 
 
 def expand(graph: Graph, log: Log | None = None, keep: Collection[str] = ()) -> Graph:

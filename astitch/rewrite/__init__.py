@@ -1,0 +1,1 @@
+"""Passes from graph to graph; they know nothing of stitch ops."""
