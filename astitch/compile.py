@@ -51,7 +51,6 @@ from astitch.nvrtc import CompiledKernel, Request, Resources, count_threads
 from astitch.plan import Plan, Planner
 from astitch.program import Program
 from astitch.projected_latency import project
-from astitch.remote_stitch import stitch_remotely
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
 from astitch.rewrite.narrow_reductions import widen
@@ -61,6 +60,7 @@ from astitch.rewrite.scatter_order import order_scatters
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.small_dots import write_out_products
 from astitch.rewrite.split_k import split_products
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.split_scopes import PlannedScopes, split_scopes
 from astitch.stitch_scope import Left, Scopes, find_scopes
 from astitch.tune import tune_scopes

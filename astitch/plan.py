@@ -21,6 +21,7 @@ from astitch.lower import REGISTERS_FOR_CODE, lower
 from astitch.nvrtc import Resources
 from astitch.projected_latency import Projection, project
 from astitch.prune import bound_plan
+from astitch.scope.structure import Structure, structure_of
 from astitch.shared_memory import place_shared
 from astitch.speed_of_light import measure_work
 from astitch.stitch_scheme import (
@@ -31,7 +32,6 @@ from astitch.stitch_scheme import (
     shared_elements,
 )
 from astitch.stitch_scope import Scope
-from astitch.structure import Structure, structure_of
 from astitch.thread_mapping import Mapping
 from astitch.workload import Workload, count_workload
 

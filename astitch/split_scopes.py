@@ -29,9 +29,9 @@ from astitch.nvrtc import Resources
 from astitch.patterns import FusionGraph, estimate_statements, make_fusion_graph
 from astitch.plan import Observe, Plan
 from astitch.projected_latency import Projection
+from astitch.scope.structure import Structure, structure_of
 from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_scope import Scope, Scopes
-from astitch.structure import Structure, structure_of
 
 LONG_CODE = 2400
 """Statements of one kernel: beyond it the CUDA compiler takes 10 s and more."""

@@ -24,10 +24,10 @@ from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.plan import Plan, plan_scope
 from astitch.program import Program
-from astitch.remote_stitch import stitch_remotely
 from astitch.rewrite.expand import expand
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import find_scopes
 from tests.hlo_runner import lower
 

@@ -17,7 +17,7 @@ from astitch.graph.ir import ArrayType, DType
 from astitch.graph.propagation import Within
 from astitch.plan import Plan, plan_scope
 from astitch.reducers import make_reducer
-from astitch.remote_stitch import stitch_remotely
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scheme import Arrangement, Placement, Scheme
 from astitch.stitch_scope import find_scopes
 

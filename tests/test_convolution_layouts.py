@@ -23,9 +23,9 @@ from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.library_ahead import find_layouts
 from astitch.program import KernelStep, LibraryStep
-from astitch.remote_stitch import lays_out
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.simplify import simplify
+from astitch.scope.remote_stitch import lays_out
 from astitch.stitch_scope import Scope, Scopes
 from astitch.xla_engine import find_moves
 from tests.hlo_runner import lower

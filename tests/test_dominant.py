@@ -13,7 +13,7 @@ from astitch.device.gpu import preset
 from astitch.dominant import Groups, choose_dominants, find_candidates, stored_value
 from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS, Kind
-from astitch.remote_stitch import stitch_remotely
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import find_scopes
 
 

@@ -41,8 +41,8 @@ from astitch.patterns import (
     repeated_ops,
 )
 from astitch.plan import Plan, plan_scope
-from astitch.remote_stitch import stitch_remotely
 from astitch.rewrite.simplify import simplify
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import Scope, Scopes, find_scopes
 
 H100, HOST = preset("h100"), preset("host")

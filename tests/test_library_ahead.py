@@ -32,8 +32,8 @@ from astitch.library_ahead import (
     find_library_calls,
     tune_ahead,
 )
-from astitch.remote_stitch import stitch_remotely
 from astitch.rewrite.simplify import simplify
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import Scopes, find_scopes
 from astitch.xla_engine import Code
 from astitch.xla_island import AROUND_KERNELS

@@ -57,8 +57,8 @@ from astitch.loop_plan import (
 from astitch.nvrtc import CompiledKernel, Request, read_headers
 from astitch.program import IslandStep, KernelStep, Step, View
 from astitch.rewrite.simplify import simplify
+from astitch.scope.structure import structure_of
 from astitch.stitch_loops import find_loops
-from astitch.structure import structure_of
 from astitch.xla_engine import (
     Code,
     LoopCall,

@@ -20,8 +20,8 @@ from astitch.hlo_import import import_hlo
 from astitch.nvrtc import Resources
 from astitch.plan import Plan, plan_scope
 from astitch.projected_latency import Projection, miss_share, project
-from astitch.remote_stitch import stitch_remotely
 from astitch.rewrite.simplify import simplify
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.speed_of_light import measure_work
 from astitch.stitch_scope import find_scopes
 from astitch.workload import count_workload

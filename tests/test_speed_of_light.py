@@ -10,7 +10,7 @@ from strategies import random_graphs
 from astitch.device.gpu import preset
 from astitch.graph.ir import ArrayType, DynamicSliceAttrs, GatherAttrs, Graph
 from astitch.graph.ops import OPS
-from astitch.remote_stitch import stitch_remotely
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_scope import find_scopes
 

@@ -36,7 +36,7 @@ from astitch.nvrtc import Resources
 from astitch.patterns import estimate_statements
 from astitch.plan import Plan, plan_scope
 from astitch.projected_latency import Projection, project
-from astitch.remote_stitch import stitch_remotely
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.split_scopes import (
     LONG_CODE,
     MANY_BARRIERS,

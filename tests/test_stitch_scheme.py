@@ -23,7 +23,7 @@ from astitch.graph.ir import Graph
 from astitch.graph.propagation import Index
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.remote_stitch import stitch_remotely
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scheme import (
     MAX_INLINE_PARTIALS,
     Arrangement,

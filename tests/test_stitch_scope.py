@@ -7,11 +7,11 @@ from graphs import GraphBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch import remote_stitch
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import CholeskyAttrs, DimensionsAttrs, Graph, IotaAttrs, SortAttrs, TupleType
 from astitch.graph.ops import OPS, Kind
-from astitch.remote_stitch import stitch_remotely
+from astitch.scope import remote_stitch
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import Scopes, find_scopes
 
 SQUARE = "f32[16,16]"

@@ -13,8 +13,8 @@ from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.plan import Planner, plan_scope
 from astitch.rewrite.simplify import simplify
+from astitch.scope.structure import structure_of
 from astitch.stitch_scope import Scope, Scopes, find_scopes
-from astitch.structure import structure_of
 
 H100 = preset("h100")
 X = jax.ShapeDtypeStruct((64, 128), jnp.float32)
