@@ -20,9 +20,7 @@ from astitch.graph.ir import DType, Graph
 from astitch.graph.ops import OPS
 from astitch.graph.propagation import Guard, Read, walk_reads
 from astitch.graph.storage import stored_value
-from astitch.plan import Plan
-from astitch.shared_memory import SLOT_ALIGNMENT_BYTES
-from astitch.stitch_scheme import (
+from astitch.mapping.stitch_scheme import (
     Arrangement,
     Placement,
     RootKind,
@@ -33,6 +31,8 @@ from astitch.stitch_scheme import (
     root_starts,
     why_not_block_local,
 )
+from astitch.plan import Plan
+from astitch.shared_memory import SLOT_ALIGNMENT_BYTES
 from astitch.thread_mapping import ceil_div
 
 _ADVICE = "\n  the stage that handed this on has a bug; print its input and report both"

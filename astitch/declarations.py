@@ -14,8 +14,8 @@ from astitch.graph.dimensions import array_of
 from astitch.graph.ir import ArrayType, DType
 from astitch.graph.precision import find_narrow_ends
 from astitch.graph.storage import storage_name, storage_type
+from astitch.mapping.stitch_scheme import Arrangement, Placement
 from astitch.reducers import make_reducer
-from astitch.stitch_scheme import Arrangement, Placement
 
 MAX_NAME = 48
 """Characters of an HLO name that go into a variable's name."""

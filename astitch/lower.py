@@ -17,8 +17,8 @@ from astitch.device.schedule import DEFAULT, Schedule
 from astitch.graph.ir import Graph
 from astitch.graph.storage import storage_type
 from astitch.lower_loop import LoopLowering
+from astitch.mapping.stitch_scheme import Arrangement, Scheme
 from astitch.residency import Carried, find_carried, find_streams
-from astitch.stitch_scheme import Arrangement, Scheme
 from astitch.store_rounding import round_at_stores
 from astitch.thread_mapping import LINE_BYTES, ceil_div
 from astitch.zones import Key

@@ -23,8 +23,7 @@ from astitch.graph.joint_regions import MOMENTS
 from astitch.graph.ops import monoid_of
 from astitch.graph.propagation import Guard, Index, Within
 from astitch.graph.storage import storage_name, storage_type
-from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency, find_late_loads
-from astitch.stitch_scheme import (
+from astitch.mapping.stitch_scheme import (
     Placement,
     RootKind,
     Scheme,
@@ -33,6 +32,7 @@ from astitch.stitch_scheme import (
     root_starts,
     shared_elements,
 )
+from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency, find_late_loads
 from astitch.thread_mapping import ceil_div
 from astitch.values import (
     MAX_AHEAD,

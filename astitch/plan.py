@@ -16,21 +16,21 @@ from astitch.dominant import Groups, choose_dominants
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
-from astitch.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
 from astitch.lower import REGISTERS_FOR_CODE, lower
-from astitch.nvrtc import Resources
-from astitch.projected_latency import Projection, project
-from astitch.prune import bound_plan
-from astitch.scope.structure import Structure, structure_of
-from astitch.shared_memory import place_shared
-from astitch.speed_of_light import measure_work
-from astitch.stitch_scheme import (
+from astitch.mapping.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
+from astitch.mapping.stitch_scheme import (
     Arrangement,
     RootKind,
     RootReads,
     choose_schemes,
     shared_elements,
 )
+from astitch.nvrtc import Resources
+from astitch.projected_latency import Projection, project
+from astitch.prune import bound_plan
+from astitch.scope.structure import Structure, structure_of
+from astitch.shared_memory import place_shared
+from astitch.speed_of_light import measure_work
 from astitch.stitch_scope import Scope
 from astitch.thread_mapping import Mapping
 from astitch.workload import Workload, count_workload

@@ -17,7 +17,13 @@ from astitch.graph.ir import DType, Graph
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.propagation import Index, Read, access
 from astitch.graph.storage import storage_name
-from astitch.stitch_scheme import Arrangement, RootKind, TaskLoop, reduce_behind, root_starts
+from astitch.mapping.stitch_scheme import (
+    Arrangement,
+    RootKind,
+    TaskLoop,
+    reduce_behind,
+    root_starts,
+)
 from astitch.zones import Key, Zone, zone_of_index
 
 MAX_UNROLLED_STEPS = 16

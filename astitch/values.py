@@ -20,8 +20,7 @@ from astitch.graph.ir import ArrayType, ConstantAttrs, DType, IotaAttrs, Literal
 from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.graph.propagation import Choice, Dynamic, Guard, Index, Within, access
 from astitch.graph.storage import storage_name
-from astitch.masks import find_mask
-from astitch.stitch_scheme import (
+from astitch.mapping.stitch_scheme import (
     Placement,
     RootKind,
     TaskLoop,
@@ -30,6 +29,7 @@ from astitch.stitch_scheme import (
     shared_elements,
     why_not_block_local,
 )
+from astitch.masks import find_mask
 from astitch.zones import LANE, Axis, Key, Zone, at_first_lane, make_axes
 
 

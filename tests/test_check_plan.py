@@ -15,10 +15,10 @@ from astitch.errors import IllegalProduct
 from astitch.graph.index import Linear, Symbol, add, divide, modulo, of_symbol
 from astitch.graph.ir import ArrayType, DType
 from astitch.graph.propagation import Within
+from astitch.mapping.stitch_scheme import Arrangement, Placement, Scheme
 from astitch.plan import Plan, plan_scope
 from astitch.reducers import make_reducer
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scheme import Arrangement, Placement, Scheme
 from astitch.stitch_scope import find_scopes
 
 Body = tuple[k.Statement, ...]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astitch.device.gpu import PRESETS, preset
-from astitch.launch_config import LaunchConfig, configure_launch
+from astitch.mapping.launch_config import LaunchConfig, configure_launch
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
+from astitch.mapping.stitch_scheme import Scheme
 from astitch.plan import LARGE_BLOCK, SMALL_BLOCK, Plan, plan_scope
 from astitch.rewrite.expand import expand
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scheme import Scheme
 from astitch.stitch_scope import find_scopes
 from tests.large_shapes import load
 

@@ -25,7 +25,7 @@ from astitch.device.schedule import Schedule
 from astitch.emulate import Order
 from astitch.errors import IllegalProduct
 from astitch.graph.index import Symbol
-from astitch.scans import MAX_STATES, MAX_STEPS, map_running, why_not_in_order
+from astitch.mapping.scans import MAX_STATES, MAX_STEPS, map_running, why_not_in_order
 from astitch.thread_mapping import Mapping, Space, map_space
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for
 

@@ -23,8 +23,7 @@ from astitch.graph.ir import Graph
 from astitch.graph.propagation import Index
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scheme import (
+from astitch.mapping.stitch_scheme import (
     MAX_INLINE_PARTIALS,
     Arrangement,
     Root,
@@ -37,6 +36,7 @@ from astitch.stitch_scheme import (
     shared_elements,
     why_not_block_local,
 )
+from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import find_scopes
 from astitch.thread_mapping import Mapping, Space, size_of
 from tests.hlo_runner import lower, run_xla

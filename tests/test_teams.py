@@ -22,9 +22,9 @@ from astitch.device.schedule import DEFAULT, Schedule
 from astitch.emulate import Order
 from astitch.host_engine import HostEngine
 from astitch.kernel_ir import BARRIER_STRIDE
+from astitch.mapping.stitch_scheme import Span
 from astitch.nvrtc import compile_cuda
 from astitch.program import KernelStep
-from astitch.stitch_scheme import Span
 from astitch.values import MAX_LAG
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for
 
@@ -629,7 +629,7 @@ def test_where_no_number_of_blocks_is_whole_teams_there_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fewer blocks may make other teams, and so on: at some point there are none."""
-    monkeypatch.setattr("astitch.stitch_scheme.MAX_WAVES", 1)
+    monkeypatch.setattr("astitch.mapping.stitch_scheme.MAX_WAVES", 1)
     x = normal(11, 36_000)
     found = plan_for(few_sms(8), softmax, x, schedule=Schedule(split=5))
     assert found.plan.arrangement.team_parts == 1 and not found.teams

@@ -40,7 +40,7 @@ from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.graph.propagation import CHOOSING, Index, Read, walk_reads
 from astitch.graph.running import find_running, is_running
 from astitch.graph.storage import stored_value
-from astitch.scans import map_running, why_not_in_order
+from astitch.mapping.scans import map_running, why_not_in_order
 from astitch.thread_mapping import (
     MAX_ALIGNED,
     Mapping,

@@ -1,0 +1,1 @@
+"""Which thread computes which element, and through which memory others read it."""
