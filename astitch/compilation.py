@@ -10,11 +10,11 @@ from astitch.errors import KernelCompileError
 from astitch.explain import compile_resources, explain, show_faults
 from astitch.faults import Fault
 from astitch.graph.ir import Graph
-from astitch.nvrtc import Resources
 from astitch.plan import Plan
 from astitch.program import Program
 from astitch.split_scopes import Split
 from astitch.stitch_scope import Scopes
+from astitch.toolchain.nvrtc import Resources
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from astitch import options
-from astitch.ahead import Ahead
 from astitch.build_program import NOT_EMITTED, build_program, leave_program, make_cuda_kernel
 from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
@@ -39,7 +38,6 @@ from astitch.faults import FaultLog, report_faults
 from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
-from astitch.kernel_cache import compile_cached
 from astitch.loop_plan import (
     LoopPlanner,
     describe_loops,
@@ -47,7 +45,6 @@ from astitch.loop_plan import (
     hoist_planned,
     leave_starts,
 )
-from astitch.nvrtc import CompiledKernel, Request, Resources, count_threads
 from astitch.plan import Plan, Planner
 from astitch.program import Program
 from astitch.projected_latency import project
@@ -63,6 +60,9 @@ from astitch.rewrite.split_k import split_products
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.split_scopes import PlannedScopes, split_scopes
 from astitch.stitch_scope import Left, Scopes, find_scopes
+from astitch.toolchain.compile_pool import Ahead
+from astitch.toolchain.kernel_cache import compile_cached
+from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources, count_threads
 from astitch.tune import tune_scopes
 from astitch.xla_island import has_jax
 

@@ -21,8 +21,8 @@ import numpy as np
 from astitch import options
 from astitch.device.launch_time import find_fastest
 from astitch.graph.matmul import CanonicalDot, DotOperand, ProductTypes
-from astitch.kernel_cache import ByteCache
 from astitch.program import Activation
+from astitch.toolchain.kernel_cache import ByteCache
 
 WORKSPACE_BYTES = 32 << 20
 """What an algorithm may use; NVIDIA's advice for Hopper."""

@@ -24,7 +24,7 @@ from astitch import options
 from astitch.device.cuda_driver import StreamAddress
 from astitch.device.launch_time import find_fastest
 from astitch.graph.convolution import CanonicalConvolution, ConvolutionTypes, Form, Tensor
-from astitch.kernel_cache import ByteCache
+from astitch.toolchain.kernel_cache import ByteCache
 
 log = logging.getLogger("astitch")
 

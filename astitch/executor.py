@@ -73,9 +73,7 @@ from astitch.graph.matmul import (
 )
 from astitch.graph.reference import eval_node
 from astitch.hlo.export import export_call
-from astitch.kernel_cache import compile_cached
 from astitch.lending import Lent, last_returned, wait_for_jax
-from astitch.nvrtc import CompiledKernel, Request, compile_each_cuda
 from astitch.program import (
     ALIGNMENT_BYTES,
     Buffer,
@@ -98,6 +96,8 @@ from astitch.result_memory import (
     note_array,
 )
 from astitch.system.callbacks import pass_interrupt
+from astitch.toolchain.kernel_cache import compile_cached
+from astitch.toolchain.nvrtc import CompiledKernel, Request, compile_each_cuda
 from astitch.xla_island import (
     Island,
     compile_island,

@@ -12,14 +12,14 @@ from astitch.graph.convolution import describe_convolution
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import ConvolutionAttrs, Graph
 from astitch.graph.storage import storage_name
-from astitch.kernel_cache import compile_cached
 from astitch.mapping.stitch_scheme import Scheme
-from astitch.nvrtc import Request, Resources, compile_many_cuda
 from astitch.plan import Plan
 from astitch.program import IslandStep, LibraryStep, Program
 from astitch.speed_of_light import measure_work
 from astitch.split_scopes import Split
 from astitch.stitch_scope import Scopes, is_memory_op
+from astitch.toolchain.kernel_cache import compile_cached
+from astitch.toolchain.nvrtc import Request, Resources, compile_many_cuda
 
 
 @dataclass(frozen=True, slots=True)

@@ -466,7 +466,7 @@ def _stitch(
 
     @functools.wraps(fn)
     def stitched(*args: Any, **kwargs: Any) -> Any:
-        from astitch.nvrtc import find_ahead
+        from astitch.toolchain.nvrtc import find_ahead
         from astitch.xla_engine import Stitched, call_stitched
 
         if trace_state_clean():  # jax.disable_jit, and JAX's search for a NaN, call it on arrays

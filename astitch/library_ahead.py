@@ -23,10 +23,10 @@ from astitch.graph.ir import ArrayType, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name, stored_value
 from astitch.hlo.export import ModuleBuilder
-from astitch.nvrtc import count_threads
 from astitch.scope.remote_stitch import LAYOUT_OPS
 from astitch.stitch_scope import Scope, Scopes
 from astitch.system.private_files import temporary_folder
+from astitch.toolchain.nvrtc import count_threads
 from astitch.xla_island import AROUND_KERNELS, compile_module
 
 LEAST_CORES = 4

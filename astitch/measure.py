@@ -19,10 +19,10 @@ from astitch.device.launch_time import time_launch
 from astitch.errors import AstitchError, EngineUnavailable, KernelCompileError
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.graph.storage import storage_type
-from astitch.kernel_cache import compile_cached
-from astitch.nvrtc import CompiledKernel, Request, Resources, compile_each_cuda
 from astitch.plan import Plan
 from astitch.program import CudaKernel
+from astitch.toolchain.kernel_cache import compile_cached
+from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources, compile_each_cuda
 
 TOLERANCE = {DType.F16: 2e-2, DType.BF16: 4e-2, DType.F8E4M3FN: 0.3, DType.F8E5M2: 0.6}
 """How far a result may lie from the first plan's, relative to the largest: sums are taken in another order.  Other

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
-from astitch import nvrtc, options
+from astitch import options
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import Graph
 from astitch.hlo import schema
 from astitch.hlo.opaque import discard_unread_fields
-from astitch.kernel_cache import ByteCache
+from astitch.toolchain import nvrtc
+from astitch.toolchain.kernel_cache import ByteCache
 
 FORM = "astitch module 2"
 SUFFIX = ".module"

@@ -25,7 +25,6 @@ from astitch.mapping.stitch_scheme import (
     choose_schemes,
     shared_elements,
 )
-from astitch.nvrtc import Resources
 from astitch.projected_latency import Projection, project
 from astitch.prune import bound_plan
 from astitch.scope.structure import Structure, structure_of
@@ -33,6 +32,7 @@ from astitch.shared_memory import place_shared
 from astitch.speed_of_light import measure_work
 from astitch.stitch_scope import Scope
 from astitch.thread_mapping import Mapping
+from astitch.toolchain.nvrtc import Resources
 from astitch.workload import Workload, count_workload
 
 SMALL_BLOCK, LARGE_BLOCK, TALL_BLOCK = 256, 512, 1024

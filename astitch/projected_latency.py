@@ -15,7 +15,7 @@ import numpy as np
 
 from astitch import kernel_ir as k
 from astitch.device.gpu import Gpu
-from astitch.nvrtc import Resources
+from astitch.toolchain.nvrtc import Resources
 from astitch.workload import (
     BASE_REGISTERS,
     LINE_BYTES,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from astitch import kernel_ir as k
-from astitch.ahead import Ahead
 from astitch.device.gpu import Gpu
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
@@ -25,13 +24,14 @@ from astitch.fusion_explorer import (
     replace_scope,
 )
 from astitch.graph.ir import Graph
-from astitch.nvrtc import Resources
 from astitch.patterns import FusionGraph, estimate_statements, make_fusion_graph
 from astitch.plan import Observe, Plan
 from astitch.projected_latency import Projection
 from astitch.scope.structure import Structure, structure_of
 from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_scope import Scope, Scopes
+from astitch.toolchain.compile_pool import Ahead
+from astitch.toolchain.nvrtc import Resources
 
 LONG_CODE = 2400
 """Statements of one kernel: beyond it the CUDA compiler takes 10 s and more."""

@@ -24,11 +24,11 @@ from astitch.device.launch_time import find_fastest
 from astitch.device.schedule import DEFAULT, Schedule, schedule_from_json, schedule_to_json
 from astitch.errors import AstitchError, EngineUnavailable
 from astitch.graph.ir import Graph
-from astitch.kernel_cache import ByteCache
 from astitch.measure import compile_plans, import_cupy, measure_plans
-from astitch.nvrtc import read_headers
 from astitch.plan import Plan, plan_scope, rank_plans
 from astitch.stitch_scope import Scope
+from astitch.toolchain.kernel_cache import ByteCache
+from astitch.toolchain.nvrtc import read_headers
 
 MOST_MEASURED = 8
 """Plans of a scope that are measured, the rules' among them."""

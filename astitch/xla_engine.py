@@ -26,7 +26,6 @@ from astitch.compilation import Compilation
 from astitch.compile import compile_graph, pause_collector
 from astitch.device.cuda_driver import driver_version
 from astitch.device.gpu import Gpu
-from astitch.driver_ahead import Unit, assemble_ahead
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.epilogues import find_epilogues, fits_into_xla_product
 from astitch.errors import (
@@ -52,20 +51,11 @@ from astitch.graph.storage import storage_name, storage_type
 from astitch.hlo.export import ModuleBuilder
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
-from astitch.kernel_cache import compile_cached
 from astitch.library_ahead import find_layouts, tune_ahead
 from astitch.loop_analysis import Counter, LoopKey, loop_key
 from astitch.loop_plan import START, LoopPlanner
 from astitch.module_cache import LONGEST_WAIT_S, open_cache
 from astitch.module_cache import key_of as module_key
-from astitch.nvrtc import (
-    CompiledKernel,
-    Request,
-    choose_nvrtc,
-    compile_each_cuda,
-    count_threads,
-    show_version,
-)
 from astitch.plan import Plan
 from astitch.program import (
     CudaKernel,
@@ -80,6 +70,16 @@ from astitch.stitch_loops import find_loops, name_loop, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes
 from astitch.system.forks import ForkLock, cached_property
+from astitch.toolchain.driver_assembly import Unit, assemble_ahead
+from astitch.toolchain.kernel_cache import compile_cached
+from astitch.toolchain.nvrtc import (
+    CompiledKernel,
+    Request,
+    choose_nvrtc,
+    compile_each_cuda,
+    count_threads,
+    show_version,
+)
 from astitch.trace import trace_compilation
 from astitch.xla_island import default_gpu
 

@@ -35,7 +35,7 @@ from astitch.compilation import Compilation
 from astitch.compile import compile_hlo, read_module
 from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
-from astitch.kernel_text import share_text
+from astitch.toolchain.kernel_text import share_text
 from astitch.xla_engine import compile_for_xla
 
 CACHE, DRIVER_CACHE, JAX_CACHE = "ASTITCH_CACHE_DIR", "CUDA_CACHE_PATH", "JAX_COMPILATION_CACHE_DIR"

@@ -25,11 +25,11 @@ from astitch.emit_loop import LoopKernel
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.graph.storage import storage_type
 from astitch.hlo_import import import_hlo
-from astitch.kernel_cache import compile_cached
 from astitch.measure import make_values
-from astitch.nvrtc import Request
 from astitch.plan import Plan
 from astitch.program import CudaKernel
+from astitch.toolchain.kernel_cache import compile_cached
+from astitch.toolchain.nvrtc import Request
 
 BEGIN, REFUSED, FAILED, END = "== begin", "== refused", "== failed", "== end"
 """How the process that launches tells how far it is; the first three with the number of a specimen."""

@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 from interrupt_at import interrupt_at
 
-from astitch import ahead as ahead_module
-from astitch.ahead import Ahead
+from astitch.toolchain import compile_pool as ahead_module
+from astitch.toolchain.compile_pool import Ahead
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

@@ -22,8 +22,8 @@ from astitch.graph.index import Symbol, of_symbol
 from astitch.graph.ir import Graph
 from astitch.graph.propagation import Within
 from astitch.kernel_ir import STRIDED_CHUNK, count_lines
-from astitch.nvrtc import compile_cuda
 from astitch.reducers import make_reducer
+from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import stitched_graph
 
 BLOCK = 128

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from astitch import assemble_ptx, driver_ahead
-from astitch.driver_ahead import Unit, assemble_ahead
+from astitch.toolchain import assemble_ptx, driver_assembly
+from astitch.toolchain.driver_assembly import Unit, assemble_ahead
 
 DEVICE = SimpleNamespace(local_hardware_id=3)
 UNITS = [Unit(f"k{n}", f"// {n} {'long ' * n}".encode()) for n in range(4)]
@@ -92,8 +92,8 @@ def _driver(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         (library / name).unlink(missing_ok=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
     monkeypatch.delenv("CUDA_CACHE_DISABLE", raising=False)
-    monkeypatch.setattr(driver_ahead, "open_driver", lambda: "the driver")
-    monkeypatch.setattr(driver_ahead, "LEAST_BYTES", len(UNITS[0].ptx))
+    monkeypatch.setattr(driver_assembly, "open_driver", lambda: "the driver")
+    monkeypatch.setattr(driver_assembly, "LEAST_BYTES", len(UNITS[0].ptx))
     errors: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", errors.append)
     yield Driver(library)
@@ -216,7 +216,7 @@ def test_what_comes_after_the_end_is_left_to_whoever_loads_it(driver: Driver) ->
 def test_a_little_is_left_to_whoever_loads_it(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_ahead, "LEAST_BYTES", sum(len(u.ptx) for u in UNITS))
+    monkeypatch.setattr(driver_assembly, "LEAST_BYTES", sum(len(u.ptx) for u in UNITS))
     with assemble_ahead(DEVICE) as begin:
         begin(UNITS[1:])
         begin(UNITS[1:])
@@ -233,6 +233,6 @@ def test_without_a_device_a_driver_or_its_cache_nothing_is_assembled(
     monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
     assemble()
     monkeypatch.delenv("CUDA_CACHE_DISABLE")
-    monkeypatch.setattr(driver_ahead, "open_driver", lambda: None)
+    monkeypatch.setattr(driver_assembly, "open_driver", lambda: None)
     assemble()
     assert not driver.asked("device")

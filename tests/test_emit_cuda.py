@@ -37,8 +37,8 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.propagation import Divisible, Within
 from astitch.graph.stitchable import STITCHABLE_DTYPES
 from astitch.host_engine import HostEngine
-from astitch.nvrtc import compile_cuda
 from astitch.reducers import make_reducer
+from astitch.toolchain.nvrtc import compile_cuda
 
 DTYPES = sorted(STORAGE, key=lambda d: d.value)
 

@@ -21,8 +21,8 @@ from astitch.emulate import compile_host
 from astitch.graph.index import ZERO
 from astitch.graph.ir import DType, NoAttrs
 from astitch.host_engine import HostEngine
-from astitch.nvrtc import compile_cuda, find_nvrtcs
 from astitch.store_rounding import round_at_stores
+from astitch.toolchain.nvrtc import compile_cuda, find_nvrtcs
 
 TYPES = {"f8e4m3fn": DType.F8E4M3FN, "f8e5m2": DType.F8E5M2}
 WIDTHS = (1, 2, 4, 16)

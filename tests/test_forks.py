@@ -55,8 +55,8 @@ os._exit(0)
 
 NVRTC = """
 from pathlib import Path
-from astitch.kernel_cache import KernelCache, compile_cached
-from astitch.nvrtc import Request
+from astitch.toolchain.kernel_cache import KernelCache, compile_cached
+from astitch.toolchain.nvrtc import Request
 cache = KernelCache(Path(sys.argv[1]))
 def work(number):
     text = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] *= NUMBER.0f; }'

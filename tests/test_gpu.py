@@ -17,7 +17,7 @@ import pytest
 from astitch.device import cuda_driver, gpu
 from astitch.device.gpu import Gpu, from_device, preset
 from astitch.errors import AstitchError
-from astitch.nvrtc import compile_cuda
+from astitch.toolchain.nvrtc import compile_cuda
 
 
 @pytest.mark.parametrize("name", gpu.PRESETS)

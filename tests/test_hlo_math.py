@@ -33,7 +33,7 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.precision import FUNCTIONS
 from astitch.graph.reference import eval_node
-from astitch.nvrtc import Request, compile_cuda, compile_many_cuda
+from astitch.toolchain.nvrtc import Request, compile_cuda, compile_many_cuda
 
 CPP = {
     DType.PRED: "bool",

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from astitch import kernel_cache, nvrtc
-from astitch.kernel_cache import FORM, KernelCache, compile_cached, key_of, pack_kernel
-from astitch.nvrtc import CompiledKernel, Request, Resources
 from astitch.system import private_files
 from astitch.system.private_files import seal
+from astitch.toolchain import kernel_cache, nvrtc
+from astitch.toolchain.kernel_cache import FORM, KernelCache, compile_cached, key_of, pack_kernel
+from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources
 
 SOURCE = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= 2.0f; }'
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import pytest
 from hlo_runner import lower
 
-from astitch import nvrtc
 from astitch.compile import compile_hlo
-from astitch.kernel_cache import KernelCache, compile_cached
-from astitch.kernel_text import share_text
-from astitch.nvrtc import CompiledKernel, Request
+from astitch.toolchain import nvrtc
+from astitch.toolchain.kernel_cache import KernelCache, compile_cached
+from astitch.toolchain.kernel_text import share_text
+from astitch.toolchain.nvrtc import CompiledKernel, Request
 
 TEXT = """#include "astitch.cuh"
 // stitch_7: of layer 1

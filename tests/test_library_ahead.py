@@ -19,7 +19,6 @@ from jax import lax
 import astitch
 from astitch import library_ahead, xla_engine
 from astitch.device.gpu import preset
-from astitch.driver_ahead import Assemble, Unit
 from astitch.errors import IllegalProduct
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.reference import run_graph
@@ -35,6 +34,7 @@ from astitch.library_ahead import (
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import Scopes, find_scopes
+from astitch.toolchain.driver_assembly import Assemble, Unit
 from astitch.xla_engine import Code
 from astitch.xla_island import AROUND_KERNELS
 

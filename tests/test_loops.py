@@ -22,7 +22,6 @@ from astitch import compile as compiler
 from astitch import loop_plan, xla_engine
 from astitch.compile import compile_graph, main
 from astitch.device.gpu import preset
-from astitch.driver_ahead import Unit
 from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.emulate import Order, compile_host
 from astitch.errors import KernelCompileError, UnsupportedOp
@@ -31,9 +30,7 @@ from astitch.graph.ir import Graph, Node
 from astitch.graph.reference import eval_node
 from astitch.graph.reference import run_graph as run_reference
 from astitch.hlo_import import import_hlo
-from astitch.kernel_cache import compile_cached
 from astitch.kernel_ir import FIRST_TAGGED_WORD
-from astitch.kernel_text import share_text
 from astitch.loop_analysis import (
     Affine,
     Carried,
@@ -54,11 +51,14 @@ from astitch.loop_plan import (
     leave_starts,
     try_cut,
 )
-from astitch.nvrtc import CompiledKernel, Request, read_headers
 from astitch.program import IslandStep, KernelStep, Step, View
 from astitch.rewrite.simplify import simplify
 from astitch.scope.structure import structure_of
 from astitch.stitch_loops import find_loops
+from astitch.toolchain.driver_assembly import Unit
+from astitch.toolchain.kernel_cache import compile_cached
+from astitch.toolchain.kernel_text import share_text
+from astitch.toolchain.nvrtc import CompiledKernel, Request, read_headers
 from astitch.xla_engine import (
     Code,
     LoopCall,

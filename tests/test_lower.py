@@ -23,11 +23,11 @@ from astitch.graph.storage import storage_name
 from astitch.host_engine import HostEngine
 from astitch.lower import MAX_POINTERS
 from astitch.mapping.stitch_scheme import Span
-from astitch.nvrtc import compile_cuda
 from astitch.plan import Plan, plan_scope
 from astitch.reducers import make_reducer
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import find_scopes
+from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import few_sms, find_statements
 
 

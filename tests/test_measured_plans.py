@@ -25,11 +25,11 @@ from astitch.device.gpu import preset
 from astitch.device.schedule import schedule_from_json
 from astitch.dominant import choose_dominants
 from astitch.mapping.stitch_scheme import RootReads
-from astitch.nvrtc import Resources
 from astitch.plan import SEARCH_FROM_US, SEARCH_MARGIN
 from astitch.projected_latency import project
 from astitch.prune import bound_plan
 from astitch.speed_of_light import measure_work
+from astitch.toolchain.nvrtc import Resources
 from astitch.workload import count_workload
 
 DATA = json.loads((Path(__file__).parent / "data" / "measured_plans.json").read_text())

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from astitch import nvrtc
 from astitch.errors import KernelCompileError
-from astitch.nvrtc import (
+from astitch.toolchain import nvrtc
+from astitch.toolchain.nvrtc import (
     Nvrtc,
     Request,
     Resources,

@@ -21,13 +21,13 @@ from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.dominant import choose_dominants
 from astitch.hlo_import import import_hlo
 from astitch.mapping.stitch_scheme import RootReads
-from astitch.nvrtc import Resources
 from astitch.plan import enumerate_schedules, plan_scope, rank_plans
 from astitch.projected_latency import project
 from astitch.prune import Bound, bound_plan
 from astitch.rewrite.simplify import simplify
 from astitch.speed_of_light import measure_work
 from astitch.stitch_scope import find_scopes
+from astitch.toolchain.nvrtc import Resources
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16
 H100 = preset("h100")

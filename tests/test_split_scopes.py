@@ -21,7 +21,6 @@ from test_fuzz import wide_graphs
 from astitch import compile as stages
 from astitch import kernel_ir as k
 from astitch import split_scopes as module
-from astitch.ahead import Ahead
 from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, show_stage
@@ -32,7 +31,6 @@ from astitch.graph.index import ZERO
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.host_engine import HostEngine
-from astitch.nvrtc import Resources
 from astitch.patterns import estimate_statements
 from astitch.plan import Plan, plan_scope
 from astitch.projected_latency import Projection, project
@@ -51,6 +49,8 @@ from astitch.split_scopes import (
     work_of,
 )
 from astitch.stitch_scope import Scope, Scopes, find_scopes
+from astitch.toolchain.compile_pool import Ahead
+from astitch.toolchain.nvrtc import Resources
 from tests.programs import load
 
 H100, HOST = preset("h100"), preset("host")

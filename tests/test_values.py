@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from astitch import kernel_ir as k
 from astitch.device.gpu import preset
-from astitch.nvrtc import compile_cuda
+from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import Planned, assert_close, by_jax, find_statements, plan_for
 
 F32, BF16 = np.dtype(np.float32), np.dtype(jnp.bfloat16)

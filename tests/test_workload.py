@@ -264,11 +264,11 @@ def test_registers_grow_with_what_is_kept():
     ],
 )
 def test_registers_are_near_the_compilers(function, arrays):
-    nvrtc = pytest.importorskip("astitch.nvrtc")
+    nvrtc = pytest.importorskip("astitch.toolchain.nvrtc")
     if not nvrtc.find_nvrtcs():
         pytest.skip("no NVRTC is installed")
     from astitch.build_program import make_cuda_kernel
-    from astitch.kernel_cache import compile_cached
+    from astitch.toolchain.kernel_cache import compile_cached
 
     found = plan(function, *arrays, schedule=DEFAULT)
     kernel = make_cuda_kernel(found.kernel)

@@ -24,7 +24,7 @@ import pytest
 
 import astitch
 from astitch import kernel_ir as k
-from astitch import nvrtc, xla_engine
+from astitch import xla_engine
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, preset
@@ -36,9 +36,10 @@ from astitch.graph.reference import eval_node
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
-from astitch.nvrtc import CompiledKernel, Request, Resources
 from astitch.program import CudaKernel, KernelStep
 from astitch.stitch_regions import stitch_bodies
+from astitch.toolchain import nvrtc
+from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources
 from astitch.xla_engine import (
     TARGET,
     Code,
@@ -591,7 +592,7 @@ def test_kernels_are_compiled_while_others_are_planned(
 
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("astitch.split_scopes.OBSERVED_STATEMENTS", 0)
-    monkeypatch.setattr("astitch.nvrtc.compile_request", compile_one)
+    monkeypatch.setattr("astitch.toolchain.nvrtc.compile_request", compile_one)
     graph = import_hlo(lower(two_batch_norms, *ROWS, keep_unused=True))
     spell = partial(spell_plan, donated=[True] * len(graph.parameters))
     compilation = compile_graph(graph, H100, spell=spell)

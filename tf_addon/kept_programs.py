@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from astitch import nvrtc, options
+from astitch import options
 from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
 from astitch.module_cache import (
@@ -26,6 +26,7 @@ from astitch.module_cache import (
 )
 from astitch.program import Program
 from astitch.program_file import pack_program, unpack_program
+from astitch.toolchain import nvrtc
 
 log = logging.getLogger("tf_addon")
 

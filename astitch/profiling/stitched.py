@@ -18,7 +18,6 @@ from astitch.graph.ir import Graph, Node
 from astitch.hlo_import import import_hlo
 from astitch.loop_analysis import loop_key
 from astitch.mapping.stitch_scheme import Scheme
-from astitch.nvrtc import Resources
 from astitch.plan import Plan
 from astitch.profiling.product_bounds import bound_product, count_product_flops, measure_product
 from astitch.profiling.report import (
@@ -49,6 +48,7 @@ from astitch.projected_latency import Projection, project
 from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_loops import find_loops
 from astitch.stitch_scope import Refusal as ScopeRefusal
+from astitch.toolchain.nvrtc import Resources
 
 MOST_MEMBERS = 200
 """Ops of a group that are listed."""

@@ -17,11 +17,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from astitch import nvrtc, options
-from astitch.kernel_text import share_text
-from astitch.nvrtc import CompiledKernel, Request, Resources
+from astitch import options
 from astitch.system.forks import ForkLock
 from astitch.system.private_files import ADVICE, PrivateFolder, seal, unseal
+from astitch.toolchain import nvrtc
+from astitch.toolchain.kernel_text import share_text
+from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources
 
 FORM = "astitch kernel 3"
 SUFFIX = ".kernel"

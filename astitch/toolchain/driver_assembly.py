@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from astitch import assemble_ptx
 from astitch.device.cuda_driver import open_driver
 from astitch.system.forks import fork_waits
+from astitch.toolchain import assemble_ptx
 
 log = logging.getLogger("astitch")
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from astitch.nvrtc import read_headers
+from astitch.toolchain.nvrtc import read_headers
 
 _TOKEN = re.compile(
     r'(?P<skip>//[^\n]*|/\*.*?\*/)|(?P<line>^[ \t]*\#[^\n]*)|(?P<text>"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\')'

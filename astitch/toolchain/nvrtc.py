@@ -247,7 +247,7 @@ def _number_of(arch: str) -> int:
 @functools.cache
 def read_headers() -> Mapping[str, str]:
     """The text of astitch/cuda/*.cuh by file name, as a kernel includes it: "types.cuh"."""
-    folder = Path(__file__).parent / "cuda"
+    folder = Path(__file__).parents[1] / "cuda"
     return MappingProxyType({p.name: p.read_text("utf-8") for p in sorted(folder.glob("*.cuh"))})
 
 
