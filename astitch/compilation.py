@@ -11,7 +11,7 @@ from astitch.explain import compile_resources, explain, show_faults
 from astitch.faults import Fault
 from astitch.graph.ir import Graph
 from astitch.plan import Plan
-from astitch.program import Program
+from astitch.program.steps import Program
 from astitch.split_scopes import Split
 from astitch.stitch_scope import Scopes
 from astitch.toolchain.nvrtc import Resources

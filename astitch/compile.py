@@ -46,7 +46,7 @@ from astitch.loop_plan import (
     leave_starts,
 )
 from astitch.plan import Plan, Planner
-from astitch.program import Program
+from astitch.program.steps import Program
 from astitch.projected_latency import project
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand

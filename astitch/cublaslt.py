@@ -21,7 +21,7 @@ import numpy as np
 from astitch import options
 from astitch.device.launch_time import find_fastest
 from astitch.graph.matmul import CanonicalDot, DotOperand, ProductTypes
-from astitch.program import Activation
+from astitch.program.steps import Activation
 from astitch.toolchain.kernel_cache import ByteCache
 
 WORKSPACE_BYTES = 32 << 20

@@ -36,7 +36,7 @@ from astitch.loop_plan import (
     is_small,
     place_slots,
 )
-from astitch.program import CudaKernel
+from astitch.program.steps import CudaKernel
 
 TILES = ("left", "parts", "sums")
 """What a block keeps of a product to or from small columns: its left side, the parts it adds up, the sums of all."""

@@ -26,7 +26,7 @@ from astitch.graph.matmul import canonical_dot, choose_product_types
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.reference import eval_node
 from astitch.graph.storage import storage_name, storage_type, stored_value
-from astitch.program import Activation, Epilogue, KernelStep, LibraryStep, Step, View
+from astitch.program.steps import Activation, Epilogue, KernelStep, LibraryStep, Step, View
 from astitch.stitch_scope import Scope, Scopes
 
 GELU_TOLERANCE = 1e-6

@@ -74,7 +74,7 @@ from astitch.graph.matmul import (
 from astitch.graph.reference import eval_node
 from astitch.hlo.export import export_call
 from astitch.lending import Lent, last_returned, wait_for_jax
-from astitch.program import (
+from astitch.program.steps import (
     ALIGNMENT_BYTES,
     Buffer,
     CudaKernel,

@@ -14,7 +14,7 @@ from astitch.graph.ir import ConvolutionAttrs, Graph
 from astitch.graph.storage import storage_name
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.plan import Plan
-from astitch.program import IslandStep, LibraryStep, Program
+from astitch.program.steps import IslandStep, LibraryStep, Program
 from astitch.speed_of_light import measure_work
 from astitch.split_scopes import Split
 from astitch.stitch_scope import Scopes, is_memory_op

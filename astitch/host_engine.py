@@ -21,7 +21,7 @@ from astitch.errors import (
 )
 from astitch.graph.ir import ArrayType, DType
 from astitch.graph.reference import eval_node
-from astitch.program import (
+from astitch.program.steps import (
     ALIGNMENT_BYTES,
     Buffer,
     IslandStep,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.compilation import Compilation
     from astitch.device.gpu import Gpu
     from astitch.graph.ir import Graph
-    from astitch.program import Program
+    from astitch.program.steps import Program
     from astitch.xla_engine import Stitched
 
 NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"

@@ -27,7 +27,7 @@ from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
 from astitch.loop_analysis import Counter, LoopKey, find_ends, loop_key
 from astitch.loop_plan import LoopPlanner
-from astitch.program import (
+from astitch.program.steps import (
     ALIGNMENT_BYTES,
     Buffer,
     IslandStep,

@@ -20,7 +20,7 @@ from astitch.errors import AstitchError, EngineUnavailable, KernelCompileError
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.graph.storage import storage_type
 from astitch.plan import Plan
-from astitch.program import CudaKernel
+from astitch.program.steps import CudaKernel
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources, compile_each_cuda
 

@@ -14,7 +14,7 @@ from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
 from astitch.loop_analysis import LoopKey, loop_key
 from astitch.loop_plan import LoopPlan, LoopPlanner
-from astitch.program import IslandStep
+from astitch.program.steps import IslandStep
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.running import find_running
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import import_hlo
-from astitch.program import IslandStep
+from astitch.program.steps import IslandStep
 from astitch.stitch_scope import Left
 from astitch.system.callbacks import pass_interrupt
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from astitch import options
 from astitch.compilation import Compilation
 from astitch.faults import file_name, write_repro
-from astitch.program import IslandStep, KernelStep, LibraryStep, ReferenceStep
+from astitch.program.steps import IslandStep, KernelStep, LibraryStep, ReferenceStep
 from astitch.system.private_files import PrivateFolder
 
 

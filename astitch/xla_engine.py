@@ -57,7 +57,7 @@ from astitch.loop_plan import START, LoopPlanner
 from astitch.module_cache import LONGEST_WAIT_S, open_cache
 from astitch.module_cache import key_of as module_key
 from astitch.plan import Plan
-from astitch.program import (
+from astitch.program.steps import (
     CudaKernel,
     IslandStep,
     KernelStep,

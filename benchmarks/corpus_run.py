@@ -15,7 +15,7 @@ from astitch.device.gpu import from_device
 from astitch.executor import GpuExecutor
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.program import IslandStep, LibraryStep
+from astitch.program.steps import IslandStep, LibraryStep
 from tests.programs import PROGRAMS, TF32_SCALE, assert_matches, load
 
 

@@ -27,7 +27,7 @@ from astitch.graph.storage import storage_type
 from astitch.hlo_import import import_hlo
 from astitch.measure import make_values
 from astitch.plan import Plan
-from astitch.program import CudaKernel
+from astitch.program.steps import CudaKernel
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import Request
 

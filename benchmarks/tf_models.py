@@ -36,7 +36,7 @@ from astitch.hlo_import import serialize_module
 from astitch.profiling.report import PRODUCT
 from astitch.profiling.xla_ahead import AheadOfTime, find_plugin
 from astitch.profiling.xla_kernels import read_xla_kernels
-from astitch.program import IslandStep
+from astitch.program.steps import IslandStep
 from benchmarks.tf_workloads import MODELS, make_model
 from tf_addon.launch_table import count_steps
 from tf_addon.programs import compile_for

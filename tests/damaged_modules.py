@@ -40,7 +40,7 @@ from astitch.graph.ops import OPS
 from astitch.graph.reference import run_graph
 from astitch.hlo import schema
 from astitch.hlo_import import import_hlo
-from astitch.program import IslandStep, Program
+from astitch.program.steps import IslandStep, Program
 from astitch.xla_island import compile_island, host_device, put_array
 from tests.hlo_runner import parse_hlo_text, random_arguments, random_array
 

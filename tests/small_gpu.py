@@ -23,7 +23,7 @@ from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.plan import Plan, plan_scope
-from astitch.program import Program
+from astitch.program.steps import Program
 from astitch.rewrite.expand import expand
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify

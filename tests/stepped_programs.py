@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from astitch.arena import align
 from astitch.graph.ir import ArrayType, DimensionAttrs, DotAttrs, DType, Literal, Node
-from astitch.program import (
+from astitch.program.arena import align
+from astitch.program.steps import (
     ALIGNMENT_BYTES,
     Buffer,
     CudaKernel,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astitch.arena import Lifetime, align, plan_arena
 from astitch.errors import IllegalProduct
-from astitch.program import ALIGNMENT_BYTES
+from astitch.program.arena import Lifetime, align, plan_arena
+from astitch.program.steps import ALIGNMENT_BYTES
 
 
 @st.composite

@@ -24,7 +24,7 @@ from astitch.host_engine import HostEngine
 from astitch.loop_plan import LoopPlan, LoopPlanner, hoist_planned
 from astitch.profiling import xla_ahead
 from astitch.profiling.xla_ahead import AheadOfTime, Compiled
-from astitch.program import IslandStep, LibraryStep
+from astitch.program.steps import IslandStep, LibraryStep
 from astitch.rewrite.barriers import is_held, open_barriers
 from astitch.rewrite.expand import expand
 from astitch.rewrite.products import arrange_products

@@ -22,7 +22,7 @@ from astitch.graph.ir import ConvolutionAttrs, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.library_ahead import find_layouts
-from astitch.program import KernelStep, LibraryStep
+from astitch.program.steps import KernelStep, LibraryStep
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import lays_out

@@ -26,7 +26,7 @@ from astitch.errors import KernelCompileError
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.program import CudaKernel, KernelStep, LibraryStep
+from astitch.program.steps import CudaKernel, KernelStep, LibraryStep
 from astitch.toolchain.nvrtc import CompiledKernel, Request, choose_nvrtc, compile_many_cuda
 from tests.programs import BF16, CORPUS, E4M3, E5M2, F16, F32, F64, PROGRAMS, load
 from tests.small_gpu import few_sms

@@ -28,7 +28,7 @@ from astitch.cublaslt import (
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
 from astitch.graph.matmul import canonical_dot, choose_product_types
 from astitch.graph.reference import eval_node
-from astitch.program import Activation
+from astitch.program.steps import Activation
 
 STREAM = 7
 

@@ -22,7 +22,7 @@ from astitch.compile import compile_hlo
 from astitch.executor import GpuExecutor
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
 from astitch.graph.reference import eval_node
-from astitch.program import Activation, KernelStep, Program
+from astitch.program.steps import Activation, KernelStep, Program
 from tests.hlo_runner import lower, run_xla
 from tests.stepped_programs import dot_program
 

@@ -24,7 +24,7 @@ from astitch.cuda_graph import GraphCache, GraphCounts, WorkRooms, split_runs
 from astitch.errors import OutOfMemory
 from astitch.executor import DeviceArray, GpuExecutor
 from astitch.graph.ir import ArrayType, DimensionAttrs, DType, Node
-from astitch.program import (
+from astitch.program.steps import (
     ALIGNMENT_BYTES,
     CudaKernel,
     KernelStep,

@@ -24,7 +24,7 @@ from astitch.graph.ir import ArrayType, ConvolutionAttrs, Node
 from astitch.hlo.export import export_call
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.program import LibraryStep, Program
+from astitch.program.steps import LibraryStep, Program
 from astitch.xla_island import compile_island, find_device, put_array
 from tests.hlo_runner import lower, run_xla
 

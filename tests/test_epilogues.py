@@ -14,8 +14,8 @@ import pytest
 from astitch.compile import compile_graph, compile_hlo
 from astitch.graph.reference import eval_node
 from astitch.hlo_import import import_hlo
-from astitch.program import Activation, Epilogue, KernelStep, LibraryStep, Program, Space
-from astitch.program_file import pack_program, unpack_program
+from astitch.program.file import pack_program, unpack_program
+from astitch.program.steps import Activation, Epilogue, KernelStep, LibraryStep, Program, Space
 from tests.hlo_runner import lower, run_xla
 
 F32, F16, BF16 = jnp.float32, jnp.float16, jnp.bfloat16

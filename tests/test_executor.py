@@ -35,7 +35,7 @@ from astitch.errors import (
 from astitch.executor import DeviceArray, GpuExecutor, _RenamedDlpack, count_gpus
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
 from astitch.graph.reference import eval_node
-from astitch.program import KernelStep, LibraryStep, Program, Space
+from astitch.program.steps import KernelStep, LibraryStep, Program, Space
 from astitch.result_memory import give_back_all
 
 executor_module = importlib.import_module("astitch.executor")

@@ -25,7 +25,7 @@ from astitch.errors import CompilerMissing, KernelCompileError, KernelFault, Uns
 from astitch.faults import FaultLog, FaultWarning, dump_faults, is_fault
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.program import IslandStep
+from astitch.program.steps import IslandStep
 
 jit_module = sys.modules["astitch.jit"]
 X = jnp.linspace(-1.0, 1.0, 8 * 16).reshape(8, 16)

@@ -19,7 +19,7 @@ from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.loop_plan import LoopPlanner
 from astitch.loop_steps import fold_ends, take_loops
-from astitch.program import IslandStep, KernelStep
+from astitch.program.steps import IslandStep, KernelStep
 from astitch.rewrite.simplify import simplify
 from tests.hlo_runner import lower
 

@@ -51,7 +51,7 @@ from astitch.loop_plan import (
     leave_starts,
     try_cut,
 )
-from astitch.program import IslandStep, KernelStep, Step, View
+from astitch.program.steps import IslandStep, KernelStep, Step, View
 from astitch.rewrite.simplify import simplify
 from astitch.scope.structure import structure_of
 from astitch.stitch_loops import find_loops

@@ -15,7 +15,7 @@ from astitch.graph.reference import run_graph
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.program import KernelStep, LibraryStep
+from astitch.program.steps import KernelStep, LibraryStep
 from astitch.stitch_scope import is_memory_op
 from tests.hlo_runner import random_arguments
 from tests.test_hlo_import import read_module

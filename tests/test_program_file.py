@@ -16,8 +16,8 @@ from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.loop_plan import LoopPlanner
 from astitch.loop_steps import take_loops
-from astitch.program import IslandStep, KernelStep, LibraryStep, Program
-from astitch.program_file import MAGIC, pack_program, unpack_program
+from astitch.program.file import MAGIC, pack_program, unpack_program
+from astitch.program.steps import IslandStep, KernelStep, LibraryStep, Program
 from tests.hlo_runner import lower
 
 X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)

@@ -23,7 +23,7 @@ from astitch.emulate import Order
 from astitch.host_engine import HostEngine
 from astitch.kernel_ir import BARRIER_STRIDE
 from astitch.mapping.stitch_scheme import Span
-from astitch.program import KernelStep
+from astitch.program.steps import KernelStep
 from astitch.toolchain.nvrtc import compile_cuda
 from astitch.values import MAX_LAG
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for

@@ -36,7 +36,7 @@ from astitch.graph.reference import eval_node
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
-from astitch.program import CudaKernel, KernelStep
+from astitch.program.steps import CudaKernel, KernelStep
 from astitch.stitch_regions import stitch_bodies
 from astitch.toolchain import nvrtc
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources

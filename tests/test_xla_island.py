@@ -24,7 +24,7 @@ from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.errors import EngineUnavailable, IslandRefused, UnsupportedOp
 from astitch.host_engine import HostEngine
-from astitch.program import IslandStep, KernelStep, LibraryStep, ReferenceStep
+from astitch.program.steps import IslandStep, KernelStep, LibraryStep, ReferenceStep
 from astitch.xla_island import (
     compile_island,
     default_gpu,

@@ -24,8 +24,8 @@ from astitch.module_cache import (
     fingerprint,
     hash_sources,
 )
-from astitch.program import Program
-from astitch.program_file import pack_program, unpack_program
+from astitch.program.file import pack_program, unpack_program
+from astitch.program.steps import Program
 from astitch.toolchain import nvrtc
 
 log = logging.getLogger("tf_addon")

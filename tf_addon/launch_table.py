@@ -23,7 +23,7 @@ from astitch.emulate import compile_many, load_runtime
 from astitch.executor import GpuExecutor, import_cupy
 from astitch.graph.reference import eval_node
 from astitch.host_engine import allocate_aligned
-from astitch.program import (
+from astitch.program.steps import (
     Buffer,
     CudaKernel,
     IslandStep,

@@ -32,7 +32,7 @@ from astitch.jit import choose_launcher
 from astitch.loop_plan import LoopPlanner
 from astitch.loop_stacks import straighten_stacks
 from astitch.loop_steps import fold_ends, take_loops
-from astitch.program import Program
+from astitch.program.steps import Program
 from astitch.rewrite.simplify import simplify
 from tf_addon import kept_programs
 from tf_addon.errors import UnsupportedSignature

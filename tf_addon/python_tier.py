@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from astitch.errors import AstitchError
-from astitch.program import Program
+from astitch.program.steps import Program
 from astitch.system.callbacks import pass_interrupt
 from tf_addon.errors import UnsupportedSignature
 from tf_addon.ffi import TARGET, the_handlers

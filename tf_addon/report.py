@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from astitch.compilation import Compilation
-from astitch.program import Program
+from astitch.program.steps import Program
 from tf_addon.launch_table import count_steps
 from tf_addon.shim_library import OP_BY_OP, STITCHED, XLA
 

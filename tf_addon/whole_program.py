@@ -16,7 +16,7 @@ from astitch.device.cuda_driver import StreamAddress
 from astitch.executor import DeviceArray, GpuExecutor, import_cupy
 from astitch.graph.ir import ArrayType
 from astitch.host_engine import HostEngine
-from astitch.program import Program
+from astitch.program.steps import Program
 from tf_addon.ffi import Launch
 from tf_addon.programs import Place
 

@@ -33,7 +33,7 @@ from astitch.profiling.report import (
     Value,
 )
 from astitch.profiling.wording import format_ops, shorten_path
-from astitch.program import (
+from astitch.program.steps import (
     CudaKernel,
     IslandStep,
     KernelStep,
@@ -43,7 +43,7 @@ from astitch.program import (
     Space,
     View,
 )
-from astitch.program import Step as ProgramStep
+from astitch.program.steps import Step as ProgramStep
 from astitch.projected_latency import Projection, project
 from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_loops import find_loops

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from astitch import program as programs
 from astitch.graph import ir
-from astitch.program import Program
+from astitch.program import steps as programs
+from astitch.program.steps import Program
 
 MAGIC = b"astitch program 1\n"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from astitch.errors import IllegalProduct
-from astitch.program import ALIGNMENT_BYTES
+from astitch.program.steps import ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
