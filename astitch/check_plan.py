@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from astitch import kernel_ir as k
 from astitch.device.gpu import ACCESS_BYTES, MOST_BLOCKS
 from astitch.errors import IllegalProduct
 from astitch.graph import index as ix
@@ -20,6 +19,8 @@ from astitch.graph.ir import DType, Graph
 from astitch.graph.ops import OPS
 from astitch.graph.propagation import Guard, Read, walk_reads
 from astitch.graph.storage import stored_value
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.shared_memory import SLOT_ALIGNMENT_BYTES
 from astitch.mapping.stitch_scheme import (
     Arrangement,
     Placement,
@@ -32,7 +33,6 @@ from astitch.mapping.stitch_scheme import (
     why_not_block_local,
 )
 from astitch.plan import Plan
-from astitch.shared_memory import SLOT_ALIGNMENT_BYTES
 from astitch.thread_mapping import ceil_div
 
 _ADVICE = "\n  the stage that handed this on has a bug; print its input and report both"

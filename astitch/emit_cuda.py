@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from astitch import kernel_ir as k
 from astitch.device.gpu import ACCESS_BYTES
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Quotient, Remainder, Symbol, Term
@@ -25,7 +24,8 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS
 from astitch.graph.propagation import Divisible, Guard, Within
-from astitch.zones import LANE
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.nest import LANE
 
 STORAGE = {
     DType.PRED: "bool",

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from astitch import kernel_ir as k
 from astitch.emit_cuda import STORAGE, comment, compute_type, spell_call, spell_number
 from astitch.graph.ir import ConstantAttrs, Literal, Node, PadAttrs, SliceAttrs
 from astitch.graph.ops import OPS, monoid_of
+from astitch.kernel import kernel_ir as k
 from astitch.loop_analysis import Affine, Carried, Place, Stack
 from astitch.loop_axes import NEUTRAL, Axis, Form
 from astitch.loop_plan import (

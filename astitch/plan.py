@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from astitch import kernel_ir as k
 from astitch.device.gpu import MOST_BLOCKS, Gpu
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.dominant import Groups, choose_dominants
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
-from astitch.lower import REGISTERS_FOR_CODE, lower
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.lower import REGISTERS_FOR_CODE, lower
+from astitch.kernel.shared_memory import place_shared
 from astitch.mapping.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
 from astitch.mapping.stitch_scheme import (
     Arrangement,
@@ -28,7 +29,6 @@ from astitch.mapping.stitch_scheme import (
 from astitch.projected_latency import Projection, project
 from astitch.prune import bound_plan
 from astitch.scope.structure import Structure, structure_of
-from astitch.shared_memory import place_shared
 from astitch.speed_of_light import measure_work
 from astitch.stitch_scope import Scope
 from astitch.thread_mapping import Mapping

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from astitch import kernel_ir as k
 from astitch.device.gpu import Gpu
+from astitch.kernel import kernel_ir as k
 from astitch.toolchain.nvrtc import Resources
 from astitch.workload import (
     BASE_REGISTERS,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from astitch import kernel_ir as k
 from astitch.device.gpu import Gpu
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
@@ -24,6 +23,7 @@ from astitch.fusion_explorer import (
     replace_scope,
 )
 from astitch.graph.ir import Graph
+from astitch.kernel import kernel_ir as k
 from astitch.patterns import FusionGraph, estimate_statements, make_fusion_graph
 from astitch.plan import Observe, Plan
 from astitch.projected_latency import Projection

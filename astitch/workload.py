@@ -16,12 +16,12 @@ from typing import assert_never
 
 import numpy as np
 
-from astitch import kernel_ir as k
 from astitch.graph.index import Linear, Quotient, Remainder, Symbol, Term
 from astitch.graph.ir import DType
 from astitch.graph.joint_regions import MOMENTS
 from astitch.graph.ops import OPS, Cost, Kind
 from astitch.graph.propagation import Guard, Within
+from astitch.kernel import kernel_ir as k
 
 SECTOR_BYTES = 32
 LINE_BYTES = 128

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from astitch import kernel_ir as k
 from astitch import options
 from astitch.build_program import make_cuda_kernel
 from astitch.compilation import Compilation
@@ -51,6 +50,7 @@ from astitch.graph.storage import storage_name, storage_type
 from astitch.hlo.export import ModuleBuilder
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
+from astitch.kernel import kernel_ir as k
 from astitch.library_ahead import find_layouts, tune_ahead
 from astitch.loop_analysis import Counter, LoopKey, loop_key
 from astitch.loop_plan import START, LoopPlanner

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from astitch import kernel_ir as k
 from astitch.build_program import build_program
 from astitch.check_plan import check_plan
 from astitch.compile import plan_scopes
@@ -22,6 +21,7 @@ from astitch.emulate import HostModule, Order
 from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
+from astitch.kernel import kernel_ir as k
 from astitch.plan import Plan, plan_scope
 from astitch.program.steps import Program
 from astitch.rewrite.expand import expand

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from graphs import GraphBuilder
 
-from astitch import kernel_ir as k
 from astitch.check_plan import check_kernel
 from astitch.emit_cuda import emit_cuda
 from astitch.emulate import HostModule, Order, compile_host
@@ -21,8 +20,9 @@ from astitch.graph import index as ix
 from astitch.graph.index import Symbol, of_symbol
 from astitch.graph.ir import Graph
 from astitch.graph.propagation import Within
-from astitch.kernel_ir import STRIDED_CHUNK, count_lines
-from astitch.reducers import make_reducer
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.kernel_ir import STRIDED_CHUNK, count_lines
+from astitch.kernel.reducers import make_reducer
 from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import stitched_graph
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch import kernel_ir as k
-from astitch.common_values import LEAST_STATEMENTS, MOST_HELD, share_values
 from astitch.graph.index import Symbol, constant, of_symbol
 from astitch.graph.ir import DType, Literal, NoAttrs
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.common_values import LEAST_STATEMENTS, MOST_HELD, share_values
 from tests.small_gpu import assert_close, by_jax, few_sms, find_statements, plan_for
 
 F32 = DType.F32

@@ -14,7 +14,6 @@ from graphs import GraphBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch import kernel_ir as k
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.emit_cuda import (
@@ -37,7 +36,8 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.propagation import Divisible, Within
 from astitch.graph.stitchable import STITCHABLE_DTYPES
 from astitch.host_engine import HostEngine
-from astitch.reducers import make_reducer
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.reducers import make_reducer
 from astitch.toolchain.nvrtc import compile_cuda
 
 DTYPES = sorted(STORAGE, key=lambda d: d.value)

@@ -30,7 +30,7 @@ from astitch.graph.ir import Graph, Node
 from astitch.graph.reference import eval_node
 from astitch.graph.reference import run_graph as run_reference
 from astitch.hlo_import import import_hlo
-from astitch.kernel_ir import FIRST_TAGGED_WORD
+from astitch.kernel.kernel_ir import FIRST_TAGGED_WORD
 from astitch.loop_analysis import (
     Affine,
     Carried,

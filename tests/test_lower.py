@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from graphs import GraphBuilder
 
-from astitch import kernel_ir as k
 from astitch.build_program import build_program
 from astitch.check_plan import check_plan
 from astitch.compile import compile_graph
@@ -21,10 +20,11 @@ from astitch.graph.ops import monoid_of
 from astitch.graph.reference import run_graph
 from astitch.graph.storage import storage_name
 from astitch.host_engine import HostEngine
-from astitch.lower import MAX_POINTERS
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.lower import MAX_POINTERS
+from astitch.kernel.reducers import make_reducer
 from astitch.mapping.stitch_scheme import Span
 from astitch.plan import Plan, plan_scope
-from astitch.reducers import make_reducer
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import find_scopes
 from astitch.toolchain.nvrtc import compile_cuda

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astitch.graph.ir import DType
-from astitch.kernel_ir import Slot
-from astitch.shared_memory import SLOT_ALIGNMENT_BYTES, place_shared
+from astitch.kernel.kernel_ir import Slot
+from astitch.kernel.shared_memory import SLOT_ALIGNMENT_BYTES, place_shared
 
 
 def slot(name: str, size: int, first: tuple[int, int], last: tuple[int, int]) -> Slot:

@@ -19,7 +19,6 @@ from strategies import random_arguments
 from test_fuzz import wide_graphs
 
 from astitch import compile as stages
-from astitch import kernel_ir as k
 from astitch import split_scopes as module
 from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
@@ -31,6 +30,7 @@ from astitch.graph.index import ZERO
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.host_engine import HostEngine
+from astitch.kernel import kernel_ir as k
 from astitch.patterns import estimate_statements
 from astitch.plan import Plan, plan_scope
 from astitch.projected_latency import Projection, project

@@ -315,7 +315,7 @@ def test_managed_memory_is_for_gpus_that_all_share_it(
 
 def test_a_table_of_pointers(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """More arrays than a launch takes."""
-    monkeypatch.setattr("astitch.lower.MAX_POINTERS", 8)
+    monkeypatch.setattr("astitch.kernel.lower.MAX_POINTERS", 8)
     many = [tf.Variable(tf.fill([3], float(i))) for i in range(10)]
 
     @tf.function(jit_compile=True)
@@ -493,7 +493,7 @@ def test_graphs_in_several_threads(cuda: FakeCuda) -> None:
 
 
 def test_tables_of_pointers_in_graphs(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astitch.lower.MAX_POINTERS", 4)
+    monkeypatch.setattr("astitch.kernel.lower.MAX_POINTERS", 4)
     check_graphs(cuda, X[:5])
     assert any(function.table for function in cuda.functions)
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch import kernel_ir as k
 from astitch.device.gpu import preset
+from astitch.kernel import kernel_ir as k
 from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import Planned, assert_close, by_jax, find_statements, plan_for
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hlo_runner import lower
 
-from astitch import kernel_ir as k
 from astitch import workload
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.graph.ir import DType
 from astitch.hlo_import import import_hlo
+from astitch.kernel import kernel_ir as k
 from astitch.plan import Plan, plan_scope
 from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import find_scopes

@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 
 import astitch
-from astitch import kernel_ir as k
 from astitch import xla_engine
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph
@@ -36,6 +35,7 @@ from astitch.graph.reference import eval_node
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
+from astitch.kernel import kernel_ir as k
 from astitch.program.steps import CudaKernel, KernelStep
 from astitch.stitch_regions import stitch_bodies
 from astitch.toolchain import nvrtc
@@ -310,7 +310,7 @@ def config_of(node: Node) -> dict[str, Any]:
 def test_a_table_of_pointers_becomes_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("layer_norm", "batch_norm"):
         with monkeypatch.context() as patch:
-            patch.setattr("astitch.lower.MAX_POINTERS", 2)
+            patch.setattr("astitch.kernel.lower.MAX_POINTERS", 2)
             compilation = compile_case(name)
         assert all(kernel.pointer_table for kernel in compilation.program.kernels)
         fn, arguments = CASES[name]

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from astitch import kernel_ir as k
 from astitch.compilation import Compilation
 from astitch.device.gpu import Gpu
 from astitch.emit_loop import LoopKernel
 from astitch.graph.ir import Graph, Node
 from astitch.hlo_import import import_hlo
+from astitch.kernel import kernel_ir as k
 from astitch.loop_analysis import loop_key
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.plan import Plan

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from astitch import kernel_ir as k
+from astitch.kernel import kernel_ir as k
 
 LEAST_STATEMENTS = 3
 """Of a value, with those that it is computed from: a single load is not worth a register in all loops."""

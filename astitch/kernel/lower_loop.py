@@ -12,8 +12,6 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from astitch import kernel_ir as k
-from astitch.declarations import Declarations
 from astitch.device.schedule import DEFAULT, Schedule
 from astitch.graph import index as ix
 from astitch.graph.dimensions import array_of
@@ -23,18 +21,11 @@ from astitch.graph.joint_regions import MOMENTS
 from astitch.graph.ops import monoid_of
 from astitch.graph.propagation import Guard, Index, Within
 from astitch.graph.storage import storage_name, storage_type
-from astitch.mapping.stitch_scheme import (
-    Placement,
-    RootKind,
-    Scheme,
-    Span,
-    TaskLoop,
-    root_starts,
-    shared_elements,
-)
-from astitch.residency import MAX_UNROLLED_STEPS, Place, choose_residency, find_late_loads
-from astitch.thread_mapping import ceil_div
-from astitch.values import (
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.declarations import Declarations
+from astitch.kernel.nest import LANE, Key, Zone, at_first_lane
+from astitch.kernel.residency import MAX_UNROLLED_STEPS, Place, choose_residency, find_late_loads
+from astitch.kernel.values import (
     MAX_AHEAD,
     MAX_LAG,
     MAX_RING,
@@ -45,7 +36,16 @@ from astitch.values import (
     Values,
     VectorLoad,
 )
-from astitch.zones import LANE, Key, Zone, at_first_lane
+from astitch.mapping.stitch_scheme import (
+    Placement,
+    RootKind,
+    Scheme,
+    Span,
+    TaskLoop,
+    root_starts,
+    shared_elements,
+)
+from astitch.thread_mapping import ceil_div
 
 MAX_OWN_STATES = 16
 """States of other warps that each thread combines by itself; one that is no simple sum or extreme counts for four."""

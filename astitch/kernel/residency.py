@@ -17,6 +17,7 @@ from astitch.graph.ir import DType, Graph
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.propagation import Index, Read, access
 from astitch.graph.storage import storage_name
+from astitch.kernel.nest import Key, Zone, zone_of_index
 from astitch.mapping.stitch_scheme import (
     Arrangement,
     RootKind,
@@ -24,7 +25,6 @@ from astitch.mapping.stitch_scheme import (
     reduce_behind,
     root_starts,
 )
-from astitch.zones import Key, Zone, zone_of_index
 
 MAX_UNROLLED_STEPS = 16
 """A nest of at most this many (row, column) steps is unrolled, so that kept values can be registers."""

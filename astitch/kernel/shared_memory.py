@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import networkx as nx
 
-from astitch.kernel_ir import Slot
+from astitch.kernel.kernel_ir import Slot
 
 SLOT_ALIGNMENT_BYTES = 16
 

@@ -8,7 +8,7 @@ from astitch.graph.dimensions import array_of
 from astitch.graph.ir import ConstantAttrs, DType, Graph, Literal
 from astitch.graph.joint_regions import joint_kind
 from astitch.graph.ops import monoid_of
-from astitch.kernel_ir import Reducer
+from astitch.kernel.kernel_ir import Reducer
 
 
 def _extreme(dtype: DType, *, largest: bool) -> np.ndarray:

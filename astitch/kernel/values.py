@@ -11,8 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from astitch import kernel_ir as k
-from astitch.declarations import Declarations
 from astitch.graph import index as ix
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.index import Linear, Quotient, Remainder, Symbol
@@ -20,6 +18,10 @@ from astitch.graph.ir import ArrayType, ConstantAttrs, DType, IotaAttrs, Literal
 from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.graph.propagation import Choice, Dynamic, Guard, Index, Within, access
 from astitch.graph.storage import storage_name
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.declarations import Declarations
+from astitch.kernel.masks import find_mask
+from astitch.kernel.nest import LANE, Axis, Key, Zone, at_first_lane, make_axes
 from astitch.mapping.stitch_scheme import (
     Placement,
     RootKind,
@@ -29,8 +31,6 @@ from astitch.mapping.stitch_scheme import (
     shared_elements,
     why_not_block_local,
 )
-from astitch.masks import find_mask
-from astitch.zones import LANE, Axis, Key, Zone, at_first_lane, make_axes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Arrangement -> Kernel: strings the task loops of a kernel together with the barriers between them.
 
-What each says is decided below: zones.py has the places in a nest, declarations.py what the kernel declares, values.py
+What each says is decided below: kernel/nest.py has the places in a nest, declarations.py what the kernel declares, values.py
 puts each value in its zone, residency.py says what stays on chip, lower_loop.py builds the nest of a task loop.
 """
 
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from astitch import kernel_ir as k
-from astitch.common_values import share_values
-from astitch.declarations import Declarations
 from astitch.device.gpu import ACCESS_BYTES
 from astitch.device.schedule import DEFAULT, Schedule
 from astitch.graph.ir import Graph
 from astitch.graph.storage import storage_type
-from astitch.lower_loop import LoopLowering
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.common_values import share_values
+from astitch.kernel.declarations import Declarations
+from astitch.kernel.lower_loop import LoopLowering
+from astitch.kernel.nest import Key
+from astitch.kernel.residency import Carried, find_carried, find_streams
+from astitch.kernel.store_rounding import round_at_stores
 from astitch.mapping.stitch_scheme import Arrangement, Scheme
-from astitch.residency import Carried, find_carried, find_streams
-from astitch.store_rounding import round_at_stores
 from astitch.thread_mapping import LINE_BYTES, ceil_div
-from astitch.zones import Key
 
 REGISTERS_FOR_CODE = 28
 """Registers that a kernel needs beside what it keeps: addresses, temporaries, accumulators."""

@@ -11,8 +11,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
-from astitch import kernel_ir as k
 from astitch.graph.ir import DType
+from astitch.kernel import kernel_ir as k
 
 F8 = frozenset({DType.F8E4M3FN, DType.F8E5M2})
 F16 = frozenset({DType.F16, DType.BF16})

@@ -9,13 +9,13 @@ import functools
 import re
 from dataclasses import replace
 
-from astitch import kernel_ir as k
 from astitch.graph.dimensions import array_of
 from astitch.graph.ir import ArrayType, DType
 from astitch.graph.precision import find_narrow_ends
 from astitch.graph.storage import storage_name, storage_type
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.reducers import make_reducer
 from astitch.mapping.stitch_scheme import Arrangement, Placement
-from astitch.reducers import make_reducer
 
 MAX_NAME = 48
 """Characters of an HLO name that go into a variable's name."""
