@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from astitch.emit_cuda import emit_cuda
-from astitch.epilogues import find_epilogues
 from astitch.faults import FaultLog
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import (
@@ -28,6 +27,7 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name, storage_type, stored_value
 from astitch.hlo.export import export_nodes
 from astitch.kernel import kernel_ir as k
+from astitch.library.epilogues import find_epilogues
 from astitch.plan import Plan
 from astitch.program.arena import Lifetime, plan_arena
 from astitch.program.steps import (

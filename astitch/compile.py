@@ -38,6 +38,7 @@ from astitch.faults import FaultLog, report_faults
 from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
+from astitch.library.xla_fallback import has_jax
 from astitch.loop_plan import (
     LoopPlanner,
     describe_loops,
@@ -64,7 +65,6 @@ from astitch.toolchain.compile_pool import Ahead
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources, count_threads
 from astitch.tune import tune_scopes
-from astitch.xla_island import has_jax
 
 Product = TypeVar("Product")
 

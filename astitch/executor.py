@@ -23,15 +23,6 @@ from typing import Any
 import numpy as np
 
 from astitch import options
-from astitch.cublaslt import (
-    PLAIN,
-    Addresses,
-    Finish,
-    Matmul,
-    NoAlgorithm,
-    Product,
-    find_bindings,
-)
 from astitch.cuda_graph import (
     CapturedRun,
     GraphCache,
@@ -41,7 +32,6 @@ from astitch.cuda_graph import (
     capture,
     split_runs,
 )
-from astitch.cudnn import Convolution, NoPlan, Problem, find_convolution
 from astitch.device.cuda_driver import StreamAddress
 from astitch.device.gpu import ACCESS_BYTES
 from astitch.device.launch_time import time_launch
@@ -74,6 +64,24 @@ from astitch.graph.matmul import (
 from astitch.graph.reference import eval_node
 from astitch.hlo.export import export_call
 from astitch.lending import Lent, last_returned, wait_for_jax
+from astitch.library.cublaslt import (
+    PLAIN,
+    Addresses,
+    Finish,
+    Matmul,
+    NoAlgorithm,
+    Product,
+    find_bindings,
+)
+from astitch.library.cudnn import Convolution, NoPlan, Problem, find_convolution
+from astitch.library.xla_fallback import (
+    Island,
+    compile_island,
+    find_device,
+    has_jax,
+    host_device,
+    put_array,
+)
 from astitch.program.steps import (
     ALIGNMENT_BYTES,
     Buffer,
@@ -98,14 +106,6 @@ from astitch.result_memory import (
 from astitch.system.callbacks import pass_interrupt
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import CompiledKernel, Request, compile_each_cuda
-from astitch.xla_island import (
-    Island,
-    compile_island,
-    find_device,
-    has_jax,
-    host_device,
-    put_array,
-)
 
 log = logging.getLogger("astitch")
 

@@ -21,6 +21,7 @@ from astitch.errors import (
 )
 from astitch.graph.ir import ArrayType, DType
 from astitch.graph.reference import eval_node
+from astitch.library.xla_fallback import Island, compile_island, host_device, put_array
 from astitch.program.steps import (
     ALIGNMENT_BYTES,
     Buffer,
@@ -33,7 +34,6 @@ from astitch.program.steps import (
     View,
 )
 from astitch.system.forks import ForkLock
-from astitch.xla_island import Island, compile_island, host_device, put_array
 
 POISON = 0xFF
 """A byte whose repetition is a NaN in every float type and -1 in every signed integer type."""

@@ -186,7 +186,7 @@ class JitFunction:
         import jax
         from jax._src.core import trace_state_clean
 
-        from astitch.xla_island import AROUND_KERNELS
+        from astitch.library.xla_fallback import AROUND_KERNELS
 
         self._tune, self._strict, self._asked = tune, strict, engine
 
@@ -574,7 +574,7 @@ def _name_of(fn: Any) -> str:
 def target_gpu() -> Gpu:
     """The GPU that programs inside XLA are planned for."""
     from astitch.device.gpu import from_device
-    from astitch.xla_island import default_gpu
+    from astitch.library.xla_fallback import default_gpu
 
     device = default_gpu()
     return from_device(0 if device is None else device.local_hardware_id)
@@ -920,8 +920,8 @@ def choose_launcher(asked: str | None = None) -> str:
 def _miss_for_xla() -> str:
     """What keeps programs from running inside XLA here, and what to do; nothing: the empty string."""
     from astitch.device.cuda_driver import count_devices
+    from astitch.library.xla_fallback import default_gpu
     from astitch.xla_engine import FIRST_JAX, has_target
-    from astitch.xla_island import default_gpu
 
     if not count_devices():
         return "CUDA's driver sees no GPU\n  check nvidia-smi, or use the engine host"
@@ -953,7 +953,7 @@ def make_engine(program: Program, device: int | None) -> Engine:
         return GpuExecutor(program, device, moves=False).run_to_jax
 
     from astitch.host_engine import HostEngine
-    from astitch.xla_island import find_device
+    from astitch.library.xla_fallback import find_device
 
     host, cpu = HostEngine(program), find_device("cpu")
 

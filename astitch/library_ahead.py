@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from astitch.epilogues import fits_into_xla_product, foresee_epilogues
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import ArrayType, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name, stored_value
 from astitch.hlo.export import ModuleBuilder
+from astitch.library.epilogues import fits_into_xla_product, foresee_epilogues
+from astitch.library.xla_fallback import AROUND_KERNELS, compile_module
 from astitch.scope.remote_stitch import LAYOUT_OPS
 from astitch.stitch_scope import Scope, Scopes
 from astitch.system.private_files import temporary_folder
 from astitch.toolchain.nvrtc import count_threads
-from astitch.xla_island import AROUND_KERNELS, compile_module
 
 LEAST_CORES = 4
 """Processors from which it pays: XLA works beside the planner and the CUDA compiler."""

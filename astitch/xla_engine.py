@@ -26,7 +26,6 @@ from astitch.compile import compile_graph, pause_collector
 from astitch.device.cuda_driver import driver_version
 from astitch.device.gpu import Gpu
 from astitch.emit_loop import LoopKernel, emit_loop
-from astitch.epilogues import find_epilogues, fits_into_xla_product
 from astitch.errors import (
     IllegalProduct,
     KernelCompileError,
@@ -51,6 +50,8 @@ from astitch.hlo.export import ModuleBuilder
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
+from astitch.library.epilogues import find_epilogues, fits_into_xla_product
+from astitch.library.xla_fallback import default_gpu
 from astitch.library_ahead import find_layouts, tune_ahead
 from astitch.loop_analysis import Counter, LoopKey, loop_key
 from astitch.loop_plan import START, LoopPlanner
@@ -81,7 +82,6 @@ from astitch.toolchain.nvrtc import (
     show_version,
 )
 from astitch.trace import trace_compilation
-from astitch.xla_island import default_gpu
 
 TARGET = "__gpu$xla.gpu.ptx"
 """The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""

@@ -40,8 +40,8 @@ from astitch.graph.ops import OPS
 from astitch.graph.reference import run_graph
 from astitch.hlo import schema
 from astitch.hlo_import import import_hlo
+from astitch.library.xla_fallback import compile_island, host_device, put_array
 from astitch.program.steps import IslandStep, Program
-from astitch.xla_island import compile_island, host_device, put_array
 from tests.hlo_runner import parse_hlo_text, random_arguments, random_array
 
 DATA = Path(__file__).parent / "data"

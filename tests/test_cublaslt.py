@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from fake_cublaslt import Attribute, Compute, FakeLt, Types
 
-from astitch.cublaslt import (
+from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
+from astitch.graph.matmul import canonical_dot, choose_product_types
+from astitch.graph.reference import eval_node
+from astitch.library.cublaslt import (
     ALIGNMENT_BYTES,
     CANDIDATES,
     PLAIN,
@@ -25,9 +28,6 @@ from astitch.cublaslt import (
     ProductCache,
     find_bindings,
 )
-from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
-from astitch.graph.matmul import canonical_dot, choose_product_types
-from astitch.graph.reference import eval_node
 from astitch.program.steps import Activation
 
 STREAM = 7

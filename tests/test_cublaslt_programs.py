@@ -17,11 +17,11 @@ from fake_cublaslt import Compute, FakeLt, Types
 from fake_cublaslt import finish as finish_sum
 from fake_cupy import Fake
 
-from astitch import cublaslt
 from astitch.compile import compile_hlo
 from astitch.executor import GpuExecutor
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
 from astitch.graph.reference import eval_node
+from astitch.library import cublaslt
 from astitch.program.steps import Activation, KernelStep, Program
 from tests.hlo_runner import lower, run_xla
 from tests.stepped_programs import dot_program

@@ -722,7 +722,7 @@ def test_products_are_part_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     import cupy
     from test_executor import product_arguments, product_program
 
-    from astitch.cublaslt import find_bindings
+    from astitch.library.cublaslt import find_bindings
 
     if find_bindings(0) is None:
         pytest.skip("nvmath-python is not installed")

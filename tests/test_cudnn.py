@@ -14,17 +14,6 @@ import pytest
 from convolve import view_copied
 from fake_cudnn import FakeCudnn, Note
 
-from astitch import cudnn
-from astitch.cudnn import (
-    CANDIDATES,
-    WORKSPACE_BYTES,
-    Bindings,
-    Convolution,
-    ConvolutionCache,
-    NoPlan,
-    Problem,
-    find_bindings,
-)
 from astitch.graph.convolution import (
     CanonicalConvolution,
     ConvolutionTypes,
@@ -34,6 +23,17 @@ from astitch.graph.convolution import (
 )
 from astitch.graph.ir import ArrayType, ConvolutionAttrs, DType, Node, WindowDimension
 from astitch.graph.reference import eval_node
+from astitch.library import cudnn
+from astitch.library.cudnn import (
+    CANDIDATES,
+    WORKSPACE_BYTES,
+    Bindings,
+    Convolution,
+    ConvolutionCache,
+    NoPlan,
+    Problem,
+    find_bindings,
+)
 
 STREAM = 7
 

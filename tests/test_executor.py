@@ -21,7 +21,6 @@ from fake_cublaslt import Compute, FakeLt, Types
 from fake_cupy import Fake
 from interrupt_at import interrupt_at
 
-from astitch import cublaslt
 from astitch.compile import compile_hlo
 from astitch.errors import (
     ArgumentMismatch,
@@ -35,6 +34,7 @@ from astitch.errors import (
 from astitch.executor import DeviceArray, GpuExecutor, _RenamedDlpack, count_gpus
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
 from astitch.graph.reference import eval_node
+from astitch.library import cublaslt
 from astitch.program.steps import KernelStep, LibraryStep, Program, Space
 from astitch.result_memory import give_back_all
 

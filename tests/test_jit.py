@@ -1012,7 +1012,9 @@ def test_which_engine_is_taken_where_there_is_a_gpu(
     monkeypatch.setattr("astitch.executor.count_gpus", lambda: 1)
     monkeypatch.setattr("astitch.device.cuda_driver.count_devices", lambda: 1)
     monkeypatch.setattr("astitch.xla_engine.has_target", lambda: target)
-    monkeypatch.setattr("astitch.xla_island.default_gpu", lambda: "device" if device else None)
+    monkeypatch.setattr(
+        "astitch.library.xla_fallback.default_gpu", lambda: "device" if device else None
+    )
     if " " in chosen:
         with pytest.raises(EngineUnavailable, match=chosen):
             choose_engine(asked)

@@ -23,6 +23,7 @@ from astitch.errors import IllegalProduct
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
+from astitch.library.xla_fallback import AROUND_KERNELS
 from astitch.library_ahead import (
     TILINGS,
     TILINGS_OF_MANY,
@@ -36,7 +37,6 @@ from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import Scopes, find_scopes
 from astitch.toolchain.driver_assembly import Assemble, Unit
 from astitch.xla_engine import Code
-from astitch.xla_island import AROUND_KERNELS
 
 
 def read(fn: Any, *arguments: np.ndarray) -> Scopes:

@@ -388,7 +388,7 @@ def test_a_gpu_that_jax_does_not_see_is_told(
 ) -> None:
     monkeypatch.setattr("astitch.executor.count_gpus", lambda: 1)
     monkeypatch.setattr("astitch.executor.current_gpu", lambda: 0)
-    monkeypatch.setattr("astitch.xla_island.find_device", lambda platform, number: None)
+    monkeypatch.setattr("astitch.library.xla_fallback.find_device", lambda platform, number: None)
     assert main([str(module)]) == 2
     assert "CuPy sees a GPU, JAX does not" in capsys.readouterr().err
 

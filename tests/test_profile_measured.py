@@ -275,7 +275,7 @@ def test_a_measured_report_goes_to_json_and_a_page(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("on_a_gpu")
 def test_an_hlo_module_runs_on_values_made_up_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "astitch.xla_island.find_device", lambda kind, number: jax.devices("cpu")[0]
+        "astitch.library.xla_fallback.find_device", lambda kind, number: jax.devices("cpu")[0]
     )
     monkeypatch.setattr("astitch.executor.GpuExecutor", HostEngine)
     shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8, 128), (128, 16))]

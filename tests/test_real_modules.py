@@ -20,8 +20,14 @@ from astitch.graph.ir import ConvolutionAttrs, DotAttrs, Graph
 from astitch.hlo.schema import HloModuleProto
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
+from astitch.library.xla_fallback import (
+    AROUND_KERNELS,
+    EXACT,
+    compile_module,
+    find_device,
+    put_array,
+)
 from astitch.xla_engine import Stitched
-from astitch.xla_island import AROUND_KERNELS, EXACT, compile_module, find_device, put_array
 from tests.hlo_runner import random_arguments, run_xla
 from tests.test_hlo_import import COUNTS, read_module
 

@@ -19,19 +19,19 @@ import numpy as np
 import pytest
 
 import astitch
-from astitch import xla_island
 from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.errors import EngineUnavailable, IslandRefused, UnsupportedOp
 from astitch.host_engine import HostEngine
-from astitch.program.steps import IslandStep, KernelStep, LibraryStep, ReferenceStep
-from astitch.xla_island import (
+from astitch.library import xla_fallback
+from astitch.library.xla_fallback import (
     compile_island,
     default_gpu,
     find_device,
     host_device,
     put_array,
 )
+from astitch.program.steps import IslandStep, KernelStep, LibraryStep, ReferenceStep
 from tests.hlo_runner import lower, run_xla
 
 RNG = np.random.default_rng(0)
@@ -361,17 +361,17 @@ def test_what_a_gpu_has_no_product_for_is_compiled_again_for_libraries(monkeypat
             raise jax.errors.JaxRuntimeError("INTERNAL: No supported config found for HLO")
         return settings
 
-    monkeypatch.setattr(xla_island, "compile_module", compile_module)
+    monkeypatch.setattr(xla_fallback, "compile_module", compile_module)
     gpu = SimpleNamespace(platform="gpu")
-    found = xla_island._compile.__wrapped__(b"", gpu)
-    assert dict(found).items() >= dict(xla_island.REPEATABLE).items()
+    found = xla_fallback._compile.__wrapped__(b"", gpu)
+    assert dict(found).items() >= dict(xla_fallback.REPEATABLE).items()
     with pytest.raises(jax.errors.JaxRuntimeError):
-        xla_island._compile.__wrapped__(b"", SimpleNamespace(platform="cpu"))
+        xla_fallback._compile.__wrapped__(b"", SimpleNamespace(platform="cpu"))
 
 
 TILINGS = """
 from astitch.hlo.schema import CompileOptionsProto
-from astitch.xla_island import choose_options
+from astitch.library.xla_fallback import choose_options
 options = choose_options(0, {"xla_allow_excess_precision": False}, tilings=3)
 debug = CompileOptionsProto.FromString(options.SerializeAsString()).executable_build_options.debug_options
 for entry in debug.xla_gpu_experimental_cost_model_gemm_tiling_options:
@@ -401,8 +401,8 @@ def test_few_tilings_of_a_product_are_measured(wish, top):
 
 def test_a_module_is_compiled_with_few_tilings():
     (step,) = islands(compile_fn(sort_rows, X))
-    module = xla_island.compile_module(step.hlo, host_device(), xla_island.EXACT, tilings=2)
-    (result,) = xla_island.Island("sorted", host_device(), module).run(
+    module = xla_fallback.compile_module(step.hlo, host_device(), xla_fallback.EXACT, tilings=2)
+    (result,) = xla_fallback.Island("sorted", host_device(), module).run(
         [put_array(X, host_device())]
     )
     np.testing.assert_array_equal(result, np.sort(X))
@@ -415,9 +415,9 @@ def test_devices_of_jax_are_found_or_missed(monkeypatch):
     assert find_device("cpu").platform == "cpu"
     assert find_device("cpu") == host_device()
     assert find_device("nonesuch") is None
-    monkeypatch.setattr(xla_island, "find_device", lambda platform: None)
+    monkeypatch.setattr(xla_fallback, "find_device", lambda platform: None)
     with pytest.raises(EngineUnavailable, match=r"install astitch\[jax\]"):
-        xla_island.host_device()
+        xla_fallback.host_device()
 
 
 def test_arrays_keep_their_dtype_and_islands_are_compiled_once():
@@ -432,7 +432,7 @@ def test_arrays_keep_their_dtype_and_islands_are_compiled_once():
 
 TWO_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np
-from astitch.xla_island import compile_island, put_array
+from astitch.library.xla_fallback import compile_island, put_array
 from tests.hlo_runner import lower
 device, x = jax.devices()[1], np.array([3, 1, 2], np.float32)
 (result,) = compile_island(lower(jnp.sort, x), device, "sort").run([put_array(x, device)])

@@ -17,12 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from astitch import options
-from astitch.cublaslt import WORKSPACE_BYTES
 from astitch.device.cuda_driver import StreamAddress
 from astitch.emulate import compile_many, load_runtime
 from astitch.executor import GpuExecutor, import_cupy
 from astitch.graph.reference import eval_node
 from astitch.host_engine import allocate_aligned
+from astitch.library.cublaslt import WORKSPACE_BYTES
+from astitch.library.xla_fallback import compile_island, host_device, put_array
 from astitch.program.steps import (
     Buffer,
     CudaKernel,
@@ -34,7 +35,6 @@ from astitch.program.steps import (
     Space,
     View,
 )
-from astitch.xla_island import compile_island, host_device, put_array
 from tf_addon import shim_library as rows
 
 _TABLE_ALIGNMENT = 256

@@ -1,6 +1,6 @@
 """The protobuf messages of an HLO module: hands on the message classes that hlo_import reads and hlo_export writes.
 
-Beside them the options of XLA's that have no other way in (xla_island.py).
+Beside them the options of XLA's that have no other way in (library/xla_fallback.py).
 Only the fields that astitch knows are named, with XLA's numbers (xla/service/hlo.proto and
 xla/xla_data.proto; of options xla/xla.proto and xla/pjrt/proto/compile_options.proto); the parser
 skips the others, so a dump of any XLA version parses.  Enums are read as numbers and strings as

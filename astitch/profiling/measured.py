@@ -123,7 +123,7 @@ def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prep
     """An HLO module by XLA, or by astitch through CuPy, on values made up for it.  Raises AstitchError."""
     from astitch.executor import GpuExecutor, current_gpu
     from astitch.hlo_import import import_hlo
-    from astitch.xla_island import compile_island, find_device, put_array
+    from astitch.library.xla_fallback import compile_island, find_device, put_array
 
     graph = import_hlo(target.hlo)
     values = [make_values(graph[name].array, seed) for seed, name in enumerate(graph.parameters)]

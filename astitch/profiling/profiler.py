@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from astitch import xla_island
 from astitch.compilation import Compilation
 from astitch.device.gpu import Gpu, preset
 from astitch.errors import AstitchError
 from astitch.hlo_import import serialize_module
+from astitch.library import xla_fallback
 from astitch.profiling.ablation import ablate, start_with_xla
 from astitch.profiling.counters import add_counters, count_kernels, keep_compiled
 from astitch.profiling.inside_xla import compile_inside, join_stitched
@@ -120,7 +120,7 @@ def choose_gpu(options: Options) -> int | None:
             )
         return None
     if count_gpus() and options.engine != "host":
-        if xla_island.find_device("gpu", current_gpu()) is None:
+        if xla_fallback.find_device("gpu", current_gpu()) is None:
             raise AstitchError(
                 "CuPy sees a GPU, JAX does not: XLA's side would run on the CPU\n"
                 f"  install jax[cuda13] or jax[cuda12], or give --gpu {DEFAULT_PRESET} to run nothing"
@@ -150,7 +150,7 @@ def compare_compiled(target: Target, options: Options, gpu: Gpu, progress: Progr
         resources = compilation.resources()
         compile_s = time.perf_counter() - start
         stitched = describe_program(compilation, resources)
-        with xla_ahead(module, gpu, xla_island.AROUND_KERNELS) as ahead_inside:
+        with xla_ahead(module, gpu, xla_fallback.AROUND_KERNELS) as ahead_inside:
             rows = []
             if options.ablation:
                 progress("ablation")
