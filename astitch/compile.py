@@ -21,6 +21,7 @@ from astitch import options
 from astitch.build_program import NOT_EMITTED, build_program, leave_program, make_cuda_kernel
 from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
+from astitch.cost.projected_latency import project
 from astitch.device.gpu import PRESETS, Gpu, preset
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo, UnsupportedOp
 from astitch.explain import (
@@ -48,7 +49,6 @@ from astitch.loop_plan import (
 )
 from astitch.plan import Plan, Planner
 from astitch.program.steps import Program
-from astitch.projected_latency import project
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
 from astitch.rewrite.narrow_reductions import widen

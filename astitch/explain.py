@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from astitch.cost.speed_of_light import measure_work
 from astitch.device.gpu import Gpu
 from astitch.faults import Fault
 from astitch.graph.convolution import describe_convolution
@@ -15,7 +16,6 @@ from astitch.graph.storage import storage_name
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.plan import Plan
 from astitch.program.steps import IslandStep, LibraryStep, Program
-from astitch.speed_of_light import measure_work
 from astitch.split_scopes import Split
 from astitch.stitch_scope import Scopes, is_memory_op
 from astitch.toolchain.kernel_cache import compile_cached

@@ -12,13 +12,13 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from astitch.cost.speed_of_light import count_needed
 from astitch.device.gpu import Gpu
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import DimensionsAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.running import find_running
 from astitch.graph.storage import storage_name, storage_type, stored_value
-from astitch.speed_of_light import count_needed
 from astitch.stitch_scope import Scope
 
 REDUCE_STATEMENTS, TRAFFIC_STATEMENTS = 12, 4

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from astitch.cost.projected_latency import Projection, project
+from astitch.cost.prune import bound_plan
+from astitch.cost.speed_of_light import measure_work
+from astitch.cost.workload import Workload, count_workload
 from astitch.device.gpu import MOST_BLOCKS, Gpu
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.dominant import Groups, choose_dominants
@@ -26,14 +30,10 @@ from astitch.mapping.stitch_scheme import (
     choose_schemes,
     shared_elements,
 )
-from astitch.projected_latency import Projection, project
-from astitch.prune import bound_plan
 from astitch.scope.structure import Structure, structure_of
-from astitch.speed_of_light import measure_work
 from astitch.stitch_scope import Scope
 from astitch.thread_mapping import Mapping
 from astitch.toolchain.nvrtc import Resources
-from astitch.workload import Workload, count_workload
 
 SMALL_BLOCK, LARGE_BLOCK, TALL_BLOCK = 256, 512, 1024
 """Threads in a block: large where rows are long or blocks must meet at a global barrier (fewer blocks, cheaper

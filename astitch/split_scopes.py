@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from astitch.cost.projected_latency import Projection
+from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
@@ -26,9 +28,7 @@ from astitch.graph.ir import Graph
 from astitch.kernel import kernel_ir as k
 from astitch.patterns import FusionGraph, estimate_statements, make_fusion_graph
 from astitch.plan import Observe, Plan
-from astitch.projected_latency import Projection
 from astitch.scope.structure import Structure, structure_of
-from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import Ahead
 from astitch.toolchain.nvrtc import Resources

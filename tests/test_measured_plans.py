@@ -21,16 +21,16 @@ import pytest
 
 from astitch import plan as planning
 from astitch.compile import compile_hlo
+from astitch.cost.projected_latency import project
+from astitch.cost.prune import bound_plan
+from astitch.cost.speed_of_light import measure_work
+from astitch.cost.workload import count_workload
 from astitch.device.gpu import preset
 from astitch.device.schedule import schedule_from_json
 from astitch.dominant import choose_dominants
 from astitch.mapping.stitch_scheme import RootReads
 from astitch.plan import SEARCH_FROM_US, SEARCH_MARGIN
-from astitch.projected_latency import project
-from astitch.prune import bound_plan
-from astitch.speed_of_light import measure_work
 from astitch.toolchain.nvrtc import Resources
-from astitch.workload import count_workload
 
 DATA = json.loads((Path(__file__).parent / "data" / "measured_plans.json").read_text())
 GPU = preset(DATA["gpu"]["name"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from astitch.cost.speed_of_light import Work
 from astitch.device.gpu import preset
 from astitch.hlo_import import serialize_module
 from astitch.profiling.product_bounds import bound_product, peak_gflops
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
 from astitch.profiling.xla_kernels import read_xla_kernels
-from astitch.speed_of_light import Work
 
 MODULE = """\
 HloModule jit_f, is_scheduled=true

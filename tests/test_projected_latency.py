@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from hlo_runner import lower
 
+from astitch.cost.projected_latency import Projection, miss_share, project
+from astitch.cost.speed_of_light import measure_work
+from astitch.cost.workload import count_workload
 from astitch.device.gpu import PRESETS, preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.hlo_import import import_hlo
 from astitch.plan import Plan, plan_scope
-from astitch.projected_latency import Projection, miss_share, project
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.speed_of_light import measure_work
 from astitch.stitch_scope import find_scopes
 from astitch.toolchain.nvrtc import Resources
-from astitch.workload import count_workload
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16
 H100 = preset("h100")

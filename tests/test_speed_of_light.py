@@ -7,11 +7,11 @@ from graphs import GraphBuilder
 from hypothesis import given, settings
 from strategies import random_graphs
 
+from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import preset
 from astitch.graph.ir import ArrayType, DynamicSliceAttrs, GatherAttrs, Graph
 from astitch.graph.ops import OPS
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_scope import find_scopes
 
 H100 = preset("h100")

@@ -23,6 +23,7 @@ from astitch import split_scopes as module
 from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, show_stage
+from astitch.cost.projected_latency import Projection, project
 from astitch.device.gpu import preset
 from astitch.errors import IllegalProduct
 from astitch.graph.dimensions import is_embedded
@@ -33,7 +34,6 @@ from astitch.host_engine import HostEngine
 from astitch.kernel import kernel_ir as k
 from astitch.patterns import estimate_statements
 from astitch.plan import Plan, plan_scope
-from astitch.projected_latency import Projection, project
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.split_scopes import (
     LONG_CODE,

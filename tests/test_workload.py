@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 from hlo_runner import lower
 
-from astitch import workload
+from astitch.cost import workload
+from astitch.cost.workload import (
+    LATE_SHARE,
+    Access,
+    Unit,
+    Workload,
+    count_workload,
+    price_op,
+)
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.graph.ir import DType
@@ -23,14 +31,6 @@ from astitch.kernel import kernel_ir as k
 from astitch.plan import Plan, plan_scope
 from astitch.rewrite.simplify import simplify
 from astitch.stitch_scope import find_scopes
-from astitch.workload import (
-    LATE_SHARE,
-    Access,
-    Unit,
-    Workload,
-    count_workload,
-    price_op,
-)
 from tests.small_gpu import find_statements
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16

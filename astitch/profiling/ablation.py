@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from astitch.compilation import Compilation
+from astitch.cost.projected_latency import project
 from astitch.device.gpu import Gpu
 from astitch.device.schedule import DEFAULT
 from astitch.dominant import Group, Groups, choose_dominants, find_candidates
@@ -18,7 +19,6 @@ from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS, Kind
 from astitch.plan import Plan, plan_groups
 from astitch.profiling.report import MEMORY, PROJECTED, Ablation, Side
-from astitch.projected_latency import project
 from astitch.stitch_scope import Scope, make_scope
 
 MAPPING, STITCHING, MERGING, WHOLE = (

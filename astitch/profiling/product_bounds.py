@@ -10,9 +10,9 @@ import json
 import math
 from typing import Any
 
+from astitch.cost.speed_of_light import Work
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import ArrayType, ConvolutionAttrs, DotAttrs, Graph, Node
-from astitch.speed_of_light import Work
 
 PEAK_TFLOPS: dict[str, dict[str, float]] = {
     "v100": {"f32": 15.7, "f16": 125, "f64": 7.8},

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from astitch.compilation import Compilation
+from astitch.cost.projected_latency import Projection, project
+from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
 from astitch.emit_loop import LoopKernel
 from astitch.graph.ir import Graph, Node
@@ -44,8 +46,6 @@ from astitch.program.steps import (
     View,
 )
 from astitch.program.steps import Step as ProgramStep
-from astitch.projected_latency import Projection, project
-from astitch.speed_of_light import Work, measure_work
 from astitch.stitch_loops import find_loops
 from astitch.stitch_scope import Refusal as ScopeRefusal
 from astitch.toolchain.nvrtc import Resources

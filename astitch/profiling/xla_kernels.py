@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from astitch.cost.speed_of_light import Work
 from astitch.device.gpu import Gpu
 from astitch.graph.ops import OPS, Kind
 from astitch.hlo.schema import ELEMENT_TYPES, HloModuleProto
@@ -21,7 +22,6 @@ from astitch.hlo_import import find_source
 from astitch.profiling.product_bounds import bound_product, contracted_by_library
 from astitch.profiling.report import COPY, MEMORY, PRODUCT, Kernel
 from astitch.profiling.wording import shorten_path
-from astitch.speed_of_light import Work
 
 FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id "

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from astitch.device.gpu import Gpu
-from astitch.kernel import kernel_ir as k
-from astitch.toolchain.nvrtc import Resources
-from astitch.workload import (
+from astitch.cost.workload import (
     BASE_REGISTERS,
     LINE_BYTES,
     Access,
@@ -25,6 +22,9 @@ from astitch.workload import (
     Workload,
     count_workload,
 )
+from astitch.device.gpu import Gpu
+from astitch.kernel import kernel_ir as k
+from astitch.toolchain.nvrtc import Resources
 
 PERSISTENT_SHARE = 0.92
 """Of the bandwidth that blocks with fixed tasks in a loop reach: SMs are not equally fast (H100: 91 to 96 %)."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from astitch.cost.speed_of_light import Work
 from astitch.device.gpu import Gpu
 from astitch.device.schedule import Keep, Schedule
 from astitch.mapping.launch_config import LaunchConfig
 from astitch.mapping.stitch_scheme import Arrangement, TaskLoop
-from astitch.speed_of_light import Work
 from astitch.thread_mapping import Mapping
 
 SM_SHARE = 10.0

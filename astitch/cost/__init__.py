@@ -1,0 +1,1 @@
+"""How long a kernel will take, and how long it must."""
