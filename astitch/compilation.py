@@ -10,9 +10,9 @@ from astitch.errors import KernelCompileError
 from astitch.explain import compile_resources, explain, show_faults
 from astitch.faults import Fault
 from astitch.graph.ir import Graph
-from astitch.plan import Plan
 from astitch.program.steps import Program
-from astitch.split_scopes import Split
+from astitch.search.plan import Plan
+from astitch.search.split_scopes import Split
 from astitch.stitch_scope import Scopes
 from astitch.toolchain.nvrtc import Resources
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from astitch import options
-from astitch.build_program import NOT_EMITTED, build_program, leave_program, make_cuda_kernel
-from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
 from astitch.cost.projected_latency import project
 from astitch.device.gpu import PRESETS, Gpu, preset
@@ -47,7 +45,6 @@ from astitch.loop_plan import (
     hoist_planned,
     leave_starts,
 )
-from astitch.plan import Plan, Planner
 from astitch.program.steps import Program
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
@@ -59,12 +56,15 @@ from astitch.rewrite.simplify import simplify
 from astitch.rewrite.small_dots import write_out_products
 from astitch.rewrite.split_k import split_products
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.split_scopes import PlannedScopes, split_scopes
+from astitch.search.build_program import NOT_EMITTED, build_program, leave_program, make_cuda_kernel
+from astitch.search.check_plan import check_plan
+from astitch.search.plan import Plan, Planner
+from astitch.search.split_scopes import PlannedScopes, split_scopes
+from astitch.search.tune import tune_scopes
 from astitch.stitch_scope import Left, Scopes, find_scopes
 from astitch.toolchain.compile_pool import Ahead
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources, count_threads
-from astitch.tune import tune_scopes
 
 Product = TypeVar("Product")
 

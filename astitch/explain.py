@@ -14,9 +14,9 @@ from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import ConvolutionAttrs, Graph
 from astitch.graph.storage import storage_name
 from astitch.mapping.stitch_scheme import Scheme
-from astitch.plan import Plan
 from astitch.program.steps import IslandStep, LibraryStep, Program
-from astitch.split_scopes import Split
+from astitch.search.plan import Plan
+from astitch.search.split_scopes import Split
 from astitch.stitch_scope import Scopes, is_memory_op
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import Request, Resources, compile_many_cuda

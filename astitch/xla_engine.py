@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from astitch import options
-from astitch.build_program import make_cuda_kernel
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, pause_collector
 from astitch.device.cuda_driver import driver_version
@@ -57,7 +56,6 @@ from astitch.loop_analysis import Counter, LoopKey, loop_key
 from astitch.loop_plan import START, LoopPlanner
 from astitch.module_cache import LONGEST_WAIT_S, open_cache
 from astitch.module_cache import key_of as module_key
-from astitch.plan import Plan
 from astitch.program.steps import (
     CudaKernel,
     IslandStep,
@@ -67,6 +65,8 @@ from astitch.program.steps import (
     View,
 )
 from astitch.rewrite.barriers import Barrier, Held, find_behind
+from astitch.search.build_program import make_cuda_kernel
+from astitch.search.plan import Plan
 from astitch.stitch_loops import find_loops, name_loop, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes

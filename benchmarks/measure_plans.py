@@ -22,15 +22,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from astitch.build_program import make_cuda_kernel
-from astitch.check_plan import check_plan
 from astitch.compile import compile_hlo
 from astitch.device.gpu import from_device, measure_copy_gbs
 from astitch.device.schedule import schedule_to_json
 from astitch.errors import AstitchError, KernelCompileError
 from astitch.graph.ir import Graph
-from astitch.measure import compile_plans, measure_plans
-from astitch.plan import Plan, enumerate_schedules, plan_scope
+from astitch.search.build_program import make_cuda_kernel
+from astitch.search.check_plan import check_plan
+from astitch.search.measure import compile_plans, measure_plans
+from astitch.search.plan import Plan, enumerate_schedules, plan_scope
 from astitch.stitch_scope import Scope
 
 F32, BF16 = jnp.float32, jnp.bfloat16

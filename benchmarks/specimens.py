@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from astitch.build_program import make_cuda_kernel
 from astitch.device.gpu import Gpu
 from astitch.emit_loop import LoopKernel
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.graph.storage import storage_type
 from astitch.hlo_import import import_hlo
-from astitch.measure import make_values
-from astitch.plan import Plan
 from astitch.program.steps import CudaKernel
+from astitch.search.build_program import make_cuda_kernel
+from astitch.search.measure import make_values
+from astitch.search.plan import Plan
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import Request
 

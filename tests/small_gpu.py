@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from astitch.build_program import build_program
-from astitch.check_plan import check_plan
 from astitch.compile import plan_scopes
 from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import Schedule
@@ -22,12 +20,14 @@ from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.kernel import kernel_ir as k
-from astitch.plan import Plan, plan_scope
 from astitch.program.steps import Program
 from astitch.rewrite.expand import expand
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search.build_program import build_program
+from astitch.search.check_plan import check_plan
+from astitch.search.plan import Plan, plan_scope
 from astitch.stitch_scope import find_scopes
 from tests.hlo_runner import lower
 

@@ -30,7 +30,7 @@ from astitch.cost.projected_latency import project
 from astitch.device.gpu import PRESETS, Gpu, preset
 from astitch.hlo.schema import HloModuleProto
 from astitch.hlo_import import import_hlo
-from astitch.plan import Plan
+from astitch.search.plan import Plan
 from astitch.toolchain import kernel_cache, nvrtc
 from astitch.xla_engine import compile_for_xla
 from tests import large_shapes, programs

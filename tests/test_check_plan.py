@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from graphs import GraphBuilder
 
-from astitch.check_plan import check_kernel, check_plan
 from astitch.device.gpu import preset
 from astitch.errors import IllegalProduct
 from astitch.graph.index import Linear, Symbol, add, divide, modulo, of_symbol
@@ -17,8 +16,9 @@ from astitch.graph.propagation import Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.reducers import make_reducer
 from astitch.mapping.stitch_scheme import Arrangement, Placement, Scheme
-from astitch.plan import Plan, plan_scope
 from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search.check_plan import check_kernel, check_plan
+from astitch.search.plan import Plan, plan_scope
 from astitch.stitch_scope import find_scopes
 
 Body = tuple[k.Statement, ...]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from graphs import GraphBuilder
 
-from astitch.check_plan import check_kernel
 from astitch.emit_cuda import emit_cuda
 from astitch.emulate import HostModule, Order, compile_host
 from astitch.graph import index as ix
@@ -23,6 +22,7 @@ from astitch.graph.propagation import Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.kernel_ir import STRIDED_CHUNK, count_lines
 from astitch.kernel.reducers import make_reducer
+from astitch.search.check_plan import check_kernel
 from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import stitched_graph
 

@@ -113,9 +113,11 @@ def test_a_stitch_op_that_fails_is_left_alone(
         case "check_plan":
             break_one_scope(monkeypatch, compiling, "check_plan")
         case "make_cuda_kernel":
-            break_one_scope(monkeypatch, sys.modules["astitch.build_program"], "make_cuda_kernel")
+            break_one_scope(
+                monkeypatch, sys.modules["astitch.search.build_program"], "make_cuda_kernel"
+            )
         case "plan":
-            lowering = sys.modules["astitch.plan"]
+            lowering = sys.modules["astitch.search.plan"]
             assert hasattr(lowering, "lower")
             break_one_scope(monkeypatch, lowering, "lower")
     with pytest.warns(FaultWarning, match="its ops are left to XLA"):
@@ -352,7 +354,7 @@ def test_what_xla_refuses_with_kernels_it_runs_without_them() -> None:
 
 def test_two_kinds_of_faults_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel is not emitted, another one's text is refused: both are left, and nothing reads what nobody wrote."""
-    break_one_scope(monkeypatch, sys.modules["astitch.build_program"], "make_cuda_kernel")
+    break_one_scope(monkeypatch, sys.modules["astitch.search.build_program"], "make_cuda_kernel")
     refuse_text(monkeypatch, "stitch_2")
     _, said = call_with_faults(two_layers, X)
     assert len(said) == 2

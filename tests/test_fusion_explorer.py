@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 from strategies import random_arguments, random_graphs
 from test_fuzz import wide_graphs
 
-from astitch.build_program import build_program
-from astitch.check_plan import check_plan
 from astitch.device.gpu import preset
-from astitch.fusion_explorer import (
+from astitch.graph.check import check_graph
+from astitch.graph.dimensions import is_embedded
+from astitch.graph.ir import DType, Graph, TupleType
+from astitch.graph.reference import run_graph
+from astitch.host_engine import HostEngine
+from astitch.rewrite.simplify import simplify
+from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search.build_program import build_program
+from astitch.search.check_plan import check_plan
+from astitch.search.fusion_explorer import (
     Exploration,
     Search,
     estimate_penalty,
@@ -25,12 +32,7 @@ from astitch.fusion_explorer import (
     explore_scopes,
     make_parts,
 )
-from astitch.graph.check import check_graph
-from astitch.graph.dimensions import is_embedded
-from astitch.graph.ir import DType, Graph, TupleType
-from astitch.graph.reference import run_graph
-from astitch.host_engine import HostEngine
-from astitch.patterns import (
+from astitch.search.patterns import (
     FusionGraph,
     Pattern,
     contract,
@@ -40,9 +42,7 @@ from astitch.patterns import (
     make_pattern,
     repeated_ops,
 )
-from astitch.plan import Plan, plan_scope
-from astitch.rewrite.simplify import simplify
-from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search.plan import Plan, plan_scope
 from astitch.stitch_scope import Scope, Scopes, find_scopes
 
 H100, HOST = preset("h100"), preset("host")

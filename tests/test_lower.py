@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from graphs import GraphBuilder
 
-from astitch.build_program import build_program
-from astitch.check_plan import check_plan
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
@@ -24,8 +22,10 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.lower import MAX_POINTERS
 from astitch.kernel.reducers import make_reducer
 from astitch.mapping.stitch_scheme import Span
-from astitch.plan import Plan, plan_scope
 from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search.build_program import build_program
+from astitch.search.check_plan import check_plan
+from astitch.search.plan import Plan, plan_scope
 from astitch.stitch_scope import find_scopes
 from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import few_sms, find_statements

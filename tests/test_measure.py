@@ -14,9 +14,9 @@ from astitch.device.schedule import DEFAULT
 from astitch.errors import EngineUnavailable
 from astitch.graph.ir import ArrayType, DType
 from astitch.hlo_import import import_hlo
-from astitch.measure import import_cupy, make_values, measure_plans
-from astitch.plan import plan_scope, rank_plans
 from astitch.rewrite.simplify import simplify
+from astitch.search.measure import import_cupy, make_values, measure_plans
+from astitch.search.plan import plan_scope, rank_plans
 from astitch.stitch_scope import find_scopes
 
 needs_no_gpu = pytest.mark.skipif(executor.count_gpus() > 0, reason="a GPU is there")

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astitch import plan as planning
 from astitch.compile import compile_hlo
 from astitch.cost.projected_latency import project
 from astitch.cost.prune import bound_plan
@@ -29,7 +28,8 @@ from astitch.device.gpu import preset
 from astitch.device.schedule import schedule_from_json
 from astitch.dominant import choose_dominants
 from astitch.mapping.stitch_scheme import RootReads
-from astitch.plan import SEARCH_FROM_US, SEARCH_MARGIN
+from astitch.search import plan as planning
+from astitch.search.plan import SEARCH_FROM_US, SEARCH_MARGIN
 from astitch.toolchain.nvrtc import Resources
 
 DATA = json.loads((Path(__file__).parent / "data" / "measured_plans.json").read_text())

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import random_graphs
 
-from astitch.check_plan import check_plan
 from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import Schedule
@@ -22,11 +21,12 @@ from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.mapping.stitch_scheme import Scheme
-from astitch.plan import LARGE_BLOCK, SMALL_BLOCK, Plan, plan_scope
 from astitch.rewrite.expand import expand
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search.check_plan import check_plan
+from astitch.search.plan import LARGE_BLOCK, SMALL_BLOCK, Plan, plan_scope
 from astitch.stitch_scope import find_scopes
 from tests.large_shapes import load
 

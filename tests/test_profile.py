@@ -17,8 +17,6 @@ import numpy as np
 import pytest
 
 import astitch
-from astitch.build_program import build_program
-from astitch.check_plan import check_plan
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.errors import AstitchError
@@ -32,6 +30,8 @@ from astitch.profiling.report import MEMORY, PRODUCT, SCHEMA, Event, Kernel, Rep
 from astitch.profiling.stitched import describe_program, find_separations
 from astitch.profiling.target import parse_shapes, read_target, trace_function
 from astitch.profiling.wording import describe_name, shorten_names
+from astitch.search.build_program import build_program
+from astitch.search.check_plan import check_plan
 from astitch.xla_engine import compile_for_xla
 
 MODULE = """\

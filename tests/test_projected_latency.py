@@ -20,9 +20,9 @@ from astitch.cost.workload import count_workload
 from astitch.device.gpu import PRESETS, preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.hlo_import import import_hlo
-from astitch.plan import Plan, plan_scope
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search.plan import Plan, plan_scope
 from astitch.stitch_scope import find_scopes
 from astitch.toolchain.nvrtc import Resources
 

@@ -14,8 +14,6 @@ import pytest
 from hlo_runner import lower
 
 from astitch import compile as compiling
-from astitch import plan as planning
-from astitch.check_plan import check_plan
 from astitch.cost.projected_latency import project
 from astitch.cost.prune import Bound, bound_plan
 from astitch.cost.speed_of_light import measure_work
@@ -24,8 +22,10 @@ from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.dominant import choose_dominants
 from astitch.hlo_import import import_hlo
 from astitch.mapping.stitch_scheme import RootReads
-from astitch.plan import enumerate_schedules, plan_scope, rank_plans
 from astitch.rewrite.simplify import simplify
+from astitch.search import plan as planning
+from astitch.search.check_plan import check_plan
+from astitch.search.plan import enumerate_schedules, plan_scope, rank_plans
 from astitch.stitch_scope import find_scopes
 from astitch.toolchain.nvrtc import Resources
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hlo_runner import lower
 
-from astitch.check_plan import check_plan
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule, schedule_from_json, schedule_to_json
 from astitch.hlo_import import import_hlo
-from astitch.plan import Plan, plan_scope
 from astitch.rewrite.simplify import simplify
+from astitch.search.check_plan import check_plan
+from astitch.search.plan import Plan, plan_scope
 from astitch.stitch_scope import find_scopes
 
 

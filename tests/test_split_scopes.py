@@ -19,8 +19,6 @@ from strategies import random_arguments
 from test_fuzz import wide_graphs
 
 from astitch import compile as stages
-from astitch import split_scopes as module
-from astitch.check_plan import check_plan
 from astitch.compilation import Compilation
 from astitch.compile import compile_graph, show_stage
 from astitch.cost.projected_latency import Projection, project
@@ -32,10 +30,12 @@ from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.host_engine import HostEngine
 from astitch.kernel import kernel_ir as k
-from astitch.patterns import estimate_statements
-from astitch.plan import Plan, plan_scope
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.split_scopes import (
+from astitch.search import split_scopes as module
+from astitch.search.check_plan import check_plan
+from astitch.search.patterns import estimate_statements
+from astitch.search.plan import Plan, plan_scope
+from astitch.search.split_scopes import (
     LONG_CODE,
     MANY_BARRIERS,
     PlannedScopes,

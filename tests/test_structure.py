@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import pytest
 from hlo_runner import lower
 
-from astitch import plan as planning
-from astitch.build_program import make_cuda_kernel
 from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
-from astitch.plan import Planner, plan_scope
 from astitch.rewrite.simplify import simplify
 from astitch.scope.structure import structure_of
+from astitch.search import plan as planning
+from astitch.search.build_program import make_cuda_kernel
+from astitch.search.plan import Planner, plan_scope
 from astitch.stitch_scope import Scope, Scopes, find_scopes
 
 H100 = preset("h100")

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astitch.build_program import make_cuda_kernel
 from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import DEFAULT, Schedule
 from astitch.emulate import Order
@@ -25,6 +24,7 @@ from astitch.kernel.kernel_ir import BARRIER_STRIDE
 from astitch.kernel.values import MAX_LAG
 from astitch.mapping.stitch_scheme import Span
 from astitch.program.steps import KernelStep
+from astitch.search.build_program import make_cuda_kernel
 from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for
 

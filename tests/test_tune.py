@@ -13,12 +13,13 @@ import pytest
 from hlo_runner import lower
 
 import astitch
-from astitch import executor, tune
+from astitch import executor
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Schedule
 from astitch.errors import EngineUnavailable
-from astitch.measure import Measurement
+from astitch.search import tune
+from astitch.search.measure import Measurement
 from astitch.system.private_files import seal, unseal
 
 needs_no_gpu = pytest.mark.skipif(executor.count_gpus() > 0, reason="a GPU is there")

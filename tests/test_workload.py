@@ -28,8 +28,8 @@ from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.graph.ir import DType
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
-from astitch.plan import Plan, plan_scope
 from astitch.rewrite.simplify import simplify
+from astitch.search.plan import Plan, plan_scope
 from astitch.stitch_scope import find_scopes
 from tests.small_gpu import find_statements
 
@@ -267,7 +267,7 @@ def test_registers_are_near_the_compilers(function, arrays):
     nvrtc = pytest.importorskip("astitch.toolchain.nvrtc")
     if not nvrtc.find_nvrtcs():
         pytest.skip("no NVRTC is installed")
-    from astitch.build_program import make_cuda_kernel
+    from astitch.search.build_program import make_cuda_kernel
     from astitch.toolchain.kernel_cache import compile_cached
 
     found = plan(function, *arrays, schedule=DEFAULT)

@@ -591,7 +591,7 @@ def test_kernels_are_compiled_while_others_are_planned(
         return CompiledKernel(b"", b".visible .entry", {name: used}, "", (13, 0))
 
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("astitch.split_scopes.OBSERVED_STATEMENTS", 0)
+    monkeypatch.setattr("astitch.search.split_scopes.OBSERVED_STATEMENTS", 0)
     monkeypatch.setattr("astitch.toolchain.nvrtc.compile_request", compile_one)
     graph = import_hlo(lower(two_batch_norms, *ROWS, keep_unused=True))
     spell = partial(spell_plan, donated=[True] * len(graph.parameters))

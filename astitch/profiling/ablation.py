@@ -17,8 +17,8 @@ from astitch.dominant import Group, Groups, choose_dominants, find_candidates
 from astitch.errors import IllegalProduct
 from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS, Kind
-from astitch.plan import Plan, plan_groups
 from astitch.profiling.report import MEMORY, PROJECTED, Ablation, Side
+from astitch.search.plan import Plan, plan_groups
 from astitch.stitch_scope import Scope, make_scope
 
 MAPPING, STITCHING, MERGING, WHOLE = (

@@ -21,8 +21,6 @@ from astitch.device.gpu import Gpu, from_device
 from astitch.errors import AstitchError
 from astitch.graph.ir import ArrayType, DType
 from astitch.hlo_import import serialize_module
-from astitch.measure import make_values, measure_plans
-from astitch.plan import Plan
 from astitch.profiling.ablation import describe_variant, plan_variants
 from astitch.profiling.inside_xla import join_stitched, repeat
 from astitch.profiling.kernel_trace import (
@@ -46,6 +44,8 @@ from astitch.profiling.stitched import DescribedProgram, describe_program
 from astitch.profiling.target import Target
 from astitch.profiling.timing import Runner, choose_calls, time_batch, time_turns
 from astitch.profiling.xla_kernels import Launches, read_xla_kernels
+from astitch.search.measure import make_values, measure_plans
+from astitch.search.plan import Plan
 
 TRACE_US = 20_000.0
 MOST_TRACED = 20
@@ -546,7 +546,7 @@ def measure_ablation(compilation: Compilation) -> Iterator[Ablation]:
 
 def _measure_once(times: dict[str, float], graph: Any, plan: Plan) -> float:
     """The same text is measured once."""
-    from astitch.build_program import make_cuda_kernel
+    from astitch.search.build_program import make_cuda_kernel
 
     key = make_cuda_kernel(plan.kernel).source.replace(plan.kernel.name, "kernel")
     if key not in times:

@@ -20,7 +20,6 @@ from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
 from astitch.loop_analysis import loop_key
 from astitch.mapping.stitch_scheme import Scheme
-from astitch.plan import Plan
 from astitch.profiling.product_bounds import bound_product, count_product_flops, measure_product
 from astitch.profiling.report import (
     MEMORY,
@@ -46,6 +45,7 @@ from astitch.program.steps import (
     View,
 )
 from astitch.program.steps import Step as ProgramStep
+from astitch.search.plan import Plan
 from astitch.stitch_loops import find_loops
 from astitch.stitch_scope import Refusal as ScopeRefusal
 from astitch.toolchain.nvrtc import Resources

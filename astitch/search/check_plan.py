@@ -32,7 +32,7 @@ from astitch.mapping.stitch_scheme import (
     root_starts,
     why_not_block_local,
 )
-from astitch.plan import Plan
+from astitch.search.plan import Plan
 from astitch.thread_mapping import ceil_div
 
 _ADVICE = "\n  the stage that handed this on has a bug; print its input and report both"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import Graph, Node
-from astitch.patterns import (
+from astitch.search.patterns import (
     FusionGraph,
     Pattern,
     Penalty,

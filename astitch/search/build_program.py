@@ -28,7 +28,6 @@ from astitch.graph.storage import storage_name, storage_type, stored_value
 from astitch.hlo.export import export_nodes
 from astitch.kernel import kernel_ir as k
 from astitch.library.epilogues import find_epilogues
-from astitch.plan import Plan
 from astitch.program.arena import Lifetime, plan_arena
 from astitch.program.steps import (
     Buffer,
@@ -45,6 +44,7 @@ from astitch.program.steps import (
     View,
 )
 from astitch.rewrite.barriers import close_barriers, find_behind
+from astitch.search.plan import Plan
 from astitch.stitch_scope import Scope, Scopes
 
 NOT_EMITTED = "an error inside astitch while its kernel was emitted"

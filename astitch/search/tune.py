@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from astitch import options
-from astitch.build_program import make_cuda_kernel
 from astitch.device.gpu import Gpu
 from astitch.device.launch_time import find_fastest
 from astitch.device.schedule import DEFAULT, Schedule, schedule_from_json, schedule_to_json
 from astitch.errors import AstitchError, EngineUnavailable
 from astitch.graph.ir import Graph
-from astitch.measure import compile_plans, import_cupy, measure_plans
-from astitch.plan import Plan, plan_scope, rank_plans
+from astitch.search.build_program import make_cuda_kernel
+from astitch.search.measure import compile_plans, import_cupy, measure_plans
+from astitch.search.plan import Plan, plan_scope, rank_plans
 from astitch.stitch_scope import Scope
 from astitch.toolchain.kernel_cache import ByteCache
 from astitch.toolchain.nvrtc import read_headers

@@ -17,18 +17,18 @@ from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
 from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
-from astitch.fusion_explorer import (
+from astitch.graph.ir import Graph
+from astitch.kernel import kernel_ir as k
+from astitch.scope.structure import Structure, structure_of
+from astitch.search.fusion_explorer import (
     MAX_STATEMENTS,
     choose_partition,
     divide_scope,
     estimate_penalty,
     replace_scope,
 )
-from astitch.graph.ir import Graph
-from astitch.kernel import kernel_ir as k
-from astitch.patterns import FusionGraph, estimate_statements, make_fusion_graph
-from astitch.plan import Observe, Plan
-from astitch.scope.structure import Structure, structure_of
+from astitch.search.patterns import FusionGraph, estimate_statements, make_fusion_graph
+from astitch.search.plan import Observe, Plan
 from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import Ahead
 from astitch.toolchain.nvrtc import Resources

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from astitch.build_program import make_cuda_kernel
 from astitch.device.launch_time import time_launch
 from astitch.errors import AstitchError, EngineUnavailable, KernelCompileError
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.graph.storage import storage_type
-from astitch.plan import Plan
 from astitch.program.steps import CudaKernel
+from astitch.search.build_program import make_cuda_kernel
+from astitch.search.plan import Plan
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources, compile_each_cuda
 
