@@ -38,7 +38,7 @@ from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
 from astitch.library.xla_fallback import has_jax
-from astitch.loop_plan import (
+from astitch.loops.plan import (
     LoopPlanner,
     describe_loops,
     find_planned,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from astitch.compilation import Compilation
-from astitch.emit_loop import LoopKernel
 from astitch.graph.ir import (
     ArrayType,
     ConstantAttrs,
@@ -25,8 +24,9 @@ from astitch.graph.ir import (
 )
 from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
-from astitch.loop_analysis import Counter, LoopKey, find_ends, loop_key
-from astitch.loop_plan import LoopPlanner
+from astitch.loops.analysis import Counter, LoopKey, find_ends, loop_key
+from astitch.loops.emit import LoopKernel
+from astitch.loops.plan import LoopPlanner
 from astitch.program.steps import (
     ALIGNMENT_BYTES,
     Buffer,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import lru_cache, partial
 
 from astitch.compilation import Compilation
-from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
-from astitch.loop_analysis import LoopKey, loop_key
-from astitch.loop_plan import LoopPlan, LoopPlanner
+from astitch.loops.analysis import LoopKey, loop_key
+from astitch.loops.emit import LoopKernel, emit_loop
+from astitch.loops.plan import LoopPlan, LoopPlanner
 from astitch.program.steps import IslandStep
 
 

@@ -24,7 +24,6 @@ from astitch.compilation import Compilation
 from astitch.compile import compile_graph, pause_collector
 from astitch.device.cuda_driver import driver_version
 from astitch.device.gpu import Gpu
-from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.errors import (
     IllegalProduct,
     KernelCompileError,
@@ -52,8 +51,9 @@ from astitch.kernel import kernel_ir as k
 from astitch.library.epilogues import find_epilogues, fits_into_xla_product
 from astitch.library.xla_fallback import default_gpu
 from astitch.library_ahead import find_layouts, tune_ahead
-from astitch.loop_analysis import Counter, LoopKey, loop_key
-from astitch.loop_plan import START, LoopPlanner
+from astitch.loops.analysis import Counter, LoopKey, loop_key
+from astitch.loops.emit import LoopKernel, emit_loop
+from astitch.loops.plan import START, LoopPlanner
 from astitch.module_cache import LONGEST_WAIT_S, open_cache
 from astitch.module_cache import key_of as module_key
 from astitch.program.steps import (

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from astitch.device.gpu import Gpu
-from astitch.emit_loop import LoopKernel
 from astitch.graph.ir import ArrayType, ConstantAttrs, DType, Graph
 from astitch.graph.storage import storage_type
 from astitch.hlo_import import import_hlo
+from astitch.loops.emit import LoopKernel
 from astitch.program.steps import CudaKernel
 from astitch.search.build_program import make_cuda_kernel
 from astitch.search.measure import make_values

@@ -21,7 +21,7 @@ from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
-from astitch.loop_plan import LoopPlan, LoopPlanner, hoist_planned
+from astitch.loops.plan import LoopPlan, LoopPlanner, hoist_planned
 from astitch.profiling import xla_ahead
 from astitch.profiling.xla_ahead import AheadOfTime, Compiled
 from astitch.program.steps import IslandStep, LibraryStep

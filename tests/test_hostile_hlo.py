@@ -26,8 +26,8 @@ from astitch.graph.reference import run_graph
 from astitch.hlo import schema
 from astitch.hlo_import import MOST_NESTED, import_hlo
 from astitch.host_engine import HostEngine
-from astitch.loop_plan import describe_loops
-from astitch.loop_stacks import straighten_stacks
+from astitch.loops.plan import describe_loops
+from astitch.loops.stacks import straighten_stacks
 from tests.damaged_modules import ENTRIES, load_modules, run_cases
 from tests.hlo_runner import parse_hlo_text
 

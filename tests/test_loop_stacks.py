@@ -13,7 +13,7 @@ from jax import lax
 from astitch.graph.ir import Graph, Node
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.loop_analysis import (
+from astitch.loops.analysis import (
     Counter,
     Loop,
     LoopRefusal,
@@ -21,7 +21,7 @@ from astitch.loop_analysis import (
     analyse_loop,
     state_types,
 )
-from astitch.loop_stacks import straighten_stacks
+from astitch.loops.stacks import straighten_stacks
 from astitch.rewrite.simplify import simplify
 from tests.hlo_runner import lower
 

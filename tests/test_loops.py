@@ -19,10 +19,9 @@ from jax import lax
 
 import astitch
 from astitch import compile as compiler
-from astitch import loop_plan, xla_engine
+from astitch import xla_engine
 from astitch.compile import compile_graph, main
 from astitch.device.gpu import preset
-from astitch.emit_loop import LoopKernel, emit_loop
 from astitch.emulate import Order, compile_host
 from astitch.errors import KernelCompileError, UnsupportedOp
 from astitch.graph.check import check_graph
@@ -31,7 +30,8 @@ from astitch.graph.reference import eval_node
 from astitch.graph.reference import run_graph as run_reference
 from astitch.hlo_import import import_hlo
 from astitch.kernel.kernel_ir import FIRST_TAGGED_WORD
-from astitch.loop_analysis import (
+from astitch.loops import plan
+from astitch.loops.analysis import (
     Affine,
     Carried,
     Counter,
@@ -40,9 +40,10 @@ from astitch.loop_analysis import (
     Stack,
     analyse_loop,
 )
-from astitch.loop_hoist import hoist, hoist_loops
-from astitch.loop_merge import merge_loops
-from astitch.loop_plan import (
+from astitch.loops.emit import LoopKernel, emit_loop
+from astitch.loops.hoist import hoist, hoist_loops
+from astitch.loops.merge import merge_loops
+from astitch.loops.plan import (
     Cut,
     LoopPlan,
     LoopPlanner,
@@ -875,7 +876,7 @@ def test_whiles_that_compute_the_same_are_planned_once(monkeypatch: pytest.Monke
         planned.append(node.name)
         return analyse_loop(graph, node)
 
-    monkeypatch.setattr(loop_plan, "analyse_loop", count)
+    monkeypatch.setattr(plan, "analyse_loop", count)
     graph = simplify(
         read(lambda w, z, h, c: lstm(w, z, h, c)[1] + lstm(w, z, c, h)[1], lstm_arguments(16))
     )

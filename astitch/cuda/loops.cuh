@@ -1,5 +1,5 @@
 // A loop in one kernel: products by matrices that stay on chip, and whole rows that blocks of a group tell each other.
-// Included by kernels of loops only (astitch/emit_loop.py), after astitch.cuh.
+// Included by kernels of loops only (astitch/loops/emit.py), after astitch.cuh.
 //
 // A team of LANES lanes has WIDTH units; lane l has of each part of k the vectors LANES * i + l of four.  What a product
 // gives a unit are PARTS numbers, so a team sums ROWS * WIDTH pairs of them, and the pairs end in its lanes.

@@ -14,11 +14,11 @@ from astitch.compilation import Compilation
 from astitch.cost.projected_latency import Projection, project
 from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
-from astitch.emit_loop import LoopKernel
 from astitch.graph.ir import Graph, Node
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
-from astitch.loop_analysis import loop_key
+from astitch.loops.analysis import loop_key
+from astitch.loops.emit import LoopKernel
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.profiling.product_bounds import bound_product, count_product_flops, measure_product
 from astitch.profiling.report import (

@@ -24,7 +24,7 @@ from astitch.graph.ir import (
     SliceAttrs,
 )
 from astitch.graph.ops import OPS, Cost, Kind
-from astitch.loop_analysis import (
+from astitch.loops.analysis import (
     VIEWS,
     Carried,
     Invariant,
@@ -38,9 +38,9 @@ from astitch.loop_analysis import (
     find_starts,
     loop_key,
 )
-from astitch.loop_axes import Axes, Axis, Form, Product, find_axes, find_live
-from astitch.loop_hoist import hoist_loops
-from astitch.loop_merge import merge_loops
+from astitch.loops.axes import Axes, Axis, Form, Product, find_axes, find_live
+from astitch.loops.hoist import hoist_loops
+from astitch.loops.merge import merge_loops
 from astitch.rewrite.barriers import open_barriers
 
 FLOATS = frozenset({DType.F32, DType.BF16, DType.F16})

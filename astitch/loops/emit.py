@@ -17,9 +17,9 @@ from astitch.emit_cuda import STORAGE, comment, compute_type, spell_call, spell_
 from astitch.graph.ir import ConstantAttrs, Literal, Node, PadAttrs, SliceAttrs
 from astitch.graph.ops import OPS, monoid_of
 from astitch.kernel import kernel_ir as k
-from astitch.loop_analysis import Affine, Carried, Place, Stack
-from astitch.loop_axes import NEUTRAL, Axis, Form
-from astitch.loop_plan import (
+from astitch.loops.analysis import Affine, Carried, Place, Stack
+from astitch.loops.axes import NEUTRAL, Axis, Form
+from astitch.loops.plan import (
     MAX_WORDS,
     LoopPlan,
     Moved,

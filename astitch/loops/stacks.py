@@ -25,7 +25,7 @@ from astitch.graph.ir import (
     Node,
     TupleType,
 )
-from astitch.loop_analysis import (
+from astitch.loops.analysis import (
     IMPURE,
     MOST_LISTED_TURNS,
     VIEWS,
@@ -38,7 +38,7 @@ from astitch.loop_analysis import (
     find_starts,
     find_used,
 )
-from astitch.loop_hoist import order_region
+from astitch.loops.hoist import order_region
 
 
 def straighten_stacks(graph: Graph) -> Graph:

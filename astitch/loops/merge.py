@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from astitch.graph.ir import ArrayType, GetTupleElementAttrs, Graph, Node, ParameterAttrs, TupleType
-from astitch.loop_analysis import Loop, analyse_loop
+from astitch.loops.analysis import Loop, analyse_loop
 
 
 def merge_loops(graph: Graph, first: str, second: str) -> Graph | None:

@@ -25,7 +25,7 @@ from astitch.graph.ir import (
     TransposeAttrs,
 )
 from astitch.graph.ops import OPS, Kind, monoid_of
-from astitch.loop_analysis import VIEWS, Carried, Loop, LoopRefusal, Stack
+from astitch.loops.analysis import VIEWS, Carried, Loop, LoopRefusal, Stack
 
 
 class Axis(enum.Enum):

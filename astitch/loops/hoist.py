@@ -32,7 +32,7 @@ from astitch.graph.ir import (
     TupleType,
 )
 from astitch.graph.ops import OPS, Kind, monoid_of
-from astitch.loop_analysis import (
+from astitch.loops.analysis import (
     VIEWS,
     Affine,
     Carried,
