@@ -18,21 +18,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from astitch import options
-from astitch.compilation import Compilation
 from astitch.cost.projected_latency import project
 from astitch.device.gpu import PRESETS, Gpu, preset
 from astitch.errors import AstitchError, KernelCompileError, MalformedHlo, UnsupportedOp
-from astitch.explain import (
-    compile_resources,
-    explain,
-    islands,
-    kernel_rows,
-    library_steps,
-    memory_ops,
-    show_faults,
-    show_outside,
-    show_table,
-)
 from astitch.faults import FaultLog, report_faults
 from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph
@@ -61,6 +49,18 @@ from astitch.search.check_plan import check_plan
 from astitch.search.plan import Plan, Planner
 from astitch.search.split_scopes import PlannedScopes, split_scopes
 from astitch.search.tune import tune_scopes
+from astitch.show.compilation import Compilation
+from astitch.show.explain import (
+    compile_resources,
+    explain,
+    islands,
+    kernel_rows,
+    library_steps,
+    memory_ops,
+    show_faults,
+    show_outside,
+    show_table,
+)
 from astitch.stitch_scope import Left, Scopes, find_scopes
 from astitch.toolchain.compile_pool import Ahead
 from astitch.toolchain.kernel_cache import compile_cached

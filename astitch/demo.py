@@ -92,9 +92,9 @@ def make_inputs(
 def main() -> int:
     """Prints the report; returns 0 if the stitched layer agrees with XLA, else 1."""
     # Imported here so that the model above can be used without the compiler.
-    from astitch.explain import kernel_rows, library_steps, show_table
     from astitch.jit import jit
     from astitch.profiling.measured import read_executable
+    from astitch.show.explain import kernel_rows, library_steps, show_table
 
     backend = jax.default_backend()
     params = make_layer(seed=0)

@@ -40,10 +40,10 @@ from astitch.system.callbacks import pass_interrupt
 from astitch.system.forks import ForkLock, cached_property
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
-    from astitch.compilation import Compilation
     from astitch.device.gpu import Gpu
     from astitch.graph.ir import Graph
     from astitch.program.steps import Program
+    from astitch.show.compilation import Compilation
     from astitch.xla_engine import Stitched
 
 NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
@@ -704,7 +704,7 @@ class Lowered(_Stage):
     def compile(self) -> Compiled:
         """Compile for the engine.  Raises AstitchError for what astitch cannot compile."""
         from astitch.compile import compile_hlo, spell_kernel
-        from astitch.trace import trace_compilation
+        from astitch.show.trace import trace_compilation
 
         # In the emulation there is nothing to measure.
         tune = self.tune if self.engine == "executor" else False

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from astitch.compilation import Compilation
 from astitch.graph.ir import (
     ArrayType,
     ConstantAttrs,
@@ -37,6 +36,7 @@ from astitch.program.steps import (
     Step,
     View,
 )
+from astitch.show.compilation import Compilation
 from astitch.stitch_loops import find_loops
 
 

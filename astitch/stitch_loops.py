@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 
-from astitch.compilation import Compilation
 from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
 from astitch.loops.analysis import LoopKey, loop_key
 from astitch.loops.emit import LoopKernel, emit_loop
 from astitch.loops.plan import LoopPlan, LoopPlanner
 from astitch.program.steps import IslandStep
+from astitch.show.compilation import Compilation
 
 
 @lru_cache(maxsize=64)

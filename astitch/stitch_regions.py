@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from astitch.compilation import Body, Compilation
 from astitch.compile import RegionRules, compile_graph
 from astitch.faults import FaultLog, is_fault
 from astitch.graph.dimensions import array_of
@@ -20,6 +19,7 @@ from astitch.graph.running import find_running
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import import_hlo
 from astitch.program.steps import IslandStep
+from astitch.show.compilation import Body, Compilation
 from astitch.stitch_scope import Left
 from astitch.system.callbacks import pass_interrupt
 

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from astitch import options
-from astitch.compilation import Compilation
 from astitch.compile import compile_graph, pause_collector
 from astitch.device.cuda_driver import driver_version
 from astitch.device.gpu import Gpu
@@ -67,6 +66,8 @@ from astitch.program.steps import (
 from astitch.rewrite.barriers import Barrier, Held, find_behind
 from astitch.search.build_program import make_cuda_kernel
 from astitch.search.plan import Plan
+from astitch.show.compilation import Compilation
+from astitch.show.trace import trace_compilation
 from astitch.stitch_loops import find_loops, name_loop, read_island
 from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes
@@ -81,7 +82,6 @@ from astitch.toolchain.nvrtc import (
     count_threads,
     show_version,
 )
-from astitch.trace import trace_compilation
 
 TARGET = "__gpu$xla.gpu.ptx"
 """The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""

@@ -31,10 +31,10 @@ import jax.monitoring
 import jax.numpy as jnp
 
 from astitch import compile as compiler
-from astitch.compilation import Compilation
 from astitch.compile import compile_hlo, read_module
 from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
+from astitch.show.compilation import Compilation
 from astitch.toolchain.kernel_text import share_text
 from astitch.xla_engine import compile_for_xla
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.graph.check import check_graph
@@ -30,6 +29,7 @@ from astitch.rewrite.expand import expand
 from astitch.rewrite.products import arrange_products
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
+from astitch.show.compilation import Compilation
 from astitch.stitch_scope import find_scopes
 from astitch.xla_engine import compile_for_xla
 from tests.hlo_runner import lower

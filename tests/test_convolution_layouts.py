@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from astitch.compilation import Compilation
 from astitch.compile import compile_graph, compile_hlo
 from astitch.device.gpu import preset
 from astitch.graph.check import check_graph
@@ -26,6 +25,7 @@ from astitch.program.steps import KernelStep, LibraryStep
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import lays_out
+from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope, Scopes
 from astitch.xla_engine import find_moves
 from tests.hlo_runner import lower

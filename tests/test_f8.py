@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hlo_runner import parse_hlo_text
 
-from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.emulate import compile_host
@@ -22,6 +21,7 @@ from astitch.graph.ir import DType, NoAttrs
 from astitch.host_engine import HostEngine
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.store_rounding import round_at_stores
+from astitch.show.compilation import Compilation
 from astitch.toolchain.nvrtc import compile_cuda, find_nvrtcs
 
 TYPES = {"f8e4m3fn": DType.F8E4M3FN, "f8e5m2": DType.F8E5M2}

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from strategies import random_arguments, random_graphs
 
-from astitch.compilation import Compilation
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.graph.ir import ArrayType, DType, Graph
 from astitch.graph.reference import run_graph
 from astitch.host_engine import HostEngine
+from astitch.show.compilation import Compilation
 
 T = TypeVar("T")
 

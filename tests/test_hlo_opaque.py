@@ -13,7 +13,6 @@ from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 
 import astitch
-from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp
 from astitch.graph.check import check_graph
@@ -25,6 +24,7 @@ from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.program.steps import KernelStep
+from astitch.show.compilation import Compilation
 from astitch.xla_engine import KernelRefusal, export_program
 from tests.hlo_runner import parse_hlo_text, run_xla
 

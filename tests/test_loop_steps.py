@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from astitch.compilation import Compilation
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.graph.reference import run_graph
@@ -21,6 +20,7 @@ from astitch.loop_steps import fold_ends, take_loops
 from astitch.loops.plan import LoopPlanner
 from astitch.program.steps import IslandStep, KernelStep
 from astitch.rewrite.simplify import simplify
+from astitch.show.compilation import Compilation
 from tests.hlo_runner import lower
 
 H100 = preset("h100")

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.host_engine import HostEngine
+from astitch.show.compilation import Compilation
 
 ROWS, COLUMNS = 24, 64
 

@@ -8,7 +8,6 @@ import functools
 import numpy as np
 import pytest
 
-from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.reference import run_graph
@@ -16,6 +15,7 @@ from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import import_hlo
 from astitch.host_engine import HostEngine
 from astitch.program.steps import KernelStep, LibraryStep
+from astitch.show.compilation import Compilation
 from astitch.stitch_scope import is_memory_op
 from tests.hlo_runner import random_arguments
 from tests.test_hlo_import import read_module

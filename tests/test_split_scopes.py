@@ -19,7 +19,6 @@ from strategies import random_arguments
 from test_fuzz import wide_graphs
 
 from astitch import compile as stages
-from astitch.compilation import Compilation
 from astitch.compile import compile_graph, show_stage
 from astitch.cost.projected_latency import Projection, project
 from astitch.device.gpu import preset
@@ -48,6 +47,7 @@ from astitch.search.split_scopes import (
     why_split,
     work_of,
 )
+from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope, Scopes, find_scopes
 from astitch.toolchain.compile_pool import Ahead
 from astitch.toolchain.nvrtc import Resources

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from astitch import options
-from astitch.compilation import Compilation
 from astitch.device.gpu import preset
 from astitch.host_engine import HostEngine
+from astitch.show.compilation import Compilation
 from tests.hlo_runner import lower
 
 tf = pytest.importorskip("tensorflow")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import astitch
-from astitch.trace import dump
+from astitch.show.trace import dump
 
 X = jnp.ones((8, 16))
 

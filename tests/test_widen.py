@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.graph.ir import Graph
@@ -19,6 +18,7 @@ from astitch.host_engine import HostEngine
 from astitch.rewrite.narrow_reductions import widen
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
+from astitch.show.compilation import Compilation
 
 Function = Callable[..., jax.Array]
 

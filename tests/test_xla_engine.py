@@ -24,7 +24,6 @@ import pytest
 
 import astitch
 from astitch import xla_engine
-from astitch.compilation import Compilation
 from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, preset
 from astitch.emulate import compile_host
@@ -37,6 +36,7 @@ from astitch.hlo_import import import_hlo
 from astitch.host_engine import allocate_aligned
 from astitch.kernel import kernel_ir as k
 from astitch.program.steps import CudaKernel, KernelStep
+from astitch.show.compilation import Compilation
 from astitch.stitch_regions import stitch_bodies
 from astitch.toolchain import nvrtc
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources

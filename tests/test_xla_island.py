@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import astitch
-from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.errors import EngineUnavailable, IslandRefused, UnsupportedOp
 from astitch.host_engine import HostEngine
@@ -32,6 +31,7 @@ from astitch.library.xla_fallback import (
     put_array,
 )
 from astitch.program.steps import IslandStep, KernelStep, LibraryStep, ReferenceStep
+from astitch.show.compilation import Compilation
 from tests.hlo_runner import lower, run_xla
 
 RNG = np.random.default_rng(0)

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from astitch import options
-from astitch.compilation import Compilation
 from astitch.compile import compile_graph, spell_kernel
 from astitch.device.gpu import Gpu, from_device, preset
 from astitch.errors import EngineUnavailable
@@ -34,6 +33,7 @@ from astitch.loops.plan import LoopPlanner
 from astitch.loops.stacks import straighten_stacks
 from astitch.program.steps import Program
 from astitch.rewrite.simplify import simplify
+from astitch.show.compilation import Compilation
 from tf_addon import kept_programs
 from tf_addon.errors import UnsupportedSignature
 from tf_addon.ffi import TARGET

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from astitch.compilation import Compilation
 from astitch.program.steps import Program
+from astitch.show.compilation import Compilation
 from tf_addon.launch_table import count_steps
 from tf_addon.shim_library import OP_BY_OP, STITCHED, XLA
 

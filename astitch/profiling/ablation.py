@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from astitch.compilation import Compilation
 from astitch.cost.projected_latency import project
 from astitch.device.gpu import Gpu
 from astitch.device.schedule import DEFAULT
@@ -19,6 +18,7 @@ from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS, Kind
 from astitch.profiling.report import MEMORY, PROJECTED, Ablation, Side
 from astitch.search.plan import Plan, plan_groups
+from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope, make_scope
 
 MAPPING, STITCHING, MERGING, WHOLE = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
@@ -17,6 +16,7 @@ from astitch.hlo_import import import_hlo
 from astitch.profiling.report import Kernel
 from astitch.profiling.target import Target
 from astitch.profiling.xla_kernels import Launches
+from astitch.show.compilation import Compilation
 from astitch.xla_engine import compile_for_xla, has_target
 
 

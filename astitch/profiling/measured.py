@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from astitch.compilation import Compilation
 from astitch.compile import compile_hlo
 from astitch.device.gpu import Gpu, from_device
 from astitch.errors import AstitchError
@@ -46,6 +45,7 @@ from astitch.profiling.timing import Runner, choose_calls, time_batch, time_turn
 from astitch.profiling.xla_kernels import Launches, read_xla_kernels
 from astitch.search.measure import make_values, measure_plans
 from astitch.search.plan import Plan
+from astitch.show.compilation import Compilation
 
 TRACE_US = 20_000.0
 MOST_TRACED = 20

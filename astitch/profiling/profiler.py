@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from astitch.compilation import Compilation
 from astitch.device.gpu import Gpu, preset
 from astitch.errors import AstitchError
 from astitch.hlo_import import serialize_module
@@ -37,6 +36,7 @@ from astitch.profiling.stitched import (
 from astitch.profiling.target import Target, trace_function
 from astitch.profiling.xla_ahead import INSTALL, AheadOfTime, find_plugin
 from astitch.profiling.xla_kernels import Launches, read_xla_kernels
+from astitch.show.compilation import Compilation
 
 DEFAULT_PRESET = "h100"
 PACKAGES = (

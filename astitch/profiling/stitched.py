@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from astitch.compilation import Compilation
 from astitch.cost.projected_latency import Projection, project
 from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
@@ -46,6 +45,7 @@ from astitch.program.steps import (
 )
 from astitch.program.steps import Step as ProgramStep
 from astitch.search.plan import Plan
+from astitch.show.compilation import Compilation
 from astitch.stitch_loops import find_loops
 from astitch.stitch_scope import Refusal as ScopeRefusal
 from astitch.toolchain.nvrtc import Resources

@@ -10,9 +10,9 @@ import warnings
 from pathlib import Path
 
 from astitch import options
-from astitch.compilation import Compilation
 from astitch.faults import file_name, write_repro
 from astitch.program.steps import IslandStep, KernelStep, LibraryStep, ReferenceStep
+from astitch.show.compilation import Compilation
 from astitch.system.private_files import PrivateFolder
 
 

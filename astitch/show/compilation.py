@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
-from astitch.explain import compile_resources, explain, show_faults
 from astitch.faults import Fault
 from astitch.graph.ir import Graph
 from astitch.program.steps import Program
 from astitch.search.plan import Plan
 from astitch.search.split_scopes import Split
+from astitch.show.explain import compile_resources, explain, show_faults
 from astitch.stitch_scope import Scopes
 from astitch.toolchain.nvrtc import Resources
 
