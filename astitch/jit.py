@@ -730,7 +730,7 @@ class Lowered(_Stage):
     @cached_property
     def _device(self) -> int | None:
         """The number of the CUDA device; None for the emulation."""
-        from astitch.executor import current_gpu
+        from astitch.run.executor import current_gpu
 
         return current_gpu() if self.engine == "executor" else None
 
@@ -900,7 +900,7 @@ def choose_launcher(asked: str | None = None) -> str:
 
     Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
     """
-    from astitch.executor import count_gpus
+    from astitch.run.executor import count_gpus
 
     wanted = asked or options.engine()
     if wanted == "host":
@@ -948,12 +948,12 @@ def make_engine(program: Program, device: int | None) -> Engine:
     import jax
 
     if device is not None:
-        from astitch.executor import GpuExecutor
+        from astitch.run.executor import GpuExecutor
 
         return GpuExecutor(program, device, moves=False).run_to_jax
 
-    from astitch.host_engine import HostEngine
     from astitch.library.xla_fallback import find_device
+    from astitch.run.host_engine import HostEngine
 
     host, cpu = HostEngine(program), find_device("cpu")
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from astitch.compile import compile_hlo
 from astitch.device.gpu import Gpu, from_device
-from astitch.executor import GpuExecutor, import_cupy
+from astitch.run.executor import GpuExecutor, import_cupy
 from tests.programs import PROGRAMS, Program, load
 
 REPEATS = 7

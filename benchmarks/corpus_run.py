@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from astitch.compile import compile_hlo
 from astitch.device.gpu import from_device
-from astitch.executor import GpuExecutor
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.program.steps import IslandStep, LibraryStep
+from astitch.run.executor import GpuExecutor
 from tests.programs import PROGRAMS, TF32_SCALE, assert_matches, load
 
 

@@ -28,12 +28,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from astitch.errors import EngineUnavailable
-from astitch.executor import import_cupy
 from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.running import find_running
 from astitch.profiling.kernel_trace import NothingRecorded
 from astitch.profiling.timing import Runner, measure_wall
+from astitch.run.executor import import_cupy
 from benchmarks import peers, prepare
 from benchmarks.patterns import DTYPES, PATTERNS, SIZES, Case, choose_cases
 from benchmarks.results import (

@@ -76,7 +76,7 @@ def prepare_astitch(compiled: Any, arguments: Sequence[jax.Array]) -> tuple[Runn
     """
     import cupy
 
-    from astitch.executor import GpuExecutor
+    from astitch.run.executor import GpuExecutor
 
     executor = GpuExecutor(compiled.program)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 
 from astitch import options
-from astitch.executor import import_cupy
+from astitch.run.executor import import_cupy
 from benchmarks.results import describe
 
 CONTEXT_BYTES = 1_500_000_000

@@ -30,13 +30,13 @@ import tensorflow as tf
 import tf_addon
 from astitch.compile import memory_ops
 from astitch.device.gpu import preset
-from astitch.executor import count_gpus
 from astitch.hlo.schema import HloModuleProto
 from astitch.hlo_import import serialize_module
 from astitch.profiling.report import PRODUCT
 from astitch.profiling.xla_ahead import AheadOfTime, find_plugin
 from astitch.profiling.xla_kernels import read_xla_kernels
 from astitch.program.steps import IslandStep
+from astitch.run.executor import count_gpus
 from benchmarks.tf_workloads import MODELS, make_model
 from tf_addon.launch_table import count_steps
 from tf_addon.programs import compile_for

@@ -21,10 +21,10 @@ from astitch.device.gpu import preset
 from astitch.graph.ir import DType
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.rewrite.expand import expand
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
 from tests.hlo_runner import lower, parse_hlo_text, run_xla
 
 PRED = np.dtype(np.bool_)

@@ -15,15 +15,15 @@ import numpy as np
 from astitch.compile import plan_scopes
 from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import Schedule
-from astitch.emulate import HostModule, Order
 from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.kernel import kernel_ir as k
 from astitch.program.steps import Program
 from astitch.rewrite.expand import expand
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
+from astitch.run.emulate import HostModule, Order
+from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.build_program import build_program
 from astitch.search.check_plan import check_plan

@@ -26,7 +26,7 @@ from astitch.errors import (
 from astitch.graph.reference import run_graph
 from astitch.hlo import schema
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
+from astitch.run.host_engine import HostEngine
 from astitch.toolchain.nvrtc import compile_cuda
 from tests.hlo_runner import parse_hlo_text, run_xla
 from tests.programs import CORPUS, PROGRAMS, load

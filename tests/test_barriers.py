@@ -19,7 +19,6 @@ from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.loops.plan import LoopPlan, LoopPlanner, hoist_planned
 from astitch.profiling import xla_ahead
 from astitch.profiling.xla_ahead import AheadOfTime, Compiled
@@ -29,6 +28,7 @@ from astitch.rewrite.expand import expand
 from astitch.rewrite.products import arrange_products
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import find_scopes
 from astitch.xla_engine import compile_for_xla

@@ -22,9 +22,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from astitch.compile import compile_hlo
 from astitch.errors import EngineUnavailable
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.profiling import timing as clock
 from astitch.profiling.timing import Runner
+from astitch.run.host_engine import HostEngine
 from astitch.toolchain.nvrtc import compile_cuda
 from benchmarks import irregular, kernels, peers, prepare, timing
 from benchmarks.patterns import DTYPES, ON_CHIP_BYTES, PATTERNS, SIZES, Case, Pattern, choose_cases

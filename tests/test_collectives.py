@@ -14,7 +14,6 @@ import pytest
 from graphs import GraphBuilder
 
 from astitch.emit_cuda import emit_cuda
-from astitch.emulate import HostModule, Order, compile_host
 from astitch.graph import index as ix
 from astitch.graph.index import Symbol, of_symbol
 from astitch.graph.ir import Graph
@@ -22,6 +21,7 @@ from astitch.graph.propagation import Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.kernel_ir import STRIDED_CHUNK, count_lines
 from astitch.kernel.reducers import make_reducer
+from astitch.run.emulate import HostModule, Order, compile_host
 from astitch.search.check_plan import check_kernel
 from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import stitched_graph

@@ -24,8 +24,8 @@ from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.program.steps import CudaKernel, KernelStep, LibraryStep
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from astitch.toolchain.nvrtc import CompiledKernel, Request, choose_nvrtc, compile_many_cuda
 from tests.programs import BF16, CORPUS, E4M3, E5M2, F16, F32, F64, PROGRAMS, load

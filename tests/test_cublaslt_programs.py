@@ -18,15 +18,15 @@ from fake_cublaslt import finish as finish_sum
 from fake_cupy import Fake
 
 from astitch.compile import compile_hlo
-from astitch.executor import GpuExecutor
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
 from astitch.graph.reference import eval_node
 from astitch.library import cublaslt
 from astitch.program.steps import Activation, KernelStep, Program
+from astitch.run.executor import GpuExecutor
 from tests.hlo_runner import lower, run_xla
 from tests.stepped_programs import dot_program
 
-executor_module = importlib.import_module("astitch.executor")
+executor_module = importlib.import_module("astitch.run.executor")
 
 F32, F16, BF16 = jnp.float32, jnp.float16, jnp.bfloat16
 

@@ -19,10 +19,7 @@ import pytest
 import stepped_programs as programs
 from fake_cupy import Fake, Here, Memory
 
-from astitch import cuda_graph, result_memory
-from astitch.cuda_graph import GraphCache, GraphCounts, WorkRooms, split_runs
 from astitch.errors import OutOfMemory
-from astitch.executor import DeviceArray, GpuExecutor
 from astitch.graph.ir import ArrayType, DimensionAttrs, DType, Node
 from astitch.program.steps import (
     ALIGNMENT_BYTES,
@@ -34,9 +31,12 @@ from astitch.program.steps import (
     Step,
     View,
 )
-from astitch.result_memory import ResultMemory, ResultPool, follows_stream, note_array
+from astitch.run import cuda_graph, result_memory
+from astitch.run.cuda_graph import GraphCache, GraphCounts, WorkRooms, split_runs
+from astitch.run.executor import DeviceArray, GpuExecutor
+from astitch.run.result_memory import ResultMemory, ResultPool, follows_stream, note_array
 
-executor_module = importlib.import_module("astitch.executor")
+executor_module = importlib.import_module("astitch.run.executor")
 
 F32 = DType.F32
 SIZE = 512

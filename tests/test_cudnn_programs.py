@@ -17,18 +17,18 @@ from fake_cupy import Fake
 from jax import lax
 
 from astitch.compile import compile_hlo
-from astitch.executor import GpuExecutor, _Call
 from astitch.graph.convolution import CanonicalConvolution, canonical_convolution
 from astitch.graph.ir import ArrayType, ConvolutionAttrs, Node
 from astitch.hlo.export import export_call
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.library import cudnn
 from astitch.library.xla_fallback import compile_island, find_device, put_array
 from astitch.program.steps import LibraryStep, Program
+from astitch.run.executor import GpuExecutor, _Call
+from astitch.run.host_engine import HostEngine
 from tests.hlo_runner import lower, run_xla
 
-executor_module = importlib.import_module("astitch.executor")
+executor_module = importlib.import_module("astitch.run.executor")
 
 LAST, FIRST = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
 

@@ -28,16 +28,16 @@ from astitch.emit_cuda import (
     spell_number,
     spell_value,
 )
-from astitch.emulate import compile_host
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol, of_symbol
 from astitch.graph.ir import CompareAttrs, DType, Graph, Literal, NoAttrs, ReducePrecisionAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.propagation import Divisible, Within
 from astitch.graph.stitchable import STITCHABLE_DTYPES
-from astitch.host_engine import HostEngine
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.reducers import make_reducer
+from astitch.run.emulate import compile_host
+from astitch.run.host_engine import HostEngine
 from astitch.toolchain.nvrtc import compile_cuda
 
 DTYPES = sorted(STORAGE, key=lambda d: d.value)

@@ -16,9 +16,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from astitch import emulate
-from astitch.emulate import Order, compile_host, compile_many
 from astitch.errors import ArgumentMismatch, KernelCompileError, KernelFault, LaunchRefused
+from astitch.run import emulate
+from astitch.run.emulate import Order, compile_host, compile_many
 from astitch.system import private_files
 from astitch.system.kept_libraries import FORM, is_whole, run_compiler
 from astitch.system.private_files import seal
@@ -571,7 +571,7 @@ def test_a_folder_that_cannot_be_used_costs_only_the_cache(
 def test_a_new_process_builds_the_runtime_and_runs(tmp_path: Path) -> None:
     """Two processes at once in one empty cache, each with everything to compile."""
     program = (
-        "import numpy as np\nfrom astitch.emulate import compile_host\n"
+        "import numpy as np\nfrom astitch.run.emulate import compile_host\n"
         f"source = {ADD_ONE!r}\n"
         "x, y = np.ones(64, np.float32), np.zeros(64, np.float32)\n"
         "compile_host(source).launch('add_one', 1, 64, [x, y])\nprint(y.sum())\n"

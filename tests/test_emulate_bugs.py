@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from astitch.emulate import Order, compile_host, compile_many
 from astitch.errors import KernelFault
+from astitch.run.emulate import Order, compile_host, compile_many
 
 Arrays = list[np.ndarray]
 

@@ -31,14 +31,14 @@ from astitch.errors import (
     OutOfMemory,
     UnsupportedType,
 )
-from astitch.executor import DeviceArray, GpuExecutor, _RenamedDlpack, count_gpus
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
 from astitch.graph.reference import eval_node
 from astitch.library import cublaslt
 from astitch.program.steps import KernelStep, LibraryStep, Program, Space
-from astitch.result_memory import give_back_all
+from astitch.run.executor import DeviceArray, GpuExecutor, _RenamedDlpack, count_gpus
+from astitch.run.result_memory import give_back_all
 
-executor_module = importlib.import_module("astitch.executor")
+executor_module = importlib.import_module("astitch.run.executor")
 
 F32 = DType.F32
 

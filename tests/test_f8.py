@@ -15,12 +15,12 @@ from hlo_runner import parse_hlo_text
 
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
-from astitch.emulate import compile_host
 from astitch.graph.index import ZERO
 from astitch.graph.ir import DType, NoAttrs
-from astitch.host_engine import HostEngine
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.store_rounding import round_at_stores
+from astitch.run.emulate import compile_host
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from astitch.toolchain.nvrtc import compile_cuda, find_nvrtcs
 

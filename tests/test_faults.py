@@ -24,9 +24,9 @@ from astitch.device.gpu import preset
 from astitch.errors import CompilerMissing, KernelCompileError, KernelFault, UnsupportedOp
 from astitch.faults import FaultLog, FaultWarning, dump_faults, is_fault
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.loops import plan
 from astitch.program.steps import IslandStep
+from astitch.run.host_engine import HostEngine
 
 jit_module = sys.modules["astitch.jit"]
 X = jnp.linspace(-1.0, 1.0, 8 * 16).reshape(8, 16)
@@ -133,7 +133,7 @@ def test_a_stitch_op_that_fails_is_left_alone(
 
 def refuse_text(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A host compiler that refuses the text of one kernel."""
-    engine = sys.modules["astitch.host_engine"]
+    engine = sys.modules["astitch.run.host_engine"]
     works = engine.compile_many
 
     def refuse_one(sources: list[str], check: bool = False) -> Any:
@@ -161,7 +161,7 @@ def test_text_that_the_compiler_refuses_is_left_alone(monkeypatch: pytest.Monkey
 def test_without_a_compiler_it_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is no error inside astitch: the user can install one."""
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(sys.modules["astitch.emulate"], "_modules", {})
+    monkeypatch.setattr(sys.modules["astitch.run.emulate"], "_modules", {})
     with pytest.raises(CompilerMissing, match="install g"):
         astitch.jit(two_layers)(X[:7] + 7)
 

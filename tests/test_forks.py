@@ -75,7 +75,7 @@ work(0)
 
 LAUNCHES = """
 import numpy as np
-from astitch.emulate import compile_host
+from astitch.run.emulate import compile_host
 text = '''#include "astitch.cuh"
 extern "C" __global__ void __launch_bounds__(64) add_one(const float* x, float* y)
 { y[blockIdx.x * 64 + threadIdx.x] = x[blockIdx.x * 64 + threadIdx.x] + 1.f; }

@@ -18,8 +18,8 @@ from astitch.graph.check import check_graph
 from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import DType, Graph, TupleType
 from astitch.graph.reference import run_graph
-from astitch.host_engine import HostEngine
 from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.build_program import build_program
 from astitch.search.check_plan import check_plan

@@ -21,7 +21,7 @@ from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.graph.ir import ArrayType, DType, Graph
 from astitch.graph.reference import run_graph
-from astitch.host_engine import HostEngine
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 
 T = TypeVar("T")

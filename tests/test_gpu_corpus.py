@@ -11,10 +11,10 @@ import pytest
 
 from astitch.compile import compile_hlo
 from astitch.device.gpu import Gpu, from_device
-from astitch.executor import GpuExecutor
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
+from astitch.run.executor import GpuExecutor
 from astitch.show.compilation import Compilation
 from tests.programs import PROGRAMS, TF32_SCALE, Program, Tolerance, assert_matches, load
 

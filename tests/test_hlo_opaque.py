@@ -22,8 +22,8 @@ from astitch.hlo.export import ModuleBuilder
 from astitch.hlo.opaque import READ_OPCODES, discard_unread_fields, outline_dynamic_shapes
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.program.steps import KernelStep
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from astitch.xla_engine import KernelRefusal, export_program
 from tests.hlo_runner import parse_hlo_text, run_xla

@@ -12,8 +12,8 @@ import stepped_programs as programs
 
 from astitch.errors import ArgumentMismatch, KernelFault
 from astitch.graph.ir import ArrayType, DotAttrs, DType
-from astitch.host_engine import HostEngine, allocate_aligned
 from astitch.program.steps import ALIGNMENT_BYTES, KernelStep, Program
+from astitch.run.host_engine import HostEngine, allocate_aligned
 
 X = np.random.default_rng(0).standard_normal((10, 20), np.float32)
 

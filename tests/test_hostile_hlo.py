@@ -25,9 +25,9 @@ from astitch.errors import (
 from astitch.graph.reference import run_graph
 from astitch.hlo import schema
 from astitch.hlo_import import MOST_NESTED, import_hlo
-from astitch.host_engine import HostEngine
 from astitch.loops.plan import describe_loops
 from astitch.loops.stacks import straighten_stacks
+from astitch.run.host_engine import HostEngine
 from tests.damaged_modules import ENTRIES, load_modules, run_cases
 from tests.hlo_runner import parse_hlo_text
 

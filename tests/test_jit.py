@@ -657,7 +657,7 @@ def test_errors_of_a_compilation_are_not_hidden(monkeypatch: pytest.MonkeyPatch)
 
 def test_one_notice_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASTITCH_ENGINE")
-    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
+    monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 0)
     jit_module._warn_no_gpu.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -675,7 +675,7 @@ def test_no_notice_where_the_host_was_asked_for() -> None:
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTITCH_ENGINE", "gpu")
-    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
+    monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 0)
     with pytest.raises(
         EngineUnavailable, match=r"ASTITCH_ENGINE=gpu, but CuPy sees no GPU\n  install"
     ):
@@ -1009,7 +1009,7 @@ def test_which_engine_is_taken_where_there_is_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("ASTITCH_ENGINE")
-    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 1)
+    monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 1)
     monkeypatch.setattr("astitch.device.cuda_driver.count_devices", lambda: 1)
     monkeypatch.setattr("astitch.xla_engine.has_target", lambda: target)
     monkeypatch.setattr(

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import stepped_programs as programs
 
-from astitch import lending
-from astitch.executor import GpuExecutor
-from astitch.lending import Lent, last_returned, wait_for_jax
-from astitch.xla_ffi import Api, Entry, ErrorDestruction, Frame, P, StreamQuestion
+from astitch.run import dlpack_export
+from astitch.run.dlpack_export import Lent, last_returned, wait_for_jax
+from astitch.run.executor import GpuExecutor
+from astitch.run.xla_ffi import Api, Entry, ErrorDestruction, Frame, P, StreamQuestion
 
 
 def test_that_jax_let_go_is_known_before_the_memory_is_free() -> None:
@@ -56,8 +56,8 @@ def test_a_stream_waits_for_what_jax_enqueued_last(
         def disassemble_into_single_device_arrays(self) -> list[list[Last]]:
             return [[Last()]]
 
-    monkeypatch.setattr(lending, "_find_queue", lambda _: None)
-    monkeypatch.setattr(lending, "_make_marker", lambda _: (Executable(), ["token"]))
+    monkeypatch.setattr(dlpack_export, "_find_queue", lambda _: None)
+    monkeypatch.setattr(dlpack_export, "_make_marker", lambda _: (Executable(), ["token"]))
     for stream, name in (0, 1), (77, 77):
         asked.clear()
         wait_for_jax(0, stream)
@@ -76,10 +76,12 @@ def test_the_marker_is_computed_where_jax_computes(
 
     cpu = find_anew(monkeypatch)
     asked: list[Any] = []
-    find_stream = lending.find_stream
-    monkeypatch.setattr(lending, "find_stream", lambda *given: asked.append(find_stream(*given)))
+    find_stream = dlpack_export.find_stream
+    monkeypatch.setattr(
+        dlpack_export, "find_stream", lambda *given: asked.append(find_stream(*given))
+    )
     assert (jax.jit(wait) if traced else wait)(np.float32(1)) == 2
-    executable, operands = lending._make_marker(0)
+    executable, operands = dlpack_export._make_marker(0)
     ((last,),) = executable.execute_sharded(operands).disassemble_into_single_device_arrays()
     assert last.devices() == {cpu}
     assert set(asked) == {None}  # the custom call ran there, and was told of no stream
@@ -112,7 +114,7 @@ class Xla:
 
     def execute_sharded(self, _: Any) -> None:
         self.runs += 1
-        self.run(lambda: lending._HANDLER(ctypes.pointer(self.frame)))
+        self.run(lambda: dlpack_export._HANDLER(ctypes.pointer(self.frame)))
 
 
 def run_elsewhere(work: Callable[[], None]) -> None:
@@ -126,20 +128,20 @@ def run_here(work: Callable[[], None]) -> None:
 
 
 def find_anew(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """JAX's CPU, which is its GPU for lending, of which it knows nothing yet."""
+    """JAX's CPU, which is its GPU for dlpack_export, of which it knows nothing yet."""
     import jax
 
     cpu = jax.devices("cpu")[0]
     for name in ("_make_marker", "_find_queue"):
-        monkeypatch.setattr(lending, name, getattr(lending, name).__wrapped__)
-    monkeypatch.setattr(lending, "find_device", lambda *_: cpu)
+        monkeypatch.setattr(dlpack_export, name, getattr(dlpack_export, name).__wrapped__)
+    monkeypatch.setattr(dlpack_export, "find_device", lambda *_: cpu)
     return cpu
 
 
 def put_in_place_of_xla(monkeypatch: pytest.MonkeyPatch, xla: Xla) -> list[Any]:
     """What CuPy is asked for from then on."""
     find_anew(monkeypatch)
-    monkeypatch.setattr(lending, "_compile", lambda *_: (xla, []))
+    monkeypatch.setattr(dlpack_export, "_compile", lambda *_: (xla, []))
     done: list[Any] = []
     runtime = SimpleNamespace(
         eventRecord=lambda *given: done.append(("record", *given)),
@@ -159,10 +161,10 @@ def test_a_stream_waits_for_an_event_on_jax_s_which_is_asked_for_once(
 ) -> None:
     xla = Xla(STREAM, run_here)
     done = put_in_place_of_xla(monkeypatch, xla)
-    queue = lending._find_queue(3)
+    queue = dlpack_export._find_queue(3)
     assert done == [("device", 3), ("event", {"disable_timing": True})]
     assert queue is not None and queue.keep is xla and not xla.destroyed
-    monkeypatch.setattr(lending, "_find_queue", lambda _: queue)
+    monkeypatch.setattr(dlpack_export, "_find_queue", lambda _: queue)
     done.clear()
     for stream in 0, 5:
         wait_for_jax(3, stream)
@@ -185,8 +187,8 @@ def test_a_stream_that_may_not_hold_all_is_not_trusted(
 ) -> None:
     stand_in = xla()
     done = put_in_place_of_xla(monkeypatch, stand_in)
-    lending._noted.stream = STREAM + 1  # of a run before
-    assert lending._find_queue(0) is None and not done
+    dlpack_export._noted.stream = STREAM + 1  # of a run before
+    assert dlpack_export._find_queue(0) is None and not done
     assert stand_in.runs == 1 and stand_in.destroyed == [55] * (stand_in.stream is None)
 
 
@@ -196,7 +198,7 @@ def test_a_handler_that_fails_tells_xla_nothing(
     xla = Xla(STREAM, run_here)
     put_in_place_of_xla(monkeypatch, xla)
     xla.frame.api = None
-    assert lending._find_queue(0) is None and xla.runs == 1
+    assert dlpack_export._find_queue(0) is None and xla.runs == 1
     assert not capfd.readouterr().err
 
 
@@ -212,13 +214,13 @@ def test_where_jax_takes_no_handler_the_marker_stays(
     done = put_in_place_of_xla(monkeypatch, xla)
     monkeypatch.setattr(ffi, "register_ffi_target", refuse)
     with caplog.at_level(logging.WARNING, "astitch"):
-        assert lending._find_queue(0) is None
+        assert dlpack_export._find_queue(0) is None
     assert "takes longer: no such platform" in caplog.text and not done and not xla.runs
 
 
 def test_without_jax_s_gpu_there_is_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     find_anew(monkeypatch)
-    monkeypatch.setattr(lending, "find_device", lambda *_: None)
+    monkeypatch.setattr(dlpack_export, "find_device", lambda *_: None)
     wait_for_jax(0, 0)
 
 
@@ -253,9 +255,9 @@ def test_what_a_stream_writes_behind_the_wait_jax_has_read(
 
     work_long, busy = make_long_work(turns=100, size=8192)
     if by_marker:
-        monkeypatch.setattr(lending, "_find_queue", lambda _: None)
+        monkeypatch.setattr(dlpack_export, "_find_queue", lambda _: None)
     else:
-        assert lending._find_queue(0) is not None  # else every wait is a computation of JAX's
+        assert dlpack_export._find_queue(0) is not None  # else every wait is a computation of JAX's
     stream, ended = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event(disable_timing=True)
     ours, copy = cupy.ones(1 << 20, np.float32), cupy.zeros(1 << 20, np.float32)
     read = jax.jit(lambda y: y + 1)

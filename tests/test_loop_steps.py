@@ -15,11 +15,11 @@ from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.loop_steps import fold_ends, take_loops
 from astitch.loops.plan import LoopPlanner
 from astitch.program.steps import IslandStep, KernelStep
 from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from tests.hlo_runner import lower
 

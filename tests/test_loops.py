@@ -22,7 +22,6 @@ from astitch import compile as compiler
 from astitch import xla_engine
 from astitch.compile import compile_graph, main
 from astitch.device.gpu import preset
-from astitch.emulate import Order, compile_host
 from astitch.errors import KernelCompileError, UnsupportedOp
 from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph, Node
@@ -54,6 +53,7 @@ from astitch.loops.plan import (
 )
 from astitch.program.steps import IslandStep, KernelStep, Step, View
 from astitch.rewrite.simplify import simplify
+from astitch.run.emulate import Order, compile_host
 from astitch.scope.structure import structure_of
 from astitch.stitch_loops import find_loops
 from astitch.toolchain.driver_assembly import Unit

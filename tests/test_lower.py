@@ -17,11 +17,11 @@ from astitch.graph.ir import DType, Graph
 from astitch.graph.ops import monoid_of
 from astitch.graph.reference import run_graph
 from astitch.graph.storage import storage_name
-from astitch.host_engine import HostEngine
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.lower import MAX_POINTERS
 from astitch.kernel.reducers import make_reducer
 from astitch.mapping.stitch_scheme import Span
+from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.build_program import build_program
 from astitch.search.check_plan import check_plan

@@ -11,7 +11,7 @@ import pytest
 
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
-from astitch.host_engine import HostEngine
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 
 ROWS, COLUMNS = 24, 64

@@ -8,13 +8,13 @@ import pytest
 from hlo_runner import lower
 
 import astitch
-from astitch import executor
 from astitch.device.gpu import from_device, measure_copy_gbs
 from astitch.device.schedule import DEFAULT
 from astitch.errors import EngineUnavailable
 from astitch.graph.ir import ArrayType, DType
 from astitch.hlo_import import import_hlo
 from astitch.rewrite.simplify import simplify
+from astitch.run import executor
 from astitch.search.measure import import_cupy, make_values, measure_plans
 from astitch.search.plan import plan_scope, rank_plans
 from astitch.stitch_scope import find_scopes

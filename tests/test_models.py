@@ -13,8 +13,8 @@ from astitch.graph.dimensions import is_embedded
 from astitch.graph.reference import run_graph
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.program.steps import KernelStep, LibraryStep
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import is_memory_op
 from tests.hlo_runner import random_arguments

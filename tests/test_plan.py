@@ -19,11 +19,11 @@ from astitch.errors import IllegalProduct
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.mapping.stitch_scheme import Scheme
 from astitch.rewrite.expand import expand
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.check_plan import check_plan
 from astitch.search.plan import LARGE_BLOCK, SMALL_BLOCK, Plan, plan_scope

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astitch.device.schedule import DEFAULT, Keep, Schedule
-from astitch.emulate import Order
 from astitch.kernel import kernel_ir as k
+from astitch.run.emulate import Order
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.float16)

@@ -15,9 +15,9 @@ from astitch.device.gpu import preset
 from astitch.graph.ir import DotAttrs, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.rewrite.products import MERGED_BYTES, arrange_products
 from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
 from astitch.xla_engine import find_moves
 
 Function = Callable[..., Any]

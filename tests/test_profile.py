@@ -21,7 +21,6 @@ from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.errors import AstitchError
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.profiling import command, profiler, xla_ahead
 from astitch.profiling.ablation import cut_like_xla, plan_variants
 from astitch.profiling.command import main
@@ -30,6 +29,7 @@ from astitch.profiling.report import MEMORY, PRODUCT, SCHEMA, Event, Kernel, Rep
 from astitch.profiling.stitched import describe_program, find_separations
 from astitch.profiling.target import parse_shapes, read_target, trace_function
 from astitch.profiling.wording import describe_name, shorten_names
+from astitch.run.host_engine import HostEngine
 from astitch.search.build_program import build_program
 from astitch.search.check_plan import check_plan
 from astitch.xla_engine import compile_for_xla
@@ -386,8 +386,8 @@ def test_bad_input_is_one_line_and_status_2(
 def test_a_gpu_that_jax_does_not_see_is_told(
     module: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 1)
-    monkeypatch.setattr("astitch.executor.current_gpu", lambda: 0)
+    monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 1)
+    monkeypatch.setattr("astitch.run.executor.current_gpu", lambda: 0)
     monkeypatch.setattr("astitch.library.xla_fallback.find_device", lambda platform, number: None)
     assert main([str(module)]) == 2
     assert "CuPy sees a GPU, JAX does not" in capsys.readouterr().err

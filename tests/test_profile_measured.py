@@ -17,13 +17,13 @@ import pytest
 
 from astitch.device.gpu import preset
 from astitch.errors import AstitchError
-from astitch.host_engine import HostEngine
 from astitch.profiling import command, counters, measured, profiler, terminal
 from astitch.profiling.kernel_trace import Launch
 from astitch.profiling.profiler import Options
 from astitch.profiling.report import MEASURED, MEMORY, PRODUCT, Kernel, Report, Side
 from astitch.profiling.target import trace_function
 from astitch.profiling.xla_kernels import Launches
+from astitch.run.host_engine import HostEngine
 
 DETAILS = "regs:32 static_shared:16 dynamic_shared:1024 grid:12,2,1 block:256,1,1 occ_pct:50"
 CALLS = 4
@@ -56,8 +56,8 @@ def make_launches(names: list[str]) -> Callable[[Callable[[], object]], list[Lau
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that CuPy would see; astitch's kernels run in the emulation."""
-    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 1)
-    monkeypatch.setattr("astitch.executor.current_gpu", lambda: 0)
+    monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 1)
+    monkeypatch.setattr("astitch.run.executor.current_gpu", lambda: 0)
     monkeypatch.setattr(measured, "from_device", lambda number: preset("h100"))
     monkeypatch.setattr(measured, "wait_for_cupy", measured.wait_for_jax)
     monkeypatch.setattr(measured, "choose_calls", lambda us, work, most: CALLS)
@@ -277,7 +277,7 @@ def test_an_hlo_module_runs_on_values_made_up_for_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         "astitch.library.xla_fallback.find_device", lambda kind, number: jax.devices("cpu")[0]
     )
-    monkeypatch.setattr("astitch.executor.GpuExecutor", HostEngine)
+    monkeypatch.setattr("astitch.run.executor.GpuExecutor", HostEngine)
     shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8, 128), (128, 16))]
     module = replace(trace_function("soft", soft, tuple(shapes)), function=None, args=())
     found = measured.measure_sides(

@@ -19,9 +19,9 @@ from astitch.graph.check import check_graph
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.rewrite.expand import expand
 from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
 
 TYPES = ("u8", "s16", "u32", "s32", "u64", "s64")
 LAST = 2**64 - 1

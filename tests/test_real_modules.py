@@ -19,7 +19,6 @@ from astitch.device.gpu import Gpu, from_device
 from astitch.graph.ir import ConvolutionAttrs, DotAttrs, Graph
 from astitch.hlo.schema import HloModuleProto
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.library.xla_fallback import (
     AROUND_KERNELS,
     EXACT,
@@ -27,6 +26,7 @@ from astitch.library.xla_fallback import (
     find_device,
     put_array,
 )
+from astitch.run.host_engine import HostEngine
 from astitch.xla_engine import Stitched
 from tests.hlo_runner import random_arguments, run_xla
 from tests.test_hlo_import import COUNTS, read_module
@@ -239,7 +239,7 @@ def call_inside_xla(hlo: bytes, gpu: Gpu, arguments: Sequence[np.ndarray]) -> An
 
 
 def call_executor(hlo: bytes, gpu: Gpu) -> Any:
-    from astitch.executor import GpuExecutor
+    from astitch.run.executor import GpuExecutor
 
     executor = GpuExecutor(compile_hlo(hlo, gpu=gpu).program)
     return lambda *given: [output.to_numpy() for output in executor.run(given)]

@@ -22,10 +22,10 @@ from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.graph.storage import storage_name, storage_type
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.rewrite.expand import expand
 from astitch.rewrite.recompute import FREE_VERTICES, VERTICES_PER_OP, Staged, recompute
 from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import Scopes, find_scopes
 from tests.hlo_runner import lower

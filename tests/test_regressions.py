@@ -13,7 +13,7 @@ import pytest
 from astitch.compile import compile_hlo
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
+from astitch.run.host_engine import HostEngine
 from tests.hlo_runner import lower, parse_hlo_text, random_arguments, run_xla
 
 

@@ -20,11 +20,11 @@ from jax import lax
 
 from astitch.device.gpu import preset
 from astitch.device.schedule import Schedule
-from astitch.emulate import Order
 from astitch.errors import IllegalProduct
 from astitch.graph.index import Symbol
 from astitch.kernel import kernel_ir as k
 from astitch.mapping.scans import MAX_STATES, MAX_STEPS, map_running, why_not_in_order
+from astitch.run.emulate import Order
 from astitch.search.check_plan import check_kernel
 from astitch.thread_mapping import Mapping, Space, map_space
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from astitch.device.gpu import preset
-from astitch.emulate import compile_host
+from astitch.run.emulate import compile_host
 from benchmarks import sanitize, specimens
 from benchmarks.patterns import PATTERNS
 from benchmarks.sanitize import Log, read_log

@@ -21,11 +21,11 @@ from astitch.graph.ir import Graph, ScatterAttrs
 from astitch.graph.reference import run_graph
 from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.rewrite import scatter_order
 from astitch.rewrite.expand import expand
 from astitch.rewrite.scatter_order import MOST_RANKED, order_scatters
 from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
 from tests.hlo_runner import run_xla
 
 H100 = preset("h100")

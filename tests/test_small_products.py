@@ -18,9 +18,9 @@ from astitch.graph.check import check_graph
 from astitch.graph.ir import DotAttrs, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.small_dots import FEW, write_out_products
+from astitch.run.host_engine import HostEngine
 from astitch.xla_engine import compile_for_xla
 from tests.hlo_runner import lower, run_xla
 from tests.test_matmul import dots

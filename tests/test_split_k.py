@@ -15,10 +15,10 @@ from astitch.device.gpu import preset
 from astitch.graph.ir import DotAttrs, DType, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.program.steps import KernelStep, LibraryStep
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.split_k import MOST_PARTS, choose_split_k, split_products
+from astitch.run.host_engine import HostEngine
 
 Function = Callable[..., Any]
 H100 = preset("h100")

@@ -27,8 +27,8 @@ from astitch.graph.dimensions import is_embedded
 from astitch.graph.index import ZERO
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
-from astitch.host_engine import HostEngine
 from astitch.kernel import kernel_ir as k
+from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search import split_scopes as module
 from astitch.search.check_plan import check_plan

@@ -22,7 +22,6 @@ from astitch.graph.index import Symbol
 from astitch.graph.ir import Graph
 from astitch.graph.propagation import Index
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.mapping.stitch_scheme import (
     MAX_INLINE_PARTIALS,
     Arrangement,
@@ -36,6 +35,7 @@ from astitch.mapping.stitch_scheme import (
     shared_elements,
     why_not_block_local,
 )
+from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import find_scopes
 from astitch.thread_mapping import Mapping, Space, size_of

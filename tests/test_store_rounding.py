@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch.emulate import compile_host
 from astitch.kernel import kernel_ir as k
+from astitch.run.emulate import compile_host
 from astitch.toolchain.nvrtc import compile_cuda, find_nvrtcs
 from tests.small_gpu import Planned, few_sms, find_statements, plan_for
 from tests.test_f8 import launch_on_device

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import DEFAULT, Schedule
-from astitch.emulate import Order
-from astitch.host_engine import HostEngine
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.kernel_ir import BARRIER_STRIDE
 from astitch.kernel.values import MAX_LAG
 from astitch.mapping.stitch_scheme import Span
 from astitch.program.steps import KernelStep
+from astitch.run.emulate import Order
+from astitch.run.host_engine import HostEngine
 from astitch.search.build_program import make_cuda_kernel
 from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for

@@ -548,7 +548,7 @@ def test_off_keeps_the_other_options_of_each_block() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astitch.executor.count_gpus", lambda: 0)
+    monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 0)
     with pytest.raises(EngineUnavailable, match="engine='gpu', but CuPy sees no GPU"):
         tf_addon.enable(engine="gpu")
     assert not is_taken()

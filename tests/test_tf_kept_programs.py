@@ -15,7 +15,7 @@ import pytest
 
 from astitch import options
 from astitch.device.gpu import preset
-from astitch.host_engine import HostEngine
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from tests.hlo_runner import lower
 

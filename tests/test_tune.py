@@ -13,11 +13,11 @@ import pytest
 from hlo_runner import lower
 
 import astitch
-from astitch import executor
 from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Schedule
 from astitch.errors import EngineUnavailable
+from astitch.run import executor
 from astitch.search import tune
 from astitch.search.measure import Measurement
 from astitch.system.private_files import seal, unseal

@@ -14,10 +14,10 @@ from astitch.device.gpu import preset
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import HostEngine
 from astitch.rewrite.narrow_reductions import widen
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 
 Function = Callable[..., jax.Array]

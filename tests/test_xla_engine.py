@@ -26,16 +26,16 @@ import astitch
 from astitch import xla_engine
 from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, preset
-from astitch.emulate import compile_host
 from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
 from astitch.graph.index import Linear, Symbol
 from astitch.graph.ir import ArrayType, CustomCallAttrs, DType, Graph, Node, TupleType
 from astitch.graph.reference import eval_node
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
-from astitch.host_engine import allocate_aligned
 from astitch.kernel import kernel_ir as k
 from astitch.program.steps import CudaKernel, KernelStep
+from astitch.run.emulate import compile_host
+from astitch.run.host_engine import allocate_aligned
 from astitch.show.compilation import Compilation
 from astitch.stitch_regions import stitch_bodies
 from astitch.toolchain import nvrtc

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astitch import xla_ffi
-from astitch.xla_ffi import Frame, Handler, answer_metadata, find_stream, make_handler
+from astitch.run import xla_ffi
+from astitch.run.xla_ffi import Frame, Handler, answer_metadata, find_stream, make_handler
 
 LAYOUTS: dict[str, tuple[type[ctypes.Structure], dict[str, str]]] = {
     "Api": (

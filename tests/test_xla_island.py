@@ -21,7 +21,6 @@ import pytest
 import astitch
 from astitch.compile import compile_hlo
 from astitch.errors import EngineUnavailable, IslandRefused, UnsupportedOp
-from astitch.host_engine import HostEngine
 from astitch.library import xla_fallback
 from astitch.library.xla_fallback import (
     compile_island,
@@ -31,6 +30,7 @@ from astitch.library.xla_fallback import (
     put_array,
 )
 from astitch.program.steps import IslandStep, KernelStep, LibraryStep, ReferenceStep
+from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from tests.hlo_runner import lower, run_xla
 
@@ -187,7 +187,7 @@ def test_what_xla_computes_agrees_with_jax_on_the_gpu(fn):
 
 @pytest.mark.gpu
 def test_results_of_xla_on_the_gpu_outlive_the_call_and_are_arguments_again():
-    from astitch.executor import GpuExecutor
+    from astitch.run.executor import GpuExecutor
 
     compilation = compile_fn(lambda v: jnp.sort(v), V)
     executor = GpuExecutor(compilation.program)
@@ -204,7 +204,7 @@ def test_results_of_xla_on_the_gpu_outlive_the_call_and_are_arguments_again():
 def test_work_before_and_after_an_island_is_in_order_on_every_stream():
     import cupy
 
-    from astitch.executor import GpuExecutor
+    from astitch.run.executor import GpuExecutor
 
     x = RNG.normal(size=(64, 4096)).astype(np.float32)
     fn = lambda x: jnp.cumsum(jnp.sort(jnp.exp(x), axis=1), axis=1) * 2  # noqa: E731
@@ -221,7 +221,7 @@ def test_work_before_and_after_an_island_is_in_order_on_every_stream():
 
 @pytest.mark.gpu
 def test_a_convolution_on_the_gpu_runs_through_xla():
-    from astitch.executor import GpuExecutor
+    from astitch.run.executor import GpuExecutor
 
     kernel = RNG.normal(size=(3, 3, 3, 4)).astype(np.float32)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from astitch.xla_ffi import (
+from astitch.run.xla_ffi import (
     I64,
     SIZE,
     Api,

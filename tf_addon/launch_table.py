@@ -18,10 +18,7 @@ import numpy as np
 
 from astitch import options
 from astitch.device.cuda_driver import StreamAddress
-from astitch.emulate import compile_many, load_runtime
-from astitch.executor import GpuExecutor, import_cupy
 from astitch.graph.reference import eval_node
-from astitch.host_engine import allocate_aligned
 from astitch.library.cublaslt import WORKSPACE_BYTES
 from astitch.library.xla_fallback import compile_island, host_device, put_array
 from astitch.program.steps import (
@@ -35,6 +32,9 @@ from astitch.program.steps import (
     Space,
     View,
 )
+from astitch.run.emulate import compile_many, load_runtime
+from astitch.run.executor import GpuExecutor, import_cupy
+from astitch.run.host_engine import allocate_aligned
 from tf_addon import shim_library as rows
 
 _TABLE_ALIGNMENT = 256

@@ -22,7 +22,6 @@ from astitch import options
 from astitch.compile import compile_graph, spell_kernel
 from astitch.device.gpu import Gpu, from_device, preset
 from astitch.errors import EngineUnavailable
-from astitch.executor import count_gpus, current_gpu
 from astitch.faults import FaultLog, report_faults
 from astitch.hlo import schema
 from astitch.hlo.opaque import discard_unread_fields
@@ -33,6 +32,7 @@ from astitch.loops.plan import LoopPlanner
 from astitch.loops.stacks import straighten_stacks
 from astitch.program.steps import Program
 from astitch.rewrite.simplify import simplify
+from astitch.run.executor import count_gpus, current_gpu
 from astitch.show.compilation import Compilation
 from tf_addon import kept_programs
 from tf_addon.errors import UnsupportedSignature

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from astitch import options
 from astitch.errors import InvalidOption
-from astitch.executor import count_gpus
 from astitch.jit import choose_launcher
+from astitch.run.executor import count_gpus
 from tf_addon.programs import Programs, check_cublas
 from tf_addon.report import Records, Report
 from tf_addon.shim_build import open_library

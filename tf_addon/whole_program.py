@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from astitch.device.cuda_driver import StreamAddress
-from astitch.executor import DeviceArray, GpuExecutor, import_cupy
 from astitch.graph.ir import ArrayType
-from astitch.host_engine import HostEngine
 from astitch.program.steps import Program
+from astitch.run.executor import DeviceArray, GpuExecutor, import_cupy
+from astitch.run.host_engine import HostEngine
 from tf_addon.ffi import Launch
 from tf_addon.programs import Place
 

@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> None:
     """Prepares the side, which calls it once, then calls it while the profiler counts."""
     import cupy
 
-    from astitch.executor import current_gpu
+    from astitch.run.executor import current_gpu
 
     side, engine, carries, text, *args = arguments
     target = read_target(text, args, carries=carries == "1")

@@ -121,9 +121,9 @@ def prepare_function(target: Target, side: str, engine: str | None, *, strict: b
 
 def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prepared:
     """An HLO module by XLA, or by astitch through CuPy, on values made up for it.  Raises AstitchError."""
-    from astitch.executor import GpuExecutor, current_gpu
     from astitch.hlo_import import import_hlo
     from astitch.library.xla_fallback import compile_island, find_device, put_array
+    from astitch.run.executor import GpuExecutor, current_gpu
 
     graph = import_hlo(target.hlo)
     values = [make_values(graph[name].array, seed) for seed, name in enumerate(graph.parameters)]
@@ -483,7 +483,7 @@ def measure_sides(
     progress: Callable[[str], None],
 ) -> Measured:
     """Both sides in turns on CuPy's current device.  Raises AstitchError."""
-    from astitch.executor import current_gpu
+    from astitch.run.executor import current_gpu
 
     gpu = from_device(current_gpu())
     prepared: dict[str, Prepared] = {}

@@ -110,7 +110,7 @@ def profile_target(target: Target, options: Options, progress: Progress = silent
 
 def choose_gpu(options: Options) -> int | None:
     """Number of the GPU on which to measure; None to run nothing.  Raises AstitchError where one was asked for."""
-    from astitch.executor import count_gpus, current_gpu
+    from astitch.run.executor import count_gpus, current_gpu
 
     if options.gpu is not None:
         preset(options.gpu)

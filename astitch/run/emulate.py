@@ -40,7 +40,7 @@ from astitch.system.kept_libraries import (
 )
 from astitch.system.private_files import ADVICE, PrivateFolder
 
-HEADERS = Path(__file__).parent / "cuda"
+HEADERS = Path(__file__).parents[1] / "cuda"
 
 MAX_THREADS = 1024
 """Threads of a block, on every CUDA device."""

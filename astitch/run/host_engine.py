@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from astitch.device.gpu import ACCESS_BYTES
-from astitch.emulate import HostModule, compile_many
 from astitch.errors import (
     ArgumentMismatch,
     AstitchError,
@@ -33,6 +32,7 @@ from astitch.program.steps import (
     Space,
     View,
 )
+from astitch.run.emulate import HostModule, compile_many
 from astitch.system.forks import ForkLock
 
 POISON = 0xFF

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from astitch.library.xla_fallback import find_device, put_array
+from astitch.run.xla_ffi import Handler, answer_metadata, find_stream
 from astitch.system.callbacks import Callback, pass_interrupt
-from astitch.xla_ffi import Handler, answer_metadata, find_stream
 
 log = logging.getLogger("astitch")
 

@@ -23,15 +23,6 @@ from typing import Any
 import numpy as np
 
 from astitch import options
-from astitch.cuda_graph import (
-    CapturedRun,
-    GraphCache,
-    GraphCounts,
-    Key,
-    WorkRooms,
-    capture,
-    split_runs,
-)
 from astitch.device.cuda_driver import StreamAddress
 from astitch.device.gpu import ACCESS_BYTES
 from astitch.device.launch_time import time_launch
@@ -63,7 +54,6 @@ from astitch.graph.matmul import (
 )
 from astitch.graph.reference import eval_node
 from astitch.hlo.export import export_call
-from astitch.lending import Lent, last_returned, wait_for_jax
 from astitch.library.cublaslt import (
     PLAIN,
     Addresses,
@@ -96,7 +86,17 @@ from astitch.program.steps import (
     Step,
     View,
 )
-from astitch.result_memory import (
+from astitch.run.cuda_graph import (
+    CapturedRun,
+    GraphCache,
+    GraphCounts,
+    Key,
+    WorkRooms,
+    capture,
+    split_runs,
+)
+from astitch.run.dlpack_export import Lent, last_returned, wait_for_jax
+from astitch.run.result_memory import (
     MOST_FREE,
     ResultPool,
     follows_stream,
@@ -139,7 +139,7 @@ def import_cupy() -> Any:
         raise EngineUnavailable(f"the GPU engine needs CuPy: {error}\n  {INSTALL}") from None
     if not count_gpus():
         raise EngineUnavailable(
-            "the GPU engine finds no GPU\n  check `nvidia-smi`; without a GPU use astitch.host_engine"
+            "the GPU engine finds no GPU\n  check `nvidia-smi`; without a GPU use astitch.run.host_engine"
         )
     return cupy
 

@@ -1,0 +1,1 @@
+"""Running a program without XLA around it: through CuPy, or emulated on the processor."""
