@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.graph.ir import Graph
     from astitch.program.steps import Program
     from astitch.show.compilation import Compilation
-    from astitch.xla_engine import Stitched
+    from astitch.xla.xla_engine import Stitched
 
 NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
 
@@ -297,7 +297,7 @@ class JitFunction:
         Raises UnsupportedOp for a function that XLA computes as a whole.
         """
         if self.engine == "xla":
-            from astitch.xla_engine import find_stitched
+            from astitch.xla.xla_engine import find_stitched
 
             traced = self._stitched_jit.trace(*args, **kwargs)
             stitched = find_stitched(traced.jaxpr)
@@ -467,7 +467,7 @@ def _stitch(
     @functools.wraps(fn)
     def stitched(*args: Any, **kwargs: Any) -> Any:
         from astitch.toolchain.nvrtc import find_ahead
-        from astitch.xla_engine import Stitched, call_stitched
+        from astitch.xla.xla_engine import Stitched, call_stitched
 
         if trace_state_clean():  # jax.disable_jit, and JAX's search for a NaN, call it on arrays
             return fn(*args, **kwargs)
@@ -921,7 +921,7 @@ def _miss_for_xla() -> str:
     """What keeps programs from running inside XLA here, and what to do; nothing: the empty string."""
     from astitch.device.cuda_driver import count_devices
     from astitch.library.xla_fallback import default_gpu
-    from astitch.xla_engine import FIRST_JAX, has_target
+    from astitch.xla.xla_engine import FIRST_JAX, has_target
 
     if not count_devices():
         return "CUDA's driver sees no GPU\n  check nvidia-smi, or use the engine host"

@@ -31,7 +31,7 @@ from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import find_scopes
-from astitch.xla_engine import compile_for_xla
+from astitch.xla.xla_engine import compile_for_xla
 from tests.hlo_runner import lower
 
 H100 = preset("h100")

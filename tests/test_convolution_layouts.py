@@ -20,14 +20,14 @@ from astitch.graph.convolution import CanonicalConvolution, canonical_convolutio
 from astitch.graph.ir import ConvolutionAttrs, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.library_ahead import find_layouts
 from astitch.program.steps import KernelStep, LibraryStep
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import lays_out
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope, Scopes
-from astitch.xla_engine import find_moves
+from astitch.xla.library_tuning import find_layouts
+from astitch.xla.xla_engine import find_moves
 from tests.hlo_runner import lower
 
 H100 = preset("h100")

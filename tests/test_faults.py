@@ -19,7 +19,7 @@ import pytest
 
 import astitch
 from astitch import compile as compiling
-from astitch import faults, xla_engine
+from astitch import faults
 from astitch.device.gpu import preset
 from astitch.errors import CompilerMissing, KernelCompileError, KernelFault, UnsupportedOp
 from astitch.faults import FaultLog, FaultWarning, dump_faults, is_fault
@@ -27,6 +27,7 @@ from astitch.hlo_import import import_hlo
 from astitch.loops import plan
 from astitch.program.steps import IslandStep
 from astitch.run.host_engine import HostEngine
+from astitch.xla import xla_engine
 
 jit_module = sys.modules["astitch.jit"]
 X = jnp.linspace(-1.0, 1.0, 8 * 16).reshape(8, 16)
@@ -201,7 +202,7 @@ def test_inside_xla_a_fault_costs_a_loop_or_less(
     graph = import_hlo(lower(both, X, jnp.ones((64, 64)), rows))
     whole, _ = xla_engine.compile_for_xla(graph, preset("h100"))
     assert not whole.faults and any(line.startswith("loop_0") for line in whole.loops)
-    for module in (plan, compiling, xla_engine, sys.modules["astitch.stitch_loops"]):
+    for module in (plan, compiling, xla_engine, sys.modules["astitch.xla.stitch_loops"]):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, fail)
     compilation, text = xla_engine.compile_for_xla(graph, preset("h100"))

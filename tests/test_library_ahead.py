@@ -17,14 +17,18 @@ import pytest
 from jax import lax
 
 import astitch
-from astitch import library_ahead, xla_engine
 from astitch.device.gpu import preset
 from astitch.errors import IllegalProduct
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.library.xla_fallback import AROUND_KERNELS
-from astitch.library_ahead import (
+from astitch.rewrite.simplify import simplify
+from astitch.scope.remote_stitch import stitch_remotely
+from astitch.stitch_scope import Scopes, find_scopes
+from astitch.toolchain.driver_assembly import Assemble, Unit
+from astitch.xla import library_tuning, xla_engine
+from astitch.xla.library_tuning import (
     TILINGS,
     TILINGS_OF_MANY,
     WRITES_TO,
@@ -32,11 +36,7 @@ from astitch.library_ahead import (
     find_library_calls,
     tune_ahead,
 )
-from astitch.rewrite.simplify import simplify
-from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scope import Scopes, find_scopes
-from astitch.toolchain.driver_assembly import Assemble, Unit
-from astitch.xla_engine import Code
+from astitch.xla.xla_engine import Code
 
 
 def read(fn: Any, *arguments: np.ndarray) -> Scopes:
@@ -239,7 +239,7 @@ def scopes() -> Scopes:
 
 @pytest.fixture
 def _many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_ahead, "count_threads", lambda: library_ahead.LEAST_CORES)
+    monkeypatch.setattr(library_tuning, "count_threads", lambda: library_tuning.LEAST_CORES)
 
 
 class Compiler:
@@ -249,7 +249,7 @@ class Compiler:
         self.writes = writes
         self.begun, self.go_on, self.done = threading.Event(), threading.Event(), False
         self.given: list[tuple[bytes, Any, Mapping[str, bool | int | str]]] = []
-        monkeypatch.setattr(library_ahead, "compile_module", self)
+        monkeypatch.setattr(library_tuning, "compile_module", self)
 
     def __call__(
         self, module: bytes, device: Any, settings: Mapping[str, bool | int | str], *, tilings: int
@@ -308,8 +308,8 @@ def test_many_kinds_have_fewer_tilings_and_those_used_often_more(
         return x @ head
 
     asked: list[int] = []
-    monkeypatch.setattr(library_ahead, "compile_module", lambda *_, tilings: asked.append(tilings))
-    monkeypatch.setattr(library_ahead, "MANY", many)
+    monkeypatch.setattr(library_tuning, "compile_module", lambda *_, tilings: asked.append(tilings))
+    monkeypatch.setattr(library_tuning, "MANY", many)
     scopes = read(fn, normal(8, 16), normal(16, 16), normal(16, 4))
     assert [*find_library_calls(scopes).values()] == [layers, 1]
     with tune_ahead("device") as begin:
@@ -328,7 +328,7 @@ def test_what_the_cost_model_has_no_tiling_of_is_measured_with_all(
         if tilings is not None:
             raise jax.errors.JaxRuntimeError("INTERNAL: No supported config found for HLO")
 
-    monkeypatch.setattr(library_ahead, "compile_module", compile_module)
+    monkeypatch.setattr(library_tuning, "compile_module", compile_module)
     with tune_ahead("device") as begin:
         begin(scopes)
     assert asked == [TILINGS, None]
@@ -362,7 +362,7 @@ def test_calls_that_cannot_be_written_down_are_not_tuned(
         raise IllegalProduct("no such attribute in HLO")
 
     compiler = Compiler(monkeypatch)
-    monkeypatch.setattr(library_ahead, "export_library_calls", refuse)
+    monkeypatch.setattr(library_tuning, "export_library_calls", refuse)
     with tune_ahead("device") as begin:
         begin(scopes)
         assert refused.wait(60)
@@ -371,13 +371,13 @@ def test_calls_that_cannot_be_written_down_are_not_tuned(
 
 @pytest.mark.parametrize(
     ("device", "cores", "processes"),
-    [(None, 64, 1), ("device", library_ahead.LEAST_CORES - 1, 1), ("device", 64, 2)],
+    [(None, 64, 1), ("device", library_tuning.LEAST_CORES - 1, 1), ("device", 64, 2)],
 )
 def test_nothing_is_tuned_without_a_gpu_with_few_cores_or_among_processes(
     scopes: Scopes, device: Any, cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = Compiler(monkeypatch)
-    monkeypatch.setattr(library_ahead, "count_threads", lambda: cores)
+    monkeypatch.setattr(library_tuning, "count_threads", lambda: cores)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     with tune_ahead(device) as begin:
         begin(scopes)

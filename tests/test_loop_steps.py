@@ -15,12 +15,12 @@ from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.loop_steps import fold_ends, take_loops
 from astitch.loops.plan import LoopPlanner
 from astitch.program.steps import IslandStep, KernelStep
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
+from astitch.xla.loop_steps import fold_ends, take_loops
 from tests.hlo_runner import lower
 
 H100 = preset("h100")

@@ -19,7 +19,6 @@ from jax import lax
 
 import astitch
 from astitch import compile as compiler
-from astitch import xla_engine
 from astitch.compile import compile_graph, main
 from astitch.device.gpu import preset
 from astitch.errors import KernelCompileError, UnsupportedOp
@@ -55,12 +54,13 @@ from astitch.program.steps import IslandStep, KernelStep, Step, View
 from astitch.rewrite.simplify import simplify
 from astitch.run.emulate import Order, compile_host
 from astitch.scope.structure import structure_of
-from astitch.stitch_loops import find_loops
 from astitch.toolchain.driver_assembly import Unit
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.kernel_text import share_text
 from astitch.toolchain.nvrtc import CompiledKernel, Request, read_headers
-from astitch.xla_engine import (
+from astitch.xla import xla_engine
+from astitch.xla.stitch_loops import find_loops
+from astitch.xla.xla_engine import (
     Code,
     LoopCall,
     XlaKernel,

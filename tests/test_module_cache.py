@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import pytest
 
-from astitch import module_cache, xla_engine
 from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
-from astitch.module_cache import ModuleCache, hash_sources, key_of
-from astitch.xla_engine import Stitched
+from astitch.xla import module_cache, xla_engine
+from astitch.xla.module_cache import ModuleCache, hash_sources, key_of
+from astitch.xla.xla_engine import Stitched
 
 H100 = preset("h100")
 X = np.ones((4, 300), np.float32)

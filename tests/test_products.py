@@ -18,7 +18,7 @@ from astitch.hlo_import import import_hlo
 from astitch.rewrite.products import MERGED_BYTES, arrange_products
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
-from astitch.xla_engine import find_moves
+from astitch.xla.xla_engine import find_moves
 
 Function = Callable[..., Any]
 

@@ -13,11 +13,11 @@ from jax import lax
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
-from astitch.loop_steps import take_loops
 from astitch.loops.plan import LoopPlanner
 from astitch.program.file import MAGIC, pack_program, unpack_program
 from astitch.program.steps import IslandStep, KernelStep, LibraryStep, Program
 from astitch.run.host_engine import HostEngine
+from astitch.xla.loop_steps import take_loops
 from tests.hlo_runner import lower
 
 X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astitch import xla_engine
 from astitch.compile import compile_hlo
 from astitch.device.gpu import Gpu, from_device
 from astitch.graph.ir import ConvolutionAttrs, DotAttrs, Graph
@@ -27,7 +26,8 @@ from astitch.library.xla_fallback import (
     put_array,
 )
 from astitch.run.host_engine import HostEngine
-from astitch.xla_engine import Stitched
+from astitch.xla import xla_engine
+from astitch.xla.xla_engine import Stitched
 from tests.hlo_runner import random_arguments, run_xla
 from tests.test_hlo_import import COUNTS, read_module
 

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from astitch import xla_engine
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.graph.check import check_graph
@@ -26,6 +25,7 @@ from astitch.rewrite.expand import expand
 from astitch.rewrite.scatter_order import MOST_RANKED, order_scatters
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
+from astitch.xla import xla_engine
 from tests.hlo_runner import run_xla
 
 H100 = preset("h100")

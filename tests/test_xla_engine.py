@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 
 import astitch
-from astitch import xla_engine
 from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, preset
 from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
@@ -37,10 +36,11 @@ from astitch.program.steps import CudaKernel, KernelStep
 from astitch.run.emulate import compile_host
 from astitch.run.host_engine import allocate_aligned
 from astitch.show.compilation import Compilation
-from astitch.stitch_regions import stitch_bodies
 from astitch.toolchain import nvrtc
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources
-from astitch.xla_engine import (
+from astitch.xla import xla_engine
+from astitch.xla.stitch_regions import stitch_bodies
+from astitch.xla.xla_engine import (
     TARGET,
     Code,
     InPlace,
@@ -629,7 +629,7 @@ def softmax_and_sums_of_product(x, w):
 def test_temporary_arrays_are_written_over(
     fn: Callable[..., Any], width: int, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astitch.xla_engine.LEAST_BYTES_AGAIN", 0)
+    monkeypatch.setattr("astitch.xla.xla_engine.LEAST_BYTES_AGAIN", 0)
     arguments = normal(64, 8), normal(8, width)
     compilation, in_place = compile_donated(fn, 0, *arguments)
     assert sum(map(len, in_place.values())) == pairs
@@ -667,7 +667,7 @@ def test_turns_of_the_whole_block_are_no_nest_of_a_thread(outer: type, equal: bo
 
 def test_scratch_takes_over_no_temporary_array(monkeypatch: pytest.MonkeyPatch) -> None:
     """The partials of a row over several blocks are written, too."""
-    monkeypatch.setattr("astitch.xla_engine.LEAST_BYTES_AGAIN", 0)
+    monkeypatch.setattr("astitch.xla.xla_engine.LEAST_BYTES_AGAIN", 0)
     compilation, in_place = compile_donated(softmax_of_product, 0, normal(4, 8), normal(8, 200_000))
     (plan,) = compilation.plans
     assert plan.kernel.scratch
@@ -884,14 +884,14 @@ def test_blocks_that_could_not_meet_are_refused(meeting: Compilation) -> None:
 def test_what_is_left_to_xla_anyway_is_not_compiled(
     meeting: Compilation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astitch.xla_engine.compile_cached", None)
+    monkeypatch.setattr("astitch.xla.xla_engine.compile_cached", None)
     (name,) = (kernel.name for kernel in meeting.program.kernels)
     kernels = prepare_kernels(meeting.program, H100, left={name: "XLA does it as well"})
     assert kernels == {name: KernelRefusal(name, "XLA does it as well")}
 
 
 def test_too_many_arrays_are_refused(meeting: Compilation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astitch.xla_engine.MAX_POINTERS", 4)
+    monkeypatch.setattr("astitch.xla.xla_engine.MAX_POINTERS", 4)
     (refusal,) = prepare_kernels(meeting.program, H100).values()
     assert isinstance(refusal, KernelRefusal) and "XLA passes 4" in refusal.reason
 
@@ -997,7 +997,7 @@ def test_bodies_are_tuned_where_the_whole_is(monkeypatch: pytest.MonkeyPatch) ->
         assert not ordered_scatters
         return compile_graph(graph, gpu, region=region, ordered_scatters=False, faults=faults)
 
-    monkeypatch.setattr("astitch.stitch_regions.compile_graph", compile_region)
+    monkeypatch.setattr("astitch.xla.stitch_regions.compile_graph", compile_region)
     whole = compile_graph(import_hlo(lower(nested, normal(8, 8))), few_sms(4))
     stitch_bodies(whole, tune=True)
     assert asked == [("body_0_", True), ("body_0_body_0_", True)]
@@ -1018,7 +1018,7 @@ def test_what_one_fusion_computes_is_left_to_xla() -> None:
 
 @pytest.mark.usefixtures("_as_if_there_was_a_gpu")
 def test_notes_name_what_was_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astitch.xla_engine.MAX_POINTERS", 1)
+    monkeypatch.setattr("astitch.xla.xla_engine.MAX_POINTERS", 1)
     stitched, text = lower_for_cuda(astitch.jit(layer_norm), *ROWS)
     assert TARGET not in text
     (note,) = stitched.compilation.program.notes

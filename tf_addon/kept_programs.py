@@ -17,16 +17,16 @@ from pathlib import Path
 from astitch import options
 from astitch.device.gpu import Gpu
 from astitch.errors import KernelCompileError
-from astitch.module_cache import (
+from astitch.program.file import pack_program, unpack_program
+from astitch.program.steps import Program
+from astitch.toolchain import nvrtc
+from astitch.xla.module_cache import (
     LONGEST_WAIT_S,
     ModuleCache,
     cache_at,
     fingerprint,
     hash_sources,
 )
-from astitch.program.file import pack_program, unpack_program
-from astitch.program.steps import Program
-from astitch.toolchain import nvrtc
 
 log = logging.getLogger("tf_addon")
 

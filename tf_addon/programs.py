@@ -27,13 +27,13 @@ from astitch.hlo import schema
 from astitch.hlo.opaque import discard_unread_fields
 from astitch.hlo_import import import_hlo
 from astitch.jit import choose_launcher
-from astitch.loop_steps import fold_ends, take_loops
 from astitch.loops.plan import LoopPlanner
 from astitch.loops.stacks import straighten_stacks
 from astitch.program.steps import Program
 from astitch.rewrite.simplify import simplify
 from astitch.run.executor import count_gpus, current_gpu
 from astitch.show.compilation import Compilation
+from astitch.xla.loop_steps import fold_ends, take_loops
 from tf_addon import kept_programs
 from tf_addon.errors import UnsupportedSignature
 from tf_addon.ffi import TARGET

@@ -46,9 +46,9 @@ from astitch.program.steps import (
 from astitch.program.steps import Step as ProgramStep
 from astitch.search.plan import Plan
 from astitch.show.compilation import Compilation
-from astitch.stitch_loops import find_loops
 from astitch.stitch_scope import Refusal as ScopeRefusal
 from astitch.toolchain.nvrtc import Resources
+from astitch.xla.stitch_loops import find_loops
 
 MOST_MEMBERS = 200
 """Ops of a group that are listed."""

@@ -37,7 +37,7 @@ from astitch.program.steps import (
     View,
 )
 from astitch.show.compilation import Compilation
-from astitch.stitch_loops import find_loops
+from astitch.xla.stitch_loops import find_loops
 
 
 def take_loops(compilation: Compilation, planner: LoopPlanner) -> Compilation:

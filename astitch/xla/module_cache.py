@@ -69,7 +69,7 @@ def _calls_out(graph: Graph) -> bool:
 @functools.cache
 def fingerprint() -> bytes:
     """Hash of astitch's own sources: another version may plan otherwise."""
-    return hash_sources(Path(__file__).parent)
+    return hash_sources(Path(__file__).parents[1])
 
 
 def hash_sources(folder: Path) -> bytes:

@@ -49,12 +49,9 @@ from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
 from astitch.library.epilogues import find_epilogues, fits_into_xla_product
 from astitch.library.xla_fallback import default_gpu
-from astitch.library_ahead import find_layouts, tune_ahead
 from astitch.loops.analysis import Counter, LoopKey, loop_key
 from astitch.loops.emit import LoopKernel, emit_loop
 from astitch.loops.plan import START, LoopPlanner
-from astitch.module_cache import LONGEST_WAIT_S, open_cache
-from astitch.module_cache import key_of as module_key
 from astitch.program.steps import (
     CudaKernel,
     IslandStep,
@@ -68,8 +65,6 @@ from astitch.search.build_program import make_cuda_kernel
 from astitch.search.plan import Plan
 from astitch.show.compilation import Compilation
 from astitch.show.trace import trace_compilation
-from astitch.stitch_loops import find_loops, name_loop, read_island
-from astitch.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 from astitch.stitch_scope import Scope, Scopes
 from astitch.system.forks import ForkLock, cached_property
 from astitch.toolchain.driver_assembly import Unit, assemble_ahead
@@ -82,6 +77,11 @@ from astitch.toolchain.nvrtc import (
     count_threads,
     show_version,
 )
+from astitch.xla.library_tuning import find_layouts, tune_ahead
+from astitch.xla.module_cache import LONGEST_WAIT_S, open_cache
+from astitch.xla.module_cache import key_of as module_key
+from astitch.xla.stitch_loops import find_loops, name_loop, read_island
+from astitch.xla.stitch_regions import find_unworthy, stitch_bodies, stitched_regions
 
 TARGET = "__gpu$xla.gpu.ptx"
 """The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""
