@@ -30,7 +30,7 @@ format: $(INSTALLED)
 
 # The TensorFlow add-on; TensorFlow takes 2 GB on disk.  `make test` leaves these tests out where it is missing.
 test-tf: $(WITH_TENSORFLOW)
-	$(BIN)/python -m pytest -q tests/test_tf_*.py
+	$(BIN)/python -m pytest -q tests/tf
 
 # The shim for the TensorFlow in the environment, into the package, from where a wheel takes it.
 tf-shim: $(WITH_TENSORFLOW)

@@ -1,4 +1,4 @@
-"""Cases for tests/test_opcodes.py: an op with drawn attributes and arguments, and how near its results must come.
+"""Cases for tests/whole/test_opcodes.py: an op with drawn attributes and arguments, and how near its results must come.
 
 Takes hypothesis' draws, hands on batches of cases, each one HLO module: XLA, the importer and the C++ compiler then
 run once for many cases.  Values come from a NumPy generator with a drawn seed, attributes from hypothesis.

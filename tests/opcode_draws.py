@@ -1,4 +1,4 @@
-"""Strategies for tests/test_opcodes.py: one op of a family with drawn attributes, as a Case.
+"""Strategies for tests/whole/test_opcodes.py: one op of a family with drawn attributes, as a Case.
 
 Takes hypothesis' draws, hands on cases.  Attributes are any that JAX accepts; extents are small, and may be 0 or 1.
 """

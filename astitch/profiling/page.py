@@ -262,7 +262,7 @@ def _split_table(report: Report) -> str:
         ratio = format_ratio(report.xla.kernel_us(kind), report.astitch.kernel_us(kind))
         rows.append(f"<tr><th scope=row>{KIND_NAMES[kind]}</th>{cells}<td>{ratio}</td></tr>")
     time = "time" if report.measured else "speed of light"
-    barriers = report.astitch.rewrite.barriers
+    barriers = report.astitch.barriers
     tail = (
         f'<p class="note">Barriers of the grid inside stitched kernels: {format_count(barriers)}, '
         f"projected {format_us(report.astitch.barrier_us)} together.</p>"

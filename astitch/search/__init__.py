@@ -1,1 +1,1 @@
-"""From a stitch op to the best plan for it: candidates, checks, splits, measurements, and the program of the best ones."""
+"""From a stitch op to the best plan for it: candidates, checks, splits, measurements, the program."""

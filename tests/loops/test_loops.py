@@ -1,0 +1,957 @@
+"""Loops as one kernel: what a while does, how it is cut, and that the emulated kernel computes what XLA does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import astitch
+from astitch import compile as compiler
+from astitch.compile import compile_graph, main
+from astitch.device.gpu import preset
+from astitch.errors import KernelCompileError, UnsupportedOp
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Graph, Node
+from astitch.graph.reference import eval_node
+from astitch.graph.reference import run_graph as run_reference
+from astitch.hlo_import import import_hlo
+from astitch.kernel.kernel_ir import FIRST_TAGGED_WORD
+from astitch.loops import plan as planning
+from astitch.loops.analysis import (
+    Affine,
+    Carried,
+    Counter,
+    Invariant,
+    Loop,
+    Stack,
+    analyse_loop,
+)
+from astitch.loops.emit import LoopKernel, emit_loop
+from astitch.loops.hoist import hoist, hoist_loops
+from astitch.loops.merge import merge_loops
+from astitch.loops.plan import (
+    Cut,
+    LoopPlan,
+    LoopPlanner,
+    LoopRefusal,
+    hoist_planned,
+    leave_starts,
+    try_cut,
+)
+from astitch.program.steps import IslandStep, KernelStep, Step, View
+from astitch.rewrite.simplify import simplify
+from astitch.run.emulate import Order, compile_host
+from astitch.scope.structure import structure_of
+from astitch.toolchain.driver_assembly import Unit
+from astitch.toolchain.kernel_cache import compile_cached
+from astitch.toolchain.kernel_text import share_text
+from astitch.toolchain.nvrtc import CompiledKernel, Request, read_headers
+from astitch.xla import xla_engine
+from astitch.xla.stitch_loops import find_loops
+from astitch.xla.xla_engine import (
+    Code,
+    LoopCall,
+    XlaKernel,
+    compile_for_xla,
+    export_program,
+    prepare_kernels,
+    prepare_loops,
+    spell_for_xla,
+)
+from tests.hlo_runner import lower
+from tests.small_gpu import few_sms
+from tests.xla.test_xla_engine import (
+    _as_if_there_was_a_gpu,  # noqa: F401
+    as_text,
+    is_kernel,
+    lower_for_cuda,
+    parse_config,
+    run_graph,
+)
+
+RNG = np.random.default_rng(0)
+H100 = preset("h100")
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+# ---- loops -----------------------------------------------------------------------------------------------------------
+
+
+def lstm(w: Any, z: Any, h: Any, c: Any, *, reverse: bool = False) -> Any:
+    def turn(state: Any, z: Any) -> Any:
+        h, c = state
+        i, f, g, o = jnp.split(z + h @ w, 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    return lax.scan(turn, (h, c), z, reverse=reverse)
+
+
+def lstm_arguments(width: int, batch: int = 6, turns: int = 5, dtype: Any = np.float32) -> Any:
+    shapes = (width, 4 * width), (turns, batch, 4 * width), (batch, width), (batch, width)
+    w, *others = (normal(*shape).astype(dtype) for shape in shapes)
+    return (w / np.asarray(2 * width**0.5, dtype), *others)
+
+
+def attention_gru(gates: Any, candidate: Any, x: Any, within: Any, scores: Any, h: Any) -> Any:
+    """Two products that wait for each other, columns side by side, values of whole rows."""
+
+    def turn(h: Any, inputs: Any) -> Any:
+        x, kept, score = inputs
+        both = jnp.concatenate([x, h], -1)
+        reset, update = jnp.split(jax.nn.sigmoid(both @ gates + 1.0), 2, -1)
+        new = jnp.tanh(jnp.concatenate([x, reset * h], -1) @ candidate)
+        update = score[:, None] * update
+        h = jnp.where(kept[:, None] > 0, (1.0 - update) * h + update * new, h)
+        return h, h
+
+    return lax.scan(turn, h, (x, within, scores))[1]
+
+
+def gru_arguments(width: int, batch: int = 6, turns: int = 5) -> Any:
+    gates, candidate = normal(2 * width, 2 * width) / 4, normal(2 * width, width) / 4
+    rows = normal(turns, batch), abs(normal(turns, batch))
+    return gates, candidate, normal(turns, batch, width), *rows, normal(batch, width)
+
+
+def transposed(w: Any, x: Any, h: Any, gain: Any) -> Any:
+    """A matrix read by its rows, a bias, an integer of the turn, a mask that is kept."""
+
+    def turn(state: Any, x: Any) -> Any:
+        t, h = state
+        h = jnp.tanh(lax.dot_general(h, w, (((1,), (1,)), ((), ()))) + x * gain)
+        late = h > t.astype(jnp.float32) / 8
+        h = jnp.where(late, h, -h)
+        return (t + 1, h), late
+
+    return lax.scan(turn, (jnp.int32(0), h), x)
+
+
+def transposed_arguments() -> Any:
+    return normal(16, 16) / 4, normal(6, 4, 16), normal(4, 16), normal(16)
+
+
+def speller(weights: Any, keys: Any, memory: Any, x: Any, h: Any, context: Any) -> Any:
+    """Attention in each turn: products by a matrix of each row, a softmax over few places."""
+    inner, outer, query = weights
+
+    def turn(state: Any, x: Any) -> Any:
+        h, context = state
+        h = jnp.tanh(x + h @ inner + context @ outer)
+        energies = jnp.einsum("ba,bta->bt", h @ query, keys)
+        context = jnp.einsum("bt,btw->bw", jax.nn.softmax(energies, -1), memory)
+        return (h, context), jnp.concatenate([h, context], -1)
+
+    return lax.scan(turn, (h, context), x)[1]
+
+
+def speller_arguments(width: int = 16, places: int = 5, batch: int = 3, turns: int = 4) -> Any:
+    weights = tuple(normal(width, width) / 4 for _ in range(3))
+    known = normal(batch, places, width), normal(batch, places, width)
+    return weights, *known, normal(turns, batch, width), *(normal(batch, width) for _ in range(2))
+
+
+def align(emitted: Any, start: Any, skips: Any) -> Any:
+    """The sums of CTC over a word's states: columns move by one and two, and there is no product."""
+
+    def shift(x: Any, count: int) -> Any:
+        return jnp.pad(x, ((0, 0), (count, 0)), constant_values=-9.0)[:, :-count]
+
+    def turn(alpha: Any, emission: Any) -> Any:
+        moved = jnp.logaddexp(alpha, shift(alpha, 1))
+        skipped = jnp.where(skips, shift(alpha, 2), -9.0)
+        return jnp.logaddexp(moved, skipped) + emission, moved
+
+    return lax.scan(turn, start, emitted)
+
+
+def align_arguments(states: int = 11, batch: int = 3, turns: int = 6) -> Any:
+    return normal(turns, batch, states), normal(batch, states), normal(batch, states) > 0
+
+
+def vector(w: Any, xs: Any, h: Any) -> Any:
+    """A state without a batch, behind its matrix."""
+
+    def turn(h: Any, x: Any) -> Any:
+        h = jnp.tanh(w @ h + x)
+        return h, h * 2
+
+    return lax.scan(turn, h, xs)
+
+
+def upright(w: Any, xs: Any, h: Any) -> Any:
+    """Rows in columns: [width, batch]."""
+
+    def turn(h: Any, x: Any) -> Any:
+        h = jnp.tanh(w @ h) * x
+        return h, h.T
+
+    return lax.scan(turn, h, xs)
+
+
+def unread(w: Any, xs: Any, h: Any, states: Any) -> Any:
+    """States that no turn reads, as an LSTM's last output is that is returned beside its state."""
+
+    def turn(state: Any, x: Any) -> Any:
+        h, _ = state
+        new = jnp.tanh(h @ w + x)
+        return (new, (new[None], h, new.T, (x * 2)[:, None], new > 0)), None
+
+    return lax.scan(turn, (h, states), xs)[0]
+
+
+def unread_arguments(width: int = 8, batch: int = 6) -> Any:
+    shapes = (1, batch, width), (batch, width), (width, batch), (batch, 1, width)
+    states = (*(normal(*shape) for shape in shapes), normal(batch, width) > 0)
+    return normal(width, width) / 3, normal(5, batch, width), normal(batch, width), states
+
+
+LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
+    "lstm": (lstm, lstm_arguments(16)),
+    "reverse": (lambda *a: lstm(*a, reverse=True), lstm_arguments(12)),
+    "bfloat16": (lstm, lstm_arguments(16, dtype=jnp.bfloat16)),
+    "attention_gru": (attention_gru, gru_arguments(12)),
+    "transposed": (transposed, transposed_arguments()),
+    "speller": (speller, speller_arguments()),
+    "align": (align, align_arguments()),
+    "one_row": (lstm, lstm_arguments(8, batch=1)),
+    "vector": (vector, (normal(8, 8) / 3, normal(5, 8), normal(8))),
+    "upright": (upright, (normal(8, 8) / 3, normal(5, 8, 3), normal(8, 3))),
+    "square": (lstm, lstm_arguments(8, batch=8, turns=8)),
+    "unread": (unread, unread_arguments()),
+}
+
+
+def read(fn: Callable[..., Any], arguments: Any) -> Graph:
+    return simplify(import_hlo(lower(fn, *arguments, keep_unused=True)))
+
+
+def loops_of(graph: Graph) -> list[Node]:
+    return [node for node in graph if node.op == "while"]
+
+
+def plan(graph: Graph, node: Node, cut: Sequence[int] | None = None) -> LoopPlan:
+    """cut: members, rows, width, lanes; None: as planned."""
+    found = LoopPlanner(H100).plan(graph, node)
+    assert isinstance(found, LoopPlan), found
+    if cut is None:
+        return found
+    members, rows, width, lanes = cut
+    (share,) = found.shares
+    groups = -(-share.axes.rows // rows)
+    shape = Cut(members, rows, width, lanes, groups, share.axes.units, share.axes.small)
+    forced = try_cut(found.loop, share.axes, share.steps, share.used, H100, shape)
+    assert forced is not None
+    return dataclasses.replace(found, shares=(forced,))
+
+
+def evaluate(graph: Graph, arguments: Any) -> dict[str, tuple[np.ndarray, ...]]:
+    values: dict[str, tuple[np.ndarray, ...]] = {}
+    for name, argument in zip(graph.parameters, jax.tree.leaves(arguments), strict=True):
+        values[name] = (np.asarray(argument),)
+    for node in graph:
+        if node.op == "get-tuple-element":
+            values[node.name] = (values[node.operands[0]][node.attrs.index],)  # type: ignore[union-attr]
+        elif node.op != "parameter":
+            values[node.name] = eval_node(node, [values[o][0] for o in node.operands])
+    return values
+
+
+def launch(
+    made: LoopKernel, operands: Sequence[np.ndarray], *, check: bool, launches: int = 1, **how: Any
+) -> list[np.ndarray]:
+    kernel, types = made.kernel, made.plan.loop.types
+    results = [np.full(types[i].shape, 77, types[i].dtype.numpy) for i in made.results]
+    arrays = [np.ascontiguousarray(operands[i]) for i in made.operands] + results
+    if kernel.barrier_words:
+        arrays.append(np.zeros(kernel.barrier_words, np.uint32))
+    module = compile_host(kernel.source, check=check)
+    for _ in range(launches):
+        for result in results:
+            result[...] = 77
+        module.launch(
+            kernel.name,
+            kernel.grid,
+            kernel.block,
+            arrays,
+            shared_bytes=kernel.shared_bytes,
+            cooperative=kernel.cooperative,
+            **how,
+        )
+    return results
+
+
+def assert_computes(name: str, cut: Sequence[int] | None = None, **how: Any) -> None:
+    fn, arguments = LOOPS[name]
+    graph = read(fn, arguments)
+    values = evaluate(graph, arguments)
+    (node,) = loops_of(graph)
+    made = emit_loop(plan(graph, node, cut), "loop_0")
+    results = launch(made, [values[o][0] for o in node.operands], **{"check": False, **how})
+    tolerance = 2e-2 if name == "bfloat16" else 1e-5
+    for state, result in zip(made.results, results, strict=True):
+        want = values[node.name][state]
+        np.testing.assert_allclose(
+            result.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=tolerance
+        )
+
+
+# ---- what a while does -----------------------------------------------------------------------------------------------
+
+
+def test_the_roles_of_a_scan() -> None:
+    graph = read(*LOOPS["reverse"])
+    (node,) = loops_of(graph)
+    loop = analyse_loop(graph, node)
+    assert isinstance(loop, Loop)
+    assert loop.trips == 5
+    counter, h, c, stack, z, w = loop.roles
+    assert counter == Counter(Affine(1, 0))
+    assert isinstance(h, Carried) and isinstance(c, Carried)
+    assert isinstance(stack, Stack) and stack.place.index == Affine(-1, 4)
+    assert z == w == Invariant()
+    assert [place.index for place in loop.slices.values()] == [Affine(-1, 4)]
+
+
+@pytest.mark.parametrize(
+    "stop, step, trips", [(7, 1, 7), (7, 2, 4), (0, 1, 0), (-3, 1, 0), (1, 5, 1)]
+)
+def test_trips_are_counted(stop: int, step: int, trips: int) -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda s: s[0] < stop, lambda s: (s[0] + step, s[1] * 2), (0, x))[1]
+
+    graph = import_hlo(lower(fn, np.float32(1)))
+    (node,) = loops_of(graph)
+    loop = analyse_loop(graph, node)
+    assert isinstance(loop, Loop)
+    assert loop.trips == trips
+
+
+def tell(turn: Any, x: Any) -> Any:
+    jax.debug.callback(lambda *_: None, turn)
+    return x
+
+
+def refuse(fn: Callable[..., Any], *arguments: Any) -> str:
+    graph = read(fn, arguments)
+    (node,) = loops_of(graph)
+    refusal = LoopPlanner(H100).plan(graph, node)
+    assert isinstance(refusal, LoopRefusal), refusal
+    return str(refusal)
+
+
+def test_what_is_no_kernel_says_why() -> None:
+    w, x = normal(8, 8), normal(4, 8)
+    until = lambda w, x: lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ w + 1, x)  # noqa: E731
+    assert refuse(until, w, x).endswith("how often it turns is not known")
+    double = lambda x: lax.fori_loop(0, 9, lambda _, x: x * 2, x)  # noqa: E731
+    assert "no product by a matrix that no turn changes" in refuse(double, x)
+    short = lambda w, x: lax.fori_loop(0, 3, lambda _, x: x @ w, x)  # noqa: E731
+    assert refuse(short, w, x).endswith("it turns 3 times only")
+    square = lambda x: lax.fori_loop(0, 9, lambda _, x: x @ x, x)  # noqa: E731
+    assert "no product of rows and a matrix that no turn changes" in refuse(square, w)
+    sort = lambda w, x: lax.fori_loop(0, 9, lambda _, x: jnp.sort(x @ w), x)  # noqa: E731
+    assert "is a sort" in refuse(sort, w, x)
+    large = (
+        jax.ShapeDtypeStruct((8192, 8192), np.float32),
+        jax.ShapeDtypeStruct((4, 8192), np.float32),
+    )
+    many = lambda w, x: lax.fori_loop(0, 9, lambda _, x: jnp.tanh(x @ w), x)  # noqa: E731
+    assert "do not fit" in refuse(many, *large)
+
+
+# ---- out of the loop -------------------------------------------------------------------------------------------------
+
+
+def gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Of the sum of the sines of all that a function gives, by all that it takes."""
+
+    def loss(*arguments: Any) -> Any:
+        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(fn(*arguments)))
+
+    return lambda *arguments: jax.grad(loss, argnums=tuple(range(len(arguments))))(*arguments)
+
+
+def biased(w: Any, b: Any, x: Any, h: Any) -> Any:
+    """The gradient of the bias is a sum over rows and turns."""
+
+    def turn(h: Any, x: Any) -> Any:
+        h = jnp.tanh(h @ w + b) * x
+        return h, h
+
+    return lax.scan(turn, h, x)[1]
+
+
+def accumulated(x: Any) -> Any:
+    """Nothing is left of either loop."""
+    total = lax.scan(lambda s, x: (s + jnp.tanh(x).sum(0), None), jnp.zeros(8), x)[0]
+    return lax.scan(lambda s, x: (s + x.T @ x, None), jnp.zeros((8, 8)), x * total)[0]
+
+
+HOISTED: dict[str, tuple[Callable[..., Any], Any, int]] = {
+    "attention_gru": (*LOOPS["attention_gru"], 2),
+    "lstm": (gradients(lstm), lstm_arguments(16), 1),
+    "reverse": (gradients(LOOPS["reverse"][0]), lstm_arguments(12), 1),
+    "gru": (gradients(attention_gru), gru_arguments(12), 5),
+    "speller": (
+        lambda *a: gradients(lambda *b: speller(a[0], *b))(*a[1:]),
+        speller_arguments(),
+        2,
+    ),
+    "align": (
+        lambda e, s, k: gradients(lambda e, s: align(e, s, k))(e, s),
+        align_arguments(),
+        0,
+    ),
+    "biased": (gradients(biased), (normal(8, 8) / 3, normal(8), normal(5, 3, 8), normal(3, 8)), 2),
+    "accumulated": (accumulated, (normal(5, 3, 8),), 2),
+}
+"""With the number of products and sums that leave the loops."""
+
+
+@pytest.mark.parametrize("name", HOISTED)
+def test_what_waits_for_no_turn_leaves_the_loop(name: str) -> None:
+    fn, arguments, moved = HOISTED[name]
+    graph = read(fn, arguments)
+    made, count = graph, 0
+    for node in loops_of(graph):
+        if (found := hoist(made, made[node.name])) is not None:
+            made, count = check_graph(found.graph), count + len(found.moved)
+    assert count == moved
+    flat = [np.asarray(x) for x in jax.tree.leaves(arguments)]
+    for a, b in zip(run_reference(made, flat), run_reference(graph, flat), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loop_from_which_nothing_leaves_stays() -> None:
+    graph = read(*LOOPS["lstm"])
+    assert hoist_loops(graph, lambda *_: True) is graph
+    assert (
+        hoist_loops(read(*HOISTED["gru"][:2]), lambda *_: False).key
+        == read(*HOISTED["gru"][:2]).key
+    )
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_kernel_computes_what_the_loop_does(name: str) -> None:
+    assert_computes(name, check=True)
+
+
+@pytest.mark.parametrize("name", HOISTED)
+def test_the_kernels_of_gradients(name: str) -> None:
+    fn, arguments, _ = HOISTED[name]
+    graph = simplify(hoist_loops(read(fn, arguments), lambda *_: True))
+    values = evaluate(graph, arguments)
+    for node in loops_of(graph):
+        made = emit_loop(plan(graph, node), "loop_0")
+        results = launch(made, [values[o][0] for o in node.operands], check=True)
+        for state, result in zip(made.results, results, strict=True):
+            np.testing.assert_allclose(result, values[node.name][state], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "name, cut",
+    [
+        ("lstm", (4, 2, 1, 4)),  # members, rows, width, lanes
+        ("lstm", (2, 4, 4, 8)),
+        ("lstm", (16, 1, 1, 32)),
+        ("reverse", (3, 4, 1, 4)),
+        ("attention_gru", (4, 2, 1, 8)),
+        ("transposed", (2, 2, 2, 2)),
+        ("speller", (4, 2, 1, 8)),
+        ("speller", (8, 4, 2, 32)),
+        ("speller", (16, 1, 1, 4)),
+    ],
+)
+def test_groups_of_blocks_tell_each_other_rows(name: str, cut: Sequence[int]) -> None:
+    assert_computes(name, cut, launches=2)
+
+
+@pytest.mark.parametrize("name", ["lstm", "attention_gru", "speller"])
+@pytest.mark.parametrize("order", [Order.REVERSE, Order.RANDOM])
+def test_one_group_has_no_races(name: str, order: Order) -> None:
+    assert_computes(name, (4, 8, 1, 4), check=True, order=order)
+
+
+def test_matrices_beyond_the_registers_are_in_shared_memory() -> None:
+    fn, arguments = LOOPS["lstm"]
+    graph = read(fn, arguments)
+    (node,) = loops_of(graph)
+    values = evaluate(graph, arguments)
+    whole = plan(graph, node, (2, 2, 1, 2))
+    (share,) = whole.shares
+    part = dataclasses.replace(whole, shares=(dataclasses.replace(share, held=(1,)),))
+    assert share.held == (2,)
+    operands = [values[o][0] for o in node.operands]
+    found = [launch(emit_loop(p, "loop_0"), operands, check=False) for p in (whole, part)]
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_loop_that_starts_with_zeros_reads_none() -> None:
+    def from_zero(w: Any, z: Any) -> Any:
+        zeros = jnp.zeros((6, 16))
+        return lstm(w, z, zeros, zeros)[1]
+
+    w, z, _, _ = lstm_arguments(16)
+    graph = import_hlo(lower(from_zero, w, z))
+    compilation = compile_graph(graph, few_sms(8), loops=LoopPlanner(few_sms(8)))
+    found, _ = find_loops(compilation)
+    (made,) = found.values()
+    assert [made.plan.loop.types[i].shape for i in made.operands] == [(5, 6, 64), (16, 64)]
+    written = [view.type.shape for step in compilation.program.steps for view in writes_of(step)]
+    assert (5, 6, 16) not in written[:-1]
+    calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
+    module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
+    (got,) = run_graph(module, [w, z])
+    np.testing.assert_allclose(got, jax.jit(from_zero)(w, z), rtol=2e-5, atol=2e-5)
+
+
+def test_loops_that_follow_each_other_have_their_own_starts() -> None:
+    """The second loop is in another part for XLA than the first, since a kernel stands between them."""
+
+    def layers(w: Any, z: Any) -> Any:
+        zeros = jnp.zeros((6, 16))
+        first = lstm(w, z, zeros, zeros)[1]
+        scaled = first / (1 + jnp.abs(first).sum(-1, keepdims=True))
+        return lstm(w, jnp.concatenate([scaled] * 4, -1), zeros, zeros)[1]
+
+    w, z, _, _ = lstm_arguments(16)
+    compilation = compile_graph(
+        import_hlo(lower(layers, w, z)), few_sms(8), loops=LoopPlanner(few_sms(8))
+    )
+    assert len([step for step in compilation.program.steps if isinstance(step, IslandStep)]) == 2
+    for found in (find_loops(compilation)[0], {}):
+        calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
+        module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
+        assert len(loops_of(module)) == (0 if calls else 2)
+        (got,) = run_graph(module, [w, z])
+        np.testing.assert_allclose(got, jax.jit(layers)(w, z), rtol=5e-5, atol=5e-5)
+
+
+def writes_of(step: Step) -> list[View]:
+    if isinstance(step, KernelStep):
+        return [step.arguments[i] for i in sorted(step.written)]
+    return list(step.results)
+
+
+def test_equal_loops_are_one_kernel() -> None:
+    def twice(w: Any, z: Any, h: Any, c: Any) -> Any:
+        return lstm(w, z, h, c), lstm(w, z + 1, c, h), lstm(w, z, h, c, reverse=True)
+
+    graph = import_hlo(lower(twice, *lstm_arguments(16)))
+    found, notes = find_loops(compile_graph(graph, H100))
+    assert [made.kernel.name for made in found.values()] == ["loop_0", "loop_1"]
+    assert len(notes) == 3 and sum(note.endswith("the same loop as loop_0") for note in notes) == 1
+
+
+def test_padded_rows_are_zero_before_anybody_writes_them() -> None:
+    """Widths that fill no whole vectors of a team: the gradient's loop has no rows before its first turn."""
+    fn, arguments, _ = HOISTED["reverse"]
+    graph = simplify(hoist_loops(read(fn, arguments), lambda *_: True))
+    values = evaluate(graph, arguments)
+    node = loops_of(graph)[-1]
+    for cut in ((1, 8, 1, 8), (2, 8, 1, 4), (6, 8, 1, 8)):
+        made = emit_loop(plan(graph, node, cut), "loop_0")
+        assert made.plan.shares[0].cut.stride > 12
+        results = launch(made, [values[o][0] for o in node.operands], check=True)
+        for state, result in zip(made.results, results, strict=True):
+            np.testing.assert_allclose(result, values[node.name][state], rtol=2e-5, atol=2e-5)
+
+
+# ---- two loops in one kernel -----------------------------------------------------------------------------------------
+
+
+def both_ways(w: Any, z: Any, h: Any, c: Any) -> Any:
+    """Two loops of which one runs down; of their final states only one is read."""
+    (_, last), up = lstm(w, z, h, c)
+    return jnp.concatenate([up, lstm(w, z, c, h, reverse=True)[1]], -1), last
+
+
+def merge_both(fn: Callable[..., Any], arguments: Any) -> Graph | None:
+    graph = read(fn, arguments)
+    first, second = (node.name for node in loops_of(graph))
+    return merge_loops(graph, first, second)
+
+
+def test_two_loops_become_one() -> None:
+    arguments = lstm_arguments(16)
+    merged = merge_both(both_ways, arguments)
+    assert merged is not None
+    (node,) = loops_of(check_graph(merged))
+    flat = [np.asarray(x) for x in arguments]
+    got, want = run_reference(merged, flat), run_reference(read(both_ways, arguments), flat)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert len(plan(merged, node).shares) == 2
+
+
+def test_loops_that_wait_or_turn_more_often_stay_two() -> None:
+    def wait(w: Any, z: Any, h: Any, c: Any) -> Any:
+        return lstm(w, z, *lstm(w, z, h, c)[0])
+
+    def longer(w: Any, z: Any, h: Any, c: Any) -> Any:
+        return lstm(w, z, h, c), lstm(w, jnp.concatenate([z, z]), c, h)
+
+    assert merge_both(wait, lstm_arguments(16)) is None
+    assert merge_both(longer, lstm_arguments(16)) is None
+
+
+@pytest.mark.parametrize("cuts", [((2, 4, 1, 4), (2, 4, 1, 4)), ((4, 2, 1, 8), (1, 1, 1, 2))])
+def test_shares_have_blocks_of_their_own(cuts: Sequence[Sequence[int]]) -> None:
+    arguments = lstm_arguments(16)
+    merged = merge_both(both_ways, arguments)
+    assert merged is not None
+    (node,) = loops_of(merged)
+    whole = plan(merged, node)
+    shares = []
+    for share, (members, rows, width, lanes) in zip(whole.shares, cuts, strict=True):
+        cut = Cut(members, rows, width, lanes, -(-6 // rows), 16, 1)
+        found = try_cut(whole.loop, share.axes, share.steps, share.used, H100, cut)
+        assert found is not None
+        shares.append(found)
+    values = evaluate(merged, arguments)
+    made = emit_loop(dataclasses.replace(whole, shares=tuple(shares)), "loop_0")
+    operands = [values[o][0] for o in node.operands]
+    for state, result in zip(
+        made.results, launch(made, operands, check=False, launches=2), strict=True
+    ):
+        np.testing.assert_allclose(result, values[node.name][state], rtol=1e-5, atol=1e-5)
+
+
+# ---- in a program of XLA's -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["both_ways", "attention_gru", "gradients"])
+def test_a_program_calls_the_kernels_of_its_loops(name: str) -> None:
+    cases = {
+        "both_ways": (both_ways, lstm_arguments(16)),
+        "gradients": HOISTED["lstm"][:2],
+        **LOOPS,
+    }
+    fn, arguments = cases[name]
+    graph = import_hlo(lower(fn, *arguments, keep_unused=True))
+    compilation = compile_graph(graph, few_sms(8), loops=LoopPlanner(few_sms(8)))
+    found, _ = find_loops(compilation)
+    calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
+    module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
+    assert not loops_of(module)
+    assert len(calls) == (2 if name == "gradients" else 1)
+    got = run_graph(module, jax.tree.leaves(arguments))
+    for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def as_call(made: LoopKernel) -> XlaKernel:
+    """The kernel with CUDA text for the emulation where XLA would find its code."""
+    k = made.kernel
+    text = spell_for_xla(k).encode()
+    return XlaKernel(k.name, k.name, text, k.grid, k.block, k.shared_bytes, k.cooperative)
+
+
+@pytest.mark.usefixtures("_as_if_there_was_a_gpu")
+def test_jax_lowers_a_loop_as_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = lstm_arguments(16)
+    stitched, text = lower_for_cuda(astitch.jit(lambda *a: lstm(*a)), *arguments)
+    assert "stablehlo.while" not in text
+    assert text.count('name = "loop_0"') == 1
+    (note,) = stitched.compilation.loops
+    assert stitched.compilation.program.outside == ()
+    assert (
+        note.startswith("loop_0 = %while")
+        and f"\nloops:\n  {note}" in stitched.compilation.explain()
+    )
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "0")
+    stitched, text = lower_for_cuda(astitch.jit(lambda *a: lstm(*a)), *arguments)
+    assert "stablehlo.while" in text and not stitched.compilation.loops
+    assert [op.op for op in stitched.compilation.program.outside] == ["while"]
+
+
+def test_a_kernel_that_does_not_fit_leaves_its_loop_to_xla() -> None:
+    compilation = compile_graph(read(*LOOPS["lstm"]), H100, loops=LoopPlanner(H100))
+    found, _ = find_loops(compilation)
+    calls, notes = prepare_loops(found, H100)
+    assert len(calls) == 1 and notes == ()
+    tight = dataclasses.replace(H100, registers_per_sm=1024)
+    calls, (note,) = prepare_loops(found, tight)
+    assert not calls and note.startswith("loop_0 is left to XLA: no block fits")
+    module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
+    assert len(loops_of(module)) == 1
+
+
+def test_strict_counts_a_loop_that_is_a_kernel_as_one() -> None:
+    graph = read(
+        lambda w, z: lstm(w, z, jnp.zeros((6, 16)), jnp.ones((6, 16)))[1], lstm_arguments(16)[:2]
+    )
+    compile_graph(graph, H100, strict=True, loops=LoopPlanner(H100))
+    with pytest.raises(UnsupportedOp, match="while"):
+        compile_graph(graph, H100, strict=True)
+
+
+def test_the_command_line_tells_of_loops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lstm.pb"
+    file.write_bytes(lower(gradients(lstm), *lstm_arguments(16)))
+    assert main([str(file), "--json"]) == 0
+    loops = json.loads(capsys.readouterr().out)["loops"]
+    assert len(loops) == 2 and all(" turns in one kernel of " in loop for loop in loops)
+    assert main([str(file)]) == 0
+    assert "\nloops, inside a program of XLA's:\n  %while" in capsys.readouterr().out
+
+
+def test_loops_are_compiled_while_others_are_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
+    made: list[str] = []
+
+    def compile_one(request: Request) -> CompiledKernel:
+        made.append(share_text(request.source).form)
+        return compile_cached(request)
+
+    monkeypatch.setattr(xla_engine, "compile_cached", compile_one)
+    compile_for_xla(read(both_ways, lstm_arguments(16)), H100)
+    loops = [form for form in made if "receive_rows" in form or "add_product" in form]
+    assert len(loops) == 2 and len(set(loops)) == 1
+
+
+def test_loops_of_which_one_waits_for_the_other_do_not_merge_either_way() -> None:
+    """Two branches of 200 and 300 turns and of 300 and 200: the outer two merge, the inner two then wait for them."""
+    w, h = normal(64, 64), normal(8, 64)
+
+    def run(w: Any, h: Any, turns: int) -> Any:
+        return lax.scan(lambda h, _: (jnp.tanh(h @ w), None), h, None, length=turns)[0]
+
+    def two(w: Any, h: Any) -> Any:
+        return run(w, run(w, h, 200) + 1, 300), run(w, run(w, h * 2, 300) + 1, 200)
+
+    graph = read(two, (w, h))
+    chain = read(lambda w, h: run(w, run(w, h, 9), 9), (w, h))
+    one, other = (node.name for node in loops_of(chain))
+    assert merge_loops(chain, one, other) is None
+    assert merge_loops(chain, other, one) is None
+    assert len(loops_of(hoist_planned(graph, LoopPlanner(H100)))) == 3
+
+
+@pytest.mark.parametrize("step", [1, 100])
+def test_a_counter_that_wraps_around_is_none(step: int) -> None:
+    def counts(w: jax.Array, x: jax.Array) -> jax.Array:
+        def turn(state: Any, _: Any) -> Any:
+            h, count = state
+            return (jnp.tanh(h @ w), count + np.uint8(step)), None
+
+        return lax.scan(turn, (x, np.uint8(0)), None, length=300)[0][1]
+
+    assert refuse(counts, normal(8, 8), normal(4, 8)).endswith("counts beyond its type")
+    ends = lambda x: lax.while_loop(  # noqa: E731
+        lambda s: s[0] < np.uint8(250), lambda s: (s[0] + np.uint8(100), s[1] * 2), (np.uint8(0), x)
+    )[1]
+    assert refuse(ends, normal(4, 8)).endswith("counts beyond its type")
+
+
+def test_strict_hears_of_a_loop_whose_kernel_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The projection took it, the compiled kernel does not fit: XLA would run the loop."""
+
+    def refuse_all(loops: Any, gpu: Any, code: Any, faults: Any) -> Any:
+        return {}, tuple(f"{loop.kernel.name}: too few registers" for loop in loops.values())
+
+    monkeypatch.setattr(xla_engine, "prepare_loops", refuse_all)
+    compilation, _ = compile_for_xla(read(lstm, lstm_arguments(16)), H100)
+    assert any("too few registers" in note for note in compilation.loops)
+    with pytest.raises(UnsupportedOp, match="XLA runs a loop\n.*too few registers"):
+        compile_for_xla(read(lstm, lstm_arguments(16)), H100, strict=True)
+
+
+def test_loops_whose_names_were_not_foreseen_are_handed_out_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(xla_engine, "name_loop", lambda number: f"early_{number}")
+    handed: list[Unit] = []
+    graph = read(lstm, lstm_arguments(16))
+    compile_for_xla(graph, H100, code=Code.PTX, hand_out=handed.extend)
+    assert handed[-1].name == "loop_0" and b"loop_0(" in handed[-1].ptx
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_only_ptx_is_handed_out(code: Code) -> None:
+    handed: list[Unit] = []
+    graph = read(loops_around_kernels, lstm_arguments(16))
+    compile_for_xla(graph, H100, code=code, hand_out=handed.extend)
+    assert bool(handed) == (code is Code.PTX)
+
+
+def test_start_values_take_names_that_no_node_has() -> None:
+    graph = simplify(read(lstm_from_zeros, lstm_arguments(16)[:2]))
+    first, *_ = leave_starts(graph)[1]
+    taken = replace_name(graph, graph.parameters[0], first)
+    again, reasons = leave_starts(taken)
+    assert first not in reasons and len(reasons) >= 1
+    check_graph(again)
+
+
+def loops_around_kernels(w: Any, z: Any, h: Any, c: Any) -> Any:
+    """Two loops, and before them two kernels of one structure and one of another."""
+
+    def centre(x: Any) -> Any:
+        return x - x.mean(-1, keepdims=True)
+
+    square = w.T @ w
+    first = lstm(w, centre(centre(z @ square) @ square) @ square, h, c)[1]
+    return lstm(w, jax.nn.softmax(first, -1) @ w, h, c, reverse=True)[1]
+
+
+def test_kernels_are_handed_out_while_others_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the very code that XLA gets; of equal ones only one before all are planned."""
+    handed: list[Unit] = []
+    early: list[Unit] = []
+
+    def prepare(*arguments: Any) -> Any:
+        pool.shutdown()
+        early.extend(handed)
+        return prepare_kernels(*arguments)
+
+    pool = ThreadPoolExecutor(1)
+    monkeypatch.setattr(pool, "shutdown", partial(pool.shutdown, wait=True))
+    monkeypatch.setattr(xla_engine, "ThreadPoolExecutor", lambda *_: pool)
+    monkeypatch.setattr(xla_engine, "prepare_kernels", prepare)
+    graph = read(loops_around_kernels, lstm_arguments(16))
+    compilation, module = compile_for_xla(graph, H100, code=Code.PTX, hand_out=handed.extend)
+    called: Any = [node.attrs for node in import_hlo(module) if is_kernel(node)]
+    configs = [parse_config(attrs.backend_config) for attrs in called]
+    calls = {config["name"]: config["kernel_data"].encode() for config in configs}
+    assert calls == {unit.name: unit.ptx for unit in handed}
+    loops = {"loop_0", "loop_1"}
+    assert loops < calls.keys() and len(compilation.plans) == len(calls) - len(loops)
+    structures = {structure_of(p.arrangement.graph, p.scope) for p in compilation.plans}
+    assert len(structures) == len(compilation.plans) - 1
+    assert len(early) == len(structures) + len(loops)
+
+
+def lstm_from_zeros(w: Any, z: Any) -> Any:
+    h = jnp.zeros((z.shape[1], w.shape[0]), z.dtype)
+    return lstm(w, z, h, h)
+
+
+def replace_name(graph: Graph, old: str, new: str) -> Graph:
+    """The same graph with another name for a parameter."""
+
+    def named(name: str) -> str:
+        return new if name == old else name
+
+    nodes = {
+        named(n.name): dataclasses.replace(
+            n, name=named(n.name), operands=tuple(map(named, n.operands))
+        )
+        for n in graph
+    }
+    parameters = tuple(map(named, graph.parameters))
+    return Graph(graph.name, nodes, parameters, graph.outputs, graph.aliases)
+
+
+def test_whiles_that_compute_the_same_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[str] = []
+
+    def count(graph: Graph, node: Node) -> Any:
+        planned.append(node.name)
+        return analyse_loop(graph, node)
+
+    monkeypatch.setattr(planning, "analyse_loop", count)
+    graph = simplify(
+        read(lambda w, z, h, c: lstm(w, z, h, c)[1] + lstm(w, z, c, h)[1], lstm_arguments(16))
+    )
+    planner = LoopPlanner(H100)
+    plans = planner.find_plans(graph)
+    assert len(plans) == 2 and len(planned) == 1
+    assert [plan.loop.node.name for plan in plans] == [node.name for node in loops_of(graph)]
+    assert [plan.loop.node.operands for plan in plans] == [n.operands for n in loops_of(graph)]
+    assert (
+        emit_loop(plans[0], "x").kernel.source.split("{", 1)[1]
+        == (emit_loop(plans[1], "x").kernel.source.split("{", 1)[1])
+    )
+
+
+def test_a_refusal_names_the_while_that_is_asked_for() -> None:
+    def once(x: Any) -> Any:
+        return lax.scan(lambda h, _: (jnp.sin(h @ h), None), x, None, length=9)[0]
+
+    graph = read(lambda x, y: (once(x), once(y)), (normal(4, 4), normal(4, 4)))
+    planner = LoopPlanner(H100)
+    refusals = [planner.plan(graph, node) for node in loops_of(graph)]
+    assert [r.name for r in refusals if isinstance(r, LoopRefusal)] == [
+        node.name for node in loops_of(graph)
+    ]
+
+
+def test_plans_follow_the_clock_of_the_device() -> None:
+    graph = simplify(read(*LOOPS["lstm"]))
+    (node,) = loops_of(graph)
+    slow = dataclasses.replace(H100, clock_ghz=H100.clock_ghz / 2)
+    fast, late = (LoopPlanner(gpu).plan(graph, node) for gpu in (H100, slow))
+    assert isinstance(fast, LoopPlan) and isinstance(late, LoopPlan)
+    assert late.xla_us == pytest.approx(2 * fast.xla_us)
+    assert late.us > fast.us
+
+
+def test_a_loop_of_which_the_state_is_read_as_a_whole_merges_with_none() -> None:
+    w, h = normal(16, 16), normal(4, 16)
+    turn = lambda h, _: (jnp.tanh(h @ w), None)  # noqa: E731
+    graph = read(
+        lambda h, k: (
+            lax.scan(turn, h, None, length=9)[0],
+            lax.scan(turn, k, None, length=9)[0],
+        ),
+        (h, h),
+    )
+    first, second = loops_of(graph)
+    assert merge_loops(graph, first.name, second.name) is not None
+    whole = dataclasses.replace(graph, outputs=(*graph.outputs, second.name))
+    assert merge_loops(whole, first.name, second.name) is None
+
+
+def test_an_error_does_not_wait_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def compile_slowly(request: Request) -> CompiledKernel:
+        begun.set()
+        go_on.wait(60)
+        raise KernelCompileError("too late")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        assert begun.wait(60)
+        raise UnsupportedOp("no plan")
+
+    monkeypatch.setattr(xla_engine, "compile_cached", compile_slowly)
+    monkeypatch.setattr(compiler, "plan_scopes", fail)
+    try:
+        with pytest.raises(UnsupportedOp, match="no plan"):
+            compile_for_xla(read(lstm, lstm_arguments(16)), H100)
+        assert not go_on.is_set()
+    finally:
+        go_on.set()
+
+
+def test_tagged_words_begin_where_the_device_library_says() -> None:
+    text = read_headers()["astitch.cuh"]
+    body = text[text.index("astitch_tagged_words(unsigned* words)") :]
+    assert f"(words + {FIRST_TAGGED_WORD});" in body[: body.index("}")]

@@ -1,0 +1,234 @@
+"""Small products, written out: which, in what form, and that kernels compute what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from astitch.compile import compile_graph, compile_hlo
+from astitch.device.gpu import preset
+from astitch.graph.check import check_graph
+from astitch.graph.ir import DotAttrs, Graph
+from astitch.graph.reference import run_graph
+from astitch.hlo_import import import_hlo
+from astitch.rewrite.simplify import simplify
+from astitch.rewrite.small_dots import FEW, write_out_products
+from astitch.run.host_engine import HostEngine
+from astitch.xla.xla_engine import compile_for_xla
+from tests.graph.test_matmul import dots
+from tests.hlo_runner import lower, run_xla
+
+Function = Callable[..., Any]
+H100 = preset("h100")
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.asarray(RNG.standard_normal(shape) * 3, dtype)
+
+
+def graph_of(fn: Function, *arguments: Any) -> Graph:
+    return simplify(check_graph(import_hlo(lower(fn, *arguments))))
+
+
+def ops_of(fn: Function, *arguments: Any) -> list[str]:
+    written = check_graph(write_out_products(graph_of(fn, *arguments), H100))
+    return [node.op for node in written if node.op != "parameter"]
+
+
+# ---- which -------------------------------------------------------------------------------------------------------
+
+
+def times(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ y)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "small"),
+    [
+        ((4096, 4096), (4096,), True),
+        ((4096,), (4096, 4096), True),
+        ((4096,), (4096,), True),
+        ((4096, 1), (1, 4096), True),
+        ((4096, FEW), (FEW, 4096), True),
+        ((4096, FEW + 1), (FEW + 1, 4096), False),
+        ((64, 768), (768, FEW), True),
+        ((256, 768), (768, 2), False),  # 786 KB would be read twice
+        ((64, 768), (768, FEW + 1), False),
+        ((4096, 768), (768, 2), False),  # 12 MB would be read twice
+        ((64, 512, 64), (64, 64, 1), True),
+        ((128, 768), (768, 768), False),
+        ((64, 0), (0, 64), False),
+    ],
+)
+def test_a_product_is_small_if_its_operands_are_most_of_it(
+    x: tuple[int, ...], y: tuple[int, ...], small: bool
+) -> None:
+    arguments = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x, y))
+    assert ("dot" in ops_of(times, *arguments)) is not small
+
+
+def test_few_terms_need_no_sum_of_a_kernel() -> None:
+    assert "reduce" not in ops_of(times, normal(64, FEW), normal(FEW, 64))
+    assert "reduce" in ops_of(times, normal(64, 64), normal(64, 1))
+
+
+def test_terms_that_no_vector_has_stay_where_the_result_is_large() -> None:
+    """x @ y.T: neighbours in the result are multiplied by elements of y that lie FEW apart."""
+
+    def distances(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ y.T)
+
+    small, large = ((normal(n, FEW), normal(n, FEW)) for n in (64, 1024))
+    assert "dot" not in ops_of(distances, *small)
+    assert "dot" in ops_of(distances, *large)
+    assert "dot" not in ops_of(distances, normal(1024, 1), normal(1024, 1))
+
+
+def test_what_takes_longer_to_compute_than_to_move_stays() -> None:
+    """A T4 has two lanes of f64 in a multiprocessor."""
+    with jax.enable_x64(True):
+        graph = graph_of(
+            times, normal(2048, 4, dtype=np.float64), normal(4, 2048, dtype=np.float64)
+        )
+    for gpu, small in (("h100", True), ("t4", False)):
+        written = write_out_products(graph, preset(gpu))
+        assert any(node.op == "dot" for node in written) is not small
+
+
+def test_loop_bodies_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA adds the product to what the loop carries."""
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "1")
+
+    def turn(state: Any, x: jax.Array) -> Any:
+        total, h = state
+        return (total + h.T @ x, jnp.tanh(h * jnp.max(total)) + x), None
+
+    def accumulate(total: jax.Array, xs: jax.Array) -> jax.Array:
+        return jax.lax.scan(turn, (total, xs[0]), xs)[0][0]
+
+    arguments = normal(512, 512), normal(50, 3, 512)
+    compilation, _ = compile_for_xla(graph_of(accumulate, *arguments), H100)
+    (body,) = compilation.bodies
+    assert [node.op for node in body.compilation.graph].count("dot") == 1
+
+
+def test_a_product_without_a_kernel_beside_it_stays() -> None:
+    x, y = normal(64, 64), normal(64)
+    assert "dot" in ops_of(lambda x, y: x @ y, x, y)
+    assert "dot" in ops_of(lambda x, y: (x.T @ y)[:7], x, y)
+    assert "dot" not in ops_of(lambda x, y: jnp.exp(x).T @ y, x, y)
+    assert "dot" not in ops_of(lambda x, y: jnp.exp((x @ y)[:7]), x, y)
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, jnp.float8_e4m3fn, np.bool_])
+def test_types_without_a_sum_of_ours_stay(dtype: Any) -> None:
+    shapes = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((64, 64), (64,)))
+
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        product = jax.lax.dot(x, y, preferred_element_type=dtype)
+        return jnp.where(product == 0, product, 1 + product.astype(jnp.float32).astype(dtype))
+
+    assert "dot" in ops_of(fn, *shapes)
+
+
+def test_an_algorithm_that_was_asked_for_stays() -> None:
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.tanh(jax.lax.dot(x, y, precision="F32_F32_F32"))
+
+    shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (64,)))
+    assert "dot" in ops_of(fn, *shapes)
+
+
+# ---- what they compute -------------------------------------------------------------------------------------------
+
+
+@given(dots(), st.sampled_from([np.float32, np.float64, jnp.bfloat16, np.int32]))
+def test_any_product_computes_the_same(
+    case: tuple[DotAttrs, tuple[int, ...], tuple[int, ...]], dtype: Any
+) -> None:
+    attrs, *shapes = case
+    dimensions = (
+        (attrs.lhs_contracting, attrs.rhs_contracting),
+        (attrs.lhs_batch, attrs.rhs_batch),
+    )
+
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(x + x, y, dimensions) * dtype(2)
+
+    with jax.enable_x64(True):
+        x, y = arguments = [normal(*shape, dtype=dtype) for shape in shapes]
+        graph = graph_of(fn, x, y)
+    written = check_graph(write_out_products(graph, H100))
+    (got,), (want,) = run_graph(written, arguments), run_graph(graph, arguments)
+    assert got.dtype == want.dtype
+    tolerance = 2e-2 if dtype == jnp.bfloat16 else 1e-5
+    size = np.abs(np.asarray(want, np.float64)).max(initial=1e-3)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=0, atol=tolerance * size
+    )
+
+
+def attend(scores: jax.Array, states: jax.Array, w: jax.Array) -> jax.Array:
+    """Scores by a vector, a softmax of them, and a sum of states by its weights."""
+    weights = jax.nn.softmax((jnp.tanh(states) @ w)[..., 0] + scores, axis=-1)
+    return jnp.einsum("bt,btd->bd", weights, states) * 2
+
+
+def loss(w: jax.Array, x: jax.Array, labels: jax.Array) -> jax.Array:
+    logits = jnp.tanh(x) @ w
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+
+
+CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
+    "attention": (attend, (normal(8, 33), normal(8, 33, 20), normal(20, 1))),
+    "gradients of a head of two": (
+        jax.value_and_grad(loss, (0, 1)),
+        (normal(20, 2), normal(64, 20), RNG.integers(0, 2, 64).astype(np.int32)),
+    ),
+    "half, summed in f32": (
+        lambda x, y: jnp.abs(x) @ y * 2,
+        (normal(40, 3000, dtype=jnp.bfloat16), np.ones(3000, jnp.bfloat16)),
+    ),
+    "few terms, in another order": (
+        lambda x, y: jnp.tanh(jnp.einsum("kbm,bnk->bmn", x, y)),
+        (normal(3, 5, 17), normal(5, 33, 3)),
+    ),
+    "few rows of a matrix by rows": (
+        lambda x, y: jnp.tanh(jnp.einsum("km,kn->mn", x, y)),
+        (normal(300, 3), normal(300, 65)),
+    ),
+    "integers": (
+        lambda x, y: jax.lax.dot(x, y, preferred_element_type=np.int32) * 2,
+        (RNG.integers(-9, 9, (33, 50)).astype(np.int8), RNG.integers(-9, 9, 50).astype(np.int8)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compute_them(name: str) -> None:
+    fn, arguments = CASES[name]
+    hlo = lower(fn, *arguments)
+    compilation = compile_hlo(hlo)
+    assert not compilation.program.outside
+    assert not any(node.op == "dot" for node in compilation.graph)
+    found = HostEngine(compilation.program, check=True).run(list(arguments))
+    for got, want in zip(found, run_xla(hlo, arguments), strict=True):
+        tolerance = 2e-2 if want.dtype == jnp.bfloat16 else 1e-4
+        np.testing.assert_allclose(
+            np.asarray(got, np.float64), np.asarray(want, np.float64), tolerance, tolerance
+        )
+
+
+def test_what_reads_a_vector_product_shares_its_kernel() -> None:
+    """Scores, softmax and weighted sum are one launch, where there were two products and two kernels."""
+    fn, arguments = CASES["attention"]
+    compilation = compile_graph(graph_of(fn, *arguments), H100)
+    assert len(compilation.program.kernels) == len(compilation.program.steps) == 1

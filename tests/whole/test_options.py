@@ -1,0 +1,90 @@
+"""The ASTITCH_* names: few, documented, and refused when they make no sense."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from astitch import options
+from astitch.errors import InvalidOption
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in options.NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults() -> None:
+    assert options.debug_level() == 0
+    assert options.dump_dir() is None
+    assert options.engine() is None
+    assert options.loops() is options.Loops.KERNELS
+    assert options.cache_dir() == Path.home() / ".cache" / "astitch"
+
+
+def test_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ASTITCH_DEBUG", "3")
+    monkeypatch.setenv("ASTITCH_ENGINE", "host")
+    monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ASTITCH_DUMP", " ")  # nothing: not set
+    assert options.debug_level() == 3
+    assert options.engine() == "host"
+    assert options.cache_dir() == tmp_path
+    assert options.dump_dir() is None
+
+
+@pytest.mark.parametrize(("value", "name"), [("0", "NONE"), ("1", "BODIES"), ("", "KERNELS")])
+def test_loops_are_stitched_where_asked_for(
+    value: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", value)
+    assert options.loops() is options.Loops[name]
+
+
+def test_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "loops")
+    with pytest.raises(InvalidOption, match="ASTITCH_STITCH_LOOPS='loops' is not understood"):
+        options.loops()
+
+
+@pytest.mark.parametrize(("value", "asked"), [("", True), ("0", False), ("1", True)])
+def test_scatters_are_ordered_unless_told_otherwise(
+    value: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTITCH_DETERMINISTIC", value)
+    assert options.deterministic() is asked
+    monkeypatch.setenv("ASTITCH_DETERMINISTIC", "maybe")
+    with pytest.raises(InvalidOption, match="ASTITCH_DETERMINISTIC='maybe' is not understood"):
+        options.deterministic()
+
+
+@pytest.mark.parametrize("value", ["5", "-1", "two"])
+def test_values_that_make_no_sense(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTITCH_DEBUG", value)
+    with pytest.raises(InvalidOption) as caught:
+        options.debug_level()
+    assert str(caught.value) == (
+        f"environment: ASTITCH_DEBUG={value!r} is not understood\n"
+        f"  ASTITCH_DEBUG is {options.NAMES['ASTITCH_DEBUG']}"
+    )
+
+
+def test_names_are_few_and_documented() -> None:
+    assert len(options.NAMES) <= 10
+    read = set()
+    for path in (REPOSITORY / "astitch").rglob("*.py"):
+        read |= set(
+            re.findall(
+                r"\bASTITCH_(?:CACHE|DEBUG|DETERMINISTIC|DUMP|ENGINE|FAULTS|GRAPHS|OVERRIDE|LIMIT|STITCH|TUNE)\w*",
+                path.read_text(),
+            )
+        )
+    assert read == set(options.NAMES)
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
+    for name in options.NAMES:
+        assert f"| `{name}` |" in readme
