@@ -28,7 +28,7 @@ from astitch.system.private_files import (
     unseal,
 )
 
-ROOT = Path(private_files.__file__).parent.parent
+ROOT = Path(private_files.__file__).parents[2]
 DATA = bytes(range(256)) * 40
 
 
