@@ -577,7 +577,7 @@ def test_a_new_process_builds_the_runtime_and_runs(tmp_path: Path) -> None:
         "compile_host(source).launch('add_one', 1, 64, [x, y])\nprint(y.sum())\n"
     )
     environment = {**os.environ, "ASTITCH_CACHE_DIR": str(tmp_path)}
-    folder = Path(emulate.__file__).parents[1]
+    folder = Path(emulate.__file__).parents[2]
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", program], cwd=folder, env=environment,
