@@ -703,7 +703,8 @@ class Lowered(_Stage):
 
     def compile(self) -> Compiled:
         """Compile for the engine.  Raises AstitchError for what astitch cannot compile."""
-        from astitch.compile import compile_hlo, spell_kernel
+        from astitch.compile import compile_hlo
+        from astitch.search.plan_scopes import render_kernel
         from astitch.show.trace import trace_compilation
 
         # In the emulation there is nothing to measure.
@@ -713,7 +714,7 @@ class Lowered(_Stage):
             gpu=self.gpu,
             tune=tune,
             strict=self.strict,
-            spell=spell_kernel,
+            render=render_kernel,
             trusted=True,
         )
         compilation, engine = self._start(compilation)

@@ -5,17 +5,16 @@ close a cycle through an op that stays outside (a dot, a sort ...).  The cycle t
 of an op, the count of outside ops that must run before it.  Two ops may share a stitch op exactly if they
 have one stage, so the search is linear and remote stitching (remote_stitch.py) can merge freely.
 An op that only reads what is in memory anyway is moved to the stage of its first reader: it then costs no
-store and no load.  What is cheaper to compute twice than to keep is computed in each stage that reads it
-(recompute.py).  What is behind a barrier has no earlier stage than all that the barrier waits for; within a stage
-there are no barriers.
+store and no load.  Between the two steps here, recompute.py gives stages ops of their own for what is cheaper to
+compute twice than to keep.  What is behind a barrier has no earlier stage than all that the barrier waits for; within
+a stage there are no barriers.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import (
@@ -27,7 +26,7 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.graph.storage import stored_value
 from astitch.rewrite.barriers import Barrier, is_barrier, is_held, open_barriers, value_behind
-from astitch.rewrite.recompute import Recomputed, recompute
+from astitch.rewrite.recompute import Recomputed, Staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,11 @@ class Left:
     """A graph, and the ops in it that no kernel is to compute, each with its reason."""
 
     graph: Graph
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        left = (f"left to XLA: %{name}: {reason}" for name, reason in self.reasons.items())
+        return "\n".join([str(self.graph), *left])
 
 
 def is_memory_op(node: Node) -> bool:
@@ -231,25 +234,28 @@ def _refused_edge(
     )
 
 
-def find_scopes(graph: Graph, left: Mapping[str, str] = MappingProxyType({})) -> Scopes:
-    """Breadth-first search for stitch ops; every refused edge and every op left outside has a reason.
-
-    left: ops that stay outside whatever they are, with their reasons.
-    """
+def choose_stages(left: Left) -> Staged:
+    """The stage of each op: how many library or other calls must come before it.  Every op that no kernel computes has
+    a reason."""
+    graph = left.graph
     outside: dict[str, str] = {}
     held = {node.name: "held by a barrier" for node in graph if is_held(graph, node)}
     for node in graph:
         if (OPS[node.op].kind is Kind.SOURCE and node.op != "iota") or node.name in held:
             continue
-        reason = left.get(node.name) or why_not_stitchable(graph, node)
+        reason = left.reasons.get(node.name) or why_not_stitchable(graph, node)
         if reason is None and OPS[node.op].kind is Kind.PROJECTION and node.operands[0] in outside:
             reason = "a result of an op that is not stitched"
         if reason is not None:
             outside[node.name] = reason
-    staged = recompute(graph, _choose_stages(graph, outside), {**outside, **held})
+    return Staged(graph, _choose_stages(graph, outside), outside, held)
+
+
+def find_scopes(staged: Staged) -> Scopes:
+    """Breadth-first search for stitch ops; every refused edge and every op left outside has a reason."""
     opened = open_barriers(staged.graph)
     graph, stage = opened.graph, staged.stage
-    outside = {name: reason for name, reason in outside.items() if name in graph.nodes}
+    outside = {name: reason for name, reason in staged.outside.items() if name in graph.nodes}
 
     embedded = {node.name for node in graph if is_embedded(graph, node.name)}
     # A reshape is another view of its operand's buffer, so the operand is what somebody has to write.

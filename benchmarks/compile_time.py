@@ -30,10 +30,10 @@ import jax
 import jax.monitoring
 import jax.numpy as jnp
 
-from astitch import compile as compiler
 from astitch.compile import compile_hlo, read_module
 from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
+from astitch.search import plan_scopes
 from astitch.show.compilation import Compilation
 from astitch.toolchain.kernel_text import share_text
 from astitch.xla.xla_engine import compile_for_xla
@@ -347,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         calls.append(call)
         print(call, flush=True)
     if not (options.observe or options.cold):
-        compiler.observe_plan = lambda *_: None
+        plan_scopes.observe_plan = lambda *_: None
     modules = [(Path(file).name, read_module(file)) for file in options.files]
     if options.workloads:
         modules += lower_workloads()

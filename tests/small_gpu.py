@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from astitch.compile import plan_scopes
 from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import Schedule
+from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
@@ -28,8 +28,9 @@ from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.build_program import build_program
 from astitch.search.check_plan import check_plan
 from astitch.search.plan import Plan, plan_scope
-from astitch.stitch_scope import find_scopes
+from astitch.search.plan_scopes import check_plans, plan_scopes
 from tests.hlo_runner import lower
+from tests.scopes import find_scopes
 
 
 def few_sms(sms: int, gpu: str = "h100") -> Gpu:
@@ -113,7 +114,7 @@ def plan_for(
     scopes = stitch_remotely(find_scopes(stitched_graph(fn, *arguments)))
     plans: Sequence[Plan]
     if schedule is None:
-        planned = plan_scopes(scopes, gpu)
+        planned = check_plans(plan_scopes(scopes, gpu), FaultLog())
         scopes, plans = planned.scopes, planned.plans
     else:
         found = [plan_scope(scopes.graph, scope, gpu, schedule) for scope in scopes.scopes]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from astitch import options
-from astitch.compile import compile_graph, spell_kernel
+from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, from_device, preset
 from astitch.errors import EngineUnavailable
 from astitch.faults import FaultLog, report_faults
@@ -29,9 +29,11 @@ from astitch.hlo_import import import_hlo
 from astitch.jit import choose_launcher
 from astitch.loops.plan import LoopPlanner
 from astitch.loops.stacks import straighten_stacks
+from astitch.pipeline import Target
 from astitch.program.steps import Program
 from astitch.rewrite.simplify import simplify
 from astitch.run.executor import count_gpus, current_gpu
+from astitch.search.plan_scopes import render_kernel
 from astitch.show.compilation import Compilation
 from astitch.xla.loop_steps import fold_ends, take_loops
 from tf_addon import kept_programs
@@ -254,9 +256,8 @@ def compile_for(hlo: bytes, gpu: Gpu, *, strict: bool = False) -> Compilation:
             subject=graph.name,
             cost="the pass is left out",
         )
-    compilation = compile_graph(
-        graph, gpu, strict=strict, loops=planner, spell=spell_kernel, faults=faults
-    )
+    target = Target(loops=planner, render=render_kernel)
+    compilation = compile_graph(graph, gpu, target, strict=strict, faults=faults)
     if planner is not None:
         plain, taken_by = compilation, planner
         compilation = faults.attempt(

@@ -201,6 +201,9 @@ class Program:
     epilogues: tuple[Epilogue, ...] = field(default=())
     no_epilogues: tuple[str, ...] = field(default=())
 
+    def __str__(self) -> str:
+        return "\n".join(f"{number}: {step}" for number, step in enumerate(self.steps))
+
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
         """The stitched kernels in launch order."""

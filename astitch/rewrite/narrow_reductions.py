@@ -43,7 +43,7 @@ FREE = frozenset({DType.F32, DType.F64, *(d for d in DType if d.is_integer), DTy
 """Types whose sums and extremes may be kept in between: not rounded, or so finely that the order is free."""
 
 
-def widen(graph: Graph, log: Log | None = None) -> Graph:
+def reshape_narrow_reductions(graph: Graph, log: Log | None = None) -> Graph:
     """The same function; sums, products and extremes over the leading dimension of a narrow array are regrouped.
 
     graph: simplified.  `log` hears of every reduction that is widened.
@@ -56,7 +56,7 @@ def widen(graph: Graph, log: Log | None = None) -> Graph:
     def regroup(node: Node, draft: Draft, _: Mapping[str, str]) -> str | None:
         if node.name not in narrow:
             return None
-        heard("widen", node.name)
+        heard("reshape_narrow_reductions", node.name)
         return _widened(draft, node)
 
     return rewrite_graph(graph, heard, regroup)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
@@ -58,19 +58,34 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """graph: with an op for each stage that computes a value.  stage: of each op."""
+    """A graph whose ops have stages, see stitch_scope.py.
+
+    graph: once recomputed, with an op for each stage that computes a value.  stage: of each op.
+    outside: ops that no stitch op computes, each with its reason.  held: barriers and their results, likewise.
+    """
 
     graph: Graph
     stage: Mapping[str, int]
-    recomputed: tuple[Recomputed, ...]
+    outside: Mapping[str, str]
+    held: Mapping[str, str] = field(default_factory=dict)
+    recomputed: tuple[Recomputed, ...] = ()
+
+    def __str__(self) -> str:
+        by_stage: dict[int, list[str]] = {}
+        for node in self.graph:
+            if OPS[node.op].kind is not Kind.SOURCE:
+                shown = f"%{node.name} = {node.op}" + (" (outside)" * (node.name in self.outside))
+                by_stage.setdefault(self.stage[node.name], []).append(shown)
+        lines = [f"stage {number}: {', '.join(ops)}" for number, ops in sorted(by_stage.items())]
+        return "\n".join([*lines, *map(str, self.recomputed)])
 
 
-def recompute(graph: Graph, stage: Mapping[str, int], outside: Mapping[str, str]) -> Staged:
+def recompute(staged: Staged) -> Staged:
     """The same function; later stages compute again what is not worth keeping.
 
-    stage: of each op, see stitch_scope.  outside: the ops that no stitch op computes.
     An op that no stage but later ones needs any more is theirs: the first of them has its name.
     """
+    graph, stage, outside = staged.graph, staged.stage, {**staged.outside, **staged.held}
     traffic = _Traffic(graph, stage, outside)
     again: dict[int, frozenset[str]] = {}
     notes: list[Recomputed] = []
@@ -85,8 +100,9 @@ def recompute(graph: Graph, stage: Mapping[str, int], outside: Mapping[str, str]
             ordered = sorted(names, key=traffic.order.__getitem__)
             notes.append(Recomputed(number, tuple(ordered), saved))
     if not again:
-        return Staged(graph, stage, ())
-    return _write(graph, stage, outside, again, tuple(notes))
+        return staged
+    graph, stage = _write(graph, stage, outside, again)
+    return replace(staged, graph=graph, stage=stage, recomputed=tuple(notes))
 
 
 # ---- what to compute again ---------------------------------------------------------------------------------------
@@ -222,8 +238,8 @@ def _write(
     stage: Mapping[str, int],
     outside: Mapping[str, str],
     again: Mapping[int, frozenset[str]],
-    notes: tuple[Recomputed, ...],
-) -> Staged:
+) -> tuple[Graph, Mapping[str, int]]:
+    """The graph with an op for each stage that computes a value, and the stages of its ops."""
     stages_of: dict[str, list[int]] = {}
     for number, names in again.items():
         for name in names:
@@ -259,7 +275,7 @@ def _write(
             put(node, own[name, number], number)
     live = keep_live_nodes(nodes, graph.outputs)
     written = Graph(graph.name, live, graph.parameters, graph.outputs, graph.aliases)
-    return Staged(written, {name: new_stage[name] for name in live}, notes)
+    return written, {name: new_stage[name] for name in live}
 
 
 def _find_staying(

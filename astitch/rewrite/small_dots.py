@@ -32,7 +32,7 @@ SUMMED = frozenset(
 """Element types of products that are written out."""
 
 
-def write_out_products(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
+def decompose_small_dots(graph: Graph, gpu: Gpu, log: Log | None = None) -> Graph:
     """The same function but for the order of sums, in f32 where a library may multiply in TF32.
 
     graph: simplified.  `log` hears of every product that is written out.

@@ -7,6 +7,7 @@ of XLA's.  Intermediates share one arena by liveness.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from astitch.emit_cuda import emit_cuda
@@ -70,6 +71,22 @@ def make_cuda_kernel(kernel: k.Kernel) -> CudaKernel:
     )
 
 
+def emit_kernels(plans: Iterable[Plan], faults: FaultLog) -> dict[str, CudaKernel]:
+    """The kernels of plans by the names of their scopes, without those that a fault keeps from being emitted."""
+    emitted: dict[str, CudaKernel] = {}
+    for plan in plans:
+        kernel = faults.attempt(
+            partial(make_cuda_kernel, plan.kernel),
+            lambda: None,
+            stage="emit",
+            subject=str(plan.scope),
+            cost="its ops are left to XLA",
+        )
+        if kernel is not None:
+            emitted[plan.scope.name] = kernel
+    return emitted
+
+
 class _ProgramBuilder:
     """Orders the steps and gives every stored value a buffer."""
 
@@ -82,11 +99,11 @@ class _ProgramBuilder:
         islands: bool,
         epilogues: bool,
         left: Mapping[str, str],
-        faults: FaultLog,
+        kernels: Mapping[str, CudaKernel],
     ) -> None:
         self.graph, self.scopes, self.islands = graph, scopes, islands
         self.wants_epilogues = epilogues
-        self.left, self.faults = left, faults
+        self.left, self.kernels = left, kernels
         self.epilogues: tuple[Epilogue, ...] = ()
         self.no_epilogues: tuple[str, ...] = ()
         self.outside = {refusal.producer: refusal.reason for refusal in scopes.outside}
@@ -137,16 +154,6 @@ class _ProgramBuilder:
                 return ""
             reader, operand = operand, self.graph[operand].operands[0]
         return barrier
-
-    def emit(self, plan: Plan) -> CudaKernel | None:
-        """A plan's kernel; None where a fault keeps it from being emitted."""
-        return self.faults.attempt(
-            lambda: make_cuda_kernel(plan.kernel),
-            lambda: None,
-            stage="emit",
-            subject=str(plan.scope),
-            cost="its ops are left to XLA",
-        )
 
     def leave(self, scope: Scope, reason: str) -> list[Node]:
         """The ops of a stitch op that has no kernel, after the repeated constants and iotas that it reads."""
@@ -333,11 +340,8 @@ class _ProgramBuilder:
                 others = []
             if isinstance(item, Node):
                 self.add_library_call(item)
-            elif launched := self.emit(item):
-                self.add_kernel(item, launched)
             else:
-                del self.plans[item.scope.name]
-                others += self.leave(item.scope, NOT_EMITTED)
+                self.add_kernel(item, self.kernels[item.scope.name])
         self.add_others(others)
         if self.wants_epilogues:
             self.find_epilogues()
@@ -420,22 +424,26 @@ def build_program(
     islands: bool = False,
     epilogues: bool = True,
     left: Mapping[str, str] = MappingProxyType({}),
-    faults: FaultLog | None = None,
+    kernels: Mapping[str, CudaKernel] | None = None,
 ) -> Program:
     """The program that computes the graph's outputs with one kernel for each plan.
 
     islands: leave what no kernel and no library computes to XLA; else to the reference interpreter.
     epilogues: name the kernels that a product's library could compute.  left: scopes whose ops XLA (or the
-    reference) computes in place of a kernel, by name, each with the reason.  faults: keeps those of the emission.
+    reference) computes in place of a kernel, by name, each with the reason.  kernels: those of the plans, by scope, if
+    they are emitted already; a plan without one is left.
     """
+    if kernels is None:
+        kernels = emit_kernels(plans, FaultLog())
+    lost = {p.scope.name: NOT_EMITTED for p in plans if p.scope.name not in kernels}
     builder = _ProgramBuilder(
         graph,
         scopes,
-        plans,
+        [plan for plan in plans if plan.scope.name not in lost],
         islands=islands,
         epilogues=epilogues,
-        left=left,
-        faults=faults or FaultLog(),
+        left={**left, **lost},
+        kernels=kernels,
     )
     return builder.build(graph.name)
 
@@ -444,6 +452,6 @@ def leave_program(graph: Graph, reason: str, *, islands: bool = False) -> Progra
     """The program of a graph in which XLA, or without islands the reference interpreter, computes all."""
     scopes = Scopes(graph, (), (), ())
     builder = _ProgramBuilder(
-        graph, scopes, (), islands=islands, epilogues=False, left={}, faults=FaultLog()
+        graph, scopes, (), islands=islands, epilogues=False, left={}, kernels={}
     )
     return builder.build_whole(graph.name, reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from astitch.compile import RegionRules, compile_graph
+from astitch.compile import compile_graph
 from astitch.faults import FaultLog, is_fault
 from astitch.graph.dimensions import array_of
 from astitch.graph.edit import keep_live_nodes
@@ -18,6 +18,7 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.running import find_running
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import import_hlo
+from astitch.pipeline import Launcher, RegionRules, Target
 from astitch.program.steps import IslandStep
 from astitch.show.compilation import Body, Compilation
 from astitch.stitch_scope import Left
@@ -62,15 +63,8 @@ def stitch_bodies(
                 name = f"{path}body_{len(bodies)}_"
                 rules = RegionRules(name, find_updates, leave_to_xla)
                 try:
-                    # What a loop carries XLA scatters to in place.
-                    inner = compile_graph(
-                        region,
-                        compilation.gpu,
-                        tune=tune,
-                        region=rules,
-                        ordered_scatters=False,
-                        faults=faults,
-                    )
+                    target = Target(launcher=Launcher.REGION, region=rules)
+                    inner = compile_graph(region, compilation.gpu, target, tune=tune, faults=faults)
                 except Exception as error:
                     pass_interrupt(error)
                     notes.append(f"%{node.name}: a region is left to XLA: {error}")

@@ -52,6 +52,7 @@ from astitch.library.xla_fallback import default_gpu
 from astitch.loops.analysis import Counter, LoopKey, loop_key
 from astitch.loops.emit import LoopKernel, emit_loop
 from astitch.loops.plan import START, LoopPlanner
+from astitch.pipeline import Launcher, Target
 from astitch.program.steps import (
     CudaKernel,
     IslandStep,
@@ -65,7 +66,7 @@ from astitch.search.build_program import make_cuda_kernel
 from astitch.search.plan import Plan
 from astitch.show.compilation import Compilation
 from astitch.show.trace import trace_compilation
-from astitch.stitch_scope import Scope, Scopes
+from astitch.stitch_scope import Left, Scope, Scopes
 from astitch.system.forks import ForkLock, cached_property
 from astitch.toolchain.driver_assembly import Unit, assemble_ahead
 from astitch.toolchain.kernel_cache import compile_cached
@@ -1130,7 +1131,8 @@ def compile_for_xla(
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
-    announce_scopes: see compile_graph.  hand_out: is given kernels that are PTX, in parts: most of those that XLA will
+    announce_scopes: is given what will have a kernel each, if none of
+    them is split.  hand_out: is given kernels that are PTX, in parts: most of those that XLA will
     load as soon as they are compiled, from several threads, all of them in the end, and some that it will not load.
     An error inside astitch leaves a kernel, a loop or a body to XLA, and is among the compilation's faults; with strict
     it is raised.
@@ -1151,28 +1153,19 @@ def compile_for_xla(
     def hand_out_prepared(kernels: Iterable[XlaKernel | KernelRefusal]) -> None:
         hand_out([Unit(k.symbol, k.code) for k in kernels if isinstance(k, XlaKernel)])
 
-    def begin(made: Graph) -> None:
+    def begin(left: Left) -> None:
         if planner:
-            _start_loops(made, planner, pool, hand_out_compiled)
+            _start_loops(left.graph, planner, pool, hand_out_compiled)
 
     try:
-        compilation = compile_graph(
-            graph,
-            gpu,
-            tune=tune,
-            strict=strict,
+        target = Target(
+            launcher=Launcher.XLA,
             loops=planner,
-            announce=begin,
-            announce_scopes=announce_scopes,
-            announce_kernel=lambda plan, built: hand_out_compiled(plan.kernel.name, built),
-            spell=lambda plan: spell_plan(plan, donated),
-            layouts_apart=True,
-            split_k=True,
-            epilogues=False,
-            ordered_scatters=options.deterministic(),
-            scatters_in_place=True,
-            faults=faults,
+            render=lambda plan: spell_plan(plan, donated),
+            on_kernel=lambda plan, built: hand_out_compiled(plan.kernel.name, built),
+            after={"leave": begin, "stitch_remotely": announce_scopes},
         )
+        compilation = compile_graph(graph, gpu, target, tune=tune, strict=strict, faults=faults)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise

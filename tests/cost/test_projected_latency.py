@@ -23,8 +23,8 @@ from astitch.hlo_import import import_hlo
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.plan import Plan, plan_scope
-from astitch.stitch_scope import find_scopes
 from astitch.toolchain.nvrtc import Resources
+from tests.scopes import find_scopes
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16
 H100 = preset("h100")

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hlo_runner import lower
 
-from astitch import compile as compiling
 from astitch.cost.projected_latency import project
 from astitch.cost.prune import Bound, bound_plan
 from astitch.cost.speed_of_light import measure_work
@@ -24,10 +23,11 @@ from astitch.hlo_import import import_hlo
 from astitch.mapping.stitch_scheme import RootReads
 from astitch.rewrite.simplify import simplify
 from astitch.search import plan as planning
+from astitch.search import plan_scopes as compiling
 from astitch.search.check_plan import check_plan
 from astitch.search.plan import enumerate_schedules, plan_scope, rank_plans
-from astitch.stitch_scope import find_scopes
 from astitch.toolchain.nvrtc import Resources
+from tests.scopes import find_scopes
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16
 H100 = preset("h100")
@@ -265,7 +265,7 @@ def test_two_kernels_of_one_scope_are_with_the_compiler_at_once(monkeypatch):
     spills = Resources(64, 8, 8, 8, 0)
     together, seen = threading.Barrier(2), set()
 
-    def observe(plan, gpu, spell):
+    def observe(plan, gpu, render):
         if plan.schedule not in seen and len(seen) < 2:
             seen.add(plan.schedule)
             together.wait(10)

@@ -12,7 +12,7 @@ from astitch.device.gpu import preset
 from astitch.graph.ir import ArrayType, DynamicSliceAttrs, GatherAttrs, Graph
 from astitch.graph.ops import OPS
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scope import find_scopes
+from tests.scopes import find_scopes
 
 H100 = preset("h100")
 

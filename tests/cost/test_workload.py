@@ -30,7 +30,7 @@ from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
 from astitch.rewrite.simplify import simplify
 from astitch.search.plan import Plan, plan_scope
-from astitch.stitch_scope import find_scopes
+from tests.scopes import find_scopes
 from tests.small_gpu import find_statements
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16

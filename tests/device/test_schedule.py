@@ -11,7 +11,7 @@ from astitch.hlo_import import import_hlo
 from astitch.rewrite.simplify import simplify
 from astitch.search.check_plan import check_plan
 from astitch.search.plan import Plan, plan_scope
-from astitch.stitch_scope import find_scopes
+from tests.scopes import find_scopes
 
 
 def plan(function, *shapes, schedule: Schedule | None = None, dtype=np.float32) -> Plan:

@@ -26,8 +26,8 @@ from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.build_program import build_program
 from astitch.search.check_plan import check_plan
 from astitch.search.plan import Plan, plan_scope
-from astitch.stitch_scope import find_scopes
 from astitch.toolchain.nvrtc import compile_cuda
+from tests.scopes import find_scopes
 from tests.small_gpu import few_sms, find_statements
 
 

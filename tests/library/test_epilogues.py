@@ -14,6 +14,7 @@ import pytest
 from astitch.compile import compile_graph, compile_hlo
 from astitch.graph.reference import eval_node
 from astitch.hlo_import import import_hlo
+from astitch.pipeline import Launcher, Target
 from astitch.program.file import pack_program, unpack_program
 from astitch.program.steps import Activation, Epilogue, KernelStep, LibraryStep, Program, Space
 from tests.hlo_runner import lower, run_xla
@@ -316,7 +317,7 @@ def test_xla_finishes_its_products_itself(activation: Any, left: int) -> None:
     from astitch.xla.xla_engine import find_finished
 
     hlo = lower(lambda x, w, b: activation(x @ w + b), *arrays(*XW, (16,)))
-    compilation = compile_graph(import_hlo(hlo), preset("h100"), epilogues=False)
+    compilation = compile_graph(import_hlo(hlo), preset("h100"), Target(launcher=Launcher.XLA))
     (plan,) = compilation.plans
     found = find_finished(compilation, ())
     assert len(found) == left

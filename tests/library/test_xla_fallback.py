@@ -311,7 +311,7 @@ def test_explain_lists_islands_with_reasons():
 
 
 def test_without_jax_the_reference_computes_and_explain_says_so(monkeypatch):
-    monkeypatch.setattr("astitch.compile.has_jax", lambda: False)
+    monkeypatch.setattr("astitch.pipeline.has_jax", lambda: False)
     compilation = compile_fn(sort_rows, X)
     assert [type(s) for s in compilation.program.steps] == [
         KernelStep,

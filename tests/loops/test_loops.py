@@ -18,7 +18,6 @@ import pytest
 from jax import lax
 
 import astitch
-from astitch import compile as compiler
 from astitch.compile import compile_graph, main
 from astitch.device.gpu import preset
 from astitch.errors import KernelCompileError, UnsupportedOp
@@ -50,6 +49,7 @@ from astitch.loops.plan import (
     leave_starts,
     try_cut,
 )
+from astitch.pipeline import Target
 from astitch.program.steps import IslandStep, KernelStep, Step, View
 from astitch.rewrite.simplify import simplify
 from astitch.run.emulate import Order, compile_host
@@ -514,7 +514,7 @@ def test_a_loop_that_starts_with_zeros_reads_none() -> None:
 
     w, z, _, _ = lstm_arguments(16)
     graph = import_hlo(lower(from_zero, w, z))
-    compilation = compile_graph(graph, few_sms(8), loops=LoopPlanner(few_sms(8)))
+    compilation = compile_graph(graph, few_sms(8), Target(loops=LoopPlanner(few_sms(8))))
     found, _ = find_loops(compilation)
     (made,) = found.values()
     assert [made.plan.loop.types[i].shape for i in made.operands] == [(5, 6, 64), (16, 64)]
@@ -537,7 +537,7 @@ def test_loops_that_follow_each_other_have_their_own_starts() -> None:
 
     w, z, _, _ = lstm_arguments(16)
     compilation = compile_graph(
-        import_hlo(lower(layers, w, z)), few_sms(8), loops=LoopPlanner(few_sms(8))
+        import_hlo(lower(layers, w, z)), few_sms(8), Target(loops=LoopPlanner(few_sms(8)))
     )
     assert len([step for step in compilation.program.steps if isinstance(step, IslandStep)]) == 2
     for found in (find_loops(compilation)[0], {}):
@@ -650,7 +650,7 @@ def test_a_program_calls_the_kernels_of_its_loops(name: str) -> None:
     }
     fn, arguments = cases[name]
     graph = import_hlo(lower(fn, *arguments, keep_unused=True))
-    compilation = compile_graph(graph, few_sms(8), loops=LoopPlanner(few_sms(8)))
+    compilation = compile_graph(graph, few_sms(8), Target(loops=LoopPlanner(few_sms(8))))
     found, _ = find_loops(compilation)
     calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
     module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))
@@ -688,7 +688,7 @@ def test_jax_lowers_a_loop_as_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_that_does_not_fit_leaves_its_loop_to_xla() -> None:
-    compilation = compile_graph(read(*LOOPS["lstm"]), H100, loops=LoopPlanner(H100))
+    compilation = compile_graph(read(*LOOPS["lstm"]), H100, Target(loops=LoopPlanner(H100)))
     found, _ = find_loops(compilation)
     calls, notes = prepare_loops(found, H100)
     assert len(calls) == 1 and notes == ()
@@ -703,7 +703,7 @@ def test_strict_counts_a_loop_that_is_a_kernel_as_one() -> None:
     graph = read(
         lambda w, z: lstm(w, z, jnp.zeros((6, 16)), jnp.ones((6, 16)))[1], lstm_arguments(16)[:2]
     )
-    compile_graph(graph, H100, strict=True, loops=LoopPlanner(H100))
+    compile_graph(graph, H100, Target(loops=LoopPlanner(H100)), strict=True)
     with pytest.raises(UnsupportedOp, match="while"):
         compile_graph(graph, H100, strict=True)
 
@@ -942,7 +942,7 @@ def test_an_error_does_not_wait_for_kernels(monkeypatch: pytest.MonkeyPatch) -> 
         raise UnsupportedOp("no plan")
 
     monkeypatch.setattr(xla_engine, "compile_cached", compile_slowly)
-    monkeypatch.setattr(compiler, "plan_scopes", fail)
+    monkeypatch.setattr("astitch.pipeline.plan_scopes", fail)
     try:
         with pytest.raises(UnsupportedOp, match="no plan"):
             compile_for_xla(read(lstm, lstm_arguments(16)), H100)

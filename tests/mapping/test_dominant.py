@@ -14,7 +14,7 @@ from astitch.dominant import Groups, choose_dominants, find_candidates, stored_v
 from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS, Kind
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scope import find_scopes
+from tests.scopes import find_scopes
 
 
 def groups_of(graph: Graph) -> Groups:

@@ -37,9 +37,9 @@ from astitch.mapping.stitch_scheme import (
 )
 from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scope import find_scopes
 from astitch.thread_mapping import Mapping, Space, size_of
 from tests.hlo_runner import lower, run_xla
+from tests.scopes import find_scopes
 
 
 def arrange(

@@ -14,6 +14,7 @@ from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
 from astitch.loops.plan import LoopPlanner
+from astitch.pipeline import Target
 from astitch.program.file import MAGIC, pack_program, unpack_program
 from astitch.program.steps import IslandStep, KernelStep, LibraryStep, Program
 from astitch.run.host_engine import HostEngine
@@ -48,7 +49,7 @@ def convolution(x: Any) -> Any:
 def make_program(fn: Callable[..., Any], gpu: str) -> Program:
     planner = LoopPlanner(preset(gpu))
     graph = import_hlo(lower(fn, X))
-    return take_loops(compile_graph(graph, preset(gpu), loops=planner), planner).program
+    return take_loops(compile_graph(graph, preset(gpu), Target(loops=planner)), planner).program
 
 
 @pytest.mark.parametrize("gpu", ["host", "h100"])

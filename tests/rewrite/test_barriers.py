@@ -30,9 +30,9 @@ from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
-from astitch.stitch_scope import find_scopes
 from astitch.xla.xla_engine import compile_for_xla
 from tests.hlo_runner import lower
+from tests.scopes import find_scopes
 
 H100 = preset("h100")
 RNG = np.random.default_rng(0)

@@ -20,6 +20,7 @@ from astitch.graph.convolution import CanonicalConvolution, canonical_convolutio
 from astitch.graph.ir import ConvolutionAttrs, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
+from astitch.pipeline import Launcher, Target
 from astitch.program.steps import KernelStep, LibraryStep
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.simplify import simplify
@@ -205,9 +206,7 @@ def plan_for_xla(fn: Any, *arguments: Any) -> Planned:
     compilation = compile_graph(
         import_hlo(lower(fn, *arguments)),
         H100,
-        layouts_apart=True,
-        split_k=True,
-        announce_scopes=announced.append,
+        Target(launcher=Launcher.XLA, after={"stitch_remotely": announced.append}),
     )
     return Planned(compilation, announced[-1])
 

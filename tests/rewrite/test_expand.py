@@ -29,7 +29,7 @@ from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.rewrite.expand import FEW_SCANS, LONG_SCAN, SCAN_CHUNK, expand, find_coordinate
 from astitch.rewrite.simplify import Draft, simplify
-from astitch.stitch_scope import find_scopes
+from tests.scopes import find_scopes
 
 
 def expand_simplified(graph: Graph) -> Graph:

@@ -14,7 +14,7 @@ from astitch.device.gpu import preset
 from astitch.graph.ir import Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.rewrite.narrow_reductions import widen
+from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
@@ -42,7 +42,10 @@ def graph_of(fn: Function, *arguments: np.ndarray) -> Graph:
 
 def regrouped(graph: Graph) -> list[str]:
     heard: list[str] = []
-    widen(graph, lambda rule, node: heard.append(node) if rule == "widen" else None)
+    reshape_narrow_reductions(
+        graph,
+        lambda rule, node: heard.append(node) if rule == "reshape_narrow_reductions" else None,
+    )
     return heard
 
 
@@ -87,7 +90,7 @@ def test_a_narrow_reduction_is_regrouped_and_stays_the_same(name: str) -> None:
     graph = graph_of(fn, x)
     assert len(regrouped(graph)) == 1
     want = np.asarray(jax.jit(fn)(x))
-    (by_reference,) = run_graph(widen(graph), [x])
+    (by_reference,) = run_graph(reshape_narrow_reductions(graph), [x])
     found = compile_hlo(read(fn, x), gpu=preset("h100"))
     (by_kernels,) = HostEngine(found.program).run([x])
     for got in (by_reference, by_kernels):
@@ -138,8 +141,12 @@ def test_others_stay(fn: Function, arguments: tuple[np.ndarray, ...]) -> None:
     graph = graph_of(fn, *arguments)
     if arguments[0].dtype == np.float32:
         assert not regrouped(graph)
-        assert widen(graph) is graph
+        assert reshape_narrow_reductions(graph) is graph
     else:  # XLA sums bf16 in f32: the convert is part of the chain
-        results = zip(run_graph(widen(graph), arguments), [jax.jit(fn)(*arguments)], strict=True)
+        results = zip(
+            run_graph(reshape_narrow_reductions(graph), arguments),
+            [jax.jit(fn)(*arguments)],
+            strict=True,
+        )
         for got, want in results:
             np.testing.assert_array_equal(np.asarray(got), np.asarray(want))

@@ -15,6 +15,7 @@ from astitch.device.gpu import preset
 from astitch.graph.ir import DotAttrs, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
+from astitch.pipeline import Launcher, Target
 from astitch.rewrite.products import MERGED_BYTES, arrange_products
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
@@ -176,7 +177,7 @@ def test_weights_beside_each_other_are_left_to_the_product() -> None:
         return attend(jnp.tanh(x), *weights)  # tanh is of the same stage as the weights
 
     module = import_hlo(read(with_others, x, q, k, v, b))
-    compilation = compile_graph(module, preset("h100"), layouts_apart=True)
+    compilation = compile_graph(module, preset("h100"), Target(launcher=Launcher.XLA))
     graph = compilation.scopes.graph
     kernels = {p.kernel.name: [graph[m].op for m in p.scope.members] for p in compilation.plans}
     (alone,) = (name for name, ops in kernels.items() if "concatenate" in ops)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from strategies import random_arguments, random_graphs
 
 import astitch.rewrite.recompute as recompute_module
-from astitch import stitch_scope
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
 from astitch.graph.check import check_graph
@@ -27,16 +26,13 @@ from astitch.rewrite.recompute import FREE_VERTICES, VERTICES_PER_OP, Staged, re
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scope import Scopes, find_scopes
+from astitch.stitch_scope import Scopes
 from tests.hlo_runner import lower
+from tests.scopes import find_scopes
 
 
 def imported(fn: Callable[..., Any], *arguments: Any) -> Graph:
     return expand(simplify(import_hlo(lower(fn, *arguments))))
-
-
-def keep_all(graph: Graph, stage: Any, outside: Any) -> Staged:
-    return Staged(graph, stage, ())
 
 
 def count_traffic(scopes: Scopes) -> int:
@@ -49,12 +45,10 @@ def count_traffic(scopes: Scopes) -> int:
     return total
 
 
-def compare_traffic(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, Scopes]:
+def compare_traffic(graph: Graph) -> tuple[int, int, Scopes]:
     """(kept, computed again, the scopes of the latter)."""
     again = stitch_remotely(find_scopes(graph))
-    with monkeypatch.context() as patched:
-        patched.setattr(stitch_scope, "recompute", keep_all)
-        kept = stitch_remotely(find_scopes(graph))
+    kept = stitch_remotely(find_scopes(graph, again=False))
     return count_traffic(kept), count_traffic(again), again
 
 
@@ -98,7 +92,7 @@ def test_backward_halves_compute_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph = imported(fn, *arguments)
-    before, after, scopes = compare_traffic(graph, monkeypatch)
+    before, after, scopes = compare_traffic(graph)
     assert before - after >= saved * ROWS * WIDTH * 4
     assert scopes.recomputed
     check_graph(scopes.graph)
@@ -216,7 +210,7 @@ def test_any_choice_keeps_the_function(graph: Graph, seed: int, data: st.DataObj
         patched.setattr("astitch.rewrite.recompute.LEAST_BYTES", 1)
         patched.setattr("astitch.rewrite.recompute.LEAST_GAIN", 1)
         patched.setattr("astitch.rewrite.recompute.FLOPS_PER_BYTE", 1000)
-        staged = recompute(simple, stage, outside)
+        staged = recompute(Staged(simple, stage, outside))
     after = check_graph(staged.graph)
     assert after.parameters == simple.parameters and after.outputs == simple.outputs
     assert set(staged.stage) == set(after.nodes)

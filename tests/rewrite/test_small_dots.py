@@ -19,7 +19,7 @@ from astitch.graph.ir import DotAttrs, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.rewrite.simplify import simplify
-from astitch.rewrite.small_dots import FEW, write_out_products
+from astitch.rewrite.small_dots import FEW, decompose_small_dots
 from astitch.run.host_engine import HostEngine
 from astitch.xla.xla_engine import compile_for_xla
 from tests.graph.test_matmul import dots
@@ -39,7 +39,7 @@ def graph_of(fn: Function, *arguments: Any) -> Graph:
 
 
 def ops_of(fn: Function, *arguments: Any) -> list[str]:
-    written = check_graph(write_out_products(graph_of(fn, *arguments), H100))
+    written = check_graph(decompose_small_dots(graph_of(fn, *arguments), H100))
     return [node.op for node in written if node.op != "parameter"]
 
 
@@ -99,7 +99,7 @@ def test_what_takes_longer_to_compute_than_to_move_stays() -> None:
             times, normal(2048, 4, dtype=np.float64), normal(4, 2048, dtype=np.float64)
         )
     for gpu, small in (("h100", True), ("t4", False)):
-        written = write_out_products(graph, preset(gpu))
+        written = decompose_small_dots(graph, preset(gpu))
         assert any(node.op == "dot" for node in written) is not small
 
 
@@ -166,7 +166,7 @@ def test_any_product_computes_the_same(
     with jax.enable_x64(True):
         x, y = arguments = [normal(*shape, dtype=dtype) for shape in shapes]
         graph = graph_of(fn, x, y)
-    written = check_graph(write_out_products(graph, H100))
+    written = check_graph(decompose_small_dots(graph, H100))
     (got,), (want,) = run_graph(written, arguments), run_graph(graph, arguments)
     assert got.dtype == want.dtype
     tolerance = 2e-2 if dtype == jnp.bfloat16 else 1e-5

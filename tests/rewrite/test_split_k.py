@@ -15,6 +15,7 @@ from astitch.device.gpu import preset
 from astitch.graph.ir import DotAttrs, DType, Graph
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
+from astitch.pipeline import Launcher, Target
 from astitch.program.steps import KernelStep, LibraryStep
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.split_k import MOST_PARTS, choose_split_k, split_products
@@ -140,7 +141,7 @@ def test_others_stay(fn: Function, arguments: tuple[Any, ...]) -> None:
 def test_the_kernel_that_reads_a_product_adds_its_parts() -> None:
     fn, arguments, shape = CASES["heads"]
     graph = graph_of(fn, *arguments)
-    compilation = compile_graph(graph, H100, split_k=True)
+    compilation = compile_graph(graph, H100, Target(launcher=Launcher.XLA))
     dot, kernel = compilation.program.steps
     assert isinstance(dot, LibraryStep)
     assert dot.node.shape == shape

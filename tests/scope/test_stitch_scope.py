@@ -12,7 +12,8 @@ from astitch.graph.ir import CholeskyAttrs, DimensionsAttrs, Graph, IotaAttrs, S
 from astitch.graph.ops import OPS, Kind
 from astitch.scope import remote_stitch
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scope import Scopes, find_scopes
+from astitch.stitch_scope import Scopes
+from tests.scopes import find_scopes
 
 SQUARE = "f32[16,16]"
 

@@ -14,7 +14,8 @@ from astitch.scope.structure import structure_of
 from astitch.search import plan as planning
 from astitch.search.build_program import make_cuda_kernel
 from astitch.search.plan import Planner, plan_scope
-from astitch.stitch_scope import Scope, Scopes, find_scopes
+from astitch.stitch_scope import Scope, Scopes
+from tests.scopes import find_scopes
 
 H100 = preset("h100")
 X = jax.ShapeDtypeStruct((64, 128), jnp.float32)

@@ -19,7 +19,7 @@ from astitch.mapping.stitch_scheme import Arrangement, Placement, Scheme
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.check_plan import check_kernel, check_plan
 from astitch.search.plan import Plan, plan_scope
-from astitch.stitch_scope import find_scopes
+from tests.scopes import find_scopes
 
 Body = tuple[k.Statement, ...]
 

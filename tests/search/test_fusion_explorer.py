@@ -42,7 +42,8 @@ from astitch.search.patterns import (
     repeated_ops,
 )
 from astitch.search.plan import Plan, plan_scope
-from astitch.stitch_scope import Scope, Scopes, find_scopes
+from astitch.stitch_scope import Scope, Scopes
+from tests.scopes import find_scopes
 from tests.whole.test_fuzz import wide_graphs
 
 H100, HOST = preset("h100"), preset("host")

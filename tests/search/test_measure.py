@@ -17,7 +17,7 @@ from astitch.rewrite.simplify import simplify
 from astitch.run import executor
 from astitch.search.measure import import_cupy, make_values, measure_plans
 from astitch.search.plan import plan_scope, rank_plans
-from astitch.stitch_scope import find_scopes
+from tests.scopes import find_scopes
 
 needs_no_gpu = pytest.mark.skipif(executor.count_gpus() > 0, reason="a GPU is there")
 

@@ -27,8 +27,8 @@ from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.check_plan import check_plan
 from astitch.search.plan import LARGE_BLOCK, SMALL_BLOCK, Plan, plan_scope
-from astitch.stitch_scope import find_scopes
 from tests.large_shapes import load
+from tests.scopes import find_scopes
 
 
 def plan(graph: Graph, gpu: str | Gpu = "h100", schedule: Schedule | None = None) -> Plan:

@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import random_arguments
 
-from astitch import compile as stages
-from astitch.compile import compile_graph, show_stage
+from astitch.compile import compile_graph, compile_hlo, show_pass
 from astitch.cost.projected_latency import Projection, project
 from astitch.device.gpu import preset
 from astitch.errors import IllegalProduct
@@ -29,6 +28,7 @@ from astitch.graph.reference import run_graph
 from astitch.kernel import kernel_ir as k
 from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search import plan_scopes
 from astitch.search import split_scopes as module
 from astitch.search.check_plan import check_plan
 from astitch.search.patterns import estimate_statements
@@ -47,10 +47,11 @@ from astitch.search.split_scopes import (
     work_of,
 )
 from astitch.show.compilation import Compilation
-from astitch.stitch_scope import Scope, Scopes, find_scopes
+from astitch.stitch_scope import Scope, Scopes
 from astitch.toolchain.compile_pool import Ahead
 from astitch.toolchain.nvrtc import Resources
 from tests.programs import load
+from tests.scopes import find_scopes
 from tests.whole.test_fuzz import wide_graphs
 
 H100, HOST = preset("h100"), preset("host")
@@ -400,7 +401,7 @@ def test_a_program_split_for_its_spills_computes_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "OBSERVED_STATEMENTS", 0)
-    monkeypatch.setattr(stages, "observe_plan", lambda plan, *_: spill_by_length(plan))
+    monkeypatch.setattr(plan_scopes, "observe_plan", lambda plan, *_: spill_by_length(plan))
     graph = statistics(6)
     compiled = compile_graph(graph, HOST)
     assert len(compiled.program.kernels) >= 3
@@ -454,11 +455,11 @@ def test_planning_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.002)
         return spill_by_length(plan)
 
-    monkeypatch.setattr(stages, "observe_plan", observe)
+    monkeypatch.setattr(plan_scopes, "observe_plan", observe)
     graph = statistics(6)
     found = []
     for threads in (0, 1, 4):
-        monkeypatch.setattr(stages, "count_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(plan_scopes, "count_threads", lambda threads=threads: threads)
         compiled = compile_graph(graph, H100)
         found.append((compiled.splits, repr(compiled.program), compiled.plans, sorted(asked)))
         asked.clear()
@@ -531,12 +532,12 @@ def test_a_kernel_that_will_hardly_be_split_is_compiled_meanwhile(
 
 
 def test_the_stage_prints_the_decisions() -> None:
-    text = show_stage(load("layer_norm"), H100, "split")
+    text = show_pass(load("layer_norm"), H100, "plan")
     assert text.startswith("no kernel shows a symptom\nscope stitch_0 (stage 0): ")
 
 
 def test_explain_says_how_fast_light_is() -> None:
-    compiled = stages.compile_hlo(load("layer_norm"), gpu="h100")
+    compiled = compile_hlo(load("layer_norm"), gpu="h100")
     (plan,) = compiled.plans
     work = work_of(plan)
     line = f"  speed of light: {work.bound_us(H100):.2f} us: {work}"

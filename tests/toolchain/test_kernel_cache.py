@@ -263,7 +263,8 @@ MODEL = Path(__file__).parents[1] / "data" / "corpus" / "bert_layer.hlo.pb.gz"
 def _compile_model(folder: str, start: Any, most_file_bytes: int, results: Any) -> None:
     """A process of its own: the whole way from HLO to cubins; puts what came out and what it was warned of."""
     os.environ["ASTITCH_CACHE_DIR"] = folder
-    from astitch.compile import compile_hlo, compile_resources, spell_kernel
+    from astitch.compile import compile_hlo, compile_resources
+    from astitch.search.plan_scopes import render_kernel
 
     if most_file_bytes:  # what a full disk does: the next byte is refused
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_file_bytes, most_file_bytes))
@@ -279,7 +280,7 @@ def _compile_model(folder: str, start: Any, most_file_bytes: int, results: Any) 
     start.wait(60)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        compilation = compile_hlo(data, gpu="h100", spell=spell_kernel)
+        compilation = compile_hlo(data, gpu="h100", render=render_kernel)
         used = compile_resources(compilation.program, compilation.gpu)
     told = [str(w.message) for w in warned if "kernel cache" in str(w.message)]
     results.put((repr(compilation.program), sorted(used.items()), len(compiled), told))

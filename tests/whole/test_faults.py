@@ -19,7 +19,7 @@ import pytest
 
 import astitch
 from astitch import compile as compiling
-from astitch import faults
+from astitch import faults, pipeline
 from astitch.device.gpu import preset
 from astitch.errors import CompilerMissing, KernelCompileError, KernelFault, UnsupportedOp
 from astitch.faults import FaultLog, FaultWarning, dump_faults, is_fault
@@ -31,6 +31,9 @@ from astitch.xla import xla_engine
 
 jit_module = sys.modules["astitch.jit"]
 X = jnp.linspace(-1.0, 1.0, 8 * 16).reshape(8, 16)
+
+
+JOB = pipeline.Job("", preset("h100"), pipeline.OWN, tune=False, faults=faults.FaultLog())
 
 
 def two_layers(x: jax.Array) -> jax.Array:
@@ -62,15 +65,9 @@ def call_with_faults(fn: Callable[..., Any], *arguments: Any) -> tuple[Any, list
     return result, [str(w.message) for w in caught if isinstance(w.message, FaultWarning)]
 
 
-PASSES = (
-    "simplify expand order_scatters reassociate write_out_products widen arrange_products "
-    "arrange_convolutions stitch_remotely"
-).split()
-
-
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("name", [p.name for p in pipeline.PASSES if p.if_it_fails and p.when(JOB)])
 def test_a_pass_that_fails_is_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, name, fail)
+    monkeypatch.setattr(pipeline, name, fail)
     _, said = call_with_faults(two_layers, X)
     assert len(said) == 1
     assert re.search(rf"{name}: \S+: AssertionError: a bug, put there by a test", said[0])
@@ -81,7 +78,7 @@ def test_a_pass_that_fails_is_left_out(name: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", ["find_scopes", "plan_scopes", "build_program"])
 def test_a_stage_that_fails_leaves_the_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, name, fail)
+    monkeypatch.setattr(pipeline, name, fail)
     _, said = call_with_faults(two_layers, X)
     assert len(said) == 1 and "XLA computes all of it" in said[0]
 
@@ -110,10 +107,10 @@ def test_a_stitch_op_that_fails_is_left_alone(
 ) -> None:
     lowered = astitch.jit(two_layers).lower(X)
     whole = lowered.compile().program
-    monkeypatch.setattr(compiling, "has_jax", lambda: has_jax)
+    monkeypatch.setattr(pipeline, "has_jax", lambda: has_jax)
     match stage:
         case "check_plan":
-            break_one_scope(monkeypatch, compiling, "check_plan")
+            break_one_scope(monkeypatch, sys.modules["astitch.search.plan_scopes"], "check_plan")
         case "make_cuda_kernel":
             break_one_scope(
                 monkeypatch, sys.modules["astitch.search.build_program"], "make_cuda_kernel"
@@ -202,7 +199,13 @@ def test_inside_xla_a_fault_costs_a_loop_or_less(
     graph = import_hlo(lower(both, X, jnp.ones((64, 64)), rows))
     whole, _ = xla_engine.compile_for_xla(graph, preset("h100"))
     assert not whole.faults and any(line.startswith("loop_0") for line in whole.loops)
-    for module in (planning, compiling, xla_engine, sys.modules["astitch.xla.stitch_loops"]):
+    for module in (
+        planning,
+        pipeline,
+        compiling,
+        xla_engine,
+        sys.modules["astitch.xla.stitch_loops"],
+    ):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, fail)
     compilation, text = xla_engine.compile_for_xla(graph, preset("h100"))
@@ -248,9 +251,9 @@ def test_a_module_with_faults_is_not_kept_on_disk(
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("ASTITCH_DUMP", "")
     monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
-    monkeypatch.setattr(compiling, "widen", fail)
+    monkeypatch.setattr(pipeline, "reshape_narrow_reductions", fail)
     for _ in range(2):
-        with pytest.warns(FaultWarning, match="widen"):
+        with pytest.warns(FaultWarning, match="reshape_narrow_reductions"):
             fn = astitch.jit(two_layers, engine="xla")._stitched_jit
             fn.trace(X).lower(lowering_platforms=("cuda",)).as_text()
     for folder in (tmp_path / "cache" / "faults").iterdir():
@@ -259,10 +262,10 @@ def test_a_module_with_faults_is_not_kept_on_disk(
 
 
 def test_strict_and_the_environment_raise_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "widen", fail)
+    monkeypatch.setattr(pipeline, "reshape_narrow_reductions", fail)
     with pytest.raises(AssertionError, match="put there by a test") as raised:
         astitch.jit(two_layers, strict=True)(X)
-    assert any("in stage widen" in note for note in raised.value.__notes__)
+    assert any("in stage reshape_narrow_reductions" in note for note in raised.value.__notes__)
     monkeypatch.setenv("ASTITCH_FAULTS", "raise")
     with pytest.raises(AssertionError, match="put there by a test"):
         astitch.jit(two_layers)(X)
@@ -272,7 +275,7 @@ def test_an_interrupt_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compiling, "widen", interrupt)
+    monkeypatch.setattr(pipeline, "reshape_narrow_reductions", interrupt)
     with pytest.raises(KeyboardInterrupt):
         astitch.jit(two_layers)(X)
     monkeypatch.undo()
@@ -308,7 +311,10 @@ def test_a_dump_makes_the_fault_again(tmp_path: Path, monkeypatch: pytest.Monkey
         folder = dump_faults("main", module, gpu, log.found, inside_xla)
         assert folder == dump_faults("main", module, gpu, log.found, inside_xla)
         assert "KeyError: 'd0'" in (folder / "faults.txt").read_text("utf-8")
-        bug = "import astitch.compile as c\ndef widen(_): raise KeyError('d0')\nc.widen = widen\n"
+        bug = (
+            "import astitch.pipeline as c\ndef fail(_): raise KeyError('d0')\n"
+            "c.reshape_narrow_reductions = fail\n"
+        )
         for text, status in (("", 0), (bug, 1)):
             done = subprocess.run(
                 [

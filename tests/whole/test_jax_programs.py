@@ -102,7 +102,7 @@ def _add_and_sum() -> Program:
 def test_an_internal_error_is_a_failure(
     error: Exception, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astitch.compile.find_scopes", _raise(error))
+    monkeypatch.setattr("astitch.pipeline.find_scopes", _raise(error))
     outcome = try_program(_add_and_sum(), (stage,))
     assert outcome.failure is not None
     assert type(error).__name__ in outcome.failure.kind
@@ -110,7 +110,7 @@ def test_an_internal_error_is_a_failure(
 
 
 def test_a_named_refusal_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astitch.compile.find_scopes", _raise(UnsupportedOp("m, %x: no such op")))
+    monkeypatch.setattr("astitch.pipeline.find_scopes", _raise(UnsupportedOp("m, %x: no such op")))
     outcome = try_program(_add_and_sum(), ("host", "h100"))
     assert outcome.failure is None
     assert len(outcome.refused) == 2 and all("no such op" in text for text in outcome.refused)
@@ -248,7 +248,7 @@ def test_the_command_counts_and_prints_failures(
     monkeypatch.setattr(jax_programs, "make_program", lambda seed: _add_and_sum())
     assert jax_programs.main(["--count", "2"]) == 0
     assert "2 programs, 0 failures" in capsys.readouterr().out
-    monkeypatch.setattr("astitch.compile.find_scopes", _raise(KeyError("x")))
+    monkeypatch.setattr("astitch.pipeline.find_scopes", _raise(KeyError("x")))
     assert jax_programs.main(["--count", "2"]) == 1
     printed = capsys.readouterr().out
     assert "2 programs, 2 failures" in printed and "def program(a0):" in printed

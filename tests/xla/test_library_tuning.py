@@ -25,7 +25,7 @@ from astitch.hlo_import import import_hlo
 from astitch.library.xla_fallback import AROUND_KERNELS
 from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.stitch_scope import Scopes, find_scopes
+from astitch.stitch_scope import Scopes
 from astitch.toolchain.driver_assembly import Assemble, Unit
 from astitch.xla import library_tuning, xla_engine
 from astitch.xla.library_tuning import (
@@ -37,6 +37,7 @@ from astitch.xla.library_tuning import (
     tune_ahead,
 )
 from astitch.xla.xla_engine import Code
+from tests.scopes import find_scopes
 
 
 def read(fn: Any, *arguments: np.ndarray) -> Scopes:

@@ -16,6 +16,7 @@ from astitch.device.gpu import preset
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.loops.plan import LoopPlanner
+from astitch.pipeline import Target
 from astitch.program.steps import IslandStep, KernelStep
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
@@ -33,7 +34,9 @@ def draw(*shape: int) -> Any:
 
 def compile_loops(fn: Callable[..., Any], *args: Any) -> Compilation:
     planner = LoopPlanner(H100)
-    return take_loops(compile_graph(import_hlo(lower(fn, *args)), H100, loops=planner), planner)
+    return take_loops(
+        compile_graph(import_hlo(lower(fn, *args)), H100, Target(loops=planner)), planner
+    )
 
 
 def run_cell(start: Any, x: Any, w: Any) -> tuple[Any, Any]:
@@ -105,10 +108,10 @@ def test_what_is_known_after_a_loop_is_folded() -> None:
     args = draw(TIME, BATCH, WIDTH), draw(WIDTH, WIDTH)
     graph = simplify(import_hlo(lower(limited, *args)))
     planner = LoopPlanner(H100)
-    plain = take_loops(compile_graph(graph, H100, loops=planner), planner)
+    plain = take_loops(compile_graph(graph, H100, Target(loops=planner)), planner)
     assert any("numbers that the turn decides" in note for note in plain.loops), plain.loops
     assert any("how often it turns" in note for note in plain.loops), plain.loops
-    compilation = take_loops(compile_graph(fold_ends(graph), H100, loops=planner), planner)
+    compilation = take_loops(compile_graph(fold_ends(graph), H100, Target(loops=planner)), planner)
     names = [kernel.name for kernel in compilation.program.kernels]
     assert sum(name.startswith("loop_") for name in names) == 2, compilation.loops
     for program in (plain.program, compilation.program):

@@ -32,6 +32,7 @@ from astitch.graph.reference import eval_node
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
+from astitch.pipeline import Target
 from astitch.program.steps import CudaKernel, KernelStep
 from astitch.run.emulate import compile_host
 from astitch.run.host_engine import allocate_aligned
@@ -595,7 +596,7 @@ def test_kernels_are_compiled_while_others_are_planned(
     monkeypatch.setattr("astitch.toolchain.nvrtc.compile_request", compile_one)
     graph = import_hlo(lower(two_batch_norms, *ROWS, keep_unused=True))
     spell = partial(spell_plan, donated=[True] * len(graph.parameters))
-    compilation = compile_graph(graph, H100, spell=spell)
+    compilation = compile_graph(graph, H100, Target(render=spell))
     in_place = find_in_place(compilation, [True] * len(graph.parameters))
     prepare_kernels(compilation.program, H100, in_place)
     assert len(compiled) == len(set(compiled)) == len(compilation.program.kernels)
@@ -991,11 +992,11 @@ def test_bodies_are_tuned_where_the_whole_is(monkeypatch: pytest.MonkeyPatch) ->
     asked = []
 
     def compile_region(
-        graph: Graph, gpu: Any, *, tune: bool, region: Any, ordered_scatters: bool, faults: Any
+        graph: Graph, gpu: Any, target: Target, *, tune: bool, faults: Any
     ) -> Compilation:
-        asked.append((region.prefix, tune))
-        assert not ordered_scatters
-        return compile_graph(graph, gpu, region=region, ordered_scatters=False, faults=faults)
+        assert target.region and not target.orders_scatters
+        asked.append((target.region.prefix, tune))
+        return compile_graph(graph, gpu, target, faults=faults)
 
     monkeypatch.setattr("astitch.xla.stitch_regions.compile_graph", compile_region)
     whole = compile_graph(import_hlo(lower(nested, normal(8, 8))), few_sms(4))

@@ -1,0 +1,319 @@
+"""The compiler as one sequence of passes: Graph -> Scopes -> Plans -> kernels -> Program.
+
+PASSES is all of it, in order; whoever runs, times, checks, shows or draws the pipeline reads it there.
+`python -m astitch.compile FILE --until PASS` prints what a pass hands on.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from astitch import options
+from astitch.device.gpu import Gpu
+from astitch.faults import FaultLog
+from astitch.graph.check import check_graph
+from astitch.graph.ir import Graph
+from astitch.library.xla_fallback import has_jax
+from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
+from astitch.program.steps import CudaKernel, Program
+from astitch.rewrite.convolution_layouts import arrange_convolutions
+from astitch.rewrite.expand import expand
+from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
+from astitch.rewrite.products import arrange_products
+from astitch.rewrite.reassociate import reassociate
+from astitch.rewrite.recompute import Staged, recompute
+from astitch.rewrite.scatter_order import order_scatters
+from astitch.rewrite.simplify import simplify
+from astitch.rewrite.small_dots import decompose_small_dots
+from astitch.rewrite.split_k import split_products
+from astitch.scope.remote_stitch import stitch_remotely
+from astitch.search.build_program import build_program, emit_kernels
+from astitch.search.plan_scopes import OnKernel, Render, check_plans, plan_scopes, tune_planned
+from astitch.search.split_scopes import PlannedScopes
+from astitch.stitch_scope import Left, Scopes, choose_stages, find_scopes
+
+# ---- for whom one compiles -----------------------------------------------------------------------
+
+
+class Launcher(enum.Enum):
+    """What runs the kernels."""
+
+    OWN = "CuPy, or the emulation on the processor"
+    XLA = "a program of XLA's with the kernels in it"
+    REGION = "a region of a loop or conditional in such a program"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRules:
+    """How a region is compiled.
+
+    prefix: begins the names of its kernels.  keep: of a simplified graph, the ops that no pass expands.
+    leave: what no kernel is to compute.
+    """
+
+    prefix: str
+    keep: Callable[[Graph], Collection[str]]
+    leave: Callable[[Graph], Left]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """For whom a graph is compiled, and who is told on the way.
+
+    region: set for Launcher.REGION.  loops: plans the loops that can be one kernel; None: there are none.
+    render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
+    on_kernel: is given those.  after: by the name of a pass, a callback that gets what the pass hands on.
+    """
+
+    launcher: Launcher = Launcher.OWN
+    region: RegionRules | None = None
+    loops: LoopPlanner | None = None
+    render: Render | None = None
+    on_kernel: OnKernel = lambda plan, compiled: None
+    after: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
+
+    @property
+    def in_xla(self) -> bool:
+        """Does XLA launch the kernels of the whole program?"""
+        return self.launcher is Launcher.XLA
+
+    @property
+    def orders_scatters(self) -> bool:
+        """Do scatters add in a fixed order?  What a loop carries XLA scatters to in place."""
+        if self.in_xla:
+            return options.deterministic()
+        return self.launcher is Launcher.OWN
+
+    @property
+    def names_epilogues(self) -> bool:
+        """Are kernels named that a product's library could compute?  XLA finds its products' own."""
+        return not self.in_xla
+
+
+OWN = Target()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of the pipeline.
+
+    name: of the graph.  tune: measure plans on the current GPU.  faults: keeps the errors inside astitch.
+    """
+
+    name: str
+    gpu: Gpu
+    target: Target
+    tune: bool
+    faults: FaultLog
+
+
+# ---- the passes ----------------------------------------------------------------------------------
+
+PASS_LEFT_OUT = "the pass is left out"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step of the pipeline.
+
+    run: takes what the pass before handed on.  when: whether it is run at all.  if_it_fails: what a fault costs; then
+    the next pass gets what this one got.  Empty: the whole graph is left to XLA.
+    """
+
+    name: str
+    run: Callable[[Any, Job], Any]
+    when: Callable[[Job], bool] = lambda job: True
+    if_it_fails: str = ""
+
+
+def _rewrite(
+    name: str,
+    run: Callable[[Graph, Job], Graph],
+    when: Callable[[Job], bool] = lambda job: True,
+    if_it_fails: str = PASS_LEFT_OUT,
+) -> Pass:
+    """A pass from graph to graph."""
+    return Pass(name, run, when, if_it_fails)
+
+
+def _hoist(graph: Graph, job: Job) -> Graph:
+    assert job.target.loops
+    return simplify(check_graph(hoist_planned(graph, job.target.loops)))
+
+
+def _expand(graph: Graph, job: Job) -> Graph:
+    region = job.target.region
+    return expand(graph, keep=region.keep(graph) if region else ())
+
+
+def _order_scatters(graph: Graph, job: Job) -> Graph:
+    """order_scatters, whose running sums are expanded like others."""
+    ordered = order_scatters(graph, in_place=job.target.in_xla)
+    return graph if ordered is graph else expand(check_graph(ordered))
+
+
+def _leave(graph: Graph, job: Job) -> Left:
+    """What the target computes in another way."""
+    region, loops = job.target.region, job.target.loops
+    left = region.leave(graph) if region else Left(graph)
+    return Left(*leave_starts(left.graph)) if loops else left
+
+
+def _stitch_remotely(found: Scopes, job: Job) -> Scopes:
+    return stitch_remotely(found, layouts_apart=job.target.in_xla)
+
+
+def _rename(scopes: Scopes, job: Job) -> Scopes:
+    """The scopes, and with them the kernels, under names that are the region's own."""
+    assert job.target.region
+    prefix = job.target.region.prefix
+    return replace(scopes, scopes=tuple(replace(s, name=prefix + s.name) for s in scopes.scopes))
+
+
+def _plan(scopes: Scopes, job: Job) -> PlannedScopes:
+    # Where plans are measured next, none is compiled before.
+    render = None if job.tune else job.target.render
+    return plan_scopes(
+        scopes, job.gpu, render=render, on_kernel=job.target.on_kernel, faults=job.faults
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """Planned scopes, and the kernels of those plans that could be emitted, by scope."""
+
+    planned: PlannedScopes
+    kernels: Mapping[str, CudaKernel]
+
+    def __str__(self) -> str:
+        return "\n".join(kernel.source for kernel in self.kernels.values())
+
+
+def _emit(planned: PlannedScopes, job: Job) -> Emitted:
+    return Emitted(planned, emit_kernels(planned.plans, job.faults))
+
+
+def _build(emitted: Emitted, job: Job) -> Program:
+    planned = emitted.planned
+    return build_program(
+        planned.scopes.graph,
+        planned.scopes,
+        planned.plans,
+        islands=has_jax(),
+        epilogues=job.target.names_epilogues,
+        left=planned.left,
+        kernels=emitted.kernels,
+    )
+
+
+PASSES: tuple[Pass, ...] = (
+    _rewrite("simplify", lambda graph, job: simplify(graph)),
+    _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
+    _rewrite("expand", _expand),
+    _rewrite(
+        "order_scatters",
+        _order_scatters,
+        lambda job: job.target.orders_scatters,
+        "sums of scatters may differ from run to run",
+    ),
+    _rewrite("reassociate", lambda graph, job: reassociate(graph)),
+    # XLA adds a product to what a loop carries, which two kernels would do apart.
+    _rewrite(
+        "decompose_small_dots",
+        lambda graph, job: decompose_small_dots(graph, job.gpu),
+        lambda job: job.target.region is None,
+    ),
+    _rewrite("reshape_narrow_reductions", lambda graph, job: reshape_narrow_reductions(graph)),
+    _rewrite("arrange_products", lambda graph, job: arrange_products(graph)),
+    _rewrite("arrange_convolutions", lambda graph, job: arrange_convolutions(graph, job.gpu)),
+    _rewrite(
+        "split_products",
+        lambda graph, job: split_products(graph, job.gpu),
+        lambda job: job.target.in_xla,
+    ),
+    Pass("leave", _leave),
+    Pass("choose_stages", lambda left, job: choose_stages(left)),
+    Pass("recompute", lambda staged, job: recompute(staged), if_it_fails=PASS_LEFT_OUT),
+    Pass("find_scopes", lambda staged, job: find_scopes(staged)),
+    Pass("stitch_remotely", _stitch_remotely, if_it_fails=PASS_LEFT_OUT),
+    Pass("rename_scopes", _rename, lambda job: job.target.region is not None),
+    Pass("plan", _plan),
+    Pass(
+        "tune",
+        lambda planned, job: tune_planned(planned, job.gpu),
+        lambda job: job.tune,
+        "its plans are not measured",
+    ),
+    Pass("check_plans", lambda planned, job: check_plans(planned, job.faults)),
+    Pass("emit", _emit),
+    Pass("program", _build),
+)
+"""The compiler.  Each pass takes what the one before handed on; the first takes the imported graph."""
+
+NAMES = tuple(step.name for step in PASSES)
+
+
+# ---- running them --------------------------------------------------------------------------------
+
+
+def run_passes(
+    graph: Graph, job: Job, *, until: str = NAMES[-1], seconds: dict[str, float] | None = None
+) -> dict[str, Any]:
+    """What each pass up to `until` handed on, by name; a pass that was not run handed on what it got.
+
+    seconds: gets the time of each pass that was run.  Raises what a pass without a way out raises, and with `tune`
+    EngineUnavailable.
+    """
+    product: Any = check_graph(graph)
+    products: dict[str, Any] = {}
+    for step in PASSES:
+        if step.when(job):
+            start = time.perf_counter()
+            product = _run(step, product, job)
+            if seconds is not None:
+                seconds[step.name] = time.perf_counter() - start
+            _tell(step.name, product, job)
+        products[step.name] = product
+        if step.name == until:
+            break
+    return products
+
+
+def _run(step: Pass, product: Any, job: Job) -> Any:
+    if not step.if_it_fails:
+        return _check(step.run(product, job))
+    return job.faults.attempt(
+        lambda: _check(step.run(product, job)),
+        lambda: product,
+        stage=step.name,
+        subject=job.name,
+        cost=step.if_it_fails,
+    )
+
+
+def _check(product: Any) -> Any:
+    """The product of a pass, after a check of the graph in it."""
+    match product:
+        case Graph():
+            check_graph(product)
+        case Left() | Staged() | Scopes():
+            check_graph(product.graph)
+        case PlannedScopes():
+            check_graph(product.scopes.graph)
+    return product
+
+
+def _tell(name: str, product: Any, job: Job) -> None:
+    """Has work begun that would else wait until the program is made."""
+    if name in job.target.after:
+        job.faults.attempt(
+            lambda: job.target.after[name](product),
+            lambda: None,
+            stage=f"after {name}",
+            subject=job.name,
+            cost="it is not begun ahead",
+        )
