@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WITH_TENSORFLOW := $(VENV)/.with-tensorflow
 
-.PHONY: demo profile test test-tf tf-shim lint format gpu-test clean
+.PHONY: demo profile test test-tf test-wheel tf-shim lint format gpu-test clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m astitch.demo
@@ -31,6 +31,15 @@ format: $(INSTALLED)
 # The TensorFlow add-on; TensorFlow takes 2 GB on disk.  `make test` leaves these tests out where it is missing.
 test-tf: $(WITH_TENSORFLOW)
 	$(BIN)/python -m pytest -q tests/tf
+
+# The wheel, built and used in an environment of its own.
+test-wheel:
+	rm -rf $(VENV)-wheel
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(VENV)-wheel/dist .
+	$(VENV)-wheel/bin/python -m pip install --quiet --disable-pip-version-check $(VENV)-wheel/dist/*.whl
+	cd / && $(abspath $(VENV))-wheel/bin/python -P $(CURDIR)/tests/wheel.py
+	rm -rf $(VENV)-wheel build
 
 # The shim for the TensorFlow in the environment, into the package, from where a wheel takes it.
 tf-shim: $(WITH_TENSORFLOW)
