@@ -25,6 +25,7 @@ faulthandler.dump_traceback_later({LIMIT_S - 20}, exit=True)  # says where it wa
 """
     + """
 import importlib, os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 import numpy as np
 import tensorflow as tf
 import tf_addon
@@ -158,7 +159,7 @@ def test_sigterm_with_sys_exit_ends_the_program(tier: str) -> None:
 
         with tf_addon.enabled(engine="host"):
             assert is_right(order(tensors[0]), 0)
-        from astitch import xla_island
+        from astitch.library import xla_fallback
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
         right, wrong, interrupted, others = run_while_signals_come(order)
         assert wrong == others == 0 and interrupted > 5, (right, wrong, interrupted, others)
@@ -170,7 +171,7 @@ def test_sigterm_with_sys_exit_ends_the_program(tier: str) -> None:
             assert catch(lambda: order(x), Late) == "Late"
             assert np.array_equal(order(x), x * 2 + 1)
         assert "Late" not in str(tf_addon.report())
-        signal_inside(xla_island.Island, "run", signal.SIGTERM)
+        signal_inside(xla_fallback.Island, "run", signal.SIGTERM)
         order(tensors[1])
         print("swallowed")
     """)
