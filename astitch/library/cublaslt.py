@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import importlib
-import json
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from astitch import options
-from astitch.device.launch_time import find_fastest
 from astitch.graph.matmul import CanonicalDot, DotOperand, ProductTypes
+from astitch.library.algorithm_choice import (
+    CANDIDATES,
+    ENDLESS,
+    LIMIT_BYTES,
+    SUFFIX,
+    ChoiceCache,
+    Launch,
+    TimeLaunch,
+    choose_fastest,
+    hash_problem,
+    load_bindings,
+    time_candidate,
+)
 from astitch.program.steps import Activation
-from astitch.toolchain.kernel_cache import ByteCache
 
 WORKSPACE_BYTES = 32 << 20
 """What an algorithm may use; NVIDIA's advice for Hopper."""
 
-CANDIDATES = 8
-
 ALIGNMENT_BYTES = 16
 """What the addresses of all operands are multiples of."""
 
-LIMIT_BYTES = 4 << 20
 FORMAT = "astitch product 3"
 
 SOME_BIAS = 256
@@ -100,8 +104,8 @@ class MatmulCall:
     workspace_bytes: int
 
 
-class ProductCache(ByteCache):
-    """Algorithms that won, as JSON."""
+class ProductCache(ChoiceCache):
+    """Algorithms that won, by product."""
 
     form = FORMAT
     lost = "the next process measures its products anew"
@@ -110,27 +114,23 @@ class ProductCache(ByteCache):
 @functools.cache
 def open_cache() -> ProductCache:
     """The cache at its place on disk."""
-    return ProductCache(options.cache_dir() / "products", LIMIT_BYTES, ".json")
+    return ProductCache(options.cache_dir() / "products", LIMIT_BYTES, SUFFIX)
 
 
 @functools.cache
 def find_bindings(device: int) -> Bindings | None:
     """nvmath-python's cuBLASLt for the current device, which has this number; None where it is not installed, or does
     not work, which a RuntimeWarning tells."""
-    try:
-        types = importlib.import_module("nvmath")
-        lt = importlib.import_module("nvmath.bindings.cublasLt")
-        compute = importlib.import_module("nvmath.bindings.cublas")
-        return Bindings(lt, types.CudaDataType, compute.ComputeType)
-    except Exception as error:  # no driver, no library: each has an exception of its own
-        if isinstance(error, ModuleNotFoundError) and error.name == "nvmath":
-            return None
-        warnings.warn(
-            f"nvmath-python is installed, but cuBLASLt does not work: {error}; cuBLAS multiplies",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+    return load_bindings(
+        _load_bindings, "nvmath", "nvmath-python", "cuBLASLt", instead="cuBLAS multiplies"
+    )
+
+
+def _load_bindings() -> Bindings:
+    types = importlib.import_module("nvmath")
+    lt = importlib.import_module("nvmath.bindings.cublasLt")
+    compute = importlib.import_module("nvmath.bindings.cublas")
+    return Bindings(lt, types.CudaDataType, compute.ComputeType)
 
 
 OLDEST = 110_000
@@ -235,16 +235,15 @@ class Batch:
 class Matmul:
     """One product.  Raises NoAlgorithm.
 
-    time_launch: microseconds of a launch, a function of the stream that it is for, whose operands are there when the
-    given stream has come to where it is.  It is asked in the first call.
+    time_launch: asked in the first call.
     """
 
     def __init__(
         self,
         bindings: Bindings,
         product: Product,
-        time_launch: Callable[[Callable[[int], None], int], float],
-        cache: ByteCache | None = None,
+        time_launch: TimeLaunch,
+        cache: ChoiceCache | None = None,
     ) -> None:
         self._bindings, self._time_launch = bindings, time_launch
         self._cache = open_cache() if cache is None else cache
@@ -297,9 +296,7 @@ class Matmul:
             self.workspace_bytes,
         )
 
-    def launch(
-        self, addresses: Addresses, stream: int, apart: Callable[[int], None] | None = None
-    ) -> None:
+    def launch(self, addresses: Addresses, stream: int, apart: Launch | None = None) -> None:
         """Enqueue the product; the first call chooses the algorithm, and waits.
 
         apart: enqueues on a stream what gives the same arrays without this product; where that is faster, which is kept
@@ -364,10 +361,10 @@ class Matmul:
     def _load(self) -> list[np.ndarray]:
         """The algorithm that won in an earlier process, if cuBLASLt still takes it.  Raises NoAlgorithm if none did."""
         lt = self._bindings.lt
+        entry = self._cache.load_choice(self._key)
+        if not entry:
+            return []
         try:
-            entry = json.loads(self._cache.load_bytes(self._key) or b"{}")
-            if not isinstance(entry, dict) or entry.get("format") != FORMAT:
-                return []
             if entry["algorithm"] == "":
                 raise NoAlgorithm(_SLOWER)
             kept = np.zeros(1, lt.matmul_heuristic_result_dtype)
@@ -393,45 +390,33 @@ class Matmul:
         kept["workspace_size"] = size
         return [kept]
 
-    def _choose(
-        self, addresses: Addresses, stream: int, apart: Callable[[int], None] | None
-    ) -> np.ndarray:
+    def _choose(self, addresses: Addresses, stream: int, apart: Launch | None) -> np.ndarray:
         """The algorithm that is kept by now, or the fastest, which is kept then."""
         kept = [c for c in self._load() if c["workspace_size"][0] <= self.workspace_bytes]
         if kept:
             return kept[0]
-        times = [
-            self._time(functools.partial(self._launch, candidate, addresses), stream)
-            for candidate in self._candidates
-        ]
-        best = find_fastest(times) if times else 0
-        if not times or times[best] == float("inf"):
+        launches = [functools.partial(self._launch, c, addresses) for c in self._candidates]
+        fastest = choose_fastest(launches, stream, self._time_launch, self._errors)
+        if fastest is None:
             self._candidates = []
             raise NoAlgorithm("none of those that cuBLASLt names runs")
-        chosen = self._candidates[best]
-        entry = {
-            "format": FORMAT,
-            "algorithm": chosen["algo"].tobytes().hex(),
-            "time_us": round(times[best], 2),
-            "first_us": round(times[0], 2) if times[0] < float("inf") else None,
-        }
+        chosen = self._candidates[fastest.number]
+        choice: dict[str, Any] = {"algorithm": chosen["algo"].tobytes().hex(), **fastest.measured}
         if apart:
-            apart_us = self._time(apart, stream)
-            if apart_us < float("inf"):
-                entry["apart_us"] = round(apart_us, 2)
-            if apart_us < times[best]:
-                entry["algorithm"], self._candidates = "", []
-        self._cache.store_bytes(self._key, json.dumps(entry, sort_keys=True).encode())
+            apart_us = time_candidate(apart, stream, self._time_launch, self._errors)
+            if apart_us < ENDLESS:
+                choice["apart_us"] = round(apart_us, 2)
+            if apart_us < fastest.time_us:
+                choice["algorithm"], self._candidates = "", []
+        self._cache.store_choice(self._key, choice)
         if not self._candidates:
             raise NoAlgorithm(_SLOWER)
         return chosen
 
-    def _time(self, launch: Callable[[int], None], stream: int) -> float:
-        """Microseconds; endless if it fails: the heuristic does not know everything."""
-        try:
-            return self._time_launch(launch, stream)
-        except (self._bindings.lt.cuBLASLtError, RuntimeError):  # the latter is CuPy's
-            return float("inf")
+    @property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        """What a launch that fails raises: cuBLASLt's error, or CuPy's."""
+        return self._bindings.lt.cuBLASLtError, RuntimeError
 
 
 _SLOWER = "the product and the kernel behind it are faster apart"
@@ -469,4 +454,4 @@ def key_of_product(product: Product, version: int) -> str:
         "version": version,
         "format": FORMAT,
     }
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    return hash_problem(fields)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import importlib
-import json
 import logging
 import threading
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,21 +19,26 @@ import numpy as np
 
 from astitch import options
 from astitch.device.cuda_driver import StreamAddress
-from astitch.device.launch_time import find_fastest
 from astitch.graph.convolution import CanonicalConvolution, ConvolutionTypes, Form, Tensor
-from astitch.toolchain.kernel_cache import ByteCache
+from astitch.library.algorithm_choice import (
+    CANDIDATES,
+    LIMIT_BYTES,
+    SUFFIX,
+    ChoiceCache,
+    TimeLaunch,
+    choose_fastest,
+    hash_problem,
+    load_bindings,
+)
 
 log = logging.getLogger("astitch")
 
 WORKSPACE_BYTES = 256 << 20
 """What a plan may use; cuDNN's own transposed copies are in it."""
 
-CANDIDATES = 8
-
 ALIGNMENT_BYTES = 256
 """Of the parts of the workspace."""
 
-LIMIT_BYTES = 4 << 20
 FORMAT = "astitch convolution 2"
 
 
@@ -53,8 +55,8 @@ class Problem:
     device: str
 
 
-class ConvolutionCache(ByteCache):
-    """Plans that won, as JSON."""
+class ConvolutionCache(ChoiceCache):
+    """Plans that won, by convolution."""
 
     form = FORMAT
     lost = "the next process measures its convolutions anew"
@@ -63,32 +65,21 @@ class ConvolutionCache(ByteCache):
 @functools.cache
 def open_cache() -> ConvolutionCache:
     """The cache at its place on disk."""
-    return ConvolutionCache(options.cache_dir() / "convolutions", LIMIT_BYTES, ".json")
+    return ConvolutionCache(options.cache_dir() / "convolutions", LIMIT_BYTES, SUFFIX)
 
 
 @functools.cache
 def find_bindings(device: int) -> Bindings | None:
     """cuDNN for the current device, which has this number; None where its front end is not installed, or does not
     work, which a RuntimeWarning tells."""
-    try:
-        frontend = importlib.import_module("cudnn")
-    except Exception as error:  # of what it loads
-        if not isinstance(error, ModuleNotFoundError) or error.name != "cudnn":
-            _warn(error)
-        return None
-    try:
-        return Bindings(frontend, frontend.create_handle())
-    except Exception as error:  # no driver, no library: each has an exception of its own
-        _warn(error)
-        return None
-
-
-def _warn(error: Exception) -> None:
-    warnings.warn(
-        f"nvidia-cudnn-frontend is installed, but cuDNN does not work: {error}; XLA convolves",
-        RuntimeWarning,
-        stacklevel=3,
+    return load_bindings(
+        _load_bindings, "cudnn", "nvidia-cudnn-frontend", "cuDNN", instead="XLA convolves"
     )
+
+
+def _load_bindings() -> Bindings:
+    frontend = importlib.import_module("cudnn")
+    return Bindings(frontend, frontend.create_handle())
 
 
 class Bindings:
@@ -176,9 +167,7 @@ class Copy(Protocol):
 class Convolution:
     """One convolution.  Raises NoPlan.
 
-    time_launch: microseconds of a launch, a function of the stream that it is for, whose operands are there when the
-    given stream has come to where it is.  It is asked in the first call.  copy: for tensors that cuDNN does not take
-    where they lie.
+    time_launch: asked in the first call.  copy: for tensors that cuDNN does not take where they lie.
     """
 
     def __init__(
@@ -186,8 +175,8 @@ class Convolution:
         bindings: Bindings,
         problem: Problem,
         copy: Copy,
-        time_launch: Callable[[Callable[[int], None], int], float],
-        cache: ByteCache | None = None,
+        time_launch: TimeLaunch,
+        cache: ChoiceCache | None = None,
     ) -> None:
         self._bindings, self._problem = bindings, problem
         self._copy, self._time_launch = copy, time_launch
@@ -268,14 +257,8 @@ class Convolution:
 
     def _load(self) -> list[Plan]:
         """The plan that won in an earlier process, if cuDNN still names it."""
-        try:
-            entry = json.loads(self._cache.load_bytes(self._key) or b"{}")
-            if not isinstance(entry, dict) or entry.get("format") != FORMAT:
-                return []
-            kept = entry["plan"]
-        except (ValueError, KeyError):
-            return []
-        return self._find(kept)
+        choice = self._cache.load_choice(self._key)
+        return self._find(choice["plan"]) if "plan" in choice else []
 
     def _find(self, name: str) -> list[Plan]:
         graph, names = self._make_graph()
@@ -288,24 +271,15 @@ class Convolution:
         kept = [plan for plan in self._load() if plan.workspace_bytes <= room]
         if kept:
             return kept[0]
-        times = []
-        for plan in self._candidates:
-            launch = functools.partial(self._launch, plan, addresses, workspace)
-            try:
-                times.append(self._time_launch(launch, stream))
-            except self._bindings.errors:  # CuPy's are RuntimeErrors
-                times.append(float("inf"))
-        best = find_fastest(times)
-        if times[best] == float("inf"):
+        launches = [
+            functools.partial(self._launch, plan, addresses, workspace) for plan in self._candidates
+        ]
+        # CuPy's errors are RuntimeErrors, which are among cuDNN's.
+        fastest = choose_fastest(launches, stream, self._time_launch, self._bindings.errors)
+        if fastest is None:
             raise NoPlan("none of those that cuDNN names runs")
-        chosen = self._candidates[best]
-        entry = {
-            "format": FORMAT,
-            "plan": chosen.name,
-            "time_us": round(times[best], 2),
-            "first_us": round(times[0], 2) if times[0] < float("inf") else None,
-        }
-        self._cache.store_bytes(self._key, json.dumps(entry, sort_keys=True).encode())
+        chosen = self._candidates[fastest.number]
+        self._cache.store_choice(self._key, {"plan": chosen.name, **fastest.measured})
         # Alone in its graph: what the others hold on the GPU goes.
         return (self._find(chosen.name) or [chosen])[0]
 
@@ -317,7 +291,7 @@ def find_convolution(
     cupy: Any,
     device: int,
     problem: Problem,
-    time_launch: Callable[[Callable[[int], None], int], float],
+    time_launch: TimeLaunch,
 ) -> Convolution | None:
     """The convolution on the current device, which has this number; None without the bindings or a plan."""
     bindings = find_bindings(device)
@@ -367,4 +341,4 @@ def key_of_convolution(problem: Problem, version: int) -> str:
         "version": version,
         "format": FORMAT,
     }
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    return hash_problem(fields)
