@@ -6,24 +6,17 @@ of ours computes through XLA.  With `check` every memory access of a kernel is w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from astitch.device.gpu import ACCESS_BYTES
-from astitch.errors import (
-    ArgumentMismatch,
-    AstitchError,
-    KernelCompileError,
-    OutOfMemory,
-    UnsupportedType,
-)
-from astitch.graph.ir import ArrayType, DType
+from astitch.errors import AstitchError, KernelCompileError, OutOfMemory
 from astitch.graph.reference import eval_node
-from astitch.library.xla_fallback import Island, compile_island, host_device, put_array
+from astitch.library.xla_fallback import compile_island, host_device, put_array
 from astitch.program.steps import (
     ALIGNMENT_BYTES,
-    Buffer,
     IslandStep,
     KernelStep,
     LibraryStep,
@@ -33,10 +26,37 @@ from astitch.program.steps import (
     View,
 )
 from astitch.run.emulate import HostModule, compile_many
+from astitch.run.program_binding import (
+    ArgumentTypes,
+    ProgramBinding,
+    StepMakers,
+    store_constants,
+)
 from astitch.system.forks import ForkLock
 
 POISON = 0xFF
 """A byte whose repetition is a NaN in every float type and -1 in every signed integer type."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call.  memory: the bytes of every buffer, by name.  readable: the buffers that steps may read by now."""
+
+    memory: dict[str, np.ndarray]
+    readable: set[str]
+
+    def view(self, view: View) -> np.ndarray:
+        """The array that a view shows."""
+        return self.memory[view.buffer].view(view.type.dtype.numpy).reshape(view.type.shape)
+
+    def write(self, views: Sequence[View], arrays: Sequence[np.ndarray]) -> None:
+        """The results of a step, in their buffers."""
+        for view, array in zip(views, arrays, strict=True):
+            np.copyto(self.view(view), array, casting="no")
+            self.readable.add(view.buffer)
+
+
+Launch = Callable[[_Call], None]
 
 
 class HostEngine:
@@ -57,15 +77,23 @@ class HostEngine:
             error.kernel = next((k.name for k in program.kernels if k.source == error.source), "")
             raise
         self._modules: dict[str, HostModule] = dict(zip(sources, compiled, strict=True))
-        self._islands = {
-            step.name: compile_island(step.hlo, host_device(), f"{program.name}, {step.name}")
-            for step in program.steps
-            if isinstance(step, IslandStep)
-        }
-        self._constants = [_copy_aligned(literal.numpy()) for _, literal in program.constants]
+        makers = StepMakers(
+            self._prepare_kernel, self._prepare_island, _prepare_reference, _prepare_reference
+        )
+        self._launches = makers.make_all(program)
+        constants = store_constants(program, lambda array, _: _copy_aligned(array))
         # Zero, so that barrier words start at zero; they then carry over from call to call.
         self._arena = allocate_aligned(program.arena_bytes)
         self._arena.fill(0)
+        self._types = ArgumentTypes(program)
+        self._binding = ProgramBinding(
+            program, constants, lambda b: self._arena[b.offset : b.offset + b.type.bytes]
+        )
+        self._readable_at_first = frozenset(
+            name
+            for name, buffer in program.buffers.items()
+            if buffer.space in (Space.PARAMETER, Space.CONSTANT, Space.BARRIER)
+        )
         self._lock = ForkLock()
 
     def run(self, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -75,34 +103,25 @@ class HostEngine:
         they are only read.  Raises ArgumentMismatch, OutOfMemory, and KernelFault for what a kernel did wrong.
         """
         arrays = [np.asarray(argument) for argument in arguments]
-        self.program.check_arguments([_type_of(number, a) for number, a in enumerate(arrays)])
+        self._types.check(
+            [self._types.find(i, a.dtype.newbyteorder("="), a.shape) for i, a in enumerate(arrays)]
+        )
         with self._lock:
-            memory = self._place_buffers([_prepare_argument(a) for a in arrays])
-            self._run_steps(memory)
-            return self._take_outputs(memory)
+            call = self._place_buffers([_prepare_argument(a) for a in arrays])
+            self._run_steps(call)
+            return self._take_outputs(call)
 
-    def _place_buffers(self, arguments: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """The bytes of every buffer, by name, for one call."""
+    def _place_buffers(self, arguments: Sequence[np.ndarray]) -> _Call:
         if self.check:
             self._poison_arena()
-        memory: dict[str, np.ndarray] = {}
-        for name, buffer in self.program.buffers.items():
-            memory[name] = self._bytes_of(buffer, arguments)
-        return memory
-
-    def _bytes_of(self, buffer: Buffer, arguments: Sequence[np.ndarray]) -> np.ndarray:
-        match buffer.space:
-            case Space.PARAMETER:
-                return arguments[buffer.index]
-            case Space.CONSTANT:
-                return self._constants[buffer.index]
-            case Space.OUTPUT:
-                fresh = allocate_aligned(buffer.type.bytes)
-                if self.check:
-                    fresh.fill(POISON)
-                return fresh
-            case Space.ARENA | Space.BARRIER:
-                return self._arena[buffer.offset : buffer.offset + buffer.type.bytes]
+        memory = self._binding.fixed.copy()
+        for names, argument in zip(self._binding.parameters, arguments, strict=True):
+            memory.update(dict.fromkeys(names, argument))
+        for buffer in self._binding.outputs:
+            memory[buffer.name] = allocate_aligned(buffer.type.bytes)
+            if self.check:
+                memory[buffer.name].fill(POISON)
+        return _Call(memory, set(self._readable_at_first))
 
     def _poison_arena(self) -> None:
         """Fills the arena with POISON, but not the barrier words, whose state carries over."""
@@ -112,58 +131,57 @@ class HostEngine:
         for offset, word in kept:
             self._arena[offset : offset + word.size] = word
 
-    def _run_steps(self, memory: dict[str, np.ndarray]) -> None:
-        readable = {
-            name
-            for name, buffer in self.program.buffers.items()
-            if buffer.space in (Space.PARAMETER, Space.CONSTANT, Space.BARRIER)
-        }
-        for number, step in enumerate(self.program.steps):
+    def _run_steps(self, call: _Call) -> None:
+        for number, launch in enumerate(self._launches):
             try:
-                match step:
-                    case KernelStep():
-                        self._launch(step, memory, readable)
-                        readable.update(step.arguments[i].buffer for i in step.written)
-                    case IslandStep():
-                        _run_island(self._islands[step.name], step, memory)
-                        readable.update(view.buffer for view in step.results)
-                    case LibraryStep() | ReferenceStep():
-                        operands = [_array_of(memory, view) for view in step.operands]
-                        results = eval_node(step.node, operands)
-                        for view, result in zip(step.results, results, strict=True):
-                            np.copyto(_array_of(memory, view), result, casting="no")
-                            readable.add(view.buffer)
+                launch(call)
             except AstitchError as error:
                 error.add_note(
                     f"in step {number} of {len(self.program.steps)} of program {self.program.name}"
                 )
                 raise
 
-    def _launch(self, step: KernelStep, memory: dict[str, np.ndarray], readable: set[str]) -> None:
+    def _prepare_kernel(self, step: KernelStep) -> Launch:
         kernel = step.kernel
-        uninitialised = [i for i, v in enumerate(step.arguments) if v.buffer not in readable]
-        self._modules[kernel.source].launch(
-            kernel.name,
-            kernel.grid,
-            kernel.block,
-            [_array_of(memory, view) for view in step.arguments],
-            shared_bytes=kernel.shared_bytes,
-            cooperative=kernel.cooperative,
-            pointer_table=kernel.pointer_table,
-            uninitialised=uninitialised,
-            names=[view.buffer for view in step.arguments],
-        )
+        names = [view.buffer for view in step.arguments]
 
-    def _take_outputs(self, memory: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """One array for each output; only the first view of an OUTPUT buffer is handed on without a copy."""
-        taken: set[str] = set()
-        outputs = []
-        for view in self.program.outputs:
-            array = _array_of(memory, view)
-            own = self.program.buffers[view.buffer].space is Space.OUTPUT
-            outputs.append(array if own and view.buffer not in taken else array.copy())
-            taken.add(view.buffer)
-        return outputs
+        def launch(call: _Call) -> None:
+            self._modules[kernel.source].launch(
+                kernel.name,
+                kernel.grid,
+                kernel.block,
+                [call.view(view) for view in step.arguments],
+                shared_bytes=kernel.shared_bytes,
+                cooperative=kernel.cooperative,
+                pointer_table=kernel.pointer_table,
+                uninitialised=[i for i, name in enumerate(names) if name not in call.readable],
+                names=names,
+            )
+            call.readable.update(names[i] for i in step.written)
+
+        return launch
+
+    def _prepare_island(self, step: IslandStep) -> Launch:
+        island = compile_island(step.hlo, host_device(), f"{self.program.name}, {step.name}")
+
+        def run(call: _Call) -> None:
+            operands = [put_array(call.view(view), island.device) for view in step.operands]
+            call.write(step.results, [np.asarray(result) for result in island.run(operands)])
+
+        return run
+
+    def _take_outputs(self, call: _Call) -> list[np.ndarray]:
+        return [
+            call.view(result.view) if result.is_own else call.view(result.view).copy()
+            for result in self._binding.results
+        ]
+
+
+def _prepare_reference(step: LibraryStep | ReferenceStep) -> Launch:
+    def interpret(call: _Call) -> None:
+        call.write(step.results, eval_node(step.node, [call.view(view) for view in step.operands]))
+
+    return interpret
 
 
 def allocate_aligned(count: int) -> np.ndarray:
@@ -177,23 +195,6 @@ def allocate_aligned(count: int) -> np.ndarray:
         ) from None
     start = -room.ctypes.data % ALIGNMENT_BYTES
     return room[start : start + count]
-
-
-def _type_of(number: int, array: np.ndarray) -> ArrayType:
-    try:
-        return ArrayType(DType.of(array.dtype.newbyteorder("=")), array.shape)
-    except UnsupportedType as error:
-        raise ArgumentMismatch(f"argument {number}: {error}\n  pass an array of numbers") from None
-
-
-def _array_of(memory: dict[str, np.ndarray], view: View) -> np.ndarray:
-    return memory[view.buffer].view(view.type.dtype.numpy).reshape(view.type.shape)
-
-
-def _run_island(island: Island, step: IslandStep, memory: dict[str, np.ndarray]) -> None:
-    operands = [put_array(_array_of(memory, view), island.device) for view in step.operands]
-    for view, result in zip(step.results, island.run(operands), strict=True):
-        np.copyto(_array_of(memory, view), np.asarray(result), casting="no")
 
 
 def _copy_aligned(array: np.ndarray) -> np.ndarray:
