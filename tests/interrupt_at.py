@@ -5,22 +5,23 @@ from __future__ import annotations
 import itertools
 import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType, ModuleType
 from typing import Any
 
 
 def interrupt_at(
-    number: int, module: ModuleType, work: Callable[[], Any], apart: Any = None
+    number: int, modules: Iterable[ModuleType], work: Callable[[], Any], apart: Any = None
 ) -> bool:
-    """Runs the work, with a KeyboardInterrupt at the line of the module that this thread comes to as the number-th.
+    """Runs the work, with a KeyboardInterrupt at the line of the modules that this thread comes to as the number-th.
 
     apart: a function whose own lines are not counted.  Was it raised?  It is not where the work has fewer lines.
     """
     lines = itertools.count()
+    files = {module.__file__ for module in modules}
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != module.__file__:
+        if frame.f_code.co_filename not in files:
             return None
         if apart is not None and frame.f_code is apart.__code__:
             return None

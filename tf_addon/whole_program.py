@@ -15,7 +15,8 @@ import numpy as np
 from astitch.device.cuda_driver import StreamAddress
 from astitch.graph.ir import ArrayType
 from astitch.program.steps import Program
-from astitch.run.executor import DeviceArray, GpuExecutor, import_cupy
+from astitch.run.device_array import DeviceArray
+from astitch.run.executor import GpuExecutor, import_cupy
 from astitch.run.host_engine import HostEngine
 from tf_addon.ffi import Launch
 from tf_addon.programs import Place

@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from astitch.device.cuda_driver import StreamAddress
+
 TARGET_US = 1500.0
 """How long a graph of launches shall last, where MIN_LAUNCHES to MAX_LAUNCHES of them do."""
 
@@ -43,6 +45,15 @@ def time_launch(cupy: Any, launch: Callable[[int, bool], None]) -> float:
         graph.launch(stream)
         times = [_elapsed(cupy, stream, graph.launch) / count for _ in range(REPEATS)]
     return statistics.median(times)
+
+
+def time_when_ready(cupy: Any, launch: Callable[[int], None], stream: int) -> float:
+    """Microseconds of a launch, of the address of a stream, whose operands are there when `stream` has come here."""
+    here = cupy.cuda.Stream.from_external(StreamAddress(stream))
+    here.synchronize()
+    launch(stream)
+    here.synchronize()
+    return time_launch(cupy, lambda queue, _: launch(queue))
 
 
 def find_fastest(times_us: Sequence[float]) -> int:

@@ -18,11 +18,15 @@ from fake_cublaslt import finish as finish_sum
 from fake_cupy import Fake
 
 from astitch.compile import compile_hlo
+from astitch.device import launch_time
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
 from astitch.graph.reference import eval_node
 from astitch.library import cublaslt
 from astitch.program.steps import Activation, KernelStep, Program
+from astitch.run import gpu_products
 from astitch.run.executor import GpuExecutor
+from astitch.run.gpu_call import PreparedStep
+from astitch.run.gpu_kernels import KernelSteps
 from tests.hlo_runner import lower, run_xla
 from tests.stepped_programs import dot_program
 
@@ -64,10 +68,10 @@ def lt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLt:
     monkeypatch.setattr(cublaslt, "open_cache", cublaslt.open_cache.__wrapped__)
     monkeypatch.setattr(executor_module, "import_cupy", lambda: fake)
     bindings = cublaslt.Bindings(lt, Types, Compute)
-    monkeypatch.setattr(executor_module, "find_bindings", lambda _: bindings)
+    monkeypatch.setattr(gpu_products, "find_bindings", lambda _: bindings)
 
-    def prepare_kernel(executor: GpuExecutor, step: KernelStep) -> Any:
-        epilogues = executor.program.epilogues
+    def prepare(kernels: KernelSteps, step: KernelStep) -> PreparedStep:
+        epilogues = kernels.program.epilogues
         (epilogue,) = (e for e in epilogues if e.kernel == step.kernel.name)
         types = {v.buffer: v.type for v in step.arguments}
 
@@ -82,15 +86,15 @@ def lt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLt:
             result = at(call.addresses[epilogue.result.buffer], epilogue.result.type)
             result[...] = finish_sum(relu, total)
 
-        return launch
+        return PreparedStep(launch)
 
     def time_launch(_: Any, launch: Callable[[int, bool], None]) -> float:
         launch(0, False)
         return float(next(lt.times))
 
-    monkeypatch.setattr(GpuExecutor, "_load_kernels", lambda _: {})
-    monkeypatch.setattr(GpuExecutor, "_prepare_kernel", prepare_kernel)
-    monkeypatch.setattr(executor_module, "time_launch", time_launch)
+    monkeypatch.setattr(KernelSteps, "_load", lambda _: {})
+    monkeypatch.setattr(KernelSteps, "prepare", prepare)
+    monkeypatch.setattr(launch_time, "time_launch", time_launch)
     return lt
 
 
@@ -134,7 +138,7 @@ def test_without_the_library_the_kernels_run(
     missing: str, lt: FakeLt, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if missing == "bindings":
-        monkeypatch.setattr(executor_module, "find_bindings", lambda _: None)
+        monkeypatch.setattr(gpu_products, "find_bindings", lambda _: None)
     lt.count = 0
     check(GpuExecutor(program))
     assert (lt.kernels, lt.launched) == (2, [])

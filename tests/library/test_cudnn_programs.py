@@ -24,7 +24,9 @@ from astitch.hlo_import import import_hlo
 from astitch.library import cudnn
 from astitch.library.xla_fallback import compile_island, find_device, put_array
 from astitch.program.steps import LibraryStep, Program
-from astitch.run.executor import GpuExecutor, _Call
+from astitch.run.executor import GpuExecutor
+from astitch.run.gpu_call import Call, PreparedStep
+from astitch.run.gpu_fallbacks import FallbackSteps
 from astitch.run.host_engine import HostEngine
 from tests.hlo_runner import lower, run_xla
 
@@ -125,9 +127,9 @@ def test_what_does_not_run_is_an_island_from_then_on(library: FakeCudnn) -> None
     (want,) = HostEngine(program).run([X, K])
     for _ in range(2):
         np.testing.assert_array_equal(executor.run([X, K])[0].to_numpy(), want)
-    call = _Call((), {}, {}, 0, [])
-    with pytest.raises(RuntimeError, match="in no graph"), executor._working_in_rooms(None):
-        executor._launches[0](call)
+    call = Call((), {}, {}, 0, [])
+    with pytest.raises(RuntimeError, match="in no graph"), executor._memory.working_in_rooms(None):
+        executor._steps[0].launch(call)
 
 
 def test_what_xla_convolves_lies_where_it_would_have(
@@ -138,19 +140,19 @@ def test_what_xla_convolves_lies_where_it_would_have(
     program = compile_fn(layer, X, K)
     (want,) = HostEngine(program).run([X, K])
 
-    def prepare(executor: GpuExecutor, step: Any) -> Any:
+    def prepare(_: FallbackSteps, step: LibraryStep) -> PreparedStep:
         (result,) = step.results
 
-        def run(call: _Call) -> None:
+        def run(call: Call) -> None:
             call.addresses[result.buffer] = want.ctypes.data
             call.outputs[result.buffer] = want
 
-        return run
+        return PreparedStep(run)
 
     def fail(*_: Any) -> None:
         raise cudnn.NoPlan("none runs")
 
-    monkeypatch.setattr(GpuExecutor, "_prepare_other", prepare)
+    monkeypatch.setattr(FallbackSteps, "prepare_library", prepare)
     monkeypatch.setattr(cudnn.Convolution, "launch", fail)
     executor = GpuExecutor(program)
     for _ in range(2):
@@ -180,7 +182,7 @@ def run_with_cudnn(
         again = [result.to_numpy() for result in executor.run(placed)]
         for one, other in zip(first, again, strict=True):
             np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
-    assert executor._convolutions and not executor._made_by_xla
+    assert executor._convolutions._convolutions and not executor._fallbacks.made_by_xla
     return first
 
 

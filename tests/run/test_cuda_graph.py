@@ -31,9 +31,13 @@ from astitch.program.steps import (
     Step,
     View,
 )
-from astitch.run import cuda_graph, result_memory
+from astitch.run import cuda_graph, device_array, gpu_fallbacks, gpu_products, result_memory
 from astitch.run.cuda_graph import GraphCache, GraphCounts, WorkRooms, split_runs
-from astitch.run.executor import DeviceArray, GpuExecutor
+from astitch.run.device_array import DeviceArray
+from astitch.run.executor import GpuExecutor
+from astitch.run.gpu_call import PreparedStep
+from astitch.run.gpu_fallbacks import FallbackSteps
+from astitch.run.gpu_kernels import KernelSteps
 from astitch.run.result_memory import ResultMemory, ResultPool, follows_stream, note_array
 
 executor_module = importlib.import_module("astitch.run.executor")
@@ -272,17 +276,18 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Streams:
     fake = Streams()
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(executor_module, "import_cupy", lambda: fake)
-    monkeypatch.setattr(executor_module, "find_device", lambda *_: None)
-    monkeypatch.setattr(executor_module, "find_bindings", lambda _: None)
+    for module in (device_array, gpu_fallbacks):
+        monkeypatch.setattr(module, "find_device", lambda *_: None)
+    monkeypatch.setattr(gpu_products, "find_bindings", lambda _: None)
 
-    def load(executor: GpuExecutor) -> dict[CudaKernel, Any]:
+    def load(kernels: KernelSteps) -> dict[CudaKernel, Any]:
         found = {}
-        for kernel in executor.program.kernels:
+        for kernel in kernels.program.kernels:
             found[kernel] = SimpleNamespace(ptr=len(KERNELS))
             KERNELS.append(kernel)
         return found
 
-    monkeypatch.setattr(GpuExecutor, "_load_kernels", load)
+    monkeypatch.setattr(KernelSteps, "_load", load)
     return fake
 
 
@@ -406,17 +411,17 @@ def test_results_of_islands_are_read_where_xla_put_them(
     )
     made: list[Memory] = []
 
-    def prepare(executor: GpuExecutor, step: Any) -> Any:
-        executor._made_by_xla.add("d")
+    def prepare(fallbacks: FallbackSteps, _: Any) -> PreparedStep:
+        fallbacks.made_by_xla.add("d")
 
         def run(call: Any) -> None:
             made.append(Memory(fake, d.type.bytes))
             ctypes.memmove(made[-1].ptr, call.addresses["a"], d.type.bytes)
             call.addresses["d"] = made[-1].ptr
 
-        return run
+        return PreparedStep(run)
 
-    monkeypatch.setattr(GpuExecutor, "_prepare_reference", prepare)
+    monkeypatch.setattr(FallbackSteps, "prepare_reference", prepare)
     executor = GpuExecutor(replace(program, steps=steps))
     w_there, x_there = put(fake, W), put(fake, X)
     for turn in range(5):

@@ -22,6 +22,7 @@ from fake_cupy import Fake
 from interrupt_at import interrupt_at
 
 from astitch.compile import compile_hlo
+from astitch.device import launch_time
 from astitch.errors import (
     ArgumentMismatch,
     EngineUnavailable,
@@ -35,10 +36,33 @@ from astitch.graph.ir import ArrayType, DotAttrs, DType, Node
 from astitch.graph.reference import eval_node
 from astitch.library import cublaslt
 from astitch.program.steps import KernelStep, LibraryStep, Program, Space
-from astitch.run.executor import DeviceArray, GpuExecutor, _RenamedDlpack, count_gpus
+from astitch.run import (
+    device_array,
+    device_memory,
+    gpu_arguments,
+    gpu_fallbacks,
+    gpu_products,
+    graph_runs,
+    program_binding,
+    stream_turns,
+)
+from astitch.run.device_array import DeviceArray, JaxHandover, _RenamedDlpack
+from astitch.run.executor import GpuExecutor, count_gpus
 from astitch.run.result_memory import give_back_all
 
 executor_module = importlib.import_module("astitch.run.executor")
+
+WORKING = (
+    executor_module,
+    device_array,
+    device_memory,
+    gpu_arguments,
+    gpu_products,
+    graph_runs,
+    program_binding,
+    stream_turns,
+)
+"""The modules that a call of a program of products goes through."""
 
 F32 = DType.F32
 
@@ -130,8 +154,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     fake = Fake()
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(executor_module, "import_cupy", lambda: fake)
-    monkeypatch.setattr(executor_module, "find_device", lambda *_: None)
-    monkeypatch.setattr(executor_module, "find_bindings", lambda _: None)
+    for module in (device_array, gpu_fallbacks):
+        monkeypatch.setattr(module, "find_device", lambda *_: None)
+    monkeypatch.setattr(gpu_products, "find_bindings", lambda _: None)
     return fake
 
 
@@ -142,7 +167,7 @@ def lt(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLt:
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cublaslt, "open_cache", cublaslt.open_cache.__wrapped__)
     monkeypatch.setattr(
-        executor_module, "find_bindings", lambda _: cublaslt.Bindings(lt, Types, Compute)
+        gpu_products, "find_bindings", lambda _: cublaslt.Bindings(lt, Types, Compute)
     )
     times = itertools.cycle([5.0, 3.0])
 
@@ -150,7 +175,7 @@ def lt(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLt:
         launch(0, False)
         return next(times)
 
-    monkeypatch.setattr(executor_module, "time_launch", time_launch)
+    monkeypatch.setattr(launch_time, "time_launch", time_launch)
     return lt
 
 
@@ -285,7 +310,7 @@ def test_products_without_types_of_cublas_go_through_xla_on_the_host(
     with pytest.warns(RuntimeWarning, match="main, %[zw]: JAX has no GPU here, so XLA computes"):
         executor = GpuExecutor(product_program(dtype=DType.S32))
     np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), z @ z.swapaxes(-1, -2))
-    monkeypatch.setattr(executor_module, "has_jax", lambda: False)
+    monkeypatch.setattr(gpu_fallbacks, "has_jax", lambda: False)
     with pytest.warns(RuntimeWarning, match="main, %[zw]: JAX is not installed, so NumPy computes"):
         executor = GpuExecutor(product_program(dtype=DType.S32))
     np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), z @ z.swapaxes(-1, -2))
@@ -295,7 +320,7 @@ def test_products_without_types_of_cublas_go_through_xla_on_the_host(
 def test_what_xla_refuses_for_the_gpu_runs_on_the_host(
     refused_by: str, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, compile_one = object(), executor_module.compile_island
+    gpu, compile_one = object(), gpu_fallbacks.compile_island
 
     def compile_island(hlo: bytes, device: Any, what: str) -> Any:
         if device is gpu or refused_by == "all":
@@ -303,8 +328,8 @@ def test_what_xla_refuses_for_the_gpu_runs_on_the_host(
             raise IslandRefused(f"{what}: XLA refuses to compile it for {where}")
         return compile_one(hlo, device, what)
 
-    monkeypatch.setattr(executor_module, "find_device", lambda *_: gpu)
-    monkeypatch.setattr(executor_module, "compile_island", compile_island)
+    monkeypatch.setattr(gpu_fallbacks, "find_device", lambda *_: gpu)
+    monkeypatch.setattr(gpu_fallbacks, "compile_island", compile_island)
     if refused_by == "all":
         with pytest.raises(IslandRefused, match="main, %[zw]: .* for the GPU"):
             GpuExecutor(product_program(dtype=DType.S32))
@@ -322,7 +347,7 @@ def test_arrays_of_jax_are_known_again_only_as_what_they_are(fake: Fake) -> None
 
     arguments, want = product_arguments()
     executor = GpuExecutor(product_program())
-    executor._is_here[jax.device_put(arguments[0]).sharding] = True
+    executor._arguments._is_here[jax.device_put(arguments[0]).sharding] = True
     x, y, z = (jax.device_put(a) for a in (*arguments, arguments[0] * 2))
     for _ in range(2):
         with pytest.raises(ArgumentMismatch, match="argument 1"):
@@ -337,17 +362,17 @@ def test_arrays_of_jax_are_known_again_only_as_what_they_are(fake: Fake) -> None
 
 
 def test_an_interrupted_call_leaves_nothing_to_the_next(fake: Fake) -> None:
-    """At whichever line of the executor: what it knows of arguments may be half an old call's and half a new one's."""
+    """At whichever line of a call: what it knows of arguments may be half an old call's and half a new one's."""
     import jax
 
     arguments, want = product_arguments()
     executor = GpuExecutor(product_program())
-    executor._is_here[jax.device_put(arguments[0]).sharding] = True
+    executor._arguments._is_here[jax.device_put(arguments[0]).sharding] = True
     x, y = (jax.device_put(a) for a in arguments)
     for number in itertools.count():
         z = jax.device_put(arguments[0] * 2)
         np.testing.assert_array_equal(executor.run([x, y])[0].to_numpy(), want)
-        if not interrupt_at(number, executor_module, lambda z=z: executor.run([z, y])):
+        if not interrupt_at(number, WORKING, lambda z=z: executor.run([z, y])):
             break
         np.testing.assert_array_equal(executor.run([z, y])[0].to_numpy(), want * 4)
     assert number > 50
@@ -366,7 +391,7 @@ def test_the_gpu_comes_to_rest_after_an_interrupted_call(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "_end", SimpleNamespace(record=interrupt))
+        patch.setattr(executor._turns, "end", SimpleNamespace(record=interrupt))
         with pytest.raises(KeyboardInterrupt):
             executor.run(arguments)
     for _ in range(2):
@@ -410,7 +435,7 @@ def test_results_go_to_jax_behind_one_event(
     monkeypatch.setattr(_jax, "dlpack_managed_tensor_to_buffer", adopt)
     monkeypatch.setattr(DeviceArray, "_to_dlpack", lambda array: Words(array))
     monkeypatch.setattr(DeviceArray, "lend_to_jax", lambda a: jax.device_put(a.to_numpy()))
-    monkeypatch.setattr(GpuExecutor, "_jax_device", Gpu())
+    monkeypatch.setattr(JaxHandover, "device", Gpu())
     waits: list[Any] = []
     fake.cuda.runtime.streamWaitEvent = lambda *given: waits.append(given)
     executor = GpuExecutor(product_program())
@@ -450,8 +475,8 @@ def test_memory_that_jax_may_still_read_is_written_behind_jax(
     fake.cuda.runtime.streamWaitEvent = lambda *_: None
     fake.ndarray = Words
     monkeypatch.setattr(_jax, "dlpack_managed_tensor_to_buffer", lambda c, *_: Adopted(c))
-    monkeypatch.setattr(GpuExecutor, "_jax_device", Gpu())
-    monkeypatch.setattr(executor_module, "wait_for_jax", lambda *given: done.append(given))
+    monkeypatch.setattr(JaxHandover, "device", Gpu())
+    monkeypatch.setattr(device_memory, "wait_for_jax", lambda *given: done.append(given))
     executor, (arguments, _) = GpuExecutor(product_program()), product_arguments()
     done.clear()
     (result,) = executor.run_to_jax(arguments)
@@ -476,7 +501,7 @@ def test_arrays_that_were_put_elsewhere(
     """JAX's CPU is not the GPU; known: has JAX that one?"""
     import jax
 
-    monkeypatch.setattr(GpuExecutor, "_jax_device", "cuda:0" if known else None)
+    monkeypatch.setattr(JaxHandover, "device", "cuda:0" if known else None)
     arguments, want = product_arguments()
     anywhere = [jax.device_put(a) for a in arguments]
     put = [jax.device_put(a, jax.devices()[0]) for a in arguments]
@@ -499,7 +524,7 @@ def test_an_array_of_a_wrong_type_is_never_known_again(fake: Fake) -> None:
     (x, y), _ = product_arguments()
     executor = GpuExecutor(product_program())
     wrong = jax.device_put(x[:1])
-    executor._is_here[wrong.sharding] = True
+    executor._arguments._is_here[wrong.sharding] = True
     fake.room = fake.used
     with pytest.raises(OutOfMemory):
         executor.run([wrong, y])
@@ -591,7 +616,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Which of them multiplies."""
     name = str(request.param)
     if name == "cublas":
-        monkeypatch.setattr(executor_module, "find_bindings", lambda _: None)
+        monkeypatch.setattr(gpu_products, "find_bindings", lambda _: None)
     elif cublaslt.find_bindings(0) is None:
         pytest.skip("nvmath-python is not installed")
     return name

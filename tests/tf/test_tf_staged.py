@@ -22,7 +22,7 @@ from astitch.device.gpu import preset  # noqa: E402
 from astitch.errors import EngineUnavailable  # noqa: E402
 from astitch.library.cublaslt import WORKSPACE_BYTES, MatmulCall  # noqa: E402
 from astitch.program.steps import CudaKernel, KernelStep, LibraryStep, Program, Space  # noqa: E402
-from astitch.run.executor import DirectProduct  # noqa: E402
+from astitch.run.gpu_call import DirectProduct  # noqa: E402
 from tests.fake_cupy import Fake, OutOfMemoryError  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
 from tf_addon import launch_table, programs, switch  # noqa: E402

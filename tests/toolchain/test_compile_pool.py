@@ -159,7 +159,7 @@ def test_an_interrupt_leaves_nobody_waiting() -> None:
                 for key in range(3):
                     ahead.finish(key)
 
-        interrupted = interrupt_at(number, ahead_module, block, apart=Ahead.__exit__)
+        interrupted = interrupt_at(number, [ahead_module], block, apart=Ahead.__exit__)
         assert ahead._pool
         threads = tuple(ahead._pool._threads)
         wait_until(lambda threads=threads: not any(t.is_alive() for t in threads))

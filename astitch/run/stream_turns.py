@@ -1,0 +1,85 @@
+"""The order of a program's calls: one arena, whatever streams they come on, and arrays in use until a call has ended.
+
+Takes the stream of each call and what it reads, hands on when that may go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from astitch.run.device_memory import DeviceMemory
+
+
+def wait_for_event(event: Any) -> None:
+    """Lets the GPU come to an event."""
+    try:
+        event.synchronize()
+    except Exception:  # a GPU that failed has nothing under way
+        pass
+
+
+class StreamTurns:
+    """Lets the calls of one program follow each other.  Not safe between threads.
+
+    forget_arguments: makes the next call look at all of its arguments.  end: the end of the latest call, as an event.
+    """
+
+    def __init__(
+        self, cupy: Any, memory: DeviceMemory, forget_arguments: Callable[[], None]
+    ) -> None:
+        self._cupy, self._memory, self._forget_arguments = cupy, memory, forget_arguments
+        self._last: Any = None  # the stream of the latest call
+        self.end: Any = cupy.cuda.Event(disable_timing=True)
+        # Arrays of JAX that a call reads, with the event of its end: JAX knows nothing of our streams,
+        # and would give their memory to others.
+        self._borrowed: list[tuple[Any, list[Any]]] = []
+        self._free_events: list[Any] = []
+        self._broken_off = False  # an exception ended the latest call before its end was recorded
+
+    def begin(self, stream: Any) -> None:
+        """There is one arena: a call on another stream starts when the latest call has ended.
+
+        After a call that was broken off, by a signal handler's exception for one, all is looked at anew: it may have
+        noted one thing of two that belong together.
+        """
+        self._memory.leave_rooms()
+        if self._broken_off:
+            self._forget_arguments()
+            self._cupy.cuda.runtime.deviceSynchronize()
+        self._broken_off = True
+        if self._last is not None and self._last.ptr != stream.ptr:
+            stream.wait_event(self.end)
+            self._forget_arguments()  # who is held, and until when, is asked anew
+        self._memory.wait_for_readers(stream)
+        self.let_go()
+
+    def finish(self, stream: Any, lent: list[Any]) -> None:
+        """The call is enqueued.  lent: what is in use until it has ended."""
+        # Recorded now: by the next call the stream may be gone.
+        self._last = stream
+        self.end.record(stream)
+        if lent:
+            self.keep(lent, stream)
+        self._broken_off = False
+
+    def keep(self, lent: list[Any], stream: Any) -> None:
+        """Keeps arrays until the stream has come here."""
+        event = self.take_event()
+        event.record(stream)
+        self._borrowed.append((event, lent))
+
+    def let_go(self) -> None:
+        """Drops what ended calls kept."""
+        while self._borrowed and self._borrowed[0][0].done:
+            self._free_events.append(self._borrowed.pop(0)[0])
+
+    def take_event(self) -> Any:
+        """An event that nobody uses."""
+        if self._free_events:
+            return self._free_events.pop()
+        return self._cupy.cuda.Event(disable_timing=True)
+
+    def return_event(self, event: Any) -> None:
+        """An event that was enqueued, and may be recorded again."""
+        self._free_events.append(event)
