@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from astitch.jit import CompiledForXla
+from astitch.api.stages import CompiledForXla
 from astitch.profiling.kernel_trace import MEMORY, record_kernels
 from astitch.profiling.report import KINDS
 from astitch.profiling.stitched import plan_bytes
@@ -215,7 +215,7 @@ def prepare_side(name: str, task: Task, *, check: bool) -> Side:
     step: Callable[..., Any]
     if name == "astitch":
         import astitch
-        from astitch.jit import choose_engine
+        from astitch.api.engines import choose_engine
 
         step = astitch.jit(task.fn, donate_argnums=donate)
         if choose_engine() != "host":

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from astitch import options
+from astitch.api.engines import choose_launcher
 from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, from_device, preset
 from astitch.errors import EngineUnavailable
@@ -26,7 +27,6 @@ from astitch.faults import FaultLog, report_faults
 from astitch.hlo import schema
 from astitch.hlo.opaque import discard_unread_fields
 from astitch.hlo_import import import_hlo
-from astitch.jit import choose_launcher
 from astitch.loops.plan import LoopPlanner
 from astitch.loops.stacks import straighten_stacks
 from astitch.pipeline import Target

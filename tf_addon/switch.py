@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from astitch import options
+from astitch.api.engines import choose_launcher
 from astitch.errors import InvalidOption
-from astitch.jit import choose_launcher
 from astitch.run.executor import count_gpus
 from tf_addon.programs import Programs, check_cublas
 from tf_addon.report import Records, Report

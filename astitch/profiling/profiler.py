@@ -210,7 +210,7 @@ def compare_measured(target: Target, options: Options, progress: Progress) -> Re
 
 def name_engine(target: Target, asked: str | None) -> str:
     """xla or executor: what ran astitch's side."""
-    from astitch.jit import choose_engine
+    from astitch.api.engines import choose_engine
 
     return "executor" if target.function is None else choose_engine(asked)
 

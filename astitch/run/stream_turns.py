@@ -52,7 +52,8 @@ class StreamTurns:
             stream.wait_event(self.end)
             self._forget_arguments()  # who is held, and until when, is asked anew
         self._memory.wait_for_readers(stream)
-        self.let_go()
+        if self._borrowed:
+            self.let_go()
 
     def finish(self, stream: Any, lent: list[Any]) -> None:
         """The call is enqueued.  lent: what is in use until it has ended."""

@@ -117,7 +117,7 @@ def test_without_a_gpu_tuning_is_refused():
 
 @needs_no_gpu
 def test_jit_tunes_on_gpus_only():
-    sys.modules["astitch.jit"]._warn_no_gpu.cache_clear()  # it is said once in a process
+    sys.modules["astitch.api.engines"]._warn_no_gpu.cache_clear()  # it is said once in a process
     with pytest.warns(RuntimeWarning, match="no GPU found"):
         tuned = astitch.jit(lambda x: x + 1, tune=True)(np.ones(3, np.float32))
     assert (np.asarray(tuned) == 2).all()

@@ -20,6 +20,7 @@ import pytest
 import astitch
 from astitch import compile as compiling
 from astitch import faults, pipeline
+from astitch.api import inside_xla
 from astitch.device.gpu import preset
 from astitch.errors import CompilerMissing, KernelCompileError, KernelFault, UnsupportedOp
 from astitch.faults import FaultLog, FaultWarning, dump_faults, is_fault
@@ -29,7 +30,6 @@ from astitch.program.steps import IslandStep
 from astitch.run.host_engine import HostEngine
 from astitch.xla import xla_engine
 
-jit_module = sys.modules["astitch.jit"]
 X = jnp.linspace(-1.0, 1.0, 8 * 16).reshape(8, 16)
 
 
@@ -234,7 +234,7 @@ def test_inside_xla_a_refused_text_costs_a_kernel(monkeypatch: pytest.MonkeyPatc
 def test_inside_xla_a_fault_costs_the_function_at_worst(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
+    monkeypatch.setattr(inside_xla, "target_gpu", lambda: preset("h100"))
     monkeypatch.setattr(xla_engine, name, fail)
     traced_fn = astitch.jit(two_layers, engine="xla")._stitched_jit
     with pytest.warns(FaultWarning, match="XLA computes all of it") as said:
@@ -250,7 +250,7 @@ def test_a_module_with_faults_is_not_kept_on_disk(
 ) -> None:
     monkeypatch.setenv("ASTITCH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("ASTITCH_DUMP", "")
-    monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
+    monkeypatch.setattr(inside_xla, "target_gpu", lambda: preset("h100"))
     monkeypatch.setattr(pipeline, "reshape_narrow_reductions", fail)
     for _ in range(2):
         with pytest.warns(FaultWarning, match="reshape_narrow_reductions"):
@@ -307,9 +307,9 @@ def test_a_dump_makes_the_fault_again(tmp_path: Path, monkeypatch: pytest.Monkey
     """repro.py of a program whose text g++ refuses, which a wrong header brings about in another process too."""
     module, log = lower(two_layers, X), FaultLog(raises=False)
     log.note(KeyError("d0"), stage="plan", subject="stitch_0", cost="its ops are left to XLA")
-    for gpu, inside_xla in (("host", False), ("h100", True)):
-        folder = dump_faults("main", module, gpu, log.found, inside_xla)
-        assert folder == dump_faults("main", module, gpu, log.found, inside_xla)
+    for gpu, inside in (("host", False), ("h100", True)):
+        folder = dump_faults("main", module, gpu, log.found, inside)
+        assert folder == dump_faults("main", module, gpu, log.found, inside)
         assert "KeyError: 'd0'" in (folder / "faults.txt").read_text("utf-8")
         bug = (
             "import astitch.pipeline as c\ndef fail(_): raise KeyError('d0')\n"
@@ -350,12 +350,12 @@ def test_what_xla_refuses_with_kernels_it_runs_without_them() -> None:
     )
     untraced = sys.modules["jax._src.core"].trace_state_clean
     with pytest.warns(RuntimeWarning, match="with astitch's kernels XLA fails: JaxRuntimeError"):
-        call = jit_module._call_directly(stitched, jax.jit(two_layers), untraced)
+        call = inside_xla.call_directly(stitched, jax.jit(two_layers), untraced)
         np.testing.assert_allclose(call(X), two_layers(X), rtol=1e-5, atol=1e-6)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_allclose(call(X), two_layers(X), rtol=1e-5, atol=1e-6)
-    strict = jit_module._call_directly(other, jax.jit(two_layers), untraced, strict=True)
+    strict = inside_xla.call_directly(other, jax.jit(two_layers), untraced, strict=True)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_target"):
         strict(X)
 
@@ -374,7 +374,7 @@ def test_two_kinds_of_faults_in_one_program(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_a_signal_handler_raises_is_not_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes from outside, whatever was under way."""
-    monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
+    monkeypatch.setattr(inside_xla, "target_gpu", lambda: preset("h100"))
 
     def ring(*_: object, **__: object) -> Any:
         os.kill(os.getpid(), signal.SIGALRM)

@@ -23,6 +23,9 @@ from jax.experimental import io_callback
 
 import astitch
 import astitch.compile
+from astitch.api import engines, inside_xla
+from astitch.api.engines import NO_GPU, choose_engine
+from astitch.api.inside_xla import NO_ROOM
 from astitch.device.gpu import preset
 from astitch.errors import (
     ArgumentMismatch,
@@ -32,7 +35,6 @@ from astitch.errors import (
     UnknownOption,
     UnsupportedOp,
 )
-from astitch.jit import NO_GPU, NO_ROOM, choose_engine
 
 jit_module = sys.modules["astitch.jit"]  # the attribute of the package is the function
 
@@ -593,7 +595,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 engine = sys.argv[1]
 if engine == "xla":
     sys.modules["astitch.jit"].choose_engine = lambda asked=None: "xla"
-    sys.modules["astitch.jit"].target_gpu = lambda: preset("h100")
+    sys.modules["astitch.api.inside_xla"].target_gpu = lambda: preset("h100")
 warnings.simplefilter("always")
 first, second = jax.devices()
 x = jnp.arange(4.0)
@@ -658,7 +660,7 @@ def test_errors_of_a_compilation_are_not_hidden(monkeypatch: pytest.MonkeyPatch)
 def test_one_notice_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASTITCH_ENGINE")
     monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 0)
-    jit_module._warn_no_gpu.cache_clear()
+    engines._warn_no_gpu.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -667,7 +669,7 @@ def test_one_notice_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_no_notice_where_the_host_was_asked_for() -> None:
-    jit_module._warn_no_gpu.cache_clear()
+    engines._warn_no_gpu.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert choose_engine() == "host"
@@ -723,7 +725,7 @@ def test_a_setting_of_jax_that_changes_the_program_is_part_of_the_signature(
 @pytest.fixture
 def _through_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jit_module, "choose_engine", lambda asked=None: "xla")
-    monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
+    monkeypatch.setattr(inside_xla, "target_gpu", lambda: preset("h100"))
 
 
 def everything(layer: Layer, extra: dict[str, Any], *, n: int = 2) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import pytest
 from jax import lax
 
 import astitch
+from astitch.api import inside_xla
 from astitch.device.gpu import preset
 from astitch.errors import IllegalProduct
 from astitch.graph.ops import OPS, Kind
@@ -398,7 +399,7 @@ def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
     compiler.go_on.set()
     jit_module = importlib.import_module("astitch.jit")
     monkeypatch.setattr(jit_module, "choose_engine", lambda asked=None: "xla")
-    monkeypatch.setattr(jit_module, "target_gpu", lambda: preset("h100"))
+    monkeypatch.setattr(inside_xla, "target_gpu", lambda: preset("h100"))
     monkeypatch.setattr(xla_engine, "default_gpu", lambda: "the gpu")
     monkeypatch.setattr(xla_engine, "choose_code", lambda arch: code)
     compile_for_xla = xla_engine.compile_for_xla

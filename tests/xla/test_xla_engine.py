@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import astitch
+from astitch.api import inside_xla
 from astitch.compile import compile_graph
 from astitch.device.gpu import Gpu, preset
 from astitch.errors import EngineUnavailable, IllegalProduct, UnsupportedOp
@@ -910,7 +911,7 @@ def test_which_jax_launches_ptx(version: str, known: bool, monkeypatch: pytest.M
 def _as_if_there_was_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """astitch.jit takes the engine xla and plans for an H100; JAX runs the function on its CPU all the same."""
     monkeypatch.setattr(jit_module, "choose_engine", lambda asked=None: "xla")
-    monkeypatch.setattr(jit_module, "target_gpu", lambda: H100)
+    monkeypatch.setattr(inside_xla, "target_gpu", lambda: H100)
 
 
 def lower_for_cuda(fn: Any, *arguments: Any) -> tuple[Stitched, str]:
@@ -955,7 +956,7 @@ def test_what_astitch_does_not_read_stands_in_the_module_beside_kernels() -> Non
 def test_two_programs_in_one_module() -> None:
     """Names of the one do not meet those of the other."""
     fn, arguments = CASES["sort_and_scatter"]
-    both = [jit_module._stitch(fn, {}, None, False) for _ in range(2)]
+    both = [inside_xla.stitch(fn, {}, None, False) for _ in range(2)]
     traced = jax.jit(lambda *a: [fn(*a) for fn in both]).trace(*arguments)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert len(set(re.findall(r"call @(stitched_\S+)\(", text))) == 2
@@ -1209,7 +1210,7 @@ def test_out_of_memory_on_a_gpu_says_what_to_do_and_the_next_call_works(
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"RESOURCE_EXHAUSTED.* \d") as caught:
         jax.block_until_ready(stitched(x))
     # An error that comes with the result, not from the call, is JAX's alone.
-    assert getattr(caught.value, "__notes__", [jit_module.NO_ROOM]) == [jit_module.NO_ROOM]
+    assert getattr(caught.value, "__notes__", [inside_xla.NO_ROOM]) == [inside_xla.NO_ROOM]
     del filler, caught
     for _ in range(3):
         assert float(stitched(x)[-1, 0]) == pytest.approx(np.tanh(1.0))

@@ -1,0 +1,128 @@
+"""The engines that run a program for astitch.jit: which one, and what calls it.
+
+Takes what a user asked for and what this machine has, hands on an engine's name, or a function from flat arrays to flat
+JAX arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from astitch import options
+from astitch.errors import EngineUnavailable, OtherDevice
+
+if TYPE_CHECKING:  # importing astitch must stay cheap
+    from astitch.device.gpu import Gpu
+    from astitch.program.steps import Program
+
+NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
+
+
+class Engine(Protocol):
+    """What runs a Program: flat arguments in, flat JAX arrays out."""
+
+    def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]: ...
+
+
+def choose_engine(asked: str | None = None) -> str:
+    """The engine, "xla", "executor" or "host": as asked, or as ASTITCH_ENGINE says, else a GPU's if there is one that
+    JAX or CuPy can use.
+
+    Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
+    """
+    wanted = asked or options.engine()
+    if wanted not in ("host", "executor"):
+        missing = _miss_for_xla()
+        if not missing:
+            return "xla"
+        if wanted == "xla":
+            raise EngineUnavailable(f"the engine xla was asked for, but {missing}")
+    return choose_launcher(asked)
+
+
+def choose_launcher(asked: str | None = None) -> str:
+    """The engine, "executor" or "host", where astitch launches kernels by itself: as asked, or as ASTITCH_ENGINE says,
+    else a GPU's if there is one that CuPy can use.  "gpu" and "xla" ask for "executor" here.
+
+    Warns once in a process that the host was taken for want of a GPU.  Raises EngineUnavailable, InvalidOption.
+    """
+    from astitch.run.executor import count_gpus
+
+    wanted = asked or options.engine()
+    if wanted == "host":
+        return wanted
+    if not count_gpus():
+        if wanted is None:
+            _warn_no_gpu()
+            return "host"
+        name = f"engine={asked!r}" if asked else f"ASTITCH_ENGINE={wanted}"
+        raise EngineUnavailable(
+            f"{name}, but CuPy sees no GPU\n"
+            "  install astitch[cuda13] or astitch[cuda12] and a driver, or set ASTITCH_ENGINE=host"
+        )
+    return "executor"
+
+
+def _miss_for_xla() -> str:
+    """What keeps programs from running inside XLA here, and what to do; nothing: the empty string."""
+    from astitch.device.cuda_driver import count_devices
+    from astitch.library.xla_fallback import default_gpu
+    from astitch.xla.xla_engine import FIRST_JAX, has_target
+
+    if not count_devices():
+        return "CUDA's driver sees no GPU\n  check nvidia-smi, or use the engine host"
+    if not has_target():
+        return f"JAX is older than {'.'.join(map(str, FIRST_JAX))}\n  install a newer one, or use the engine executor"
+    if default_gpu() is None:
+        return (
+            "JAX has no GPU here\n  install jax[cuda13] or jax[cuda12], or use the engine executor"
+        )
+    return ""
+
+
+@functools.cache
+def _warn_no_gpu() -> None:
+    """Says once in a process that everything runs on the CPU."""
+    warnings.warn(NO_GPU, RuntimeWarning, stacklevel=2)
+
+
+def make_engine(program: Program, device: int | None) -> Engine:
+    """A function from flat NumPy, CuPy or JAX arrays to flat JAX arrays.
+
+    device: number of the CUDA device; None for the host emulation.
+    """
+    import jax
+
+    if device is not None:
+        from astitch.run.executor import GpuExecutor
+
+        return GpuExecutor(program, device, moves=False).run_to_jax
+
+    from astitch.library.xla_fallback import find_device
+    from astitch.run.host_engine import HostEngine
+
+    host, cpu = HostEngine(program), find_device("cpu")
+
+    def run_on_host(arguments: Sequence[Any]) -> list[Any]:
+        for number, array in enumerate(arguments):
+            if isinstance(array, jax.Array) and array.committed and array.devices() != {cpu}:
+                places = ", ".join(sorted(map(str, array.devices())))
+                raise OtherDevice(
+                    f"argument {number} lies on {places}; the engine host runs on {cpu}\n"
+                    "  bring it there with jax.device_put"
+                )
+        return [jax.device_put(array) for array in host.run(arguments)]
+
+    return run_on_host
+
+
+def target_gpu() -> Gpu:
+    """The GPU that programs inside XLA are planned for."""
+    from astitch.device.gpu import from_device
+    from astitch.library.xla_fallback import default_gpu
+
+    device = default_gpu()
+    return from_device(0 if device is None else device.local_hardware_id)
