@@ -40,15 +40,16 @@ from astitch.graph.ops import OPS, Kind, monoid_of
 from astitch.graph.propagation import CHOOSING, Index, Read, walk_reads
 from astitch.graph.running import find_running, is_running
 from astitch.graph.storage import stored_value
-from astitch.mapping.scans import map_running, why_not_in_order
 from astitch.thread_mapping import (
-    MAX_ALIGNED,
     Mapping,
+    NotTaken,
     Space,
     map_space,
     size_of,
     why_not_aligned,
 )
+from astitch.tiling.scans import why_not_in_order
+from astitch.tiling.space import MAX_ALIGNED
 
 ONE_BLOCK_ELEMENTS = 1 << 14
 """Elements that one block sums in less time than a barrier of the grid takes."""
@@ -652,19 +653,24 @@ class _Arranger:
 
     def map_space(self, space: Space) -> Mapping:
         """The mapping of a space; teams of one kernel all have the same number of blocks."""
-        if space.running:
-            running = map_running(space, self.gpu, self.block, self.wave, self.schedule)
-            alike = self.teams and self.team_parts in (0, running.parts)
-            if alike or not running.team:
-                self.team_parts = running.parts if running.team else self.team_parts
-                return running
-            return map_running(space, self.gpu, self.block, 1, self.schedule)
         mapping = map_space(space, self.gpu, self.block, self.wave, self.schedule)
-        if mapping.team and self.teams:
+        if not mapping.team:
+            return mapping
+        if self.teams:
             self.team_parts = self.team_parts or mapping.parts
             if mapping.parts == self.team_parts:
                 return mapping
-        return replace(mapping, team=False)
+        why = "blocks that are no whole team would stay idle"
+        if self.teams:
+            why = f"its teams would have {mapping.parts} blocks, others of the kernel have {self.team_parts}"
+        refused = NotTaken(mapping.strategy, why)
+        if space.running:  # its tiles are those of a block without a team
+            mapping = map_space(space, self.gpu, self.block, 1, self.schedule)
+            before = tuple(n for n in mapping.not_taken if n.strategy != refused.strategy)
+            return replace(mapping, not_taken=(refused, *before))
+        strategy = f"partial results of the tiles of a {mapping.strategy}"
+        not_taken = (*mapping.not_taken, refused)
+        return replace(mapping, team=False, strategy=strategy, not_taken=not_taken)
 
     def most_tasks_beside_teams(self) -> int:
         """Tasks of the loops of one level that are not worked on by teams, the most of any level."""

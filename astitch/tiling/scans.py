@@ -1,27 +1,34 @@
-"""Space of a running reduction -> Mapping: which thread has which elements, so that each is read once and in order.
+"""Strategies of running reductions (cumsum, cummax ..): each element is read once, and in order.
 
 Along contiguous elements the threads of a row hold vectors side by side and exchange their totals.  Along another
 dimension a thread owns columns and walks down neighbouring rows of them.  What is longer than a block holds in
-registers is cut into tiles, which the block takes one after the other and whose totals it carries along.
+registers is cut into tiles.  A block takes one after the other and carries the total along, or blocks take as many at
+once and hand the totals on.
 """
 
 from __future__ import annotations
 
-from astitch.device.gpu import Gpu
-from astitch.device.schedule import DEFAULT, Schedule
+from dataclasses import dataclass
+from typing import Literal
+
 from astitch.graph.dimensions import Atoms
-from astitch.thread_mapping import (
+from astitch.tiling.rows import (
     COALESCED_LANES,
     MAX_ROW_ELEMENTS,
-    WARP,
+    is_short_row,
+    threads_of_short_row,
+)
+from astitch.tiling.space import (
+    LINE_BYTES,
+    SECTOR_BYTES,
     Mapping,
     Space,
     ceil_div,
     choose_vector,
     power_of_two_at_least,
     size_of,
-    threads_of_short_row,
 )
+from astitch.tiling.strategy import Request, Strategy, always
 
 MAX_STEPS = 16
 """Vectors of a thread that are scanned together; the nest over them is unrolled, so that they are registers."""
@@ -29,42 +36,71 @@ MAX_STEPS = 16
 MAX_STATES = 64
 """Elements of a thread that are scanned together."""
 
-COLUMN_BYTES, LINE_BYTES, SECTOR_BYTES = 8, 128, 32
-"""What a thread reads of a row whose columns it scans, what its neighbours and it do at most, and at least."""
+COLUMN_BYTES = 8
+"""What a thread reads of a row whose columns it scans; its neighbours and it read a line at most, a sector at least."""
 
 BLOCKS_PER_SM = 3
 """Blocks of an SM that wait for memory in turns, each loading a tile and then scanning it."""
 
 
-def map_running(
-    space: Space, gpu: Gpu, block: int, wave: int, schedule: Schedule = DEFAULT
-) -> Mapping:
-    """The mapping of a running reduction.
+@dataclass(frozen=True, slots=True)
+class Scan(Request):
+    """A running reduction and the tile that a block holds in registers.
 
-    block: threads in a block, a power of two.  wave: blocks that the GPU holds at once; 1: no teams.
+    axis: that of the Mapping along which it runs: columns side by side, or down the rows.
+    length: elements along it.  tile: those of a tile.  packed, row_threads, col_threads: threads of a block.
+    sequences: tasks that need no total of each other's, where a task has all tiles of its row or of its columns.
     """
+
+    axis: Literal["row", "col"]
+    outer: Atoms
+    row: Atoms
+    col: Atoms
+    packed: int
+    row_threads: int
+    col_threads: int
+    vector: int
+    tile: int
+    sequences: int
+
+    @property
+    def length(self) -> int:
+        return size_of(self.row if self.axis == "row" else self.col)
+
+    @property
+    def tiles(self) -> int:
+        return ceil_div(self.length, self.tile)
+
+    @property
+    def abreast(self) -> int:
+        """Tiles that cooperating blocks scan at the same time."""
+        return min(self.schedule.split or self.wave, self.wave // self.sequences, self.tiles)
+
+
+def describe_scan(request: Request) -> Scan:
+    """The scan of a space, along its contiguous dimensions or down its columns."""
+    space = request.space
     along = tuple(a for a in space.atoms if a in space.reduced)
     first = space.atoms.index(along[0])
     outer, inner = space.atoms[:first], space.atoms[first + len(along) :]
     if inner:
-        return _map_down_columns(space, outer, along, inner, gpu, block, wave, schedule)
-    return _map_along_rows(space, outer, along, gpu, block, wave, schedule)
+        return _scan_down_columns(request, outer, along, inner)
+    return _scan_along_rows(request, outer, along)
 
 
-def _map_along_rows(
-    space: Space, outer: Atoms, col: Atoms, gpu: Gpu, block: int, wave: int, schedule: Schedule
-) -> Mapping:
+def _scan_along_rows(request: Request, outer: Atoms, col: Atoms) -> Scan:
     """Threads side by side; as few for a row as keep the GPU busy, so that they exchange little."""
+    space, block, schedule = request.space, request.block, request.schedule
     rows, cols = size_of(outer), size_of(col)
     vector = choose_vector(col, space.element_bytes, schedule.access_bytes)
     vectors = ceil_div(cols, vector)
     most_steps = max(min(MAX_ROW_ELEMENTS // vector, schedule.max_steps, MAX_STEPS), 1)
     most = min(block, power_of_two_at_least(vectors))
     threads = max(power_of_two_at_least(ceil_div(vectors, most_steps)), min(COALESCED_LANES, most))
-    busy = gpu.sms * gpu.max_threads_per_sm // 2
-    row_bytes = cols * space.element_bytes
-    narrow = vectors <= WARP and vector * space.element_bytes <= 8
-    if narrow and rows * COALESCED_LANES >= busy:
+    busy = request.busy_threads
+    short = is_short_row(vectors, vector * space.element_bytes)
+    if short and rows * COALESCED_LANES >= busy:
+        row_bytes = cols * space.element_bytes
         threads = most = min(threads_of_short_row(vectors, row_bytes, most_steps), block)
     while threads < most and (
         rows * threads < busy or ceil_div(vectors, threads) * threads > vectors * 5 // 4
@@ -72,58 +108,32 @@ def _map_along_rows(
         threads *= 2
     threads = min(threads, block)
     rounds = ceil_div(vectors, threads * most_steps)
-    steps = ceil_div(ceil_div(vectors, rounds), threads)
-    tile = steps * threads * vector
-    packed = block // threads
-    reason = f"running reduction: {packed} rows a block, {threads} threads a row"
-    abreast = 1
-    if tile < cols:
-        tiles = ceil_div(cols, tile)
-        abreast = _blocks_of_team(space, rows, tiles, wave, schedule)
-        reason = f"running reduction: a block a row, {_describe_rounds(tiles, abreast)}"
-    return Mapping(
-        outer,
-        (),
-        col,
-        packed,
-        1,
-        threads,
-        vector,
-        1,
-        tile,
-        reason,
-        carried="col" if tile < cols else "",
-        backward=space.running == "backward",
-        abreast=abreast,
-        team=abreast > 1,
+    tile = ceil_div(ceil_div(vectors, rounds), threads) * threads * vector
+    return Scan(
+        space,
+        request.gpu,
+        block,
+        request.wave,
+        schedule,
+        axis="col",
+        outer=outer,
+        row=(),
+        col=col,
+        packed=block // threads,
+        row_threads=1,
+        col_threads=threads,
+        vector=vector,
+        tile=tile,
+        sequences=rows,
     )
 
 
-def _blocks_of_team(space: Space, teams: int, tiles: int, wave: int, schedule: Schedule) -> int:
-    """Blocks that work on tiles of one row, or of the same columns, side by side: 1 where rows fill the GPU."""
-    if not space.parted or teams * 2 > wave or schedule.split == 1:
-        return 1
-    return min(schedule.split or wave, wave // teams, tiles)
-
-
-def _describe_rounds(tiles: int, abreast: int) -> str:
-    text = f"in {ceil_div(tiles, abreast)} rounds"
-    return f"{text} of {abreast} blocks, which hand on what came before" if abreast > 1 else text
-
-
-def _map_down_columns(
-    space: Space,
-    outer: Atoms,
-    row: Atoms,
-    col: Atoms,
-    gpu: Gpu,
-    block: int,
-    wave: int,
-    schedule: Schedule,
-) -> Mapping:
+def _scan_down_columns(request: Request, outer: Atoms, row: Atoms, col: Atoms) -> Scan:
     """Threads own columns; those that share them have neighbouring rows each."""
+    space, gpu, block = request.space, request.gpu, request.block
     rows, cols = size_of(row), size_of(col)
-    vector = choose_vector(col, space.element_bytes, min(schedule.access_bytes, COLUMN_BYTES))
+    access_bytes = min(request.schedule.access_bytes, COLUMN_BYTES)
+    vector = choose_vector(col, space.element_bytes, access_bytes)
     vectors = ceil_div(cols, vector)
     width = vector * space.element_bytes
     col_threads = min(block, power_of_two_at_least(vectors), max(LINE_BYTES // width, 1))
@@ -136,33 +146,93 @@ def _map_down_columns(
     most_steps = max(min(MAX_ROW_ELEMENTS // vector, MAX_STEPS), 1)
     steps = min(most_steps, power_of_two_at_least(rows))
     row_threads = min(block // col_threads, power_of_two_at_least(ceil_div(rows, steps)))
-    packed = block // (col_threads * row_threads)
-    tile = steps * row_threads
-    reason = f"running reduction: {row_threads} x {steps} rows, {col_threads} threads wide"
-    abreast = 1
-    if tile < rows:
-        tiles = ceil_div(rows, tile)
-        abreast = _blocks_of_team(
-            space, size_of(outer) * ceil_div(vectors, col_threads), tiles, wave, schedule
-        )
-        reason += f", {_describe_rounds(tiles, abreast)}"
+    return Scan(
+        space,
+        gpu,
+        block,
+        request.wave,
+        request.schedule,
+        axis="row",
+        outer=outer,
+        row=row,
+        col=col,
+        packed=block // (col_threads * row_threads),
+        row_threads=row_threads,
+        col_threads=col_threads,
+        vector=vector,
+        tile=steps * row_threads,
+        sequences=size_of(outer) * ceil_div(vectors, col_threads),
+    )
+
+
+# ---- strategies
+
+
+def _why_not_carried(problem: Scan) -> str | None:
+    if problem.tile >= problem.length:
+        return f"a block holds all {problem.length} elements in registers"
+    return None
+
+
+def _why_not_cooperative(problem: Scan) -> str | None:
+    why = _why_not_carried(problem)
+    if why is not None:
+        return why
+    if not problem.space.parted:
+        return "its elements must be combined one after the other"
+    if problem.schedule.split == 1:
+        return "the schedule asks for one block a row"
+    if problem.sequences * 2 > problem.wave:
+        return f"{problem.sequences} tasks occupy enough of {problem.wave} blocks a wave"
+    return None
+
+
+def _map_scan(problem: Scan, *, carried: bool = False, abreast: int = 1) -> Mapping:
+    down = problem.axis == "row"
     return Mapping(
-        outer,
-        row,
-        col,
-        packed,
-        row_threads,
-        col_threads,
-        vector,
-        tile,
-        col_threads * vector,
-        reason,
-        carried="row" if tile < rows else "",
-        backward=space.running == "backward",
+        problem.outer,
+        problem.row,
+        problem.col,
+        problem.packed,
+        problem.row_threads,
+        problem.col_threads,
+        problem.vector,
+        problem.tile if down else 1,
+        problem.col_threads * problem.vector if down else problem.tile,
+        _describe(problem, carried=carried, abreast=abreast),
+        carried=problem.axis if carried else "",
+        backward=problem.space.running == "backward",
         abreast=abreast,
         team=abreast > 1,
-        rows_together=True,
+        rows_together=down,
     )
+
+
+def _describe(problem: Scan, *, carried: bool, abreast: int) -> str:
+    rounds = f"in {ceil_div(problem.tiles, abreast)} rounds"
+    if abreast > 1:
+        rounds += f" of {abreast} blocks, which hand on what came before"
+    if problem.axis == "col":
+        within = f"{problem.packed} rows a block, {problem.col_threads} threads a row"
+        return f"running reduction: {f'a block a row, {rounds}' if carried else within}"
+    steps = problem.tile // problem.row_threads
+    text = f"running reduction: {problem.row_threads} x {steps} rows, {problem.col_threads} threads wide"
+    return f"{text}, {rounds}" if carried else text
+
+
+def _map_cooperative(problem: Scan) -> Mapping:
+    return _map_scan(problem, carried=True, abreast=problem.abreast)
+
+
+def _map_carried(problem: Scan) -> Mapping:
+    return _map_scan(problem, carried=True)
+
+
+SCANS: tuple[Strategy[Scan], ...] = (
+    Strategy("cooperative scan", _why_not_cooperative, _map_cooperative),
+    Strategy("tiled scan, totals carried along", _why_not_carried, _map_carried),
+    Strategy("scan within a block", always, _map_scan),
+)
 
 
 def why_not_in_order(space: Space, mapping: Mapping) -> str | None:

@@ -23,10 +23,10 @@ from astitch.device.schedule import Schedule
 from astitch.errors import IllegalProduct
 from astitch.graph.index import Symbol
 from astitch.kernel import kernel_ir as k
-from astitch.mapping.scans import MAX_STATES, MAX_STEPS, map_running, why_not_in_order
 from astitch.run.emulate import Order
 from astitch.search.check_plan import check_kernel
 from astitch.thread_mapping import Mapping, Space, map_space
+from astitch.tiling.scans import MAX_STATES, MAX_STEPS, why_not_in_order
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for
 
 F32, BF16, F16, F64 = (np.dtype(t) for t in (np.float32, jnp.bfloat16, np.float16, np.float64))
@@ -362,7 +362,7 @@ def test_every_element_has_its_place_in_order(data: st.DataObject) -> None:
     width = data.draw(st.sampled_from([1, 2, 4, 8]))
     space = Space(atoms, frozenset({along}), width, running=order, parted=parted)
     block = data.draw(st.sampled_from([32, 64]))
-    mapping = map_running(space, preset("h100"), block, 8)
+    mapping = map_space(space, preset("h100"), block, 8)
     assert mapping.block == block
     assert why_not_in_order(space, mapping) is None
     if mapping.row_size * mapping.col_size * mapping.outer_size > 30_000:

@@ -13,21 +13,18 @@ from astitch.device.gpu import PRESETS, preset
 from astitch.device.schedule import Schedule
 from astitch.graph.index import Symbol
 from astitch.thread_mapping import (
-    MAX_ROW_ELEMENTS,
-    NEIGHBOUR_BYTES,
-    SECTOR_BYTES,
-    SPLIT_MIN_BYTES,
-    TEAM_BYTES,
-    TEAM_LINE_BYTES,
-    TEAM_THREAD_BYTES,
     Mapping,
     Space,
     ceil_div,
-    choose_vector,
     map_space,
     power_of_two_at_least,
     why_not_aligned,
 )
+from astitch.tiling.columns import TEAM_BYTES, TEAM_LINE_BYTES
+from astitch.tiling.groups import NEIGHBOUR_BYTES
+from astitch.tiling.rows import MAX_ROW_ELEMENTS
+from astitch.tiling.space import SECTOR_BYTES, choose_vector
+from astitch.tiling.strategy import SPLIT_MIN_BYTES, TEAM_THREAD_BYTES
 
 LARGEST = 5000
 H100 = preset("h100")

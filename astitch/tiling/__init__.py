@@ -1,0 +1,1 @@
+"""Tilings of an iteration space over blocks and threads: the types, and the strategies by name."""
