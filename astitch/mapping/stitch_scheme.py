@@ -26,20 +26,13 @@ from astitch.device.gpu import Gpu
 from astitch.device.schedule import DEFAULT, Schedule
 from astitch.dominant import Group, Groups
 from astitch.graph import index as ix
-from astitch.graph.dimensions import (
-    Atoms,
-    Dimensions,
-    array_of,
-    find_dimensions,
-    is_embedded,
-    is_uniform,
-)
-from astitch.graph.index import Linear, Symbol
-from astitch.graph.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
-from astitch.graph.ops import OPS, Kind, monoid_of
-from astitch.graph.propagation import CHOOSING, Index, Read, walk_reads
-from astitch.graph.running import find_running, is_running
+from astitch.graph.dimensions import Dimensions
+from astitch.graph.index import Symbol
+from astitch.graph.ir import Graph
+from astitch.graph.ops import OPS, Kind
+from astitch.graph.propagation import Index, Read
 from astitch.graph.storage import stored_value
+from astitch.mapping.roots import Reads, Root, RootKind, RootReads, reduce_behind, root_starts
 from astitch.thread_mapping import (
     Mapping,
     NotTaken,
@@ -49,7 +42,25 @@ from astitch.thread_mapping import (
     why_not_aligned,
 )
 from astitch.tiling.scans import why_not_in_order
-from astitch.tiling.space import MAX_ALIGNED
+
+__all__ = [
+    "Arrangement",
+    "Placement",
+    "Root",
+    "RootKind",
+    "RootReads",
+    "Scheme",
+    "Span",
+    "TaskLoop",
+    "choose_schemes",
+    "combine_name",
+    "reduce_behind",
+    "reduce_span",
+    "root_starts",
+    "shared_elements",
+    "why_not_block_local",
+    "why_not_hosted",
+]
 
 ONE_BLOCK_ELEMENTS = 1 << 14
 """Elements that one block sums in less time than a barrier of the grid takes."""
@@ -82,33 +93,6 @@ class Span(enum.Enum):
     TEAM = "team"  # the same, after the blocks of a team have met in the task
     LOOP = "loop"  # registers accumulate over all tasks of a block: one partial for each block
     TILE = "tile"  # each task leaves a partial
-
-
-class RootKind(enum.Enum):
-    POINTWISE = "pointwise"
-    REDUCE = "reduce"
-    RUNNING = "running"  # every element combined with those before it
-    COMBINE = "combine"  # adds the partials of a split reduce
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """A value that is computed once and kept.
-
-    name: the op.  space: what its threads walk over.  index: where its operands are read (a reduce: at the index
-    of its operand; otherwise at its own).  result_index: the position of the result, in the same symbols.
-    """
-
-    name: str
-    kind: RootKind
-    space: Space
-    index: Index
-    result_index: Index
-
-    @property
-    def result_atoms(self) -> Atoms:
-        """The atoms over which the result varies."""
-        return self.space.atoms if self.kind is RootKind.RUNNING else self.space.kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,77 +172,6 @@ class Arrangement:
 
 def combine_name(name: str) -> str:
     return f"{name}#combine"
-
-
-def reduce_behind(graph: Graph, name: str) -> tuple[str, int]:
-    """(reduce, number of the result) for a reduce or a projection of one."""
-    node = graph[name]
-    if isinstance(node.attrs, GetTupleElementAttrs):
-        return node.operands[0], node.attrs.index
-    return name, 0
-
-
-def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
-    """The root of a reduce or of a kept element-wise value."""
-    node = graph[name]
-    operands = [array_of(graph[o]) for o in node.operands]
-    if node.op == "reduce" and isinstance(node.attrs, DimensionsAttrs):
-        source = node.operands[0]
-        index = dimensions.canonical_index(source)
-        gone = node.attrs.dimensions
-        reduced = frozenset(a for d in gone for a in dimensions.atoms[source][d])
-        inputs = operands[: len(operands) // 2]
-        space = Space(dimensions.space(source), reduced, max(a.dtype.bytes for a in inputs))
-        result = tuple(form for d, form in enumerate(index) if d not in gone)
-        return Root(name, RootKind.REDUCE, space, index, result)
-    running = find_running(node)
-    if running is not None:
-        # By its own dimensions: an operand that each reader writes out for itself shares none with it.
-        index = dimensions.canonical_index(name)
-        along = frozenset(dimensions.atoms[name][running.dimension])
-        bytes_ = max(node.dtype.bytes, operands[0].dtype.bytes)
-        order = "backward" if running.backward else "forward"
-        parted = monoid_of(node.regions[0]) is not None
-        space = Space(dimensions.space(name), along, bytes_, running=order, parted=parted)
-        return Root(name, RootKind.RUNNING, space, index, index)
-    index = dimensions.canonical_index(name)
-    widest = max(a.dtype.bytes for a in (array_of(node), *operands))
-    return Root(
-        name, RootKind.POINTWISE, Space(dimensions.space(name), frozenset(), widest), index, index
-    )
-
-
-def find_alignment(form: Linear, atoms: Atoms) -> int:
-    """Elements of which the position is a multiple wherever the last atom is; 0: any.  What does not run along the last
-    atom, element by element, is not accessed as vectors anyhow: 0."""
-    if not atoms or form.coefficient(atoms[-1]) != 1:
-        return 0
-    found = form.constant
-    for term, coefficient in form.terms:
-        if term == atoms[-1]:
-            continue
-        inner = isinstance(term, Symbol) or atoms[-1] not in ix.symbols(term.dividend)
-        found = math.gcd(found, coefficient if inner else 1)
-    return found
-
-
-def find_across(form: Linear, atoms: Atoms) -> Symbol | None:
-    """The atom along which an array's elements are neighbours, where that is another than the last and that one makes
-    long steps; None else."""
-    if not atoms or abs(form.coefficient(atoms[-1])) < 2:
-        return None
-    single = {term: abs(c) for term, c in form.terms if isinstance(term, Symbol)}
-    return next((atom for atom in atoms if single.get(atom) == 1), None)
-
-
-def root_starts(graph: Graph, root: Root) -> tuple[Read, ...]:
-    """What the root's own computation needs first."""
-    node = graph[root.name]
-    if root.kind in (RootKind.REDUCE, RootKind.RUNNING):
-        return tuple(Read(o, root.index) for o in node.operands[: len(node.operands) // 2])
-    if root.kind is RootKind.POINTWISE:
-        return (Read(root.name, root.index),)
-    return ()
 
 
 def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
@@ -346,222 +259,6 @@ def why_not_block_local(producer: Root, mapping: Mapping, index: Index) -> str |
         if touches and mine != theirs:
             return "a reader needs elements that other blocks compute"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """What the computation of a root reads.
-
-    roots: other roots, each with the index.  arrays: those in memory, each with the number of elements of which its
-    positions are multiples (find_alignment).  across: of those that lie along another atom than the last (find_across).
-    uneven: some value is needed at another index than the root's own, or of rows of another length, or comes from one
-    operand or another.
-    """
-
-    roots: tuple[Read, ...]
-    arrays: MappingType[str, int]
-    across: MappingType[str, Symbol]
-    uneven: bool
-
-
-class RootReads:
-    """The roots of a scope and what they read: no mapping changes that, so all arrangements of the scope share it."""
-
-    def __init__(self, graph: Graph, groups: Groups) -> None:
-        self.graph, self.groups = graph, groups
-        self.dimensions = find_dimensions(graph, groups.scope.members)
-        self.inside = set(groups.scope.members)
-        self.kept = {c.name for c in groups.candidates}
-        self.outputs = {stored_value(graph, o) for o in groups.scope.outputs}
-        self._roots: dict[str, Root] = {}
-        self._reads: dict[str, Reads] = {}
-        self._spaces: dict[str, Space] = {}
-
-    def root_of(self, name: str) -> Root:
-        if name not in self._roots:
-            self._roots[name] = make_root(self.graph, self.dimensions, name)
-        return self._roots[name]
-
-    def space_of(self, group: Group) -> Space:
-        """The space of the group's dominant, with what the whole group asks of its mapping."""
-        if group.dominant not in self._spaces:
-            space = self.root_of(group.dominant).space
-            flat = self.is_flat(group, space)
-            self._spaces[group.dominant] = replace(
-                space,
-                held_words=self.held_words(group, space),
-                again_words=self.words_read_again(group, space),
-                arrays=self.count_arrays(group),
-                across=self.find_across(group, space),
-                element_bytes=self.element_bytes(group, space),
-                awaited=self.is_awaited(group, space),
-                flat=flat,
-                aligned=MAX_ALIGNED if flat else self.aligned_elements(group, space),
-            )
-        return self._spaces[group.dominant]
-
-    def stops(self, name: str) -> bool:
-        embedded = is_embedded(self.graph, name)
-        return embedded or name not in self.inside or self.kept_value(name) is not None
-
-    def kept_value(self, name: str) -> str | None:
-        if is_embedded(self.graph, name):
-            return None
-        reduce, _ = reduce_behind(self.graph, name)
-        return reduce if reduce in self.kept else None
-
-    def reads_of(self, root: Root) -> Reads:
-        if root.name not in self._reads:
-            self._reads[root.name] = self.find_reads(root)
-        return self._reads[root.name]
-
-    def find_reads(self, root: Root) -> Reads:
-        roots: list[Read] = []
-        arrays: dict[str, int] = {}
-        across: dict[str, Symbol] = {}
-        uneven = False
-        starts = root_starts(self.graph, root)
-        own = {root.name} if root.kind is RootKind.POINTWISE else set()
-        own_rows = array_of(self.graph[root.name]).shape[1:]
-
-        def visit(read: Read, stopped: bool) -> None:
-            nonlocal uneven
-            if not stopped and self.graph[read.operand].op in CHOOSING:
-                uneven = True  # a vector across rows may have some of either
-            single = array_of(self.graph[read.operand]).size == 1
-            if not single and not is_uniform(self.graph, read.operand):
-                # The first rows of a larger array lie as those of the root do, its first columns do not.
-                rows = array_of(self.graph[read.operand]).shape[1:]
-                elsewhere = read.index != root.index or rows != own_rows
-                uneven = uneven or elsewhere or is_embedded(self.graph, read.operand)
-            if not stopped or read.operand in own:
-                return
-            value = self.kept_value(read.operand) if read.operand in self.inside else None
-            if value is not None:
-                roots.append(Read(value, read.index))
-            elif self.is_array(read.operand):
-                form = ix.linearize(read.index, array_of(self.graph[read.operand]).shape)
-                found = find_alignment(form, root.space.atoms)
-                arrays[read.operand] = math.gcd(arrays.get(read.operand, 0), found)
-                if atom := find_across(form, root.space.atoms):
-                    across[read.operand] = atom
-
-        walk_reads(self.graph, starts, lambda name: name not in own and self.stops(name), visit)
-        return Reads(tuple(roots), arrays, across, uneven)
-
-    def is_array(self, name: str) -> bool:
-        """An input of more than one element."""
-        outside = name not in self.inside and not is_embedded(self.graph, name)
-        return outside and array_of(self.graph[name]).size > 1
-
-    def element_bytes(self, group: Group, space: Space) -> int:
-        """The widest element among the arrays of the space's size that the group reads or writes: what is converted
-        on the way to a reduce does not narrow the accesses."""
-        widest = 0
-        for name in group.roots:
-            root = self.root_of(name)
-            reads = self.reads_of(root)
-            # Running reductions are read from registers, almost always.
-            others = (r.operand for r in reads.roots if not is_running(self.graph, r.operand))
-            types = [array_of(self.graph[a]) for a in (*reads.arrays, *others)]
-            if root.kind is RootKind.POINTWISE or name in self.outputs:
-                types.append(array_of(self.graph[name]))
-            sizes = [t.dtype.bytes for t in types if t.size >= size_of(space.atoms)]
-            widest = max(widest, *sizes, 0)
-        return widest or space.element_bytes
-
-    def is_flat(self, group: Group, space: Space) -> bool:
-        """Is all that the group does element-wise, on whole arrays of one shape?  Then rows are of no account."""
-        roots = [self.root_of(name) for name in group.roots]
-        return all(
-            root.kind is RootKind.POINTWISE
-            and root.space.atoms == space.atoms
-            and not self.reads_of(root).uneven
-            for root in roots
-        )
-
-    def is_awaited(self, group: Group, space: Space) -> bool:
-        """Does a root of the space's size need what the group reduces?"""
-        behind: set[str] = set()  # the reduces, and what is made of them
-        for name in group.roots:  # in topological order
-            root = self.root_of(name)
-            needs = any(read.operand in behind for read in self.reads_of(root).roots)
-            if needs and frozenset(root.space.atoms) >= frozenset(space.atoms):
-                return True
-            if needs or root.kind is RootKind.REDUCE:
-                behind.add(name)
-        return False
-
-    def is_needed(self, name: str, group: Group) -> bool:
-        """Does the group's dominant need the value of `name`, a root of the group?"""
-        needed: set[str] = set()
-        stack = [group.dominant]
-        while stack:
-            reads = self.reads_of(self.root_of(stack.pop())).roots
-            new = {read.operand for read in reads} - needed
-            needed |= new
-            stack += new
-        return name in needed
-
-    def aligned_elements(self, group: Group, space: Space) -> int:
-        """The widest access, in elements, that suits at least half of the bytes that the group reads: rows of a slice
-        may begin anywhere."""
-        read: dict[int, float] = {}
-        for name in group.roots:
-            for array, alignment in self.reads_of(self.root_of(name)).arrays.items():
-                kind = array_of(self.graph[array])
-                if kind.size >= size_of(space.atoms):
-                    width = math.gcd(alignment, MAX_ALIGNED)
-                    read[width] = read.get(width, 0.0) + kind.dtype.bytes
-        half = sum(read.values()) / 2
-        widths = [w for w in read if sum(b for other, b in read.items() if other >= w) >= half]
-        return max(widths, default=MAX_ALIGNED)
-
-    def find_across(self, group: Group, space: Space) -> Symbol | None:
-        """The atom along which the most bytes lie that the group reads or returns across the last one."""
-        moved: Counter[Symbol] = Counter()
-        for name in group.roots:
-            root = self.root_of(name)
-            arrays = dict(self.reads_of(root).across)
-            if root.kind is RootKind.POINTWISE and name in self.outputs and root.space.atoms:
-                arrays[name] = root.space.atoms[-1]
-            for array, atom in arrays.items():
-                kind = array_of(self.graph[array])
-                if kind.size >= size_of(space.atoms) and atom in space.atoms[:-1]:
-                    moved[atom] += kind.dtype.bytes
-        return max(moved, key=moved.__getitem__, default=None)
-
-    def count_arrays(self, group: Group) -> int:
-        roots = map(self.root_of, group.roots)
-        return len({array for root in roots for array in self.reads_of(root).arrays})
-
-    def words_read_again(self, group: Group, space: Space) -> float:
-        """Words for each element of the space that more than one root of the group reads there."""
-        roots = [self.root_of(name) for name in group.roots]
-        there = [r for r in roots if frozenset(r.space.atoms) >= frozenset(space.atoms)]
-        readers = Counter(array for root in there for array in self.reads_of(root).arrays)
-        types = [array_of(self.graph[a]) for a, count in readers.items() if count > 1]
-        return sum(t.dtype.bytes / 4 for t in types if t.size >= size_of(space.atoms))
-
-    def held_words(self, group: Group, space: Space) -> float:
-        """Words for each element of a row: inputs that several phases need, and sums over the rows."""
-        kept = frozenset(space.kept)
-        words = 0.0
-        arrays: set[str] = set()
-        row_reduces = 0
-        for name in group.roots:
-            root = self.root_of(name)
-            arrays |= self.reads_of(root).arrays.keys()
-            if root.kind is RootKind.REDUCE:
-                row_reduces += root.space.reduced == space.reduced
-                sums_rows = root.space.reduced & kept and not root.space.reduced & space.reduced
-                words += 1 if sums_rows else 0
-        if row_reduces and len(group.roots) > 1:
-            types = [array_of(self.graph[a]) for a in arrays]
-            inputs = sum(t.dtype.bytes / 4 for t in types if t.size >= size_of(space.atoms))
-            # With sums over the rows a block has many tasks, and those of the next one are loaded ahead.
-            words += 2 * inputs if words else inputs
-        return words
 
 
 class _Arranger:
@@ -701,44 +398,50 @@ class _Arranger:
         return combine_name(name) if combine is not None and combine.loop is loop else name
 
     def place(self, root: Root) -> None:
+        """Puts a root into the first loop that can compute it, or into a new one."""
         known = self.known.reads_of(root)
-        reads, arrays = known.roots, known.arrays
-        related = dict(self.loops_of_group.get(self.group_of[root.name], {}))
-        related |= {(loop := self.drafts[r.operand].loop).number: loop for r in reads}
-        if root.kind is RootKind.POINTWISE:
-            combines = [self.drafts.get(combine_name(r.operand)) for r in reads]
-            related |= {c.loop.number: c.loop for c in combines if c is not None}
-        for array in arrays:
-            related |= self.loops_reading.get(array, {})
-        best: _Loop | None = None
         apart = ""
-        for loop in sorted(related.values(), key=attrgetter("level", "number")):
-            why = why_not_hosted(root, loop.mapping)
-            if why is None and known.uneven and loop.mapping.crosses_rows:
-                why = (
-                    "the loop's vectors cross rows, which do not follow each other in what it reads"
-                )
+        for loop in self.related_loops(root, known):
+            why = self.why_not_in(root, known, loop)
             if why is not None:
                 apart = apart or why
                 continue
             if not self.keeps_its_parallelism(root, loop):
                 continue
-            if self.level_in(loop, reads) <= loop.level:
-                best = loop
-                break
-        if best is None:
-            mapping = self.group_mapping(root)
-            if self.is_for_one_block(root, mapping):
-                mapping = self.map_space(root.space)
-            elif self.walks_too_far(root, mapping):
-                mapping = self.map_alone(root)
-            level = max((self.drafts[r.operand].available for r in reads), default=0)
-            best = _Loop(len(self.loops), level, mapping)
-            self.loops.append(best)
-        else:
-            apart = ""
-        self.join(root, best, reads, arrays)
+            if self.level_in(loop, known.roots) <= loop.level:
+                self.join(root, loop, known.roots, known.arrays)
+                return
+        self.join(root, self.open_loop(root, known), known.roots, known.arrays)
         self.drafts[root.name].apart = apart
+
+    def related_loops(self, root: Root, known: Reads) -> list[_Loop]:
+        """The loops of the root's group, of what it reads, and of others that read the same arrays, in order."""
+        related = dict(self.loops_of_group.get(self.group_of[root.name], {}))
+        related |= {(loop := self.drafts[r.operand].loop).number: loop for r in known.roots}
+        if root.kind is RootKind.POINTWISE:
+            combines = [self.drafts.get(combine_name(r.operand)) for r in known.roots]
+            related |= {c.loop.number: c.loop for c in combines if c is not None}
+        for array in known.arrays:
+            related |= self.loops_reading.get(array, {})
+        return sorted(related.values(), key=attrgetter("level", "number"))
+
+    def why_not_in(self, root: Root, known: Reads, loop: _Loop) -> str | None:
+        """None when the threads of a loop can compute the root from what it reads, else the reason."""
+        why = why_not_hosted(root, loop.mapping)
+        if why is None and known.uneven and loop.mapping.crosses_rows:
+            return "the loop's vectors cross rows, which do not follow each other in what it reads"
+        return why
+
+    def open_loop(self, root: Root, known: Reads) -> _Loop:
+        """A new loop for the root, after all that it reads."""
+        mapping = self.group_mapping(root)
+        if self.is_for_one_block(root, mapping):
+            mapping = self.map_space(root.space)
+        elif self.walks_too_far(root, mapping):
+            mapping = self.map_alone(root)
+        level = max((self.drafts[r.operand].available for r in known.roots), default=0)
+        self.loops.append(_Loop(len(self.loops), level, mapping))
+        return self.loops[-1]
 
     def keeps_its_parallelism(self, root: Root, loop: _Loop) -> bool:
         """A reduce joins a loop only if that does not turn its result into one partial for each of many tasks, or into
@@ -856,38 +559,39 @@ class _Arranger:
         )
 
     def placement(self, draft: _Draft, phase: int, produced: set[str]) -> Placement:
+        """Where and how a root is computed.  produced: the roots that the kernel returns."""
+        scheme, reason = self.choose_scheme(draft)
+        if draft.root.kind is RootKind.COMBINE:
+            stored, shared = True, False
+        elif draft.span not in (Span.TASK, Span.TEAM):
+            stored, shared = False, False  # partials in scratch, which the combine adds
+        else:
+            stored = draft.root.name in produced or bool(draft.global_reason)
+            shared = draft.shared
+        return Placement(
+            draft.root,
+            draft.loop.number,
+            phase,
+            draft.span,
+            draft.partials,
+            draft.inline,
+            scheme,
+            stored,
+            shared,
+            reason,
+        )
+
+    def choose_scheme(self, draft: _Draft) -> tuple[Scheme, str]:
+        """The scheme of a root, and why."""
         root = draft.root
-        output = root.name in produced
         if root.kind is RootKind.COMBINE:
             readers = self.drafts[root.name].readers
+            partials = self.drafts[root.name].partials
             scheme = Scheme.GLOBAL if readers else Scheme.INDEPENDENT
-            return Placement(
-                root,
-                draft.loop.number,
-                phase,
-                Span.TASK,
-                1,
-                False,
-                scheme,
-                True,
-                False,
-                f"adds {self.drafts[root.name].partials} partials in a fixed order",
-            )
-        split = draft.span not in (Span.TASK, Span.TEAM)
-        if split:
+            return scheme, f"adds {partials} partials in a fixed order"
+        if draft.span not in (Span.TASK, Span.TEAM):
             where = "tasks" if draft.span is Span.TILE else "blocks"
-            return Placement(
-                root,
-                draft.loop.number,
-                phase,
-                draft.span,
-                draft.partials,
-                draft.inline,
-                Scheme.GLOBAL,
-                False,
-                False,
-                f"split over {draft.partials} {where}: partials in scratch",
-            )
+            return Scheme.GLOBAL, f"split over {draft.partials} {where}: partials in scratch"
         if not draft.readers:
             scheme, reason = Scheme.INDEPENDENT, "an output that no op of the kernel reads"
         elif draft.global_reason:
@@ -901,20 +605,7 @@ class _Arranger:
             scheme, reason = Scheme.REGIONAL, "each block reads just the elements that it computed"
         if root.kind is RootKind.RUNNING and draft.apart:
             reason += f"; in a loop of its own: {draft.apart}"
-        stored = output or bool(draft.global_reason)
-        shared = draft.shared
-        return Placement(
-            root,
-            draft.loop.number,
-            phase,
-            draft.span,
-            draft.partials if draft.span is Span.TEAM else 1,
-            False,
-            scheme,
-            stored,
-            shared,
-            reason,
-        )
+        return scheme, reason
 
 
 def choose_schemes(

@@ -23,13 +23,8 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.lower import REGISTERS_FOR_CODE, lower
 from astitch.kernel.shared_memory import place_shared
 from astitch.mapping.launch_config import ASSUMED_REGISTERS, LaunchConfig, configure_launch
-from astitch.mapping.stitch_scheme import (
-    Arrangement,
-    RootKind,
-    RootReads,
-    choose_schemes,
-    shared_elements,
-)
+from astitch.mapping.roots import RootKind, RootReads
+from astitch.mapping.stitch_scheme import Arrangement, choose_schemes, shared_elements
 from astitch.scope.structure import Structure, structure_of
 from astitch.stitch_scope import Scope
 from astitch.thread_mapping import Mapping

@@ -18,6 +18,7 @@ from astitch.program.steps import IslandStep, LibraryStep, Program
 from astitch.search.plan import Plan
 from astitch.search.split_scopes import Split
 from astitch.stitch_scope import Scopes, is_memory_op
+from astitch.thread_mapping import NotTaken
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import Request, Resources, compile_many_cuda
 
@@ -177,6 +178,23 @@ def show_faults(faults: Sequence[Fault]) -> list[str]:
     return ["\n".join([*lines, *(f"  {fault}" for fault in faults)])]
 
 
+def show_strategies(plan: Plan) -> list[str]:
+    """By which strategy each task loop got its threads, and why those before it in the list do not apply."""
+    lines = ["  thread mapping:"]
+    for loop in plan.arrangement.loops:
+        lines.append(f"    loop {loop.number}: {loop.mapping.strategy}")
+        lines += [f"      not {line}" for line in _join_reasons(loop.mapping.not_taken)]
+    return lines
+
+
+def _join_reasons(not_taken: Sequence[NotTaken]) -> list[str]:
+    """A line for each reason, with all strategies against which it speaks."""
+    by_reason: dict[str, list[str]] = {}
+    for refused in not_taken:
+        by_reason.setdefault(refused.why, []).append(refused.strategy)
+    return [f"{', '.join(strategies)}: {why}" for why, strategies in by_reason.items()]
+
+
 def explain(
     scopes: Scopes,
     plans: Sequence[Plan],
@@ -185,7 +203,8 @@ def explain(
     resources: Mapping[str, Resources] | None,
     splits: Sequence[Split] = (),
 ) -> str:
-    """Kernels, decisions of every scheme, library calls, other steps, splits, refusals and notes, as text."""
+    """Kernels, decisions of every scheme, strategies of thread mapping, library calls, other steps, splits, refusals
+    and notes, as text."""
     lines = [f"{program.name} for {gpu.name}: {len(program.kernels)} stitched kernels", ""]
     lines.append(show_table(kernel_rows(plans, gpu, resources)))
     lines += [
@@ -197,7 +216,8 @@ def explain(
     ]
     for plan in plans:
         work = measure_work(plan.arrangement.graph, plan.scope.members)
-        lines += ["", str(plan), f"  speed of light: {work.bound_us(gpu):.2f} us: {work}"]
+        lines += ["", str(plan), *show_strategies(plan)]
+        lines.append(f"  speed of light: {work.bound_us(gpu):.2f} us: {work}")
     if splits:
         lines += ["", f"kernels with a symptom: {len(splits)}"]
         lines += [f"  {split}" for split in splits]

@@ -49,9 +49,6 @@ class NotTaken:
     strategy: str
     why: str
 
-    def __str__(self) -> str:
-        return f"not {self.strategy}: {self.why}"
-
 
 @dataclass(frozen=True, slots=True)
 class Mapping:

@@ -37,7 +37,7 @@ from astitch.mapping.stitch_scheme import (
 )
 from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.thread_mapping import Mapping, Space, size_of
+from astitch.thread_mapping import Mapping, NotTaken, Space, size_of
 from tests.hlo_runner import lower, run_xla
 from tests.scopes import find_scopes
 
@@ -537,3 +537,32 @@ def test_a_row_repeated_shares_no_loop_whose_vectors_cross_rows() -> None:
     found = HostEngine(program, check=True).run(arguments)
     for got, want in zip(found, run_xla(module, arguments), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+# ---- teams of one kernel
+
+
+def two_softmaxes(columns: int, others: int) -> Graph:
+    """60 rows each, minus their largest."""
+    g = GraphBuilder()
+    outputs = []
+    for number, cols in enumerate((columns, others)):
+        x = g.parameter(f"f32[60,{cols}]", f"x{number}")
+        largest = g.broadcast(g.reduce(x, (1,), "maximum"), (60, cols), (0,))
+        outputs.append(g.same("subtract", x, largest))
+    return g.build(*outputs)
+
+
+def test_teams_of_one_kernel_have_as_many_blocks() -> None:
+    """A loop whose teams would be of another size leaves partial results instead, and says why."""
+    alike = arrange(two_softmaxes(100_000, 100_000))
+    assert [loop.mapping.parts for loop in alike.loops if loop.mapping.team] == [13, 13]
+    other = arrange(two_softmaxes(100_000, 60_000))
+    mappings = {loop.mapping.col_size: loop.mapping for loop in other.loops}
+    assert mappings[100_000].strategy == "cooperative row reduction" and mappings[100_000].team
+    found = mappings[60_000]
+    assert not found.team
+    assert found.strategy == "partial results of the tiles of a cooperative row reduction"
+    assert found.not_taken[-1] == NotTaken(
+        "cooperative row reduction", "its teams would have 8 blocks, others of the kernel have 13"
+    )
