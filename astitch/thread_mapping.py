@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from astitch.device.gpu import Gpu
 from astitch.device.schedule import DEFAULT, Schedule
-from astitch.tiling.columns import COLUMNS, Columns
+from astitch.tiling.columns import COLUMNS, describe_columns
 from astitch.tiling.elementwise import ELEMENTWISE
 from astitch.tiling.groups import GROUPS
 from astitch.tiling.rows import ROWS, describe_rows
@@ -63,7 +63,7 @@ def map_space(
     if not row:
         return take_first(ROWS, describe_rows(request))
     outer = tuple(a for a in space.atoms if a not in row and a not in col)
-    problem = Columns(space, gpu, block, wave, schedule, outer, row, col)
+    problem = describe_columns(request, outer, row, col)
     return take_first(GROUPS if contiguous else COLUMNS, problem)
 
 

@@ -48,27 +48,27 @@ sums to combine, and half the columns in a block are twice the rows, half the pa
 
 @dataclass(frozen=True, slots=True)
 class Columns(Request):
-    """A reduction over `row`.  outer, col: see Mapping; col is kept, or in a mixed reduce summed as well."""
+    """A reduction over `row`.  outer, col: see Mapping; col is kept, or in a mixed reduce summed as well.
+
+    outers, rows, cols: elements of the three.
+    """
 
     outer: Atoms
     row: Atoms
     col: Atoms
+    outers: int
+    rows: int
+    cols: int
 
     @property
     def mixed(self) -> bool:
         return bool(self.col) and self.col[-1] in self.space.reduced
 
-    @property
-    def outers(self) -> int:
-        return size_of(self.outer)
 
-    @property
-    def rows(self) -> int:
-        return size_of(self.row)
-
-    @property
-    def cols(self) -> int:
-        return size_of(self.col)
+def describe_columns(request: Request, outer: Atoms, row: Atoms, col: Atoms) -> Columns:
+    space, gpu, block, wave = request.space, request.gpu, request.block, request.wave
+    sizes = size_of(outer), size_of(row), size_of(col)
+    return Columns(space, gpu, block, wave, request.schedule, outer, row, col, *sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,24 +41,18 @@ NARROW_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Rows(Request):
-    """A row-reduce.  outer: the dimensions that are kept.  col: those of a row.  vector: elements of an access."""
+    """A row-reduce.
+
+    outer: the dimensions that are kept; rows: how many elements they have.  col, cols: those of a row.
+    vector: elements of an access.  vectors: accesses of a row.
+    """
 
     outer: Atoms
     col: Atoms
+    rows: int
+    cols: int
     vector: int
-
-    @property
-    def rows(self) -> int:
-        return size_of(self.outer)
-
-    @property
-    def cols(self) -> int:
-        return size_of(self.col)
-
-    @property
-    def vectors(self) -> int:
-        """Accesses of a row."""
-        return ceil_div(self.cols, self.vector)
+    vectors: int
 
     @property
     def row_bytes(self) -> int:
@@ -79,9 +73,10 @@ def describe_rows(request: Request) -> Rows:
     space = request.space
     outer, col = space.kept, tuple(a for a in space.atoms if a in space.reduced)
     vector = choose_vector(col, space.element_bytes, space.widest(request.schedule))
-    return Rows(
-        space, request.gpu, request.block, request.wave, request.schedule, outer, col, vector
-    )
+    rows, cols = size_of(outer), size_of(col)
+    vectors = ceil_div(cols, vector)
+    gpu, block, wave, schedule = request.gpu, request.block, request.wave, request.schedule
+    return Rows(space, gpu, block, wave, schedule, outer, col, rows, cols, vector, vectors)
 
 
 # ---- rows that are split over blocks
