@@ -1,7 +1,7 @@
 """Arrangement -> Kernel: strings the task loops of a kernel together with the barriers between them.
 
 What each says is decided below: nest.py has the places in a nest, declarations.py what the kernel declares, values.py
-puts each value in its zone, residency.py says what stays on chip, lower_loop.py builds the nest of a task loop.
+puts each value at its depth, residency.py says what stays on chip, lower_loop.py builds the nest of a task loop.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from astitch.kernel.common_values import share_values
 from astitch.kernel.declarations import Declarations
 from astitch.kernel.lower_loop import LoopLowering
 from astitch.kernel.nest import Key
+from astitch.kernel.prefetch import Budget
 from astitch.kernel.residency import Carried, find_carried, find_streams
 from astitch.kernel.store_rounding import round_at_stores
 from astitch.mapping.stitch_scheme import Arrangement, Scheme
@@ -78,18 +79,14 @@ def lower(
             loop,
             grid=grid,
             offset=offsets[loop.number],
-            keep_registers=keep_registers,
-            keep_shared_bytes=keep_shared_bytes - filled,
+            budget=Budget(keep_registers, keep_shared_bytes - filled),
             schedule=schedule,
             backward=again,
         )
         for c, named in zip(carried, slots_of, strict=True):
             if loop.number in (c.first, c.last):
-                lowering.carried_steps = c.steps
-            if loop.number == c.first:
-                lowering.keeps_for_later = named
-            if loop.number == c.last:
-                lowering.kept_before = named
+                first = loop.number == c.first
+                lowering.carry(c.steps, named, keeps=first)
         section = lowering.lower()
         holds = any(loop.number in (c.first, c.last) for c in carried)
         if holds or len(declarations.slots) > slots:

@@ -1,6 +1,6 @@
-"""Zones: the places of a loop nest, and the axes of a mapping as variables of the kernel.
+"""Nest depths, and the axes of a mapping as variables of the kernel.
 
-A value belongs into the outermost zone in which all symbols of its index are known.
+A value belongs at the outermost depth at which all symbols of its index are known.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def at_first_lane(form: Linear) -> Linear:
     return Linear(form.constant, tuple((t, c) for t, c in form.terms if t != LANE))
 
 
-class Zone(enum.IntEnum):
-    """Where a statement stands: each zone is a loop inside the one before."""
+class Depth(enum.IntEnum):
+    """Where a statement stands: each depth is a loop inside the one before."""
 
     KERNEL = 0
     TASK = 1
@@ -37,8 +37,8 @@ class Zone(enum.IntEnum):
 class Axis:
     """One axis of a mapping and the variable that holds the thread's flat position on it."""
 
-    def __init__(self, name: str, atoms: Sequence[Symbol], zone: Zone):
-        self.name, self.atoms, self.zone = name, tuple(atoms), zone
+    def __init__(self, name: str, atoms: Sequence[Symbol], depth: Depth):
+        self.name, self.atoms, self.depth = name, tuple(atoms), depth
         self.size = math.prod(a.extent for a in atoms)
         self.variable = Symbol(name, self.size)
 
@@ -50,19 +50,19 @@ Key = tuple[str, Index]
 def make_axes(mapping: Mapping) -> tuple[Axis, Axis, Axis]:
     """The three axes of a mapping."""
     return (
-        Axis("outer", mapping.outer, Zone.TASK),
-        Axis("row", mapping.row, Zone.ROW),
-        Axis("col", mapping.col, Zone.COLUMN),
+        Axis("outer", mapping.outer, Depth.TASK),
+        Axis("row", mapping.row, Depth.ROW),
+        Axis("col", mapping.col, Depth.COLUMN),
     )
 
 
-def zone_of_index(mapping: Mapping, index: Index) -> Zone:
-    """The zone of an index by its atoms alone; start indices known at run time count as innermost."""
-    innermost = Zone.LANE if mapping.vector > 1 else Zone.COLUMN
-    zones = dict.fromkeys(mapping.outer, Zone.TASK)
-    zones |= dict.fromkeys(mapping.row, Zone.ROW)
-    zones |= dict.fromkeys(mapping.col, Zone.COLUMN)
+def depth_of_index(mapping: Mapping, index: Index) -> Depth:
+    """The depth of an index by its atoms alone; start indices known at run time count as innermost."""
+    innermost = Depth.LANE if mapping.vector > 1 else Depth.COLUMN
+    depths = dict.fromkeys(mapping.outer, Depth.TASK)
+    depths |= dict.fromkeys(mapping.row, Depth.ROW)
+    depths |= dict.fromkeys(mapping.col, Depth.COLUMN)
     if mapping.col:
-        zones[mapping.col[-1]] = innermost
-    found = (zones.get(s, innermost) for form in index for s in ix.symbols(form))
-    return max(found, default=Zone.TASK)
+        depths[mapping.col[-1]] = innermost
+    found = (depths.get(s, innermost) for form in index for s in ix.symbols(form))
+    return max(found, default=Depth.TASK)

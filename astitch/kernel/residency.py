@@ -17,7 +17,7 @@ from astitch.graph.ir import DType, Graph
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.propagation import Index, Read, access
 from astitch.graph.storage import storage_name
-from astitch.kernel.nest import Key, Zone, zone_of_index
+from astitch.kernel.nest import Depth, Key, depth_of_index
 from astitch.mapping.stitch_scheme import (
     Arrangement,
     RootKind,
@@ -48,7 +48,7 @@ class Held:
 
     key: Key
     raw: bool
-    zone: Zone
+    depth: Depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _Analysis:
     def step_bytes(self, key: Key, leaf: bool) -> int:
         """Bytes that one step of a thread keeps of a value."""
         size = self.graph[key[0]].dtype.bytes
-        width = self.mapping.vector if zone_of_index(self.mapping, key[1]) is Zone.LANE else 1
+        width = self.mapping.vector if depth_of_index(self.mapping, key[1]) is Depth.LANE else 1
         return (size if leaf or self.is_narrow(key) else max(size, 4)) * width
 
     def is_narrow(self, key: Key) -> bool:
@@ -353,7 +353,7 @@ def _hold(analysis: _Analysis, cut: _Cut, *, raw: bool) -> tuple[Held, ...]:
         Held(
             key,
             raw or span.leaf or analysis.is_narrow(key),
-            zone_of_index(analysis.mapping, key[1]),
+            depth_of_index(analysis.mapping, key[1]),
         )
         for key, span in cut.items()
     )

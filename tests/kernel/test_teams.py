@@ -19,7 +19,7 @@ from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import DEFAULT, Schedule
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.kernel_ir import BARRIER_STRIDE
-from astitch.kernel.values import MAX_LAG
+from astitch.kernel.on_chip import MAX_LAG
 from astitch.mapping.stitch_scheme import Span
 from astitch.program.steps import KernelStep
 from astitch.run.emulate import Order
