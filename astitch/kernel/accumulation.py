@@ -30,6 +30,7 @@ class Accumulation:
         self.graph, self.mapping = nest.graph, nest.mapping
 
     def lower(self, place: Placement) -> None:
+        """Add the element at which the nest stands, in one of the threads that hold it."""
         root = place.root
         row, col = space_axes(self.mapping, place)
         outer_reduced = any(a in root.space.reduced for a in self.mapping.outer)
@@ -59,7 +60,7 @@ class Accumulation:
         else:
             reads = root_starts(self.graph, root)
             values = [self.values.value(read.operand, read.index) for read in reads]
-            depth = max(depth, *(z for _, z in values))
+            depth = max(depth, *(known for _, known in values))
             if reducer.joint and self.lower_joint(reducer, state, position, values, depth, guards):
                 return
             statement = k.Accumulate(state, position, reducer.number, tuple(e for e, _ in values))
@@ -93,8 +94,10 @@ class Accumulation:
         depth: Depth,
         guards: tuple[Guard, ...],
     ) -> bool:
-        """Elements of a joint reduction go into its state by a shorter way than its region: the lanes of a vector at
-        once, or one by one.  False where they are not the elements that reassociate.py makes."""
+        """Add elements of a joint reduction without its region: the lanes of a vector at once, or one by one.
+
+        False where they are not the elements that reassociate.py makes.
+        """
         numbers = [float(e.value.numpy()) for e, _ in values if isinstance(e, k.Number)]
         elements = [e for e, _ in values if not isinstance(e, k.Number)]
         expected = [1.0, 0.0, 0.0] if reducer.joint == MOMENTS else [1.0]

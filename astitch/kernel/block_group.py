@@ -28,7 +28,10 @@ class BlockGroup:
         self.mapping = nest.mapping
 
     def gather(self, places: Sequence[Placement], lag: int) -> list[k.Statement]:
-        """The parts of all blocks: for each row of the task a warp, whose lanes take some each and join them."""
+        """The parts of all blocks: each row of the task has a warp, whose lanes take some each and combine them.
+
+        lag: tasks between a block's part and its meeting with the others.
+        """
         m = self.mapping
         if m.rows_last:
             return [s for place in places for s in self.gather_columns(place)]
@@ -49,7 +52,7 @@ class BlockGroup:
             part_of = k.Part(found, 1, reducer.number, "")
             gathering.append(k.ReduceAcross((part_of,), 32, 1))
             self.states.names[name] = self.nest.fresh(f"{name}_total")
-            slot = self.exchange.slot(reducer, m.outer_threads, number)
+            slot = self.exchange.find_slot(reducer, m.outer_threads, number)
             totals.append(k.Total(found, self.states.names[name], reducer.number, slot))
         self.exchange.count += 1
         frames = other.frames

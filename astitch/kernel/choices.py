@@ -29,13 +29,13 @@ class Choices:
         depth = Depth.KERNEL
         branches = []
         for choice in choices:
-            guards = [self.nest.guard(g) for g in choice.guards]
+            guards = [self.nest.express_guard(g) for g in choice.guards]
             frame = Frame()
             self.nest.conditionals.append(Conditional(frame, frame, False))
             read = choice.reads[0]
             expr, where = self.value(read.operand, read.index)
             self.nest.conditionals.pop()
-            depth = max(depth, where, *(z for _, z in guards), Depth.KERNEL)
+            depth = max(depth, where, *(known for _, known in guards), Depth.KERNEL)
             branches.append(k.Branch(tuple(g for g, _ in guards), tuple(frame.statements), expr))
         variable = self.nest.fresh(key[0])
         self.nest.emit(depth, k.Choose(variable, node.dtype, tuple(branches)))

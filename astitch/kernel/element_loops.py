@@ -59,8 +59,11 @@ class ElementLoops:
         self.clamps = self.sums_rows = False
 
     def is_own_column(self, place: Placement) -> bool:
-        """Does the nest only add to sums of a thread's own columns?  Beyond the last column it may then add the last
-        one's elements to sums that nobody reads: without a branch around them the loads of many rows run ahead."""
+        """Does the nest only add to sums of a thread's own columns?
+
+        Beyond the last column it may then add the last one's elements to sums that nobody reads.  Without a branch
+        around them the loads of many rows start early.
+        """
         sums = place.root.kind not in (RootKind.POINTWISE, RootKind.RUNNING)
         return sums and kept_axes(self.mapping, place)[1]
 
@@ -76,8 +79,8 @@ class ElementLoops:
     def build(self, *, row: bool = True) -> list[k.Statement]:
         """The loops over a thread's elements around what the inner depths hold.
 
-        Where rows are split over blocks and only the last tile ends early, all others do without a test for each row:
-        a branch around each load would have them wait for each other.
+        Where rows are split over blocks and only the last tile ends early, no other tile tests each row: a branch
+        around each load would make the loads wait for each other.
         """
         m = self.mapping
         nest = self.build_once(row=row)
@@ -96,6 +99,7 @@ class ElementLoops:
         return [k.Switch(cases)]
 
     def build_once(self, *, row: bool) -> list[k.Statement]:
+        """The same, whichever tile it is.  row: with the loop over rows."""
         m = self.mapping
         frames = self.nest.frames
         lanes = frames[Depth.LANE].statements
@@ -168,8 +172,10 @@ class ElementLoops:
         enter: Callable[[list[k.Statement], bool], Iterator[k.Statement]],
         body: list[k.Statement],
     ) -> k.Statement:
-        """A loop over steps, some of which may lie beyond the end: a guard in each, or where they are many, an earlier
-        end of the loop, which leaves the loads free to run ahead."""
+        """A loop over steps, some of which may lie beyond the end.
+
+        A few steps have a guard each.  Many end the loop early instead, so that loads need not wait for a branch.
+        """
         if full or count == 1 or bound is None:
             return k.Loop(variable, count, full, tuple(enter(body, bound is not None)))
         return k.Loop(variable, count, False, tuple(enter(body, False)), bound)
@@ -185,8 +191,10 @@ class ElementLoops:
         return ix.add(last, ix.scale(turn, -1))
 
     def sum_rows(self, body: list[k.Statement]) -> Iterator[k.Statement]:
-        """The loop over rows where all that it does is adding to sums: as many loads at once as there are registers
-        for, the last ones too.  A last row that only some threads have is loaded by all and counted by those."""
+        """The loop over rows where it only adds to sums: as many loads at once as there are registers for.
+
+        All threads load a last row that only some have; only those count it.
+        """
         steps = self.mapping.row_steps
         parts = ceil_div(steps, max(ELEMENTS_TOGETHER // self.mapping.vector, k.PARTLY))
         together = ceil_div(steps, parts)
@@ -203,6 +211,7 @@ class ElementLoops:
             yield k.Loop("turn", 1, True, (last, *self.enter_last_row(body)))
 
     def enter_last_row(self, body: list[k.Statement]) -> Iterator[k.Statement]:
+        """The body at a last row that only some threads have."""
         m = self.mapping
         thread = ix.of_symbol(Symbol("ty", m.row_threads))
         step = ix.of_symbol(Symbol("k", m.row_steps))
@@ -243,6 +252,7 @@ class ElementLoops:
         )
 
     def enter_row(self, body: list[k.Statement], guard: bool) -> Iterator[k.Statement]:
+        """The body at the row of a step.  guard: it may lie beyond the end."""
         m = self.mapping
         if m.row_size == 1:
             yield from body
@@ -263,6 +273,7 @@ class ElementLoops:
         yield from guarded(tuple(guards), body)
 
     def enter_column(self, body: list[k.Statement], guard: bool) -> Iterator[k.Statement]:
+        """The body at the columns of a step.  guard: they may lie beyond the end."""
         m = self.mapping
         step = self.step_of("l", m.col_steps, self.col_bound)
         form = ix.add(ix.scale(step, m.col_threads), ix.of_symbol(Symbol("tx", m.col_threads)))

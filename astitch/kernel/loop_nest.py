@@ -91,12 +91,15 @@ class LoopNest:
         return self.conditionals[-1].frame(depth) if self.conditionals else self.frames[depth]
 
     def emit(self, depth: Depth, statement: k.Statement) -> None:
+        """Add a statement at a depth."""
         self.frame(depth).statements.append(statement)
 
     def remember(self, depth: Depth, key: object, value: object) -> None:
+        """Count something as known from here on, at a depth and inside it."""
         self.frame(depth).cache[key] = value
 
     def recall(self, key: object) -> object | None:
+        """What is known where the nest stands, by the key that it was remembered under."""
         before_lanes = False  # the choice of a vector stands before the loop over its lanes
         for conditional in reversed(self.conditionals):
             inside, outside = conditional.lanes, conditional.outside
@@ -111,9 +114,11 @@ class LoopNest:
         return None
 
     def fresh(self, hint: str) -> str:
+        """A name that no other variable of the kernel has."""
         return self.declarations.fresh(hint)
 
     def define(self, key: Key, dtype: DType, expr: k.Expr, depth: Depth) -> tuple[k.Expr, Depth]:
+        """Put a value into a variable at a depth, and remember it."""
         variable = self.fresh(key[0])
         self.emit(depth, k.Value(variable, dtype, expr))
         result = (k.Name(variable), depth)
@@ -164,14 +169,14 @@ class LoopNest:
                 while first and coefficients.get(axis.atoms[first - 1], 0) == factor * extent:
                     first -= 1
                     extent *= axis.atoms[first].extent
-                parts.append(ix.scale(ix.of_symbol(self.run(axis, first, last)), factor))
+                parts.append(ix.scale(ix.of_symbol(self.find_run(axis, first, last)), factor))
                 if axis.name == "col" and last == len(axis.atoms) - 1 and self.mapping.vector > 1:
                     parts.append(ix.scale(ix.of_symbol(LANE), factor))
                 depth = max(depth, axis.depth)
                 last = first - 1
         return ix.add(*parts), depth
 
-    def run(self, axis: Axis, first: int, last: int) -> Symbol:
+    def find_run(self, axis: Axis, first: int, last: int) -> Symbol:
         """The variable that holds the flat position along atoms first..last of an axis."""
         if first == 0 and last == len(axis.atoms) - 1:
             return axis.variable
@@ -192,7 +197,7 @@ class LoopNest:
         return symbol
 
     def position(self, form: Linear) -> tuple[Linear, Depth]:
-        """An address: its base is computed once (index cache), the lane is added where it is used."""
+        """An address, and the depth that knows it: its base is computed once, the lane is added where it is used."""
         expressed, where = self.express_base(form)
         lane = expressed.coefficient(LANE)
         base = at_first_lane(expressed)
@@ -208,7 +213,8 @@ class LoopNest:
         depth = max(where, Depth.LANE) if lane else where
         return ix.add(base, ix.scale(ix.of_symbol(LANE), lane)), depth
 
-    def guard(self, guard: Guard) -> tuple[Guard, Depth]:
+    def express_guard(self, guard: Guard) -> tuple[Guard, Depth]:
+        """A guard over atoms as one over variables, and the depth at which it is known."""
         form, depth = self.express(guard.form)
         return replace(guard, form=form), depth
 

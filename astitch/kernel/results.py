@@ -73,13 +73,17 @@ class Results:
         return [(n, f"{name}#{n}") for n in sorted(numbers)]
 
     def store_loop_partials(self, place: Placement) -> list[k.Statement]:
+        """A partial for each block that had a task, after the task loop."""
         rank = ix.of_symbol(Symbol("first", place.partials))
         taking_part = Within(rank, 0, place.partials)
         self.nest.frames[Depth.TASK].statements = []
         return [k.If((taking_part,), tuple(self.store_partials(place, rank)))]
 
     def store_partials(self, place: Placement, part: Linear) -> list[k.Statement]:
-        """partials[part][result element] = state, by one thread of those that hold it; a team's are published."""
+        """partials[part][result element] = state, by one thread of those that hold it.
+
+        Cooperating blocks publish it instead.
+        """
         name = place.root.name
         state = self.states.names[name]
         shape = array_of(self.graph[name]).shape

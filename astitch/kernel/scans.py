@@ -23,8 +23,7 @@ class Scans:
         self.carried: list[k.Statement] = []
 
     def scan_across(self, place: Placement) -> k.Statement:
-        """A running reduction: in the threads that share a row or columns, from one to the next, and on from what the
-        tiles before it carry along."""
+        """A running reduction along the threads that share a row or columns, from what earlier tiles carry on."""
         m, name = self.mapping, place.root.name
         reducer = self.declarations.reducer(name)
         columns = bool(m.row)
@@ -42,7 +41,7 @@ class Scans:
         )
         shared = k.count_scanned(step, m.block)
         if shared:
-            step = replace(step, slot=self.exchange.slot(reducer, shared, 0))
+            step = replace(step, slot=self.exchange.find_slot(reducer, shared, 0))
             self.exchange.count += 1
             self.declarations.block_barriers += 1
         if m.carried:
@@ -55,7 +54,7 @@ class Scans:
         return step
 
     def handover(self, name: str, reducer: k.Reducer, step: k.ScanAcross) -> k.Handover:
-        """To the other blocks of the team, in each round of each row or tile of columns."""
+        """What cooperating blocks hand on, in each round of each row or tile of columns."""
         m = self.mapping
         columns = step.stride * step.width if step.columns else 1
         groups = m.tasks // m.abreast
@@ -65,7 +64,7 @@ class Scans:
         turn = ix.of_symbol(Symbol("round", m.rounds))
         if groups > 1:
             turn = ix.add(ix.scale(group, m.rounds), turn)
-        slot = self.exchange.slot(reducer, k.count_handed(step), 0)
+        slot = self.exchange.find_slot(reducer, k.count_handed(step), 0)
         self.exchange.count += 1
         self.declarations.block_barriers += 1
         return k.Handover(area, ix.scale(turn, columns), number_part(self.mapping), slot)

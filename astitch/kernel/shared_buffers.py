@@ -31,6 +31,7 @@ class SharedBuffers:
         return self.slots_of[f"{place.root.name}#{number}"]
 
     def declare(self, place: Placement, number: int) -> str:
+        """The slot of a result, declared once."""
         key = f"{place.root.name}#{number}"
         if key not in self.slots_of:
             dtype = storage_type(self.graph, name_result(self.graph, place.root.name, number)).dtype

@@ -28,7 +28,7 @@ class ThreadExchange:
         self.count = 0
         self.slots: dict[tuple[int, int, int], str] = {}
 
-    def slot(self, reducer: k.Reducer, states: int, number: int) -> str:
+    def find_slot(self, reducer: k.Reducer, states: int, number: int) -> str:
         """Shared states for reduction `number` of an exchange between threads.
 
         The exchanges of a loop take two sets of slots in turns: the barrier of each keeps its successor's writes,
@@ -49,8 +49,10 @@ class ThreadExchange:
     def reduce_across(
         self, places: Sequence[Placement], *, publish: bool = True
     ) -> Iterator[k.Statement]:
-        """Combine over threads; independent reductions of a row share their barriers.  publish: what a team reduces
-        goes to the other blocks next, and no other thread needs it."""
+        """Combine over threads; independent reductions of a row share their barriers.
+
+        publish: what cooperating blocks reduce goes to the other blocks next, and no other thread needs it.
+        """
         rounds = [self.thread_sets(place) for place in places]
         for turn in range(max(map(len, rounds), default=0)):
             sets: dict[tuple[int, int], list[Placement]] = {}
@@ -65,8 +67,10 @@ class ThreadExchange:
                         yield self.reduce_step([place], threads, stride, publish)
 
     def thread_sets(self, place: Placement) -> list[tuple[int, int]]:
-        """(threads, stride) of the sets to combine over, one after the other: the thread axes along which the result
-        does not vary, minor axes first."""
+        """(threads, stride) of the sets to combine over, one after the other.
+
+        They are the thread axes along which the result does not vary, minor axes first.
+        """
         m = self.mapping
         row_kept, col_kept = kept_axes(self.mapping, place)
         outer_reduced = any(a in place.root.space.reduced for a in m.outer)
@@ -97,6 +101,7 @@ class ThreadExchange:
     def reduce_step(
         self, places: Sequence[Placement], threads: int, stride: int, publish: bool
     ) -> k.Statement:
+        """Combine some reductions over one set of threads."""
         parts = []
         shared = threads * stride > 32
         together = self.reduced_together(places) if shared and stride == 1 else []
@@ -106,14 +111,14 @@ class ThreadExchange:
             slot = ""
             if place in together:
                 states = len(together) * (self.mapping.block // 32)
-                slot = self.slot(reducer, states, places.index(together[0]))
+                slot = self.find_slot(reducer, states, places.index(together[0]))
             elif shared:
                 if stride == 1:
                     states = count * max(self.mapping.block // 32, 1)
                 else:
                     lines = k.count_lines(self.mapping.block, stride)
                     states = min(count, k.STRIDED_CHUNK) * lines
-                slot = self.slot(reducer, states, number)
+                slot = self.find_slot(reducer, states, number)
             parts.append(k.Part(self.states.names[place.root.name], count, reducer.number, slot))
         if shared:
             self.count += 1

@@ -126,6 +126,7 @@ class Values:
         return result
 
     def compute(self, key: Key) -> tuple[k.Expr, Depth]:
+        """A value by the op that makes it, or read where it is kept."""
         name, index = key
         node = self.graph[name]
         elsewhere = self.kept_elsewhere(key)
@@ -184,6 +185,7 @@ class Values:
         )
 
     def read_state(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Depth]:
+        """A field of the thread's own state."""
         position, depth = find_state(self.mapping, place)
         dtype = self.graph[key[0]].dtype
         return self.nest.define(
@@ -191,6 +193,7 @@ class Values:
         )
 
     def read_shared(self, key: Key, place: Placement, number: int) -> tuple[k.Expr, Depth]:
+        """An element of a root's shared buffer."""
         slot = self.buffers.find_slot(place, number)
         position, depth = self.nest.position(self.buffers.position(place, key[1]))
         position = self.buffers.with_packed_row(place, position)
