@@ -38,7 +38,7 @@ from astitch.loops.analysis import (
     find_starts,
     find_used,
 )
-from astitch.loops.hoist import order_region
+from astitch.loops.rewrite import order_region
 
 
 def straighten_stacks(graph: Graph) -> Graph:

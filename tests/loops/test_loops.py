@@ -37,17 +37,16 @@ from astitch.loops.analysis import (
     Stack,
     analyse_loop,
 )
+from astitch.loops.cuts import Cut, try_cut
 from astitch.loops.emit import LoopKernel, emit_loop
 from astitch.loops.hoist import hoist, hoist_loops
 from astitch.loops.merge import merge_loops
 from astitch.loops.plan import (
-    Cut,
     LoopPlan,
     LoopPlanner,
     LoopRefusal,
     hoist_planned,
     leave_starts,
-    try_cut,
 )
 from astitch.pipeline import Target
 from astitch.program.steps import IslandStep, KernelStep, Step, View

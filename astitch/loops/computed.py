@@ -1,0 +1,61 @@
+"""What a stage computes for one part of a thread's pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from astitch.emit_cuda import compute_type, spell_call, spell_number
+from astitch.graph.ir import Literal, Node, PadAttrs, SliceAttrs
+from astitch.graph.ops import OPS, monoid_of
+from astitch.kernel import kernel_ir as k
+from astitch.loops.axes import NEUTRAL, Axis
+from astitch.loops.schedule import Part, is_shift
+from astitch.loops.share_text import ShareText
+
+
+class Computed:
+    """Renders the element-wise ops, shifts and sums of a share."""
+
+    def __init__(self, text: ShareText) -> None:
+        self.text, self.body, self.axes, self.cut = text, text.body, text.axes, text.cut
+
+    def render(self, part: Part) -> str:
+        """The line that computes a part for the pair q."""
+        node = self.body[part.name]
+        operands = [self.text.resolve(o, part.number, part.small) for o in node.operands]
+        if node.op == "reduce":
+            value = self.render_sum(node, operands[0])
+        elif is_shift(self.axes, node):
+            value = self.render_shift(node, operands)
+        else:
+            dtypes = tuple(self.body[o].dtype for o in node.operands)
+            call = k.Call(node.op, node.dtype, (), dtypes, node.attrs)
+            value = self.text.round(
+                node.name, spell_call(call, [self.text.render(o) for o in operands])
+            )
+        if self.text.is_local(part):
+            return f"const {compute_type(node.dtype)} {self.text.variable(part)} = {value};"
+        return f"{self.text.variable(part)}[q] = {value};"
+
+    def render_shift(self, node: Node, operands: Sequence[Part]) -> str:
+        """Small columns of a row by other lanes than before."""
+        width, dimension = self.cut.small_width, self.axes.dimension(node.name, Axis.SMALL)
+        assert dimension is not None
+        extent = self.body[node.operands[0]].shape[dimension]
+        value = self.text.render(operands[0])
+        if isinstance(node.attrs, PadAttrs):
+            edge = self.text.render(operands[1])
+            return f"shift_row<{width}, {node.attrs.low[dimension]}, {extent}>({value}, {edge})"
+        assert isinstance(node.attrs, SliceAttrs)
+        return f"shift_row<{width}, {-node.attrs.starts[dimension]}, {extent}>({value}, {value})"
+
+    def render_sum(self, node: Node, operand: Part) -> str:
+        """A reduction over the small columns of a row, by the lanes that have them."""
+        op = monoid_of(node.regions[0])
+        assert op is not None
+        neutral = spell_number(Literal.of(np.asarray(NEUTRAL[op], np.float32)))
+        combine = f"[](float a, float b) {{ return {OPS[op].cuda.format('a', 'b')}; }}"
+        value = f"{self.text.live(node.operands[0])} ? {self.text.render(operand)} : {neutral}"
+        return self.text.round(node.name, f"reduce_row<{self.cut.small_width}>({value}, {combine})")

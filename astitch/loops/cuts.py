@@ -1,0 +1,312 @@
+"""How the work of a loop is cut: which block has which units and rows, what it keeps on chip, and how long it takes.
+
+Groups of blocks have rows of their own and never talk.  Within a group every block gets whole rows before a product.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from astitch.device.gpu import Gpu
+from astitch.loops.analysis import Loop
+from astitch.loops.axes import Axes, Form
+from astitch.loops.schedule import Multiply, Steps
+
+MAX_BLOCK = 512
+
+MAX_ROWS = 16
+"""Rows of a group: each takes registers for its sums."""
+
+MANY_STAGES = 3
+
+MAX_CROSSING = 64
+"""Elements of the matrices between units and small columns that a thread keeps in registers."""
+
+MATRIX_REGISTERS = 128
+"""Of a thread, for its share of the matrices."""
+
+OTHER_REGISTERS = 64
+"""What a thread needs besides matrices, sums and what it reads: tighter, and the compiler spills and takes long."""
+
+TURN_CYCLES, PRODUCT_CYCLES = 4950, 8910
+"""Of XLA's loop: on an H100 its turn takes 7 us with one small product and 11 to 12 with two."""
+
+START_US = 3.2
+"""Besides the launch: until all blocks of a loop run and have read what stays on chip, and the way back."""
+
+CLOCK_SHARE = 1.75 / 1.98
+"""Of the device's clock: what the cycles of a turn were fitted with on an H100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the work is cut: `members` blocks a group share the units, each group has `rows` rows.
+
+    A team of `lanes` lanes has `width` units: its lanes split k, then the (row, unit) pairs.
+    """
+
+    members: int
+    rows: int
+    width: int
+    lanes: int
+    groups: int
+    units: int
+    small: int = 1
+    least_block: int = 32
+
+    @property
+    def own_units(self) -> int:
+        """Units of a block."""
+        return -(-self.units // self.members)
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        threads = -(-self.own_units // self.width) * self.lanes
+        return max(-(-threads // 32) * 32, self.least_block)
+
+    @property
+    def grid(self) -> int:
+        return self.members * self.groups
+
+    @property
+    def owned(self) -> int:
+        """Pairs of a thread."""
+        return max(1, self.rows * self.width // self.lanes)
+
+    @property
+    def copies(self) -> int:
+        """Threads that compute the same pair."""
+        return max(1, self.lanes // (self.rows * self.width))
+
+    @property
+    def small_width(self) -> int:
+        """Lanes for the small columns of a row."""
+        return 1 << (self.small - 1).bit_length()
+
+    @property
+    def small_owned(self) -> int:
+        """Pairs of a row and a small column of a thread."""
+        return -(-self.rows * self.small_width // self.block)
+
+    @property
+    def sums(self) -> int:
+        """Pairs of a row and a small column whose parts a block adds up for its group."""
+        return -(-self.rows * self.small // self.members)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of four k of a part that a lane has."""
+        return -(-self.units // (4 * self.lanes))
+
+    @property
+    def stride(self) -> int:
+        """Elements between the rows of a part in shared memory, the last ones zero."""
+        return 4 * self.lanes * self.vectors
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a loop that has nothing to do with the others, and blocks of its own.
+
+    used: the parts of the final state that it makes.  held: by product, how many vectors of its matrix stay in
+    registers; the others are in shared memory.  resident: blocks on an SM.  us: its projection.
+    """
+
+    axes: Axes
+    steps: Steps
+    cut: Cut
+    used: tuple[int, ...]
+    held: tuple[int, ...]
+    resident: int
+    us: float
+
+    def __str__(self) -> str:
+        cut, steps = self.cut, self.steps
+        return (
+            f"{cut.groups} groups of {cut.members} blocks, {cut.rows} rows a group, {cut.own_units} units a block, "
+            f"{cut.lanes} lanes a team; {len(steps.products)} products in {steps.stages} stages"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a Moved is in shared memory: at byte `offset`, the rows of `buffers` turns.  lent: it shares its place with
+    others, so the block must meet before it is filled."""
+
+    offset: int
+    buffers: int
+    lent: bool
+
+
+def place_slots(steps: Steps, cut: Cut) -> tuple[tuple[Slot, ...], int]:
+    """The slot of each Moved, and all bytes.
+
+    Where a turn has many stages rows live for one stage only.  Else there are rows of two turns, unless the block meets
+    anyway between the last product that reads them and the words of the next turn.
+    """
+    meetings = {m.stage for m in steps.moved} | {m.stage for m in steps.crossings}
+    placed: list[tuple[int, int, bool]] = []
+    lent: dict[int, int] = {}
+    offset = 0
+    for number, moved in enumerate(steps.moved):
+        size = len(moved.parts) * cut.rows * cut.stride * 4
+        last = max(m.stage for m in steps.products if any(at == number for at, _ in m.left))
+        # Where rows are padded with zeros they keep their place.
+        many = steps.stages >= MANY_STAGES and cut.stride == cut.units
+        if cut.members > 1 and many and last == moved.stage:
+            placed.append((lent.get(last, 0), 1, True))
+            lent[last] = lent.get(last, 0) + size
+        else:
+            met = max(meetings) > last or moved.stage > min(meetings)
+            buffers = 1 if met and cut.members > 1 else 2
+            placed.append((offset, buffers, False))
+            offset += buffers * size
+    most = max(lent.values(), default=0)
+    slots = [Slot(at if shared else at + most, count, shared) for at, count, shared in placed]
+    return tuple(slots), most + offset
+
+
+def count_crossing(multiply: Multiply, cut: Cut) -> int:
+    """Elements of the matrix of a product to or from small columns that a thread keeps."""
+    if multiply.product.form is Form.COLLECT:
+        return cut.small_owned * cut.own_units * len(multiply.own)
+    return cut.owned * -(-cut.small // cut.copies) * multiply.parts
+
+
+def crossing_floats(multiply: Multiply, cut: Cut) -> tuple[int, int, int]:
+    """Shared memory of such a product in one turn: its left side, the parts that the block adds up, the sums of all."""
+    if multiply.product.form is Form.SPREAD:
+        return cut.rows * cut.small_width, 0, 0
+    left = len(multiply.own) * cut.rows * cut.own_units
+    return (
+        (left, cut.sums * cut.members, cut.rows * cut.small_width)
+        if cut.members > 1
+        else (left, 0, 0)
+    )
+
+
+def count_crossing_bytes(steps: Steps, cut: Cut) -> int:
+    """The same of all products, two turns' worth."""
+    floats = sum(-(-2 * n // 4) * 4 for m in steps.crossings for n in crossing_floats(m, cut))
+    return 4 * floats
+
+
+def project_xla(loop: Loop, products: int, gpu: Gpu) -> float:
+    """Microseconds of XLA's loop: its kernels are so short that the clock decides."""
+    return loop.trips * (TURN_CYCLES + PRODUCT_CYCLES * products) / gpu.clock_ghz / 1e3
+
+
+def list_cuts(axes: Axes, gpu: Gpu) -> Iterator[Cut]:
+    if not axes.products:
+        for rows in (1, 2, 4):
+            cut = Cut(1, rows, 1, 1, -(-axes.rows // rows), axes.units, axes.small)
+            yield replace(cut, least_block=max(32, rows * cut.small_width))
+        return
+    for members in (m for m in range(1, gpu.sms + 1) if axes.units % m == 0):
+        own = axes.units // members
+        for width in (1, 2, 4, 8):
+            if own % width:
+                continue
+            for lanes in (1, 2, 4, 8, 16, 32):
+                for rows in (1, 2, 4, 8, 16):
+                    if rows > MAX_ROWS or rows >= 2 * axes.rows:
+                        continue
+                    groups = -(-axes.rows // rows)
+                    cut = Cut(members, rows, width, lanes, groups, axes.units, axes.small)
+                    if cut.block <= MAX_BLOCK and cut.vectors <= 64:
+                        yield cut
+
+
+@functools.cache
+def _count_registers(gpu: Gpu, block: int, resident: int) -> int:
+    return min(gpu.max_registers(block, resident), 255)
+
+
+def try_cut(
+    loop: Loop,
+    axes: Axes,
+    steps: Steps,
+    used: tuple[int, ...],
+    gpu: Gpu,
+    cut: Cut,
+) -> Share | None:
+    """A share by a cut, if it fits the device."""
+    columns = [m.parts * cut.width for m in steps.products]
+    most, block = max(columns, default=1), cut.block
+    if most * cut.rows > 64 or cut.small_width > block:
+        return None
+    if cut.members > 1 and cut.grid > gpu.sms:
+        return None
+    ahead = 2 if steps.reads_ahead else 1
+    other = OTHER_REGISTERS + cut.owned * (ahead * steps.loaded + 8) + cut.rows * (most + 4)
+    if cut.small > 1:
+        crossing = sum(count_crossing(multiply, cut) for multiply in steps.crossings)
+        if crossing > MAX_CROSSING:
+            return None
+        other += cut.small_owned * (ahead * steps.small_loaded + 4) + crossing
+    if _count_registers(gpu, block, 1) < other:
+        return None
+    fixed = place_slots(steps, cut)[1] + count_crossing_bytes(steps, cut)
+    found: list[Share] = []
+    for resident in (1, 2):
+        registers = _count_registers(gpu, block, resident)
+        room = min(registers - other, MATRIX_REGISTERS)
+        if room < 0:
+            continue
+        held: list[int] = []
+        left = 0
+        for multiply, count in zip(steps.products, columns, strict=True):
+            total = cut.vectors * len(multiply.left)
+            fit = min(total, max(0, room) // (4 * count))
+            held.append(fit)
+            room -= 4 * count * fit
+            left += (total - fit) * 16 * count * block
+        bps = gpu.blocks_per_sm(block, registers, left + fixed)
+        if bps < resident:
+            continue
+        us = _project(loop, steps, cut, gpu, resident, columns, held)
+        found.append(Share(axes, steps, cut, used, tuple(held), resident, us))
+    return min(found, key=lambda share: share.us, default=None)
+
+
+def _project(
+    loop: Loop,
+    steps: Steps,
+    cut: Cut,
+    gpu: Gpu,
+    resident: int,
+    columns: Sequence[int],
+    held: Sequence[int],
+) -> float:
+    """Microseconds of the whole loop."""
+    together = min(resident, -(-cut.grid // gpu.sms))  # blocks that share an SM
+    waves = -(-cut.grid // (gpu.sms * together))
+    warps = cut.block // 32 * together
+    cycles = 0.0
+    for multiply, count, kept in zip(steps.products, columns, held, strict=True):
+        vectors = cut.vectors * len(multiply.left)
+        adds = vectors * 4 * count * cut.rows / 4
+        words = vectors * cut.rows * max(1, cut.lanes / 8) + (vectors - kept) * count * 4
+        shuffles, pairs, lanes = 0, cut.rows * cut.width, cut.lanes
+        while lanes > 1:
+            pairs = max(1, pairs // 2)
+            lanes //= 2
+            shuffles += pairs * multiply.parts
+        cycles += warps * (1.3 * max(adds, words) + shuffles)
+    cycles += warps * cut.owned * (6 * steps.heavy + 0.3 * sum(map(len, steps.computed)))
+    turn_us = cycles / (gpu.clock_ghz * CLOCK_SHARE) / 1e3
+    turn_us += 0.05 + steps.stages * (0.05 + 0.04 * math.log2(cut.lanes))
+    for multiply in steps.crossings:
+        turn_us += 0.15
+        if multiply.product.form is Form.COLLECT and cut.members > 1:
+            turn_us += 0.8 + 0.004 * cut.members
+    if cut.members > 1:
+        for moved in steps.moved:
+            words = len(moved.parts) * cut.rows * cut.units / cut.block
+            turn_us += 0.25 + 0.075 * words + 0.001 * cut.members
+    loaded = sum(v * 16 * c for v, c in zip(held, columns, strict=True)) * cut.block
+    return gpu.launch_us + START_US + waves * (loop.trips * turn_us + loaded / 40e3)
