@@ -1,7 +1,6 @@
 """Arrangement -> Kernel: strings the task loops of a kernel together with the barriers between them.
 
-What each says is decided below: nest.py has the places in a nest, declarations.py what the kernel declares, values.py
-puts each value at its depth, residency.py says what stays on chip, lower_loop.py builds the nest of a task loop.
+declarations.py has what the kernel declares, residency.py says what stays on chip, lower_loop.py lowers a task loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,15 @@
 """TaskLoop -> Section: a task loop phase by phase, around the values that values.py places.
 
 A task loop becomes: indices of the task; then for each phase the values that a task needs once, the nest of row,
-column and lane loops over a thread's elements, and the reductions across threads and blocks.
+column and lane loops over a thread's elements, and the reductions across threads and blocks.  Who does what:
+
+- loop_nest.py: the statements and known values by nest depth, which all others share.
+- values.py, choices.py, loads.py: the value of an op at an index.
+- prefetch.py, on_chip.py: what is loaded before its turn, and what stays on chip.
+- element_loops.py, guards.py, task_indices.py: the loops over elements, their bounds, and which thread stores.
+- accumulation.py, states.py: what each step adds to a reduce.
+- thread_exchange.py, scans.py, block_group.py: reductions across threads, tiles and cooperating blocks.
+- stores.py, results.py, shared_buffers.py: where results go.
 """
 
 from __future__ import annotations
