@@ -40,12 +40,11 @@ def few_sms(sms: int, gpu: str = "h100") -> Gpu:
 Found = TypeVar("Found", bound=k.Statement)
 
 
-def find_statements(body: Iterable[k.Statement | k.Branch], kind: type[Found]) -> list[Found]:
+def find_statements(body: Iterable[k.Statement], kind: type[Found]) -> list[Found]:
     """The statements of a kind, also those inside of others."""
     found = [s for s in body if isinstance(s, kind)]
-    for statement in body:
-        for inside in ("body", "cases", "branches"):
-            found += find_statements(getattr(statement, inside, ()), kind)
+    for inside in (b for statement in body for b in statement.bodies):
+        found += find_statements(inside, kind)
     return found
 
 

@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
 
 import numpy as np
 
@@ -792,7 +791,7 @@ class _Counter:
             case k.VectorVariable():
                 pass
             case _:
-                assert_never(statement)
+                raise AssertionError(f"no price for {type(statement).__name__}")
 
     def choices(
         self, cases: Sequence[tuple[Sequence[Guard], Sequence[k.Statement]]], frame: _Frame

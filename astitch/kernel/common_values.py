@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.visit_statements import find_read, find_written, rename_read
 
 LEAST_STATEMENTS = 3
 """Of a value, with those that it is computed from: a single load is not worth a register in all loops."""
@@ -73,7 +74,7 @@ def _share_in_level(
     if all(candidate.times < LEAST_TIMES for candidate in candidates.values()):
         return level
     for loop in loops:
-        loop.read = k.find_read(*loop.others)
+        loop.read = find_read(*loop.others)
         for name in loop.read & loop.names.keys():
             candidates[loop.names[name]].held = True
     wanted = _choose(candidates)
@@ -92,24 +93,19 @@ def _find_candidates(
 ) -> tuple[dict[str, _Candidate], list[_Loop]]:
     """What each loop computes of nothing that its own level stores or that differs from thread to thread; operands
     first."""
-    stored = {
-        s.array for s in k.list_statements(sections) if isinstance(s, k.Store | k.StoreVector)
-    }
-    arrays = parameters - stored
+    arrays = parameters - find_written(sections)
     candidates: dict[str, _Candidate] = {}
     known: dict[k.Load | k.Value, str] = {}  # nameless
     loops: list[_Loop] = []
     for section in sections:
         loop = _Loop(section)
         for statement in section.body:
-            if not _is_common(statement, arrays) or not (
-                k.find_read(statement) <= loop.names.keys()
-            ):
+            if not _is_common(statement, arrays) or not (find_read(statement) <= loop.names.keys()):
                 loop.others.append(statement)
                 continue
             assert isinstance(statement, k.Load | k.Value)
-            renamed = _rename(statement, loop.names)
-            operands = frozenset(k.find_read(renamed))
+            renamed = rename_read(statement, loop.names)
+            operands = frozenset(find_read(renamed))
             name = known.setdefault(replace(renamed, name=""), statement.name)
             candidates.setdefault(name, _Candidate(renamed, operands))
             for operand in operands:
@@ -136,17 +132,6 @@ def _is_of_names(expr: k.Expr) -> bool:
     if isinstance(expr, k.Call):
         return all(map(_is_of_names, expr.operands))
     return isinstance(expr, k.Name | k.Number)
-
-
-def _rename(statement: k.Load | k.Value, names: Mapping[str, str]) -> k.Load | k.Value:
-    def renamed(expr: k.Expr) -> k.Expr:
-        if isinstance(expr, k.Call):
-            return replace(expr, operands=tuple(map(renamed, expr.operands)))
-        return k.Name(names[expr.name]) if isinstance(expr, k.Name) else expr
-
-    if isinstance(statement, k.Load):
-        return statement
-    return replace(statement, expr=renamed(statement.expr))
 
 
 def _count_times(section: k.Section, blocks: int) -> float:
@@ -194,7 +179,7 @@ def _without(loop: _Loop, wanted: Set[str]) -> k.Section:
         first = loop.names[statement.name]
         if first not in wanted:
             body.append(statement)
-            left |= k.find_read(statement)
+            left |= find_read(statement)
         elif statement.name in left and statement.name != first:
             body.append(k.Value(statement.name, statement.dtype, k.Name(first)))
     return replace(loop.section, body=tuple(reversed(body)))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from astitch.graph.ir import DType
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.visit_statements import find_own_read, list_statements, rewrite_statements
 
 F8 = frozenset({DType.F8E4M3FN, DType.F8E5M2})
 F16 = frozenset({DType.F16, DType.BF16})
@@ -27,13 +28,13 @@ _OF_VECTOR = k.VectorVariable | k.StoreLane | k.StoreVector
 def round_at_stores(body: tuple[k.Statement, ...]) -> tuple[k.Statement, ...]:
     """Value(x, f8, e); StoreLane(v, f8, x) -> Value(x, f32, e); StoreLane(v, f8, x), and the same of f16 and bf16 where
     only vectors are stored, then marked unrounded."""
-    statements = tuple(k.list_statements(body))
+    statements = tuple(list_statements(body))
     values = {s.name for s in statements if isinstance(s, k.Value) and s.dtype in F8}
     vectors = _find_packed(body, statements)
     values |= {s.expr.name for s in vectors.values() if isinstance(s.expr, k.Name)}
     if not values:
         return body
-    values -= frozenset(_reads(body, frozenset(vectors)))
+    values -= frozenset(_find_needed(statements, frozenset(vectors)))
     packed = frozenset(
         v for v, s in vectors.items() if isinstance(s.expr, k.Name) and s.expr.name in values
     )
@@ -62,10 +63,7 @@ def _find_packed(
 
 def _filled_together(body: Sequence[k.Statement]) -> Iterator[list[k.VectorVariable]]:
     """The vectors of pairs that are filled side by side."""
-    for inside in (
-        tuple(body),
-        *(s.body for s in k.list_statements(body) if isinstance(s, k.Nest)),
-    ):
+    for inside in (body, *(b for s in list_statements(body) for b in s.bodies)):
         yield [s for s in inside if isinstance(s, k.VectorVariable) and s.width % 2 == 0]
 
 
@@ -79,53 +77,36 @@ def _is_rounded(value: k.Value, dtype: DType) -> bool:
     return False
 
 
-def _reads(part: object, packed: Set[str] = frozenset()) -> Iterator[str]:
-    """Names that a statement reads, but for those that it only stores in their own type's memory.
+def _find_needed(statements: Sequence[k.Statement], packed: Set[str]) -> Iterator[str]:
+    """Names that statements read, but for those that they only store in their own type's memory.
 
     packed: vectors whose lanes are rounded when they are stored.
     """
-    if isinstance(part, k.Name):
-        yield part.name
-    elif isinstance(part, tuple):
-        for element in part:
-            yield from _reads(element, packed)
-    elif isinstance(part, k.StoreLane) and part.vector in packed:
-        pass
-    elif isinstance(part, _STORES) and isinstance(part.expr, k.Name) and part.dtype in F8:
-        if isinstance(part, k.KeepSet) and not part.raw:
-            yield part.expr.name
-    elif type(part).__module__ == k.__name__ and dataclasses.is_dataclass(part):
-        for field in dataclasses.fields(part):
-            yield from _reads(getattr(part, field.name), packed)
+    for statement in statements:
+        if isinstance(statement, k.StoreLane) and statement.vector in packed:
+            continue
+        if (
+            isinstance(statement, _STORES)
+            and isinstance(statement.expr, k.Name)
+            and statement.dtype in F8
+        ):
+            if isinstance(statement, k.KeepSet) and not statement.raw:
+                yield statement.expr.name
+            continue
+        yield from find_own_read(statement)
 
 
 def _leave_unrounded(
     body: Sequence[k.Statement], names: Set[str], packed: Set[str]
 ) -> tuple[k.Statement, ...]:
-    rewritten: list[k.Statement] = []
-    for statement in body:
+    def rewrite(statement: k.Statement) -> k.Statement:
         if isinstance(statement, k.Value) and statement.name in names:
-            rewritten.append(_unrounded(statement))
-        elif isinstance(statement, _OF_VECTOR) and _vector_of(statement) in packed:
-            rewritten.append(dataclasses.replace(statement, unrounded=True))
-        elif isinstance(statement, k.Nest):
-            inner = _leave_unrounded(statement.body, names, packed)
-            rewritten.append(dataclasses.replace(statement, body=inner))
-        elif isinstance(statement, k.Switch):
-            cases = tuple(
-                dataclasses.replace(c, body=_leave_unrounded(c.body, names, packed))
-                for c in statement.cases
-            )
-            rewritten.append(dataclasses.replace(statement, cases=cases))
-        elif isinstance(statement, k.Choose):
-            branches = tuple(
-                dataclasses.replace(b, body=_leave_unrounded(b.body, names, packed))
-                for b in statement.branches
-            )
-            rewritten.append(dataclasses.replace(statement, branches=branches))
-        else:
-            rewritten.append(statement)
-    return tuple(rewritten)
+            return _unrounded(statement)
+        if isinstance(statement, _OF_VECTOR) and _vector_of(statement) in packed:
+            return dataclasses.replace(statement, unrounded=True)
+        return statement
+
+    return rewrite_statements(body, rewrite)
 
 
 def _vector_of(statement: k.VectorVariable | k.StoreLane | k.StoreVector) -> str:

@@ -19,6 +19,7 @@ from astitch.errors import IllegalProduct
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.visit_statements import list_statements
 from astitch.scope.structure import Structure, structure_of
 from astitch.search.fusion_explorer import (
     MAX_STATEMENTS,
@@ -145,7 +146,7 @@ class PlannedScopes:
 
 def count_statements(body: Sequence[k.Statement]) -> int:
     """Statements of a kernel, those inside of others included."""
-    return sum(1 for _ in k.list_statements(body))
+    return sum(1 for _ in list_statements(body))
 
 
 def count_at_once(kernel: k.Kernel) -> int:
