@@ -23,8 +23,8 @@ from astitch.device.schedule import Schedule
 from astitch.errors import IllegalProduct
 from astitch.graph.index import Symbol
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.check_kernel import check_kernel
 from astitch.run.emulate import Order
-from astitch.search.check_plan import check_kernel
 from astitch.thread_mapping import Mapping, Space, map_space
 from astitch.tiling.scans import MAX_STATES, MAX_STEPS, why_not_in_order
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for

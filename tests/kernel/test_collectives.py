@@ -19,10 +19,10 @@ from astitch.graph.index import Symbol, of_symbol
 from astitch.graph.ir import Graph
 from astitch.graph.propagation import Within
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.check_kernel import check_kernel
 from astitch.kernel.kernel_ir import STRIDED_CHUNK, count_lines
 from astitch.kernel.reducers import make_reducer
 from astitch.run.emulate import HostModule, Order, compile_host
-from astitch.search.check_plan import check_kernel
 from astitch.toolchain.nvrtc import compile_cuda
 from tests.small_gpu import stitched_graph
 

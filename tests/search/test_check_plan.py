@@ -14,10 +14,11 @@ from astitch.graph.index import Linear, Symbol, add, divide, modulo, of_symbol
 from astitch.graph.ir import ArrayType, DType
 from astitch.graph.propagation import Within
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.check_kernel import check_kernel
 from astitch.kernel.reducers import make_reducer
 from astitch.mapping.stitch_scheme import Arrangement, Placement, Scheme
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.search.check_plan import check_kernel, check_plan
+from astitch.search.check_plan import check_plan
 from astitch.search.plan import Plan, plan_scope
 from tests.scopes import find_scopes
 
