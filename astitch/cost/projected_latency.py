@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from astitch.cost.instructions import Unit
 from astitch.cost.workload import (
     BASE_REGISTERS,
     LINE_BYTES,
     Access,
     LoopWork,
-    Unit,
     Workload,
     count_workload,
 )

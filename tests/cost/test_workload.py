@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import re
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +11,8 @@ import numpy as np
 import pytest
 from hlo_runner import lower
 
-from astitch.cost import workload
-from astitch.cost.workload import (
-    LATE_SHARE,
-    Access,
-    Unit,
-    Workload,
-    count_workload,
-    price_op,
-)
+from astitch.cost.instructions import Unit, price_op
+from astitch.cost.workload import LATE_SHARE, PRICES, Access, Workload, count_workload
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.graph.ir import DType
@@ -137,10 +128,9 @@ def test_statements_without_a_price_are_refused():
 
 
 def test_every_statement_has_a_price():
-    """Each kind of statement stands in one of the arms of the counter."""
-    source = inspect.getsource(workload._Counter.statement)
-    for kind in k.STATEMENTS:
-        assert re.search(rf"\bk\.{kind.__name__}\(", source), kind
+    """Some cost no more than what they say that they compute, load and store."""
+    described = {k.Value, k.VectorVariable, k.StoreVector, k.Store, k.BatchSet, k.Fetch}
+    assert set(k.STATEMENTS) - PRICES.keys() == described
 
 
 def test_block_barriers_are_those_of_the_reductions():
