@@ -1,4 +1,4 @@
-"""Kernel -> CUDA text.  Decides nothing: one match over the statement grammar, printed.
+"""Kernel -> CUDA text.  Decides nothing: one function for each kind of statement, printed.
 
 Names, metadata and strings from the HLO reach the text only through `comment` and the identifiers that
 declarations.py made, so nothing a module contains can leave its comment or its name.
@@ -6,49 +6,25 @@ declarations.py made, so nothing a module contains can leave its comment or its 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-import numpy as np
-
-from astitch.device.gpu import ACCESS_BYTES
 from astitch.graph import index as ix
-from astitch.graph.index import Linear, Quotient, Remainder, Symbol, Term
-from astitch.graph.ir import (
-    CompareAttrs,
-    ConstantAttrs,
-    DType,
-    Graph,
-    Literal,
-    ReducePrecisionAttrs,
-)
-from astitch.graph.ops import OPS
-from astitch.graph.propagation import Divisible, Guard, Within
+from astitch.graph.ir import ConstantAttrs, DType, Graph
 from astitch.kernel import kernel_ir as k
-from astitch.kernel.nest import LANE
-
-STORAGE = {
-    DType.PRED: "bool",
-    DType.S8: "signed char",
-    DType.S16: "short",
-    DType.S32: "int",
-    DType.S64: "long long",
-    DType.U8: "unsigned char",
-    DType.U16: "unsigned short",
-    DType.U32: "unsigned int",
-    DType.U64: "unsigned long long",
-    DType.F16: "f16",
-    DType.BF16: "bf16",
-    DType.F32: "float",
-    DType.F64: "double",
-    DType.F8E4M3FN: "f8e4m3fn",
-    DType.F8E5M2: "f8e5m2",
-}
-"""The C++ type of an element in memory."""
-
-F8 = frozenset({DType.F8E4M3FN, DType.F8E5M2})
-"""Types whose vectors wait as floats (Lanes) until they are stored: conversion takes two elements at once."""
-
+from astitch.kernel.cuda_text import (
+    F8,
+    STORAGE,
+    comment,
+    compute_type,
+    spell,
+    spell_form,
+    spell_guards,
+    spell_number,
+    spell_store,
+    spell_value,
+)
+from astitch.kernel.visit_statements import list_statements
 
 SCALARS_TOGETHER = 32
 """Single elements that a thread may load before it needs the first: half of the registers of a crowded SM's threads."""
@@ -57,196 +33,8 @@ MANY_SECTIONS = 4
 """Sections of different blocks that are not worth a search."""
 
 
-def compute_type(dtype: DType) -> str:
-    """The C++ type of a value in a register: floats of 8 and 16 bits are held as float."""
-    return "float" if dtype.is_narrow_float else STORAGE[dtype]
-
-
-def comment(text: str) -> str:
-    """Text that is safe after //: printable ASCII, no backslash (it would continue the line), bounded."""
-    safe = "".join(c if c.isascii() and c.isprintable() and c != "\\" else "." for c in text)
-    return safe if len(safe) <= 160 else safe[:157] + "..."
-
-
-# ---- expressions -----------------------------------------------------------------------------------------------
-
-
-def spell_term(term: Term) -> str:
-    match term:
-        case Symbol(name, _):
-            return name
-        case Quotient(dividend, divisor):
-            if is_cut(dividend, divisor):
-                return f"({spell_form(dividend)}) >> {divisor.bit_length() - 1}"
-            return f"({spell_form(dividend)}) / {divisor}"
-        case Remainder(dividend, divisor):
-            if is_cut(dividend, divisor):
-                return f"({spell_form(dividend)}) & {divisor - 1}"
-            return f"({spell_form(dividend)}) % {divisor}"
-
-
-def is_cut(dividend: Linear, divisor: int) -> bool:
-    """Do quotient and remainder consist of the dividend's bits?  The compiler would ask a signed one for its sign."""
-    return divisor & (divisor - 1) == 0 and ix.bounds(dividend)[0] >= 0
-
-
-def spell_form(form: Linear) -> str:
-    parts = []
-    # Lanes and loop counters are ints: what they are multiplied with, and the first term of a sum, say how wide it is.
-    wide = not _is_int(form)
-    for number, (term, coefficient) in enumerate(form.terms):
-        text = spell_term(term)
-        if not isinstance(term, Symbol):
-            text = f"({text})"
-        if wide and (number == 0 or not _is_int(Linear(0, ((term, coefficient),)))):
-            text = f"{text} * {coefficient}LL"
-        elif coefficient != 1:
-            text = f"{text} * {coefficient}"
-        parts.append(text)
-    if form.constant or not parts:
-        parts.append(spell_integer(form.constant))
-    return " + ".join(parts).replace("+ -", "- ")
-
-
-def _is_int(form: Linear) -> bool:
-    """Does a sum of ints give it, also before the constant is added?  A symbol without a bound is a variable,
-    as wide as its declaration says."""
-    bounded = tuple(
-        (_LANE if term == LANE else term, coefficient)
-        for term, coefficient in form.terms
-        if all(s.extent < ix.UNBOUNDED for s in ix.symbols(Linear(0, ((term, 1),))))
-    )
-    low, high = ix.bounds(Linear(0, bounded))
-    reached = (low, high, low + form.constant, high + form.constant)
-    return all(-(2**31) < value < 2**31 for value in reached)
-
-
-_LANE = Symbol(LANE.name, ACCESS_BYTES)
-"""No vector has more lanes."""
-
-
-def spell_integer(value: int) -> str:
-    """As an int, or as a long long, of which hlo_math.cuh knows the type; C++ would take long for it."""
-    return str(value) if -(2**31) < value < 2**31 else f"{value}LL"
-
-
-def spell_number(literal: Literal) -> str:
-    """A literal that the compiler reads back to exactly the same bits (NaNs: a NaN)."""
-    dtype, value = literal.dtype, literal.numpy().reshape(())
-    if dtype is DType.PRED:
-        return "true" if value else "false"
-    if dtype.is_integer:
-        number = int(value)
-        suffix = {DType.U32: "u", DType.S64: "ll", DType.U64: "ull"}.get(dtype, "")
-        text = f"(-{-(number + 1)}{suffix} - 1)" if number < 0 else f"{number}{suffix}"
-        narrow = dtype.bytes < 4
-        return f"({STORAGE[dtype]})({text})" if narrow else text
-    wide = dtype is DType.F64
-    number_f = float(value)
-    if not math.isfinite(number_f):
-        bits = np.asarray(number_f, np.float64 if wide else np.float32)
-        return (
-            f"same_bits<double>({int(bits.view(np.uint64)):#x}ull)"
-            if wide
-            else f"same_bits<float>({int(bits.view(np.uint32)):#x}u)"
-        )
-    text = repr(number_f) if wide else str(np.float32(number_f))
-    if "." not in text and "e" not in text:
-        text += ".0"
-    return text if wide else text + "f"
-
-
-def spell_call(call: k.Call, operands: Sequence[str]) -> str:
-    match call.op, call.attrs:
-        case "compare", CompareAttrs(direction, total_order):
-            suffix = "_total" if total_order else ""
-            return f"hlo_compare_{direction.lower()}{suffix}({', '.join(operands)})"
-        case "convert", _:
-            return f"hlo_convert<{STORAGE[call.dtype]}, {STORAGE[call.operand_dtypes[0]]}>({operands[0]})"
-        case "bitcast-convert", _:
-            to, source = call.dtype, call.operand_dtypes[0]
-            kind = (
-                "" if to.bytes == source.bytes else "_part" if to.bytes < source.bytes else "_join"
-            )
-            return f"hlo_bitcast{kind}<{STORAGE[to]}, {STORAGE[source]}>({', '.join(operands)})"
-        case "reduce-precision", ReducePrecisionAttrs(exponent, mantissa):
-            own = f", {STORAGE[call.dtype]}" if call.dtype.is_narrow_float else ""
-            return f"hlo_reduce_precision<{exponent}, {mantissa}{own}>({operands[0]})"
-    if call.shared_divisor:
-        return f"hlo_divide_shared({', '.join(operands)})"
-    row = OPS[call.op]
-    if row.narrow_cuda and call.ends_narrow:
-        return row.narrow_cuda.format(*operands, T=STORAGE[DType.F16])
-    if row.narrow_cuda and call.dtype in (DType.F16, DType.BF16):
-        return row.narrow_cuda.format(*operands, T=STORAGE[call.dtype])
-    return row.cuda.format(*operands)
-
-
-def spell_store(dtype: DType, expr: k.Expr) -> str:
-    """The element of storage type that holds the expression; a name is a value of `dtype` already."""
-    exact = dtype is DType.BF16 and isinstance(expr, k.Name | k.Number | k.Lane)
-    return f"{'store_exact' if exact else 'store_as'}<{STORAGE[dtype]}>({spell(expr)})"
-
-
-def spell(expr: k.Expr) -> str:
-    """A scalar in its compute type."""
-    match expr:
-        case k.Name(name):
-            return name
-        case k.Number(value):
-            return spell_number(value)
-        case k.Call():
-            return spell_call(expr, [spell(o) for o in expr.operands])
-        case k.Position(form, dtype):
-            return f"hlo_convert<{STORAGE[dtype]}>({spell_form(form)})"
-        case k.Lane(vector, DType.BF16):
-            return f"bf16_lane({vector}, lane)"
-        case k.Lane(vector, dtype):
-            return f"load_as<{compute_type(dtype)}>({vector}.v[lane])"
-        case k.Element(array, position, dtype, raw):
-            element = f"{array}[{spell_form(position)}]"
-            return f"load_as<{compute_type(dtype)}>({element})" if raw else element
-        case k.Field(state, position, number):
-            return f"{state}[{spell_form(position)}].f{number}"
-
-
-def spell_value(dtype: DType, expr: k.Expr) -> str:
-    """The expression, rounded once to its HLO dtype."""
-    narrow = dtype.is_narrow_float
-    exact = (isinstance(expr, k.Call) and expr.op in k.EXACT) or isinstance(
-        expr, k.Lane | k.Element | k.Name | k.Number
-    )
-    text = spell(expr)
-    return f"round_to<{STORAGE[dtype]}>({text})" if narrow and not exact else text
-
-
-def spell_guard(guard: Guard) -> str:
-    match guard:
-        case Within(form, low, high):
-            least, most = ix.bounds(form)
-            text = spell_form(form)
-            tests = [f"{text} >= {low}"] if least < low else []
-            tests += [f"{text} < {high}"] if most >= high or not tests else []
-            return " && ".join(tests)
-        case Divisible(form, by):
-            return f"({spell_form(form)}) % {by} == 0"
-
-
-def spell_guards(guards: Sequence[Guard]) -> str:
-    return " && ".join(spell_guard(g) for g in guards)
-
-
-# ---- statements ------------------------------------------------------------------------------------------------
-
-
-def _fetches(body: Sequence[k.Statement]) -> Iterator[k.Fetch]:
-    for statement in body:
-        if isinstance(statement, k.Fetch):
-            yield statement
-        elif isinstance(statement, k.Loop | k.If):
-            yield from _fetches(statement.body)
-        elif isinstance(statement, k.Switch):
-            yield from _fetches(statement.cases)
+def indent(lines: Iterable[str]) -> Iterator[str]:
+    return (f"  {line}" for line in lines)
 
 
 class _Printer:
@@ -256,283 +44,21 @@ class _Printer:
         self.integer = "long long" if kernel.wide_index else "int"
         self.blocks: range | None = None  # of the section that is printed, see own_blocks
 
-    def block(self, body: Sequence[k.Statement], depth: int) -> Iterator[str]:
+    def block(self, body: Sequence[k.Statement]) -> Iterator[str]:
         scalars = 0
         for statement in body:
             if isinstance(statement, k.Load) and not statement.position.terms:
                 if scalars and scalars % SCALARS_TOGETHER == 0:
-                    yield f"{'  ' * depth}part_loads();"
+                    yield "part_loads();"
                 scalars += 1
-            yield from self.statement(statement, depth)
+            yield from self.statement(statement)
 
-    def statement(self, statement: k.Statement, depth: int) -> Iterator[str]:
-        pad = "  " * depth
-        match statement:
-            case k.Index(name, form):
-                yield f"{pad}const {self.integer} {name} = {spell_form(form)};"
-            case k.ChooseIndex(name, cases):
-                *tests, (_, last) = cases
-                chosen = [f"{spell_guards(g)} ? {spell_form(form)} : " for g, form in tests]
-                yield f"{pad}const {self.integer} {name} = {''.join(chosen)}{spell_form(last)};"
-            case k.Start(name, expr, dtype, limit):
-                value = spell(expr)
-                # Unsigned starts are never negative, but may exceed what an int holds.
-                size = "int" if dtype.bytes <= 4 and limit < 1 << 31 else "long long"
-                kind = f"unsigned {size}" if dtype.is_unsigned else size
-                clamped = f"hlo_clamp(({kind})0, ({kind}){value}, ({kind}){limit})"
-                yield f"{pad}const {self.integer} {name} = ({self.integer}){clamped};"
-            case k.Value(name, dtype, expr):
-                yield f"{pad}const {compute_type(dtype)} {name} = {spell_value(dtype, expr)};"
-            case k.Load(name, dtype, array, position):
-                kind = compute_type(dtype)
-                yield f"{pad}const {kind} {name} = load_as<{kind}>({array}[{spell_form(position)}]);"
-            case k.LoadVector(name, dtype, array, position, width, guards):
-                vector = f"Vec<{STORAGE[dtype]}, {width}>"
-                at = f"{array} + ({spell_form(position)})"
-                if guards:
-                    yield f"{pad}{vector} {name}{{}};"
-                    yield f"{pad}if ({spell_guards(guards)}) {name} = *reinterpret_cast<const {vector}*>({at});"
-                else:
-                    yield f"{pad}const {vector} {name} = *reinterpret_cast<const {vector}*>({at});"
-            case k.VectorVariable(name, dtype, width, unrounded):
-                kind = "Lanes" if unrounded or dtype in F8 else "Vec"
-                yield f"{pad}{kind}<{STORAGE[dtype]}, {width}> {name};"
-            case k.StoreLane(vector, dtype, expr, unrounded):
-                value = spell(expr) if unrounded or dtype in F8 else spell_store(dtype, expr)
-                yield f"{pad}{vector}.v[lane] = {value};"
-            case k.StoreVector(array, position, vector, dtype, _, unrounded) if (
-                unrounded or dtype in F8
-            ):
-                yield f"{pad}store_lanes({array} + ({spell_form(position)}), {vector});"
-            case k.StoreVector(array, position, vector, dtype, width):
-                kind = f"Vec<{STORAGE[dtype]}, {width}>"
-                yield f"{pad}*reinterpret_cast<{kind}*>({array} + ({spell_form(position)})) = {vector};"
-            case k.Store(array, position, dtype, expr):
-                yield f"{pad}{array}[{spell_form(position)}] = {spell_store(dtype, expr)};"
-            case k.Ahead(name, dtype, width, count):
-                yield f"{pad}words_of<Vec<{STORAGE[dtype]}, {width}>>::type {name}[{count}];"
-            case k.KeepVector(target, at, dtype, vector, width):
-                if target in self.slot_names:
-                    place = f"shared_vec<{STORAGE[dtype]}, {width}>({target}, ({spell_form(at)}) * {width})"
-                    yield f"{pad}{place} = {vector};"
-                else:
-                    yield f"{pad}{target}[{spell_form(at)}] = to_words({vector});"
-            case k.Advance(target, source, count):
-                yield f"{pad}#pragma unroll"
-                yield f"{pad}for (int i = 0; i < {count}; ++i) {target}[i] = {source}[i];"
-            case k.Prefetch():
-                yield from self.prefetch(statement, depth)
-            case k.Fetch(target, at, dtype, array, position, width):
-                kind = f"Vec<{STORAGE[dtype]}, {width}>"
-                source = f"{array} + ({spell_form(position)})"
-                if target in self.slot_names:
-                    to = f"shared_vec<{STORAGE[dtype]}, {width}>({target}, ({spell_form(at)}) * {width})"
-                    yield f"{pad}copy_async(&{to}, {source});"
-                else:
-                    words = f"words_of<{kind}>::type"
-                    yield f"{pad}{target}[{spell_form(at)}] = *reinterpret_cast<const {words}*>({source});"
-            case k.CopyWait(None):
-                yield f"{pad}copy_commit();"
-                yield f"{pad}copy_wait<0>();"
-            case k.CopyWait(pending):
-                yield f"{pad}copy_wait<{pending}>();"
-            case k.TakeVector(name, dtype, source, at, width):
-                kind = f"Vec<{STORAGE[dtype]}, {width}>"
-                taken = f"from_words<{kind}>({source}[{spell_form(at)}])"
-                if source in self.slot_names:
-                    taken = f"shared_vec<{STORAGE[dtype]}, {width}>({source}, ({spell_form(at)}) * {width})"
-                yield f"{pad}const {kind} {name} = {taken};"
-            case k.Keep(name, dtype, count, raw):
-                yield f"{pad}{STORAGE[dtype] if raw else compute_type(dtype)} {name}[{count}];"
-            case k.KeepSet(name, position, dtype, expr, raw):
-                value = spell_store(dtype, expr) if raw else spell(expr)
-                yield f"{pad}{name}[{spell_form(position)}] = {value};"
-            case k.States(name, reducer, count):
-                yield f"{pad}Reduce{reducer}::State {name}[{count}];"
-                yield f"{pad}#pragma unroll"
-                yield f"{pad}for (int i = 0; i < {count}; ++i) {name}[i] = Reduce{reducer}::identity();"
-            case k.Accumulate(state, position, reducer, values):
-                at = f"{state}[{spell_form(position)}]"
-                fields = ", ".join(spell(v) for v in values)
-                yield f"{pad}{at} = Reduce{reducer}::combine({at}, Reduce{reducer}::State{{{fields}}});"
-            case k.AccumulateProduct(state, position, a, b):
-                field = f"{state}[{spell_form(position)}].f0"
-                yield f"{pad}{field} = hlo_multiply_add({spell(a)}, {spell(b)}, {field});"
-            case k.AccumulateElement(state, position, reducer, value):
-                kind = self.kernel.reducers[reducer].joint
-                yield f"{pad}add_to_{kind}({state}[{spell_form(position)}], {spell(value)});"
-            case k.Batch(name, dtype, width):
-                yield f"{pad}{compute_type(dtype)} {name}[{width}];"
-            case k.BatchSet(name, _, expr):
-                yield f"{pad}{name}[lane] = {spell(expr)};"
-            case k.AccumulateBatch(state, position, reducer, batch):
-                kind = self.kernel.reducers[reducer].joint
-                yield f"{pad}add_batch_to_{kind}({state}[{spell_form(position)}], {batch});"
-            case k.AccumulateState(state, position, reducer, arrays, where):
-                at = f"{state}[{spell_form(position)}]"
-                dtypes = self.kernel.reducers[reducer].fields
-                fields = ", ".join(
-                    f"load_as<{compute_type(d)}>({a}[{spell_form(where)}])"
-                    for a, d in zip(arrays, dtypes, strict=True)
-                )
-                yield f"{pad}{at} = Reduce{reducer}::combine({at}, Reduce{reducer}::State{{{fields}}});"
-            case k.ReduceAcross():
-                for line in self.reduction(statement):
-                    yield pad + line
-            case k.ScanAcross():
-                yield pad + self.scan(statement)
-            case k.Rounds(variable, count, backward, body):
-                loop = f"int {variable} = 0; {variable} < {count}; ++{variable}"
-                if backward:
-                    loop = f"int {variable} = {count - 1}; {variable} >= 0; --{variable}"
-                yield f"{pad}#pragma unroll 1"
-                yield f"{pad}for ({loop}) {{"
-                yield from self.block(body, depth + 1)
-                yield f"{pad}}}"
-            case k.FetchRound(first, variable, count, backward, body):
-                if first:
-                    yield f"{pad}{{"
-                    yield f"{pad}  const int {variable} = {count - 1 if backward else 0};"
-                else:
-                    step = (
-                        f"{variable} - 1; next >= 0"
-                        if backward
-                        else f"{variable} + 1; next < {count}"
-                    )
-                    yield f"{pad}if (const int next = {step}) {{"
-                    yield f"{pad}  const int {variable} = next;"
-                yield from self.block(body, depth + 1)
-                yield f"{pad}}}"
-                yield f"{pad}copy_commit();"
-            case k.Finish(state, count, reducer, inits):
-                fields = ", ".join(spell(v) for v in inits)
-                yield f"{pad}#pragma unroll"
-                yield (
-                    f"{pad}for (int i = 0; i < {count}; ++i) {state}[i] = "
-                    f"Reduce{reducer}::combine(Reduce{reducer}::State{{{fields}}}, {state}[i]);"
-                )
-            case k.Loop(variable, count, unroll, body, bound, together):
-                if bound is not None:
-                    end = spell_form(bound)
-                    yield f"{pad}#pragma unroll {together}"
-                    yield (
-                        f"{pad}for (int {variable} = 0, {variable}_end = {end} < {count} ? {end} : {count}; "
-                        f"{variable} < {variable}_end; ++{variable}) {{"
-                    )
-                elif count == 1:
-                    yield f"{pad}{{"
-                    yield f"{pad}  const int {variable} = 0;"
-                else:
-                    yield f"{pad}#pragma unroll{'' if unroll else f' {together}'}"
-                    yield f"{pad}for (int {variable} = 0; {variable} < {count}; ++{variable}) {{"
-                yield from self.block(body, depth + 1)
-                yield f"{pad}}}"
-            case k.If(guards, body):
-                yield f"{pad}if ({spell_guards(guards)}) {{"
-                yield from self.block(body, depth + 1)
-                yield f"{pad}}}"
-            case k.Switch(cases):
-                for number, found in enumerate(cases):
-                    head = "" if number == 0 else "} else "
-                    test = f"if ({spell_guards(found.guards)}) " if found.guards else ""
-                    yield f"{pad}{head}{test}{{"
-                    yield from self.block(found.body, depth + 1)
-                yield f"{pad}}}"
-            case k.Choose(name, dtype, branches):
-                yield f"{pad}{compute_type(dtype)} {name};"
-                for number, branch in enumerate(branches):
-                    head = "" if number == 0 else "} else "
-                    test = f"if ({spell_guards(branch.guards)}) " if branch.guards else ""
-                    yield f"{pad}{head}{test}{{"
-                    yield from self.block(branch.body, depth + 1)
-                    yield f"{pad}  {name} = {spell(branch.result)};"
-                yield f"{pad}}}"
-            case k.Section():
-                yield from self.section(statement, depth)
-            case k.Common(body):
-                yield from self.block(body, depth)
-            case k.TaskLoop(tasks, once, body, ring, lag):
-                if once:
-                    yield f"{pad}{self.taking_part(tasks)}{{"
-                    yield f"{pad}  const {self.integer} task = first;"
-                else:
-                    if ring:
-                        yield f"{pad}int turn = {ring - 1};"
-                    end = f"{tasks} + {lag} * gridDim.x" if lag else f"{tasks}"
-                    yield f"{pad}for ({self.integer} task = first; task < {end}; task += gridDim.x) {{"
-                    if ring:
-                        yield f"{pad}  turn = turn == {ring - 1} ? 0 : turn + 1;"
-                yield from self.block(body, depth + 1)
-                yield f"{pad}}}"
-            case k.Barrier("global", reason):
-                yield f"{pad}ASTITCH_GLOBAL_BARRIER(barrier);  // {comment(reason)}"
-            case k.Current(tasks, body):
-                yield f"{pad}if (task < {tasks}) {{"
-                yield from self.block(body, depth + 1)
-                yield f"{pad}}} else __syncthreads();  // parts what comes before from what comes after, as inside"
-            case k.Previous(ring, body, lag):
-                back = f"{lag} * int(gridDim.x)"
-                yield f"{pad}if (task - {back} >= first) {{"
-                yield f"{pad}  const {self.integer} last_task = task - {back};"
-                yield f"{pad}  const int last_turn = turn < {lag} ? turn + {ring - lag} : turn - {lag};"
-                yield f"{pad}  {{"
-                yield f"{pad}    const {self.integer} task = last_task;"
-                yield f"{pad}    const int turn = last_turn;"
-                yield from self.block(body, depth + 2)
-                yield f"{pad}  }}"
-                yield f"{pad}}} else __syncthreads();"
-            case k.Publish(area, element, part, state, at, reducer):
-                each, other = area.strides
-                slot = ix.offset(
-                    ix.add(ix.scale(element, each), ix.scale(part, other)), area.offset
-                )
-                to = f"exchange + ({spell_form(slot)})"
-                yield f"{pad}Reduce{reducer}::publish({state}[{spell_form(at)}], {to}, tag);"
-            case k.Collect(area, element, state, at, reducer, members, rank):
-                each, other = area.strides
-                start = ix.offset(ix.scale(element, each), area.offset)
-                arguments = f"{state}[{spell_form(at)}], exchange + ({spell_form(start)}), {spell_form(rank)}, tag"
-                yield f"{pad}collect_parts<Reduce{reducer}, {members}, {area.parts}, {other}>({arguments});"
-            case k.Meeting():
-                yield from self.meeting(statement, depth)
-            case k.Barrier(_, reason):
-                yield f"{pad}__syncthreads();  // {comment(reason)}"
+    def statement(self, statement: k.Statement) -> Iterator[str]:
+        return EMITTERS[type(statement)](self, statement)
 
-    def prefetch(self, prefetch: k.Prefetch, depth: int) -> Iterator[str]:
-        pad = "  " * depth
-        asynchronous = any(s.target in self.slot_names for s in _fetches(prefetch.body))
-        start, ahead, ring = "first" if prefetch.first else "task", prefetch.ahead, prefetch.ring
-        blocks = "gridDim.x" if ahead == 1 else f"{ahead} * gridDim.x"
-        later = f"{start} + {blocks}" if ahead else start
-        yield f"{pad}if (const {self.integer} next = {later}; next < {prefetch.tasks}) {{"
-        yield f"{pad}  const {self.integer} task = next;"
-        if asynchronous and prefetch.first:
-            yield f"{pad}  const int next_turn = {ahead};"
-        elif asynchronous:
-            place = f"turn < {ring - ahead} ? turn + {ahead} : turn - {ring - ahead}"
-            yield f"{pad}  const int next_turn = {place};"
-        yield from self.block(prefetch.body, depth + 1)
-        yield f"{pad}}}"
-        if asynchronous:
-            yield f"{pad}copy_commit();"
-
-    def meeting(self, meeting: k.Meeting, depth: int) -> Iterator[str]:
-        pad = "  " * depth
-        ago = f", {meeting.lag} tasks ago" if meeting.lag else ""
-        warps = max(self.kernel.block // 32, 1)
-        yield f"{pad}// parts of {meeting.team} blocks{ago}"
-        if meeting.packed <= warps:
-            yield f"{pad}if (const int warp = thread / 32; warp < {meeting.packed}) {{"
-        else:
-            yield f"{pad}for (int warp = thread / 32; warp < {meeting.packed}; warp += {warps}) {{"
-        yield f"{pad}  const int to = warp;"
-        yield from self.block(meeting.body, depth + 1)
-        for total in meeting.totals:
-            yield f"{pad}  if (thread % 32 == 0) {total.slot}[to] = {total.found}[0];"
-        yield f"{pad}}}"
-        yield f"{pad}__syncthreads();"
-        for total in meeting.totals:
-            yield f"{pad}Reduce{total.reducer}::State {total.state}[1] = {{{total.slot}[to]}};"
+    def inner(self, body: Sequence[k.Statement]) -> Iterator[str]:
+        """What stands between braces."""
+        return indent(self.block(body))
 
     def own_blocks(self, statement: k.Statement) -> range | None:
         """The blocks that have a task of a section, each one; None where others have something to do there too."""
@@ -552,7 +78,7 @@ class _Printer:
         tests += [f"first < {tasks}"] if self.blocks.stop < self.kernel.grid else []
         return f"if ({' && '.join(tests)}) " if tests else ""
 
-    def sections(self, body: Sequence[k.Statement], depth: int) -> Iterator[str]:
+    def sections(self, body: Sequence[k.Statement]) -> Iterator[str]:
         """Many sections of blocks of their own, one after the other, are found by halves: a block that passed by all
         those of others would be late.
 
@@ -569,59 +95,60 @@ class _Printer:
                 behind.append(statement)
                 continue
             if run and (blocks is None or blocks.start < stop):
-                yield from self.block(within[:1] if not parted else (), depth)
-                yield from self.halves(run, depth)
-                yield from self.block(behind, depth)
+                yield from self.block(within[:1] if not parted else ())
+                yield from self.halves(run)
+                yield from self.block(behind)
                 run, within, parted = [], [], bool(behind)
             else:
                 within += behind
             behind = []
             if blocks is None:
-                yield from self.statement(statement, depth)
+                yield from self.statement(statement)
                 if not isinstance(statement, k.Common):  # which touches no shared memory
                     parted = isinstance(statement, k.Barrier)
             else:
                 run.append(statement)
                 stop = blocks.stop
-        yield from self.block(within[:1] if not parted else (), depth)
-        yield from self.halves(run, depth)
-        yield from self.block(behind, depth)
+        yield from self.block(within[:1] if not parted else ())
+        yield from self.halves(run)
+        yield from self.block(behind)
 
-    def halves(self, run: Sequence[k.Statement], depth: int) -> Iterator[str]:
+    def halves(self, run: Sequence[k.Statement]) -> Iterator[str]:
         if len(run) < MANY_SECTIONS:
-            yield from self.block(run, depth)
+            yield from self.block(run)
             return
-        pad, middle = "  " * depth, len(run) // 2
+        middle = len(run) // 2
         later = run[middle]
         assert isinstance(later, k.Section)
-        yield f"{pad}if (blockIdx.x < {later.offset}) {{"
-        yield from self.halves(run[:middle], depth + 1)
-        yield f"{pad}}} else {{"
-        yield from self.halves(run[middle:], depth + 1)
-        yield f"{pad}}}"
+        yield f"if (blockIdx.x < {later.offset}) {{"
+        yield from indent(self.halves(run[:middle]))
+        yield "} else {"
+        yield from indent(self.halves(run[middle:]))
+        yield "}"
 
-    def section(self, section: k.Section, depth: int) -> Iterator[str]:
-        pad = "  " * depth
-        rows, cols = section.row_threads, section.col_threads
-        yield f"{pad}{{  // loop {section.number}: {comment(section.title)}"
-        inner = pad + "  "
-        yield f"{inner}const int thread = threadIdx.x;"
-        outer = section.outer_threads
+    def section(self, section: k.Section) -> Iterator[str]:
+        yield f"{{  // loop {section.number}: {comment(section.title)}"
+        yield from indent(self.places(section))
+        self.blocks = self.own_blocks(section)
+        yield from self.inner(section.body)
+        yield "}"
+
+    def places(self, section: k.Section) -> Iterator[str]:
+        """Where a thread stands in the block, and the block's first task."""
+        yield "const int thread = threadIdx.x;"
+        rows, cols, outer = section.row_threads, section.col_threads, section.outer_threads
         places = {"tx": (cols, 1), "ty": (rows, cols), "to": (outer, rows * cols)}
         if section.packed_inside:
             places = {"tx": (cols, 1), "to": (outer, cols), "ty": (rows, outer * cols)}
         for name, (threads, stride) in places.items():
-            yield f"{inner}const int {name} = {self.place(threads, stride)};"
+            yield f"const int {name} = {self.place(threads, stride)};"
         if not section.offset:
-            yield f"{inner}const int first = blockIdx.x;"
+            yield "const int first = blockIdx.x;"
         elif self.own_blocks(section):
-            yield f"{inner}const int first = int(blockIdx.x) - {section.offset};"
+            yield f"const int first = int(blockIdx.x) - {section.offset};"
         else:
             later = f"blockIdx.x < {section.offset} ? gridDim.x : 0"
-            yield f"{inner}const int first = blockIdx.x - {section.offset} + ({later});"
-        self.blocks = self.own_blocks(section)
-        yield from self.block(section.body, depth + 1)
-        yield f"{pad}}}"
+            yield f"const int first = blockIdx.x - {section.offset} + ({later});"
 
     def place(self, threads: int, stride: int) -> str:
         """Where a thread stands among `threads`, a power of two, that are `stride` apart: of an unsigned number."""
@@ -630,67 +157,6 @@ class _Printer:
         major = stride * threads == self.kernel.block
         text = "threadIdx.x" if stride == 1 else f"threadIdx.x / {stride}"
         return text if major else f"{text} % {threads}"
-
-    def reduction(self, step: k.ReduceAcross) -> Iterator[str]:
-        across = step.stride == 1 and step.threads > 32
-        if across:
-            yield from self.reduction_of_warps(step)
-            return
-        for part in step.parts:
-            reducer = f"Reduce{part.reducer}"
-            if not part.slot:
-                yield f"reduce_lanes<{reducer}, {step.threads}, {step.stride}>({part.state});"
-            else:
-                ways = (
-                    f"{'true' if step.butterfly else 'false'}, {'true' if step.alone else 'false'}"
-                )
-                sizes = (
-                    f"{step.threads}, {step.stride}, {self.kernel.block}, {k.STRIDED_CHUNK}, {ways}"
-                )
-                yield f"reduce_strided<{reducer}, {sizes}>({part.state}, {part.slot});"
-
-    def scan(self, step: k.ScanAcross) -> str:
-        arguments = ", ".join((step.state, step.slot or "nullptr", step.carry or "no_carry()"))
-        sizes = f"{step.steps}, {step.width}, {step.threads}"
-        given = step.handover
-        backward = "true" if step.backward else "false"
-        if given is not None:
-            each, _ = given.area.strides
-            start = ix.offset(ix.scale(given.element, each), given.area.offset)
-            arguments += (
-                f", exchange + ({spell_form(start)}), {spell_form(given.part)}, {given.slot}, tag"
-            )
-            if step.columns:
-                sizes += f", {step.stride}"
-            kinds = f"Reduce{step.reducer}, {sizes}, {backward}, {given.area.parts}"
-            return f"scan_{'columns' if step.columns else 'row'}_of_team<{kinds}>({arguments});"
-        if not step.columns:
-            return f"scan_row<Reduce{step.reducer}, {sizes}, {backward}>({arguments});"
-        sizes += f", {step.stride}, {backward}"
-        return f"scan_columns<Reduce{step.reducer}, {sizes}>({arguments});"
-
-    def reduction_of_warps(self, step: k.ReduceAcross) -> Iterator[str]:
-        """Parts with one slot are reduced together."""
-        slots: dict[str, list[k.Part]] = {}
-        for part in step.parts:
-            slots.setdefault(part.slot, []).append(part)
-        way = f"{step.threads}, {'true' if step.butterfly else 'false'}"
-        second = []
-        for slot, parts in slots.items():
-            reducer, states = f"Reduce{parts[0].reducer}", ", ".join(p.state for p in parts)
-            if len(parts) == 1:
-                yield f"reduce_warps<{reducer}>({states}, {slot});"
-                second.append(f"combine_warps<{reducer}, {way}>({states}, {slot});")
-            else:
-                yield f"reduce_warps_together<{reducer}>({slot}, {states});"
-                second.append(
-                    f"combine_warps_together<{reducer}, {step.threads}>({slot}, {states});"
-                )
-        yield "__syncthreads();"
-        if step.alone:
-            yield f"if (thread < 32) {{ {' '.join(second)} }}"
-        else:
-            yield from second
 
     # -- declarations --------------------------------------------------------------------------------------------
 
@@ -820,10 +286,500 @@ class _Printer:
         if kernel.teams:
             yield "  const unsigned tag = astitch_launch_tag(barrier);"
             yield "  unsigned long long* const exchange = astitch_tagged_words(barrier);"
-        yield from self.sections(kernel.body, 1)
+        yield from indent(self.sections(kernel.body))
         if kernel.teams:
             yield "  astitch_end_launch(barrier);"
         yield "}"
+
+
+# ---- elements ---------------------------------------------------------------------------------------------------
+
+
+def _emit_index(printer: _Printer, index: k.Index) -> Iterator[str]:
+    yield f"const {printer.integer} {index.name} = {spell_form(index.form)};"
+
+
+def _emit_choose_index(printer: _Printer, choice: k.ChooseIndex) -> Iterator[str]:
+    *tests, (_, last) = choice.cases
+    chosen = [f"{spell_guards(g)} ? {spell_form(form)} : " for g, form in tests]
+    yield f"const {printer.integer} {choice.name} = {''.join(chosen)}{spell_form(last)};"
+
+
+def _emit_start(printer: _Printer, start: k.Start) -> Iterator[str]:
+    # Unsigned starts are never negative, but may exceed what an int holds.
+    size = "int" if start.dtype.bytes <= 4 and start.limit < 1 << 31 else "long long"
+    kind = f"unsigned {size}" if start.dtype.is_unsigned else size
+    clamped = f"hlo_clamp(({kind})0, ({kind}){spell(start.expr)}, ({kind}){start.limit})"
+    yield f"const {printer.integer} {start.name} = ({printer.integer}){clamped};"
+
+
+def _emit_value(printer: _Printer, value: k.Value) -> Iterator[str]:
+    kind = compute_type(value.dtype)
+    yield f"const {kind} {value.name} = {spell_value(value.dtype, value.expr)};"
+
+
+def _emit_load(printer: _Printer, load: k.Load) -> Iterator[str]:
+    kind = compute_type(load.dtype)
+    element = f"{load.array}[{spell_form(load.position)}]"
+    yield f"const {kind} {load.name} = load_as<{kind}>({element});"
+
+
+def _emit_load_vector(printer: _Printer, load: k.LoadVector) -> Iterator[str]:
+    vector = _vector_type(load.dtype, load.width)
+    at = f"{load.array} + ({spell_form(load.position)})"
+    loaded = f"{load.name} = *reinterpret_cast<const {vector}*>({at});"
+    if load.guards:
+        yield f"{vector} {load.name}{{}};"
+        yield f"if ({spell_guards(load.guards)}) {loaded}"
+    else:
+        yield f"const {vector} {loaded}"
+
+
+def _vector_type(dtype: DType, width: int) -> str:
+    return f"Vec<{STORAGE[dtype]}, {width}>"
+
+
+def _emit_vector_variable(printer: _Printer, variable: k.VectorVariable) -> Iterator[str]:
+    kind = "Lanes" if variable.unrounded or variable.dtype in F8 else "Vec"
+    yield f"{kind}<{STORAGE[variable.dtype]}, {variable.width}> {variable.name};"
+
+
+def _emit_store_lane(printer: _Printer, store: k.StoreLane) -> Iterator[str]:
+    unrounded = store.unrounded or store.dtype in F8
+    value = spell(store.expr) if unrounded else spell_store(store.dtype, store.expr)
+    yield f"{store.vector}.v[lane] = {value};"
+
+
+def _emit_store_vector(printer: _Printer, store: k.StoreVector) -> Iterator[str]:
+    at = f"{store.array} + ({spell_form(store.position)})"
+    if store.unrounded or store.dtype in F8:
+        yield f"store_lanes({at}, {store.vector});"
+    else:
+        kind = _vector_type(store.dtype, store.width)
+        yield f"*reinterpret_cast<{kind}*>({at}) = {store.vector};"
+
+
+def _emit_store(printer: _Printer, store: k.Store) -> Iterator[str]:
+    element = f"{store.array}[{spell_form(store.position)}]"
+    yield f"{element} = {spell_store(store.dtype, store.expr)};"
+
+
+def _emit_keep(printer: _Printer, keep: k.Keep) -> Iterator[str]:
+    kind = STORAGE[keep.dtype] if keep.raw else compute_type(keep.dtype)
+    yield f"{kind} {keep.name}[{keep.count}];"
+
+
+def _emit_keep_set(printer: _Printer, keep: k.KeepSet) -> Iterator[str]:
+    value = spell_store(keep.dtype, keep.expr) if keep.raw else spell(keep.expr)
+    yield f"{keep.name}[{spell_form(keep.position)}] = {value};"
+
+
+# ---- prefetches -------------------------------------------------------------------------------------------------
+
+
+def _emit_ahead(printer: _Printer, ahead: k.Ahead) -> Iterator[str]:
+    kind = _vector_type(ahead.dtype, ahead.width)
+    yield f"words_of<{kind}>::type {ahead.name}[{ahead.count}];"
+
+
+def _spell_shared(step: k.KeepVector | k.Fetch | k.TakeVector, slot: str) -> str:
+    """A vector of a shared slot."""
+    kind = f"{STORAGE[step.dtype]}, {step.width}"
+    return f"shared_vec<{kind}>({slot}, ({spell_form(step.at)}) * {step.width})"
+
+
+def _emit_keep_vector(printer: _Printer, keep: k.KeepVector) -> Iterator[str]:
+    if keep.target in printer.slot_names:
+        yield f"{_spell_shared(keep, keep.target)} = {keep.vector};"
+    else:
+        yield f"{keep.target}[{spell_form(keep.at)}] = to_words({keep.vector});"
+
+
+def _emit_advance(printer: _Printer, step: k.Advance) -> Iterator[str]:
+    yield "#pragma unroll"
+    yield f"for (int i = 0; i < {step.count}; ++i) {step.target}[i] = {step.source}[i];"
+
+
+def _emit_fetch(printer: _Printer, fetch: k.Fetch) -> Iterator[str]:
+    source = f"{fetch.array} + ({spell_form(fetch.position)})"
+    if fetch.target in printer.slot_names:
+        yield f"copy_async(&{_spell_shared(fetch, fetch.target)}, {source});"
+    else:
+        words = f"words_of<{_vector_type(fetch.dtype, fetch.width)}>::type"
+        loaded = f"*reinterpret_cast<const {words}*>({source})"
+        yield f"{fetch.target}[{spell_form(fetch.at)}] = {loaded};"
+
+
+def _emit_copy_wait(printer: _Printer, wait: k.CopyWait) -> Iterator[str]:
+    if wait.pending is None:
+        yield "copy_commit();"
+    yield f"copy_wait<{wait.pending or 0}>();"
+
+
+def _emit_take_vector(printer: _Printer, take: k.TakeVector) -> Iterator[str]:
+    kind = _vector_type(take.dtype, take.width)
+    taken = f"from_words<{kind}>({take.source}[{spell_form(take.at)}])"
+    if take.source in printer.slot_names:
+        taken = _spell_shared(take, take.source)
+    yield f"const {kind} {take.name} = {taken};"
+
+
+def _emit_prefetch(printer: _Printer, prefetch: k.Prefetch) -> Iterator[str]:
+    inside = list_statements(prefetch.body)
+    asynchronous = any(isinstance(s, k.Fetch) and s.target in printer.slot_names for s in inside)
+    start, ahead, ring = "first" if prefetch.first else "task", prefetch.ahead, prefetch.ring
+    blocks = "gridDim.x" if ahead == 1 else f"{ahead} * gridDim.x"
+    later = f"{start} + {blocks}" if ahead else start
+    yield f"if (const {printer.integer} next = {later}; next < {prefetch.tasks}) {{"
+    yield f"  const {printer.integer} task = next;"
+    if asynchronous and prefetch.first:
+        yield f"  const int next_turn = {ahead};"
+    elif asynchronous:
+        place = f"turn < {ring - ahead} ? turn + {ahead} : turn - {ring - ahead}"
+        yield f"  const int next_turn = {place};"
+    yield from printer.inner(prefetch.body)
+    yield "}"
+    if asynchronous:
+        yield "copy_commit();"
+
+
+def _emit_fetch_round(printer: _Printer, fetch: k.FetchRound) -> Iterator[str]:
+    variable, count, backward = fetch.variable, fetch.count, fetch.backward
+    if fetch.first:
+        yield "{"
+        yield f"  const int {variable} = {count - 1 if backward else 0};"
+    else:
+        step = f"{variable} - 1; next >= 0" if backward else f"{variable} + 1; next < {count}"
+        yield f"if (const int next = {step}) {{"
+        yield f"  const int {variable} = next;"
+    yield from printer.inner(fetch.body)
+    yield "}"
+    yield "copy_commit();"
+
+
+# ---- reductions -------------------------------------------------------------------------------------------------
+
+
+def _emit_states(printer: _Printer, states: k.States) -> Iterator[str]:
+    name, reducer = states.name, f"Reduce{states.reducer}"
+    yield f"{reducer}::State {name}[{states.count}];"
+    yield "#pragma unroll"
+    yield f"for (int i = 0; i < {states.count}; ++i) {name}[i] = {reducer}::identity();"
+
+
+_Accumulation = (
+    k.Accumulate | k.AccumulateProduct | k.AccumulateElement | k.AccumulateBatch | k.AccumulateState
+)
+
+
+def _spell_state(step: _Accumulation) -> str:
+    return f"{step.state}[{spell_form(step.position)}]"
+
+
+def _emit_accumulate(printer: _Printer, step: k.Accumulate) -> Iterator[str]:
+    at, reducer = _spell_state(step), f"Reduce{step.reducer}"
+    fields = ", ".join(spell(v) for v in step.values)
+    yield f"{at} = {reducer}::combine({at}, {reducer}::State{{{fields}}});"
+
+
+def _emit_accumulate_product(printer: _Printer, step: k.AccumulateProduct) -> Iterator[str]:
+    field = f"{_spell_state(step)}.f0"
+    yield f"{field} = hlo_multiply_add({spell(step.a)}, {spell(step.b)}, {field});"
+
+
+def _emit_accumulate_element(printer: _Printer, step: k.AccumulateElement) -> Iterator[str]:
+    kind = printer.kernel.reducers[step.reducer].joint
+    yield f"add_to_{kind}({_spell_state(step)}, {spell(step.value)});"
+
+
+def _emit_batch(printer: _Printer, batch: k.Batch) -> Iterator[str]:
+    yield f"{compute_type(batch.dtype)} {batch.name}[{batch.width}];"
+
+
+def _emit_batch_set(printer: _Printer, step: k.BatchSet) -> Iterator[str]:
+    yield f"{step.name}[lane] = {spell(step.expr)};"
+
+
+def _emit_accumulate_batch(printer: _Printer, step: k.AccumulateBatch) -> Iterator[str]:
+    kind = printer.kernel.reducers[step.reducer].joint
+    yield f"add_batch_to_{kind}({_spell_state(step)}, {step.batch});"
+
+
+def _emit_accumulate_state(printer: _Printer, step: k.AccumulateState) -> Iterator[str]:
+    at, reducer = _spell_state(step), f"Reduce{step.reducer}"
+    fields = ", ".join(
+        f"load_as<{compute_type(d)}>({a}[{spell_form(step.at)}])"
+        for a, d in zip(step.arrays, printer.kernel.reducers[step.reducer].fields, strict=True)
+    )
+    yield f"{at} = {reducer}::combine({at}, {reducer}::State{{{fields}}});"
+
+
+def _emit_reduction(printer: _Printer, step: k.ReduceAcross) -> Iterator[str]:
+    across = step.stride == 1 and step.threads > 32
+    if across:
+        yield from _emit_reduction_of_warps(step)
+        return
+    for part in step.parts:
+        reducer = f"Reduce{part.reducer}"
+        if not part.slot:
+            yield f"reduce_lanes<{reducer}, {step.threads}, {step.stride}>({part.state});"
+        else:
+            ways = f"{'true' if step.butterfly else 'false'}, {'true' if step.alone else 'false'}"
+            sizes = (
+                f"{step.threads}, {step.stride}, {printer.kernel.block}, {k.STRIDED_CHUNK}, {ways}"
+            )
+            yield f"reduce_strided<{reducer}, {sizes}>({part.state}, {part.slot});"
+
+
+def _emit_reduction_of_warps(step: k.ReduceAcross) -> Iterator[str]:
+    """Parts with one slot are reduced together."""
+    slots: dict[str, list[k.Part]] = {}
+    for part in step.parts:
+        slots.setdefault(part.slot, []).append(part)
+    way = f"{step.threads}, {'true' if step.butterfly else 'false'}"
+    second = []
+    for slot, parts in slots.items():
+        reducer, states = f"Reduce{parts[0].reducer}", ", ".join(p.state for p in parts)
+        if len(parts) == 1:
+            yield f"reduce_warps<{reducer}>({states}, {slot});"
+            second.append(f"combine_warps<{reducer}, {way}>({states}, {slot});")
+        else:
+            yield f"reduce_warps_together<{reducer}>({slot}, {states});"
+            second.append(f"combine_warps_together<{reducer}, {step.threads}>({slot}, {states});")
+    yield "__syncthreads();"
+    if step.alone:
+        yield f"if (thread < 32) {{ {' '.join(second)} }}"
+    else:
+        yield from second
+
+
+def _emit_scan(printer: _Printer, step: k.ScanAcross) -> Iterator[str]:
+    yield _spell_scan(step)
+
+
+def _spell_scan(step: k.ScanAcross) -> str:
+    arguments = ", ".join((step.state, step.slot or "nullptr", step.carry or "no_carry()"))
+    sizes = f"{step.steps}, {step.width}, {step.threads}"
+    given = step.handover
+    backward = "true" if step.backward else "false"
+    if given is not None:
+        each, _ = given.area.strides
+        start = ix.offset(ix.scale(given.element, each), given.area.offset)
+        arguments += (
+            f", exchange + ({spell_form(start)}), {spell_form(given.part)}, {given.slot}, tag"
+        )
+        if step.columns:
+            sizes += f", {step.stride}"
+        kinds = f"Reduce{step.reducer}, {sizes}, {backward}, {given.area.parts}"
+        return f"scan_{'columns' if step.columns else 'row'}_of_team<{kinds}>({arguments});"
+    if not step.columns:
+        return f"scan_row<Reduce{step.reducer}, {sizes}, {backward}>({arguments});"
+    sizes += f", {step.stride}, {backward}"
+    return f"scan_columns<Reduce{step.reducer}, {sizes}>({arguments});"
+
+
+def _emit_finish(printer: _Printer, step: k.Finish) -> Iterator[str]:
+    fields = ", ".join(spell(v) for v in step.inits)
+    state, reducer = f"{step.state}[i]", f"Reduce{step.reducer}"
+    combined = f"{reducer}::combine({reducer}::State{{{fields}}}, {state})"
+    yield "#pragma unroll"
+    yield f"for (int i = 0; i < {step.count}; ++i) {state} = {combined};"
+
+
+# ---- teams ------------------------------------------------------------------------------------------------------
+
+
+def _emit_publish(printer: _Printer, step: k.Publish) -> Iterator[str]:
+    each, other = step.area.strides
+    word = ix.add(ix.scale(step.element, each), ix.scale(step.part, other))
+    to = f"exchange + ({spell_form(ix.offset(word, step.area.offset))})"
+    yield f"Reduce{step.reducer}::publish({step.state}[{spell_form(step.at)}], {to}, tag);"
+
+
+def _emit_collect(printer: _Printer, step: k.Collect) -> Iterator[str]:
+    each, other = step.area.strides
+    start = f"exchange + ({spell_form(ix.offset(ix.scale(step.element, each), step.area.offset))})"
+    arguments = f"{step.state}[{spell_form(step.at)}], {start}, {spell_form(step.rank)}, tag"
+    kinds = f"Reduce{step.reducer}, {step.members}, {step.area.parts}, {other}"
+    yield f"collect_parts<{kinds}>({arguments});"
+
+
+def _emit_meeting(printer: _Printer, meeting: k.Meeting) -> Iterator[str]:
+    ago = f", {meeting.lag} tasks ago" if meeting.lag else ""
+    warps = max(printer.kernel.block // 32, 1)
+    yield f"// parts of {meeting.team} blocks{ago}"
+    if meeting.packed <= warps:
+        yield f"if (const int warp = thread / 32; warp < {meeting.packed}) {{"
+    else:
+        yield f"for (int warp = thread / 32; warp < {meeting.packed}; warp += {warps}) {{"
+    yield "  const int to = warp;"
+    yield from printer.inner(meeting.body)
+    for total in meeting.totals:
+        yield f"  if (thread % 32 == 0) {total.slot}[to] = {total.found}[0];"
+    yield "}"
+    yield "__syncthreads();"
+    for total in meeting.totals:
+        yield f"Reduce{total.reducer}::State {total.state}[1] = {{{total.slot}[to]}};"
+
+
+# ---- nests ------------------------------------------------------------------------------------------------------
+
+
+def _emit_loop(printer: _Printer, loop: k.Loop) -> Iterator[str]:
+    variable, count = loop.variable, loop.count
+    if loop.bound is not None:
+        end = spell_form(loop.bound)
+        yield f"#pragma unroll {loop.together}"
+        yield (
+            f"for (int {variable} = 0, {variable}_end = {end} < {count} ? {end} : {count}; "
+            f"{variable} < {variable}_end; ++{variable}) {{"
+        )
+    elif count == 1:
+        yield "{"
+        yield f"  const int {variable} = 0;"
+    else:
+        yield f"#pragma unroll{'' if loop.unroll else f' {loop.together}'}"
+        yield f"for (int {variable} = 0; {variable} < {count}; ++{variable}) {{"
+    yield from printer.inner(loop.body)
+    yield "}"
+
+
+def _emit_rounds(printer: _Printer, rounds: k.Rounds) -> Iterator[str]:
+    variable, count = rounds.variable, rounds.count
+    loop = f"int {variable} = 0; {variable} < {count}; ++{variable}"
+    if rounds.backward:
+        loop = f"int {variable} = {count - 1}; {variable} >= 0; --{variable}"
+    yield "#pragma unroll 1"
+    yield f"for ({loop}) {{"
+    yield from printer.inner(rounds.body)
+    yield "}"
+
+
+def _emit_if(printer: _Printer, statement: k.If) -> Iterator[str]:
+    yield f"if ({spell_guards(statement.guards)}) {{"
+    yield from printer.inner(statement.body)
+    yield "}"
+
+
+def _emit_switch(printer: _Printer, switch: k.Switch) -> Iterator[str]:
+    for number, case in enumerate(switch.cases):
+        yield _spell_case(number, case)
+        yield from printer.inner(case.body)
+    yield "}"
+
+
+def _spell_case(number: int, case: k.If | k.Branch) -> str:
+    """The line in front of a case."""
+    head = "" if number == 0 else "} else "
+    test = f"if ({spell_guards(case.guards)}) " if case.guards else ""
+    return f"{head}{test}{{"
+
+
+def _emit_choose(printer: _Printer, choice: k.Choose) -> Iterator[str]:
+    yield f"{compute_type(choice.dtype)} {choice.name};"
+    for number, branch in enumerate(choice.branches):
+        yield _spell_case(number, branch)
+        yield from printer.inner(branch.body)
+        yield f"  {choice.name} = {spell(branch.result)};"
+    yield "}"
+
+
+def _emit_common(printer: _Printer, common: k.Common) -> Iterator[str]:
+    return printer.block(common.body)
+
+
+def _emit_task_loop(printer: _Printer, loop: k.TaskLoop) -> Iterator[str]:
+    tasks, ring, lag = loop.tasks, loop.ring, loop.lag
+    if loop.once:
+        yield f"{printer.taking_part(tasks)}{{"
+        yield f"  const {printer.integer} task = first;"
+    else:
+        if ring:
+            yield f"int turn = {ring - 1};"
+        end = f"{tasks} + {lag} * gridDim.x" if lag else f"{tasks}"
+        yield f"for ({printer.integer} task = first; task < {end}; task += gridDim.x) {{"
+        if ring:
+            yield f"  turn = turn == {ring - 1} ? 0 : turn + 1;"
+    yield from printer.inner(loop.body)
+    yield "}"
+
+
+def _emit_current(printer: _Printer, current: k.Current) -> Iterator[str]:
+    yield f"if (task < {current.tasks}) {{"
+    yield from printer.inner(current.body)
+    yield "} else __syncthreads();  // parts what comes before from what comes after, as inside"
+
+
+def _emit_previous(printer: _Printer, previous: k.Previous) -> Iterator[str]:
+    ring, lag = previous.ring, previous.lag
+    back = f"{lag} * int(gridDim.x)"
+    yield f"if (task - {back} >= first) {{"
+    yield f"  const {printer.integer} last_task = task - {back};"
+    yield f"  const int last_turn = turn < {lag} ? turn + {ring - lag} : turn - {lag};"
+    yield "  {"
+    yield f"    const {printer.integer} task = last_task;"
+    yield "    const int turn = last_turn;"
+    yield from indent(printer.inner(previous.body))
+    yield "  }"
+    yield "} else __syncthreads();"
+
+
+def _emit_barrier(printer: _Printer, barrier: k.Barrier) -> Iterator[str]:
+    reason = comment(barrier.reason)
+    if barrier.level == "global":
+        yield f"ASTITCH_GLOBAL_BARRIER(barrier);  // {reason}"
+    else:
+        yield f"__syncthreads();  // {reason}"
+
+
+EMITTERS: dict[type[k.Statement], Callable[[_Printer, Any], Iterator[str]]] = {
+    k.Index: _emit_index,
+    k.ChooseIndex: _emit_choose_index,
+    k.Start: _emit_start,
+    k.Value: _emit_value,
+    k.Load: _emit_load,
+    k.LoadVector: _emit_load_vector,
+    k.VectorVariable: _emit_vector_variable,
+    k.StoreLane: _emit_store_lane,
+    k.StoreVector: _emit_store_vector,
+    k.Store: _emit_store,
+    k.Keep: _emit_keep,
+    k.KeepSet: _emit_keep_set,
+    k.Ahead: _emit_ahead,
+    k.KeepVector: _emit_keep_vector,
+    k.Advance: _emit_advance,
+    k.Prefetch: _emit_prefetch,
+    k.Fetch: _emit_fetch,
+    k.CopyWait: _emit_copy_wait,
+    k.TakeVector: _emit_take_vector,
+    k.FetchRound: _emit_fetch_round,
+    k.States: _emit_states,
+    k.Accumulate: _emit_accumulate,
+    k.AccumulateProduct: _emit_accumulate_product,
+    k.AccumulateElement: _emit_accumulate_element,
+    k.Batch: _emit_batch,
+    k.BatchSet: _emit_batch_set,
+    k.AccumulateBatch: _emit_accumulate_batch,
+    k.AccumulateState: _emit_accumulate_state,
+    k.ReduceAcross: _emit_reduction,
+    k.ScanAcross: _emit_scan,
+    k.Finish: _emit_finish,
+    k.Publish: _emit_publish,
+    k.Collect: _emit_collect,
+    k.Meeting: _emit_meeting,
+    k.Loop: _emit_loop,
+    k.Rounds: _emit_rounds,
+    k.If: _emit_if,
+    k.Switch: _emit_switch,
+    k.Choose: _emit_choose,
+    k.Section: _Printer.section,
+    k.Common: _emit_common,
+    k.TaskLoop: _emit_task_loop,
+    k.Current: _emit_current,
+    k.Previous: _emit_previous,
+    k.Barrier: _emit_barrier,
+}
+"""By kind of statement."""
 
 
 def emit_cuda(kernel: k.Kernel) -> str:

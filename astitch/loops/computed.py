@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from astitch.emit_cuda import compute_type, spell_call, spell_number
 from astitch.graph.ir import Literal, Node, PadAttrs, SliceAttrs
 from astitch.graph.ops import OPS, monoid_of
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.cuda_text import compute_type, spell_call, spell_number
 from astitch.loops.axes import NEUTRAL, Axis
 from astitch.loops.schedule import Part, is_shift
 from astitch.loops.share_text import ShareText

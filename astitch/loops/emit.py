@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from astitch.emit_cuda import STORAGE, comment
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.cuda_text import STORAGE, comment
 from astitch.loops.analysis import Carried, Loop, Stack
 from astitch.loops.computed import Computed
 from astitch.loops.crossings import Crossings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from astitch.emit_cuda import spell_number
+from astitch.kernel.cuda_text import spell_number
 from astitch.loops.analysis import Carried
 from astitch.loops.layout import Layout
 from astitch.loops.share_text import ShareText

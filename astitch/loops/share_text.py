@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from astitch.emit_cuda import STORAGE, compute_type, spell_number
 from astitch.graph.ir import ConstantAttrs, Node
+from astitch.kernel.cuda_text import STORAGE, compute_type, spell_number
 from astitch.loops.analysis import Affine, Carried, Loop, Place
 from astitch.loops.axes import Axis
 from astitch.loops.cuts import Share

@@ -16,18 +16,7 @@ from hypothesis import strategies as st
 
 from astitch.compile import compile_graph
 from astitch.device.gpu import preset
-from astitch.emit_cuda import (
-    MANY_SECTIONS,
-    STORAGE,
-    comment,
-    compute_type,
-    emit_cuda,
-    spell,
-    spell_form,
-    spell_guards,
-    spell_number,
-    spell_value,
-)
+from astitch.emit_cuda import MANY_SECTIONS, emit_cuda
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol, of_symbol
 from astitch.graph.ir import CompareAttrs, DType, Graph, Literal, NoAttrs, ReducePrecisionAttrs
@@ -35,6 +24,16 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.propagation import Divisible, Within
 from astitch.graph.stitchable import STITCHABLE_DTYPES
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.cuda_text import (
+    STORAGE,
+    comment,
+    compute_type,
+    spell,
+    spell_form,
+    spell_guards,
+    spell_number,
+    spell_value,
+)
 from astitch.kernel.reducers import make_reducer
 from astitch.run.emulate import compile_host
 from astitch.run.host_engine import HostEngine
