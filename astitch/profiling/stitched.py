@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from astitch.cost.projected_latency import Projection, project
@@ -16,6 +16,7 @@ from astitch.device.gpu import Gpu
 from astitch.graph.ir import Graph, Node
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.visit_statements import list_statements
 from astitch.loops.analysis import loop_key
 from astitch.loops.emit import LoopKernel
 from astitch.mapping.stitch_scheme import Scheme
@@ -244,24 +245,16 @@ def describe_loop(loop: LoopKernel, gpu: Gpu) -> Kernel:
     )
 
 
-def find_barriers(body: Iterable[Any]) -> Iterator[str]:
+def find_barriers(body: Iterable[k.Statement]) -> Iterator[str]:
     """Level and reason of the barriers in statements, in order: each one of the grid, so that the nth stands before
     level n; each reason of a block's once."""
     seen: set[str] = set()
-    stack = list(body)[::-1]
-    while stack:
-        statement = stack.pop()
+    for statement in list_statements(body):
         if isinstance(statement, k.Barrier):
             text = f"{statement.level}: {statement.reason}"
             if text not in seen or statement.level == "global":
                 seen.add(text)
                 yield text
-        inner: list[Any] = []
-        for item in fields(statement):
-            value = getattr(statement, item.name)
-            if isinstance(value, tuple) and value and all(map(is_dataclass, value)):
-                inner += value
-        stack += inner[::-1]
 
 
 def describe_product(graph: Graph, node: Node, gpu: Gpu) -> Kernel:
