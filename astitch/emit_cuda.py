@@ -24,6 +24,7 @@ from astitch.kernel.cuda_text import (
     spell_store,
     spell_value,
 )
+from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, spell_entry
 from astitch.kernel.visit_statements import list_statements
 
 SCALARS_TOGETHER = 32
@@ -38,8 +39,8 @@ def indent(lines: Iterable[str]) -> Iterator[str]:
 
 
 class _Printer:
-    def __init__(self, kernel: k.Kernel):
-        self.kernel = kernel
+    def __init__(self, kernel: k.Kernel, abi: LaunchAbi):
+        self.kernel, self.abi = kernel, abi
         self.slot_names = frozenset(slot.name for slot in kernel.slots)
         self.integer = "long long" if kernel.wide_index else "int"
         self.blocks: range | None = None  # of the section that is printed, see own_blocks
@@ -229,16 +230,17 @@ class _Printer:
             yield f"    const {compute_type(node.dtype)} {names[node.name]} = {text};"
         yield f"    return State{{{', '.join(names[o] for o in region.outputs)}}};"
 
-    def parameter(self, parameter: k.Parameter) -> str:
-        kind = STORAGE[parameter.dtype]
-        if not parameter.written:
-            return f"const {kind}* __restrict__ {parameter.name}"
-        # What is written and read again goes through plain pointers: other blocks write it too.
-        return (
-            f"{kind}* {parameter.name}"
-            if parameter.read
-            else f"{kind}* __restrict__ {parameter.name}"
+    def entry(self) -> Entry:
+        """The name and the pointers of the kernel."""
+        kernel = self.kernel
+        pointers = [_point_to(parameter) for parameter in kernel.arguments]
+        if kernel.scratch:
+            pointers.append(Pointer("unsigned char", "scratch"))
+        bounds = (
+            f"{kernel.block}, {kernel.blocks_per_sm}" if kernel.blocks_per_sm else f"{kernel.block}"
         )
+        words = kernel.barrier_words if kernel.cooperative else 0
+        return Entry(kernel.name, bounds, tuple(pointers), words, many=kernel.pointer_table)
 
     def text(self) -> Iterator[str]:
         kernel = self.kernel
@@ -250,25 +252,7 @@ class _Printer:
             yield f"//   and {len(kernel.sources) - 8} more"
         for reducer in kernel.reducers:
             yield from self.reducer(reducer)
-        bounds = (
-            f"{kernel.block}, {kernel.blocks_per_sm}" if kernel.blocks_per_sm else f"{kernel.block}"
-        )
-        parameters = [self.parameter(p) for p in kernel.arguments]
-        if kernel.scratch:
-            parameters.append("unsigned char* scratch")
-        if kernel.cooperative:
-            parameters.append("unsigned int* barrier")
-        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {kernel.name}('
-        if kernel.pointer_table:
-            yield f"{head}unsigned char* const* pointers) {{"
-            for number, declared in enumerate(parameters):
-                kind, _, name = declared.rpartition(" ")
-                plain = kind.replace(" __restrict__", "")
-                yield f"  {kind} const {name} = reinterpret_cast<{plain}>(pointers[{number}]);"
-        else:
-            yield head
-            for number, declared in enumerate(parameters):
-                yield f"    {declared}{',' if number + 1 < len(parameters) else ') {'}"
+        yield from spell_entry(self.entry(), self.abi)
         named = {p.source: p for p in kernel.parameters}
         for array in kernel.scratch:
             kind, name = STORAGE[named[array.source].dtype], named[array.source].name
@@ -782,6 +766,14 @@ EMITTERS: dict[type[k.Statement], Callable[[_Printer, Any], Iterator[str]]] = {
 """By kind of statement."""
 
 
-def emit_cuda(kernel: k.Kernel) -> str:
-    """The translation unit of a kernel; equal kernels give equal bytes."""
-    return "\n".join(_Printer(kernel).text()) + "\n"
+def _point_to(parameter: k.Parameter) -> Pointer:
+    kind = STORAGE[parameter.dtype]
+    if not parameter.written:
+        return Pointer(f"const {kind}", parameter.name, restrict=True)
+    # What is written and read again goes through plain pointers: other blocks write it too.
+    return Pointer(kind, parameter.name, restrict=not parameter.read)
+
+
+def emit_cuda(kernel: k.Kernel, abi: LaunchAbi = CUPY) -> str:
+    """The translation unit of a kernel under an ABI; equal kernels give equal bytes."""
+    return "\n".join(_Printer(kernel, abi).text()) + "\n"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import STORAGE, comment
+from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, spell_entry
 from astitch.loops.analysis import Carried, Loop, Stack
 from astitch.loops.computed import Computed
 from astitch.loops.crossings import Crossings
@@ -36,8 +37,8 @@ class LoopKernel:
     results: tuple[int, ...]
 
 
-def emit_loop(plan: LoopPlan, name: str) -> LoopKernel:
-    """The kernel of a plan under a name."""
+def emit_loop(plan: LoopPlan, name: str, abi: LaunchAbi = CUPY) -> LoopKernel:
+    """The kernel of a plan under a name, in the form that a launcher of this ABI takes."""
     emitters = [_Emitter(plan.loop, share) for share in plan.shares]
     lines, first, words = [], 0, 0
     for number, emitter in enumerate(emitters):
@@ -59,18 +60,16 @@ def emit_loop(plan: LoopPlan, name: str) -> LoopKernel:
         lines.append("  astitch_end_launch(barrier);")
     operands = sorted({state for emitter in emitters for state in emitter.text.operands})
     types = plan.loop.types
-    parameters = [f"const {STORAGE[types[i].dtype]}* __restrict__ state_{i}" for i in operands]
-    parameters += [f"{STORAGE[types[i].dtype]}* __restrict__ result_{i}" for i in plan.used]
-    if words:
-        parameters.append("unsigned int* barrier")
+    pointers = [Pointer(f"const {STORAGE[types[i].dtype]}", f"state_{i}", True) for i in operands]
+    pointers += [Pointer(STORAGE[types[i].dtype], f"result_{i}", True) for i in plan.used]
+    barrier_words = k.FIRST_TAGGED_WORD + 2 * words if words else 0
+    bounds = f"{plan.block}, {plan.blocks_per_sm}"
     head = [
         '#include "astitch.cuh"',
         '#include "loops.cuh"',
         "",
         f"// {comment(str(plan))}",
-        f'extern "C" __global__ void __launch_bounds__({plan.block}, {plan.blocks_per_sm}) {name}(',
-        *(f"    {parameter}," for parameter in parameters[:-1]),
-        f"    {parameters[-1]}) {{",
+        *spell_entry(Entry(name, bounds, tuple(pointers), barrier_words), abi),
     ]
     kernel = CudaKernel(
         name,
@@ -80,7 +79,7 @@ def emit_loop(plan: LoopPlan, name: str) -> LoopKernel:
         shared,
         0,
         plan.blocks_per_sm,
-        barrier_words=k.FIRST_TAGGED_WORD + 2 * words if words else 0,
+        barrier_words=barrier_words,
     )
     return LoopKernel(plan, kernel, tuple(operands), plan.used)
 

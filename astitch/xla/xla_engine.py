@@ -23,6 +23,7 @@ from astitch import options
 from astitch.compile import compile_graph, pause_collector
 from astitch.device.cuda_driver import driver_version
 from astitch.device.gpu import Gpu
+from astitch.emit_cuda import emit_cuda
 from astitch.errors import (
     IllegalProduct,
     KernelCompileError,
@@ -47,6 +48,7 @@ from astitch.hlo.export import ModuleBuilder
 from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
+from astitch.kernel.entry import LaunchAbi
 from astitch.library.epilogues import find_epilogues, fits_into_xla_product
 from astitch.library.xla_fallback import default_gpu
 from astitch.loops.analysis import Counter, LoopKey, loop_key
@@ -57,12 +59,10 @@ from astitch.program.steps import (
     CudaKernel,
     IslandStep,
     KernelStep,
-    Program,
     Step,
     View,
 )
 from astitch.rewrite.barriers import Barrier, Held, find_behind
-from astitch.search.build_program import make_cuda_kernel
 from astitch.search.plan import Plan
 from astitch.show.compilation import Compilation
 from astitch.show.trace import trace_compilation
@@ -110,9 +110,8 @@ def has_target() -> bool:
 
 # ---- kernels as XLA launches them ------------------------------------------------------------------------------
 
-_ENTRY = 'extern "C" __global__ void '
-_BARRIER = "    unsigned int* barrier) {"
-_POINTERS = "(unsigned char* const* pointers) {"
+XLA = LaunchAbi(pointer_table=False, own_words=True, tokens=True)
+"""XLA passes operands and results, each as a parameter, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,88 +190,50 @@ class KernelRefusal:
         return f"{self.name} is left to XLA: {self.reason}"
 
 
-def spell_for_xla(kernel: CudaKernel, in_place: Sequence[InPlace] = ()) -> str:
-    """The kernel's text in the form that XLA can launch: parameters are operands and results, nothing else.
+def emit_for_xla(kernel: k.Kernel, in_place: Sequence[InPlace] = ()) -> str:
+    """The text of a kernel that XLA launches.
 
-    The barrier words become an array of the module, zero when it is loaded and kept from launch to launch; a table of
-    pointers becomes parameters.  in_place: what shares memory, which the compiler must not move past each other.
+    in_place: pairs of parameters that share memory: the compiler must not move their accesses past each other.
     """
-    text = kernel.source
-    if in_place:
-        text = _unrestrict(
-            kernel, text, {i for pair in in_place for i in (pair.read, pair.written)}
-        )
-    if kernel.pointer_table:
-        text = _spread_pointers(kernel, text)
-    if kernel.cooperative and not kernel.pointer_table:
-        text = _replace_once(
-            kernel, text, _BARRIER, "    const unsigned int* before, unsigned int* done) {"
-        )
-        text = text.replace(_ENTRY, _own_words(kernel) + _ENTRY, 1)
-        head, brace, body = text.partition("unsigned int* done) {\n")
-        text = f"{head}{brace}  unsigned int* const barrier = {kernel.name}_words;\n{body}"
-    return text
+    aliased = frozenset(number for pair in in_place for number in (pair.read, pair.written))
+    return emit_cuda(kernel, replace(XLA, aliased=aliased))
 
 
-def _unrestrict(kernel: CudaKernel, text: str, numbers: Collection[int]) -> str:
-    """Parameters without __restrict__."""
-    head, entry, rest = text.rpartition(_ENTRY)
-    lines = rest.split("\n")
-    for number in numbers:  # one parameter a line, or one definition from the table of pointers
-        if not lines[1 + number].startswith("  ") or "* " not in lines[1 + number]:
-            raise IllegalProduct(
-                f"kernel {kernel.name}: parameter {number} is not where it should be"
-            )
-        lines[1 + number] = lines[1 + number].replace(" __restrict__", "", 1)
-    return head + entry + "\n".join(lines)
-
-
-def _own_words(kernel: CudaKernel) -> str:
-    return f"__device__ __align__(256) unsigned int {kernel.name}_words[{max(kernel.barrier_words, 1)}];\n"
-
-
-def _spread_pointers(kernel: CudaKernel, text: str) -> str:
-    """pointers[0], pointers[1] ... as parameters of their own."""
-    count = len(set(re.findall(r"\(pointers\[(\d+)\]\)", text)))
-    names = [f"unsigned char* p{i}" for i in range(count)]
-    words = ""
-    if kernel.cooperative:
-        names[-1:] = ["const unsigned int* before", "unsigned int* done"]
-        words = _own_words(kernel)
-        text = text.replace(f"(pointers[{count - 1}])", f"({kernel.name}_words)")
-    text = re.sub(r"\(pointers\[(\d+)\]\)", r"(p\1)", text)
-    text = _replace_once(kernel, text, _POINTERS, f"({', '.join(names)}) {{")
-    return text.replace(_ENTRY, words + _ENTRY, 1)
-
-
-def _replace_once(kernel: CudaKernel, text: str, old: str, new: str) -> str:
-    if text.count(old) != 1:
-        raise IllegalProduct(
-            f"kernel {kernel.name}: {old.strip()!r} stands {text.count(old)} times in its text"
-        )
-    return text.replace(old, new)
+def emit_loop_for_xla(loop: LoopKernel) -> str:
+    """The text of a loop's kernel that XLA launches."""
+    return emit_loop(loop.plan, loop.kernel.name, XLA).kernel.source
 
 
 Kernels = Mapping[str, XlaKernel | KernelRefusal]
 """The kernels of a program by their names, in the order of its steps."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A kernel to be compiled for XLA.  emit: gives its text.  in_place: see XlaKernel."""
+
+    kernel: CudaKernel
+    emit: Callable[[], str]
+    in_place: tuple[InPlace, ...] = ()
+
+
 def prepare_kernels(
-    program: Program,
+    compilation: Compilation,
     gpu: Gpu,
     in_place: Mapping[str, Sequence[InPlace]] = MappingProxyType({}),
     left: Mapping[str, str] = MappingProxyType({}),
     code: Code = Code.PTX,
     faults: FaultLog | None = None,
 ) -> Kernels:
-    """Each kernel of a program compiled for a device, or why not.
+    """Each kernel of a compilation's program compiled for a device, or why not.
 
     in_place: see find_in_place.  left: what is XLA's anyway, with the reasons.  faults: keeps the errors that leave a
     kernel's ops to XLA.  Raises CompilerMissing.
     """
+    planned = {plan.kernel.name: plan.kernel for plan in compilation.plans}
     prepared: dict[str, XlaKernel | KernelRefusal] = {}
-    wanted: list[CudaKernel] = []
-    steps = [step for step in program.steps if isinstance(step, KernelStep)]
+    wanted: list[_Wanted] = []
+    steps = [step for step in compilation.program.steps if isinstance(step, KernelStep)]
     for step in steps:
         name, count = step.kernel.name, len(step.arguments) + step.kernel.cooperative
         if name in left:
@@ -280,34 +241,31 @@ def prepare_kernels(
         elif count > MAX_POINTERS:
             prepared[name] = KernelRefusal(name, f"{count} arrays, XLA passes {MAX_POINTERS}")
         else:
-            wanted.append(step.kernel)
-    prepared |= _compile_for_xla(wanted, gpu, in_place, code, faults or FaultLog())
+            pairs = tuple(in_place.get(name, ()))
+            emit = partial(emit_for_xla, planned[name], pairs)
+            wanted.append(_Wanted(step.kernel, emit, pairs))
+    prepared |= _compile_for_xla(wanted, gpu, code, faults or FaultLog())
     return {step.kernel.name: prepared[step.kernel.name] for step in steps}
 
 
 def _compile_for_xla(
-    kernels: Sequence[CudaKernel],
-    gpu: Gpu,
-    in_place: Mapping[str, Sequence[InPlace]],
-    code: Code,
-    faults: FaultLog,
+    wanted: Sequence[_Wanted], gpu: Gpu, code: Code, faults: FaultLog
 ) -> dict[str, XlaKernel | KernelRefusal]:
     """The kernels in the form that XLA launches, by name.  Raises CompilerMissing."""
     prepared: dict[str, XlaKernel | KernelRefusal] = {}
-    texts: dict[CudaKernel, str] = {}
-    for kernel in kernels:
+    emitted: list[tuple[_Wanted, str]] = []
+    for one in wanted:
         try:
-            texts[kernel] = spell_for_xla(kernel, in_place.get(kernel.name, ()))
-        except IllegalProduct as error:
-            prepared[kernel.name] = _refuse_kernel(kernel.name, error, faults)
-    requests = [Request(text, gpu.arch) for text in texts.values()]
+            emitted.append((one, one.emit()))
+        except Exception as error:
+            prepared[one.kernel.name] = _refuse_kernel(one.kernel.name, error, faults)
+    requests = [Request(text, gpu.arch) for _, text in emitted]
     compiled = compile_each_cuda(requests, compile_one=compile_cached)
-    for kernel, result in zip(texts, compiled, strict=True):
-        pairs = tuple(in_place.get(kernel.name, ()))
-        prepared[kernel.name] = (
-            _refuse_kernel(kernel.name, result, faults)
+    for (one, _), result in zip(emitted, compiled, strict=True):
+        prepared[one.kernel.name] = (
+            _refuse_kernel(one.kernel.name, result, faults)
             if isinstance(result, KernelCompileError)
-            else _admit(kernel, result, gpu, code, pairs)
+            else _admit(one.kernel, result, gpu, code, one.in_place)
         )
     return prepared
 
@@ -337,8 +295,8 @@ def prepare_loops(
 
     faults: keeps the errors that leave a loop to XLA.  Raises CompilerMissing.
     """
-    kernels = [loop.kernel for loop in loops.values()]
-    compiled = _compile_for_xla(kernels, gpu, {}, code, faults or FaultLog())
+    wanted = [_Wanted(loop.kernel, partial(emit_loop_for_xla, loop)) for loop in loops.values()]
+    compiled = _compile_for_xla(wanted, gpu, code, faults or FaultLog())
     prepared, notes = {}, []
     for key, loop in loops.items():
         kernel = compiled[loop.kernel.name]
@@ -578,7 +536,7 @@ def spell_plan(plan: Plan, donated: Sequence[bool]) -> str:
     into = _match_donated(graph, donated)
     scope = plan.scope
     pairs = _find_pairs(plan.kernel, graph, scope, into, partial(_reads_last, graph, scope))
-    return spell_for_xla(make_cuda_kernel(plan.kernel), pairs)
+    return emit_for_xla(plan.kernel, pairs)
 
 
 def _reads_last(graph: Graph, scope: Scope, parameter: str) -> bool:
@@ -1186,7 +1144,7 @@ def compile_for_xla(
         subject=graph.name,
         cost="no kernel is joined to a product",
     )
-    kernels = prepare_kernels(compilation.program, gpu, in_place, left, code, faults)
+    kernels = prepare_kernels(compilation, gpu, in_place, left, code, faults)
     hand_out_prepared(kernels.values())
     compilation = _note_refusals(compilation, kernels)
     if wanted is options.Loops.BODIES:
@@ -1219,12 +1177,12 @@ def _start_loops(
     hand_out: is given each with the name that it will have, if the program has the loops in the order of the graph.
     """
     plans = {loop_key(graph, plan.loop.node): plan for plan in planner.find_plans(graph)}
-    kernels = [emit_loop(plan, name_loop(n)).kernel for n, plan in enumerate(plans.values())]
+    kernels = [emit_loop(plan, name_loop(n), XLA).kernel for n, plan in enumerate(plans.values())]
 
     def build(name: str, text: str) -> None:
         hand_out(name, compile_cached(Request(text, planner.gpu.arch)))
 
-    texts = {kernel.name: spell_for_xla(kernel) for kernel in kernels}
+    texts = {kernel.name: kernel.source for kernel in kernels}
     for name, text in sorted(texts.items(), key=lambda item: -len(item[1])):
         pool.submit(build, name, text)
 
@@ -1233,7 +1191,7 @@ def _prepare_body(
     code: Code, faults: FaultLog, body: Compilation, loop: bool, left: Mapping[str, str]
 ) -> Kernels:
     in_place = find_carried_in_place(body) if loop else {}
-    return prepare_kernels(body.program, body.gpu, in_place, left, code, faults)
+    return prepare_kernels(body, body.gpu, in_place, left, code, faults)
 
 
 class Stitched:

@@ -64,10 +64,10 @@ from astitch.xla.xla_engine import (
     LoopCall,
     XlaKernel,
     compile_for_xla,
+    emit_loop_for_xla,
     export_program,
     prepare_kernels,
     prepare_loops,
-    spell_for_xla,
 )
 from tests.hlo_runner import lower
 from tests.small_gpu import few_sms
@@ -664,7 +664,7 @@ def test_a_program_calls_the_kernels_of_its_loops(name: str) -> None:
 def as_call(made: LoopKernel) -> XlaKernel:
     """The kernel with CUDA text for the emulation where XLA would find its code."""
     k = made.kernel
-    text = spell_for_xla(k).encode()
+    text = emit_loop_for_xla(made).encode()
     return XlaKernel(k.name, k.name, text, k.grid, k.block, k.shared_bytes, k.cooperative)
 
 

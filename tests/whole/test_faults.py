@@ -216,13 +216,13 @@ def test_inside_xla_a_fault_costs_a_loop_or_less(
 
 
 def test_inside_xla_a_refused_text_costs_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    works = xla_engine.spell_for_xla
+    works = xla_engine.emit_for_xla
 
     def misspell(kernel: Any, in_place: Any = ()) -> str:
         text = works(kernel, in_place)
         return text.replace("{", "{ bug;", 1) if kernel.name == "stitch_1" else text
 
-    monkeypatch.setattr(xla_engine, "spell_for_xla", misspell)
+    monkeypatch.setattr(xla_engine, "emit_for_xla", misspell)
     graph = import_hlo(lower(two_layers, X))
     compilation, module = xla_engine.compile_for_xla(graph, preset("h100"))
     assert [fault.subject for fault in compilation.faults] == ["kernel stitch_1"]

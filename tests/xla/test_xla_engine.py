@@ -34,7 +34,7 @@ from astitch.hlo.stablehlo import to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
 from astitch.pipeline import Target
-from astitch.program.steps import CudaKernel, KernelStep
+from astitch.program.steps import KernelStep
 from astitch.run.emulate import compile_host
 from astitch.run.host_engine import allocate_aligned
 from astitch.show.compilation import Compilation
@@ -53,6 +53,7 @@ from astitch.xla.xla_engine import (
     _in_equal_nests,
     _quote,
     choose_code,
+    emit_for_xla,
     export_bodies,
     export_program,
     find_carried_in_place,
@@ -61,7 +62,6 @@ from astitch.xla.xla_engine import (
     has_target,
     name_entry,
     prepare_kernels,
-    spell_for_xla,
     spell_plan,
     write_backend_config,
 )
@@ -165,12 +165,18 @@ def compile_case(name: str, gpu: Gpu | None = None) -> Compilation:
 
 def as_text(compilation: Compilation) -> dict[str, XlaKernel | KernelRefusal]:
     """The kernels with CUDA text for the emulation where XLA would find their code."""
-    return {k.name: with_text(k) for k in compilation.program.kernels}
+    return {kernel.name: with_text(kernel) for kernel in planned_kernels(compilation)}
 
 
-def with_text(kernel: CudaKernel, pairs: Sequence[InPlace] = ()) -> XlaKernel:
+def planned_kernels(compilation: Compilation) -> list[k.Kernel]:
+    """The kernels as planned, in the order of the program's."""
+    planned = {plan.kernel.name: plan.kernel for plan in compilation.plans}
+    return [planned[kernel.name] for kernel in compilation.program.kernels]
+
+
+def with_text(kernel: k.Kernel, pairs: Sequence[InPlace] = ()) -> XlaKernel:
     shape = kernel.grid, kernel.block, kernel.shared_bytes, kernel.cooperative
-    text = spell_for_xla(kernel, pairs).encode()
+    text = emit_for_xla(kernel, pairs).encode()
     return XlaKernel(kernel.name, kernel.name, text, *shape, tuple(pairs))
 
 
@@ -426,7 +432,7 @@ def as_body_text(
 ) -> dict[str, XlaKernel | KernelRefusal]:
     in_place = find_carried_in_place(body) if loop else {}
     kernels = as_text(body)
-    for kernel in body.program.kernels:
+    for kernel in planned_kernels(body):
         if kernel.name in left:
             kernels[kernel.name] = KernelRefusal(kernel.name, left[kernel.name])
             continue
@@ -518,10 +524,10 @@ def compile_donated(
 def test_donated_parameters_are_written_over() -> None:
     arguments = [[normal(64, 96), normal(50), normal(7, 3)] for _ in range(3)]
     compilation, in_place = compile_donated(clip_and_move, 6, *arguments)
-    (kernel,), (pairs,) = compilation.program.kernels, in_place.values()
+    (kernel,), (pairs,) = planned_kernels(compilation), in_place.values()
     assert len(pairs) == 6
-    text = spell_for_xla(kernel, pairs)
-    assert kernel.source.count("__restrict__") - text.count("__restrict__") == 12
+    text = emit_for_xla(kernel, pairs)
+    assert emit_for_xla(kernel).count("__restrict__") - text.count("__restrict__") == 12
     hlo = export_program(compilation, {kernel.name: with_text(kernel, pairs)})
     (node,) = [node for node in import_hlo(hlo) if is_kernel(node)]
     assert isinstance(node.attrs, CustomCallAttrs) and len(node.attrs.aliases) == 6
@@ -575,9 +581,9 @@ def test_what_is_observed_is_what_will_be_compiled(
     compilation, in_place = compile_donated(fn, 6, *arguments)
     donated = [i < 6 for i in range(len(compilation.program.parameters))]
     assert sum(map(len, in_place.values())) >= pairs
-    for plan, kernel in zip(compilation.plans, compilation.program.kernels, strict=True):
+    for plan, kernel in zip(compilation.plans, planned_kernels(compilation), strict=True):
         assert plan.kernel.name == kernel.name
-        assert spell_plan(plan, donated) == spell_for_xla(kernel, in_place.get(kernel.name, ()))
+        assert spell_plan(plan, donated) == emit_for_xla(kernel, in_place.get(kernel.name, ()))
 
 
 def test_kernels_are_compiled_while_others_are_planned(
@@ -599,7 +605,7 @@ def test_kernels_are_compiled_while_others_are_planned(
     spell = partial(spell_plan, donated=[True] * len(graph.parameters))
     compilation = compile_graph(graph, H100, Target(render=spell))
     in_place = find_in_place(compilation, [True] * len(graph.parameters))
-    prepare_kernels(compilation.program, H100, in_place)
+    prepare_kernels(compilation, H100, in_place)
     assert len(compiled) == len(set(compiled)) == len(compilation.program.kernels)
 
 
@@ -636,7 +642,7 @@ def test_temporary_arrays_are_written_over(
     compilation, in_place = compile_donated(fn, 0, *arguments)
     assert sum(map(len, in_place.values())) == pairs
     kernels: dict[str, XlaKernel | KernelRefusal] = {}
-    for kernel in compilation.program.kernels:
+    for kernel in planned_kernels(compilation):
         kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
     for plan, kernel in zip(compilation.plans, compilation.program.kernels, strict=True):
         spelled = spell_plan(plan, (False, False)).encode()
@@ -693,7 +699,7 @@ def test_written_over_or_not_the_results_are_right(
 ) -> None:
     compilation, in_place = compile_donated(fn, 1, *arguments)
     kernels: dict[str, XlaKernel | KernelRefusal] = {}
-    for kernel in compilation.program.kernels:
+    for kernel in planned_kernels(compilation):
         kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
     if request.node.callspec.id in ("row", "column"):
         assert sum(map(len, in_place.values())) == 1
@@ -718,7 +724,7 @@ def test_what_is_loaded_for_a_later_phase_is_written_over(cols: int) -> None:
     in_place = find_in_place(compilation, (True, False))
     ((pair,),) = in_place.values()
     assert plan.kernel.arguments[pair.read].name == "p_residual_1"
-    (kernel,) = compilation.program.kernels
+    (kernel,) = planned_kernels(compilation)
     kernels = {kernel.name: with_text(kernel, in_place[kernel.name])}
     (got,) = run_module(export_program(compilation, kernels), arguments)
     np.testing.assert_allclose(got, jax.jit(norm_and_add)(*arguments), rtol=1e-5, atol=1e-5)
@@ -771,9 +777,9 @@ def test_any_text_survives_the_configuration() -> None:
 
 
 def test_text_of_another_form_is_refused() -> None:
-    kernel = CudaKernel("k", "nothing", 1, 32, 0, 1, 1, barrier_words=1)
-    with pytest.raises(IllegalProduct, match=r"kernel k: .* stands 0 times in its text"):
-        spell_for_xla(kernel)
+    (kernel,) = planned_kernels(compile_case("layer_norm"))
+    with pytest.raises(IllegalProduct, match=r"kernel stitch_0: parameter 4 .* the kernel has 4$"):
+        emit_for_xla(kernel, [InPlace(0, 4)])
 
 
 # ---- compiled for a GPU that is not there ------------------------------------------------------------------------
@@ -793,7 +799,7 @@ def meeting() -> Compilation:
 
 
 def test_ptx_has_the_parameters_and_the_launch_bounds(meeting: Compilation) -> None:
-    (kernel,) = prepare_kernels(meeting.program, H100).values()
+    (kernel,) = prepare_kernels(meeting, H100).values()
     (step,) = meeting.program.steps
     assert isinstance(kernel, XlaKernel) and isinstance(step, KernelStep)
     ptx = kernel.code.decode()
@@ -806,7 +812,7 @@ def test_ptx_has_the_parameters_and_the_launch_bounds(meeting: Compilation) -> N
 
 
 def test_a_cubin_has_the_kernel_under_its_own_name(meeting: Compilation) -> None:
-    (kernel,) = prepare_kernels(meeting.program, H100, code=Code.CUBIN).values()
+    (kernel,) = prepare_kernels(meeting, H100, code=Code.CUBIN).values()
     assert isinstance(kernel, XlaKernel) and kernel.symbol == kernel.name
     symbols = read_strings(kernel.code, b".strtab")
     assert kernel.name.encode() in symbols
@@ -873,13 +879,13 @@ def test_where_jax_keeps_executables_kernels_are_ptx_that_the_driver_knows(
 
 def test_blocks_that_could_not_meet_are_refused(meeting: Compilation) -> None:
     few = dataclasses.replace(H100, sms=16, name="a sixteenth")
-    (refusal,) = prepare_kernels(meeting.program, few).values()
+    (refusal,) = prepare_kernels(meeting, few).values()
     assert isinstance(refusal, KernelRefusal)
     assert re.fullmatch(
         r"\w+ is left to XLA: \d+ blocks wait for each other, \d x 16 are resident", str(refusal)
     )
     small = dataclasses.replace(H100, shared_per_block_bytes=0, registers_per_sm=1024)
-    (refusal,) = prepare_kernels(meeting.program, small).values()
+    (refusal,) = prepare_kernels(meeting, small).values()
     assert isinstance(refusal, KernelRefusal) and "no block fits h100" in refusal.reason
 
 
@@ -888,13 +894,13 @@ def test_what_is_left_to_xla_anyway_is_not_compiled(
 ) -> None:
     monkeypatch.setattr("astitch.xla.xla_engine.compile_cached", None)
     (name,) = (kernel.name for kernel in meeting.program.kernels)
-    kernels = prepare_kernels(meeting.program, H100, left={name: "XLA does it as well"})
+    kernels = prepare_kernels(meeting, H100, left={name: "XLA does it as well"})
     assert kernels == {name: KernelRefusal(name, "XLA does it as well")}
 
 
 def test_too_many_arrays_are_refused(meeting: Compilation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astitch.xla.xla_engine.MAX_POINTERS", 4)
-    (refusal,) = prepare_kernels(meeting.program, H100).values()
+    (refusal,) = prepare_kernels(meeting, H100).values()
     assert isinstance(refusal, KernelRefusal) and "XLA passes 4" in refusal.reason
 
 
@@ -1084,7 +1090,7 @@ def test_the_module_is_stablehlo_with_one_function_for_xla(meeting: Compilation)
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
 
-    module = to_stablehlo(export_program(meeting, prepare_kernels(meeting.program, H100)))
+    module = to_stablehlo(export_program(meeting, prepare_kernels(meeting, H100)))
     with mlir.make_ir_context():
         text = str(ir.Module.parse(module))
     assert "func.func @main(%arg0: tensor<4096x512xf32>, %arg1: tensor<512xf32>" in text

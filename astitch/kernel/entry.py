@@ -1,0 +1,134 @@
+"""The entry of a kernel as CUDA text: its parameters, in the form in which its launcher passes them.
+
+Takes an Entry and a LaunchAbi, hands on the lines in front of the body, which is the same under every ABI.  CuPy
+launches under the default: the barrier words are a parameter, and a table of pointers stands for many parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from astitch.errors import IllegalProduct
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchAbi:
+    """How a launcher passes a kernel its pointers.
+
+    pointer_table: a kernel of many pointers takes the address of an array of them; else each is a parameter.
+    own_words: the barrier words are an array of the kernel's module, zero when the module is loaded and kept from
+    launch to launch; else the last parameter.
+    tokens: a kernel whose blocks wait for each other takes two more parameters, which it does not touch.
+    aliased: numbers of parameters that may share memory with another one, so that they are not `__restrict__`.
+    """
+
+    pointer_table: bool = True
+    own_words: bool = False
+    tokens: bool = False
+    aliased: frozenset[int] = frozenset()
+
+
+CUPY = LaunchAbi()
+"""The ABI of the executor and of the emulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A pointer that a kernel takes.
+
+    kind: the C++ type of what it points to.  restrict: the kernel reaches that memory through no other pointer.
+    """
+
+    kind: str
+    name: str
+    restrict: bool = False
+
+    @property
+    def type(self) -> str:
+        return f"{self.kind}* __restrict__" if self.restrict else f"{self.kind}*"
+
+    def spell_cast(self, source: str) -> str:
+        """The definition of the pointer from an untyped one."""
+        return f"{self.type} const {self.name} = reinterpret_cast<{self.kind}*>({source});"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a kernel is called and takes.
+
+    bounds: the arguments of `__launch_bounds__`.  barrier_words: 32-bit words at which its blocks meet; 0 where they
+    do not wait for each other.  many: are the pointers too many for parameters of CuPy's launch?
+    """
+
+    name: str
+    bounds: str
+    pointers: tuple[Pointer, ...]
+    barrier_words: int = 0
+    many: bool = False
+
+    @property
+    def head(self) -> str:
+        return f'extern "C" __global__ void __launch_bounds__({self.bounds}) {self.name}('
+
+    @property
+    def words(self) -> str:
+        """The name of the array that holds the barrier words, where the kernel's module has them."""
+        return f"{self.name}_words"
+
+
+_BARRIER = Pointer("unsigned int", "barrier")
+_TOKENS = "const unsigned int* before, unsigned int* done"
+
+
+def spell_entry(entry: Entry, abi: LaunchAbi) -> Iterator[str]:
+    """The lines up to the body: the array of barrier words, the parameters, the pointers made of them.
+
+    Raises IllegalProduct where the ABI names a parameter that the kernel has not.
+    """
+    pointers = _share_memory(entry, abi)
+    waits, own_words = entry.barrier_words > 0, entry.barrier_words > 0 and abi.own_words
+    if waits and not own_words:
+        pointers.append(_BARRIER)
+    tokens = [_TOKENS] if waits and abi.tokens else []
+    if own_words:
+        yield f"__device__ __align__(256) unsigned int {entry.words}[{entry.barrier_words}];"
+    if entry.many:
+        yield from _spell_untyped(entry, abi, pointers, tokens, own_words)
+        return
+    parameters = [*(f"{p.type} {p.name}" for p in pointers), *tokens]
+    yield entry.head
+    for number, parameter in enumerate(parameters):
+        yield f"    {parameter}{',' if number + 1 < len(parameters) else ') {'}"
+    if own_words:
+        yield f"  {_BARRIER.type} const {_BARRIER.name} = {entry.words};"
+
+
+def _share_memory(entry: Entry, abi: LaunchAbi) -> list[Pointer]:
+    """The pointers, without `__restrict__` where the ABI lets them share memory."""
+    pointers = list(entry.pointers)
+    for number in abi.aliased:
+        if number >= len(pointers):
+            raise IllegalProduct(
+                f"kernel {entry.name}: parameter {number} may share memory, "
+                f"but the kernel has {len(pointers)}"
+            )
+        pointers[number] = replace(pointers[number], restrict=False)
+    return pointers
+
+
+def _spell_untyped(
+    entry: Entry, abi: LaunchAbi, pointers: list[Pointer], tokens: list[str], own_words: bool
+) -> Iterator[str]:
+    """The parameters on one line, as a table or one by one; below, a typed pointer for each."""
+    if abi.pointer_table:
+        parameters = ["unsigned char* const* pointers"]
+        sources = [f"pointers[{number}]" for number in range(len(pointers))]
+    else:
+        sources = [f"p{number}" for number in range(len(pointers))]
+        parameters = [f"unsigned char* {source}" for source in sources]
+    yield f"{entry.head}{', '.join([*parameters, *tokens])}) {{"
+    if own_words:
+        pointers, sources = [*pointers, _BARRIER], [*sources, entry.words]
+    for pointer, source in zip(pointers, sources, strict=True):
+        yield f"  {pointer.spell_cast(source)}"

@@ -1,0 +1,79 @@
+"""The entry of a kernel under every ABI."""
+
+from __future__ import annotations
+
+import pytest
+
+from astitch.errors import IllegalProduct
+from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, spell_entry
+
+XLA = LaunchAbi(pointer_table=False, own_words=True, tokens=True)
+POINTERS = Pointer("const float", "x", restrict=True), Pointer("float", "y", restrict=True)
+HEAD = 'extern "C" __global__ void __launch_bounds__(32) k('
+WORDS = "__device__ __align__(256) unsigned int k_words[64];"
+
+
+@pytest.mark.parametrize(
+    ("abi", "words", "many", "lines"),
+    [
+        (CUPY, 0, False, ["    const float* __restrict__ x,", "    float* __restrict__ y) {"]),
+        (
+            CUPY,
+            64,
+            False,
+            [
+                "    const float* __restrict__ x,",
+                "    float* __restrict__ y,",
+                "    unsigned int* barrier) {",
+            ],
+        ),
+        (
+            XLA,
+            64,
+            False,
+            [
+                "    const float* __restrict__ x,",
+                "    float* __restrict__ y,",
+                "    const unsigned int* before, unsigned int* done) {",
+                "  unsigned int* const barrier = k_words;",
+            ],
+        ),
+        (
+            CUPY,
+            64,
+            True,
+            [
+                "unsigned char* const* pointers) {",
+                "  const float* __restrict__ const x = reinterpret_cast<const float*>(pointers[0]);",
+                "  float* __restrict__ const y = reinterpret_cast<float*>(pointers[1]);",
+                "  unsigned int* const barrier = reinterpret_cast<unsigned int*>(pointers[2]);",
+            ],
+        ),
+        (
+            XLA,
+            64,
+            True,
+            [
+                "unsigned char* p0, unsigned char* p1, "
+                "const unsigned int* before, unsigned int* done) {",
+                "  const float* __restrict__ const x = reinterpret_cast<const float*>(p0);",
+                "  float* __restrict__ const y = reinterpret_cast<float*>(p1);",
+                "  unsigned int* const barrier = reinterpret_cast<unsigned int*>(k_words);",
+            ],
+        ),
+    ],
+    ids=["cupy", "cupy-barrier", "xla-barrier", "cupy-table", "xla-table"],
+)
+def test_parameters_are_those_of_the_launcher(
+    abi: LaunchAbi, words: int, many: bool, lines: list[str]
+) -> None:
+    found = "\n".join(spell_entry(Entry("k", "32", POINTERS, words, many), abi))
+    array = f"{WORDS}\n" if words and abi.own_words else ""
+    assert found == f"{array}{HEAD}{'' if many else chr(10)}" + "\n".join(lines)
+
+
+def test_parameters_that_share_memory_are_not_restrict() -> None:
+    found = list(spell_entry(Entry("k", "32", POINTERS), LaunchAbi(aliased=frozenset({1}))))
+    assert found == [HEAD, "    const float* __restrict__ x,", "    float* y) {"]
+    with pytest.raises(IllegalProduct, match="kernel k: parameter 2 may share memory"):
+        list(spell_entry(Entry("k", "32", POINTERS), LaunchAbi(aliased=frozenset({2}))))
