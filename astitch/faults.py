@@ -249,7 +249,7 @@ def write_repro(
         imports = [
             "from astitch.device.gpu import from_device, preset",
             "from astitch.hlo_import import import_hlo",
-            "from astitch.xla.xla_engine import compile_for_xla",
+            "from astitch.xla.compile_module import compile_for_xla",
         ]
         device = f"preset({gpu!r})" if named else "from_device()"
         call = f"compilation, _ = compile_for_xla(import_hlo(module), {device})\nprint(compilation.explain())"

@@ -269,7 +269,7 @@ class JitFunction:
         Raises UnsupportedOp for a function that XLA computes as a whole.
         """
         if self.engine == "xla":
-            from astitch.xla.xla_engine import find_stitched
+            from astitch.xla.stitched_call import find_stitched
 
             traced = self._stitched_jit.trace(*args, **kwargs)
             stitched = find_stitched(traced.jaxpr)

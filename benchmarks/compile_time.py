@@ -36,7 +36,7 @@ from astitch.hlo_import import import_hlo
 from astitch.search import plan_scopes
 from astitch.show.compilation import Compilation
 from astitch.toolchain.kernel_text import share_text
-from astitch.xla.xla_engine import compile_for_xla
+from astitch.xla.compile_module import compile_for_xla
 
 CACHE, DRIVER_CACHE, JAX_CACHE = "ASTITCH_CACHE_DIR", "CUDA_CACHE_PATH", "JAX_COMPILATION_CACHE_DIR"
 OPS = (1_000, 3_000, 10_000)

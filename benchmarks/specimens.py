@@ -204,8 +204,8 @@ def _lower_model(name: str, mode: str) -> bytes:
 def collect(source: Source, gpu: Gpu) -> list[Specimen]:
     """The kernels of a source: of the group "loop" those of loops alone.  Raises AstitchError."""
     from astitch.compile import compile_hlo
+    from astitch.xla.compile_module import compile_for_xla
     from astitch.xla.stitch_loops import find_loops
-    from astitch.xla.xla_engine import compile_for_xla
 
     if source.few:
         gpu = dataclasses.replace(gpu, sms=FEW_SMS, name=f"{gpu.name} of {FEW_SMS} SMs")

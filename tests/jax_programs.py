@@ -34,7 +34,7 @@ from astitch.compile import compile_hlo
 from astitch.device.gpu import preset
 from astitch.errors import CompilerMissing, DynamicShape, UnsupportedOp, UnsupportedType
 from astitch.hlo_import import import_hlo
-from astitch.xla.xla_engine import compile_for_xla
+from astitch.xla.compile_module import compile_for_xla
 from tests.jax_functions import ANY, BOOL, FAMILIES, FLOAT, INT, is_small
 from tests.rounding_model import Judged, judge
 

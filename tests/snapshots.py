@@ -32,7 +32,7 @@ from astitch.hlo.schema import HloModuleProto
 from astitch.hlo_import import import_hlo
 from astitch.search.plan import Plan
 from astitch.toolchain import kernel_cache, nvrtc
-from astitch.xla.xla_engine import compile_for_xla
+from astitch.xla.compile_module import compile_for_xla
 from tests import large_shapes, programs
 
 DATA = Path(__file__).parent / "data"

@@ -70,7 +70,7 @@ def _miss_for_xla() -> str:
     """What keeps programs from running inside XLA here, and what to do; nothing: the empty string."""
     from astitch.device.cuda_driver import count_devices
     from astitch.library.xla_fallback import default_gpu
-    from astitch.xla.xla_engine import FIRST_JAX, has_target
+    from astitch.xla.stitched_call import FIRST_JAX, has_target
 
     if not count_devices():
         return "CUDA's driver sees no GPU\n  check nvidia-smi, or use the engine host"

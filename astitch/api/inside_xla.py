@@ -108,7 +108,7 @@ def stitch(
     @functools.wraps(fn)
     def stitched(*args: Any, **kwargs: Any) -> Any:
         from astitch.toolchain.nvrtc import find_ahead
-        from astitch.xla.xla_engine import Stitched, call_stitched
+        from astitch.xla.stitched_call import Stitched, call_stitched
 
         if trace_state_clean():  # jax.disable_jit, and JAX's search for a NaN, call it on arrays
             return fn(*args, **kwargs)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.graph.ir import Graph
     from astitch.program.steps import Program
     from astitch.show.compilation import Compilation
-    from astitch.xla.xla_engine import Stitched
+    from astitch.xla.stitched_call import Stitched
 
 
 def hlo_of(jax_lowered: Any) -> bytes:

@@ -17,7 +17,8 @@ from astitch.profiling.report import Kernel
 from astitch.profiling.target import Target
 from astitch.profiling.xla_kernels import Launches
 from astitch.show.compilation import Compilation
-from astitch.xla.xla_engine import compile_for_xla, has_target
+from astitch.xla.compile_module import compile_for_xla
+from astitch.xla.stitched_call import has_target
 
 
 def compile_inside(target: Target, gpu: Gpu, *, strict: bool) -> tuple[Compilation, bytes | str]:

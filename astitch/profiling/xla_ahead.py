@@ -20,7 +20,7 @@ from typing import Any
 
 from astitch.device.gpu import COPY_SHARE_OF_PEAK, Gpu
 from astitch.hlo.stablehlo import to_stablehlo
-from astitch.xla.xla_engine import drop_tilings
+from astitch.xla.stitched_call import drop_tilings
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 INSTALL = "pip install 'astitch[xla-cuda13]'"

@@ -92,7 +92,7 @@ def _is_turned(
 
 
 def find_finishers(scopes: Scopes) -> dict[str, Scope]:
-    """The scopes that only finish a product, by the product's name; xla_engine.find_finished decides it, of kernels."""
+    """The scopes that only finish a product, by the product's name; see left_to_products.find_finished for kernels."""
     named = {scope.name: scope for scope in scopes.scopes}
     return {
         epilogue.product: named[epilogue.kernel]

@@ -25,7 +25,8 @@ from astitch.hlo_import import import_hlo
 from astitch.program.steps import KernelStep
 from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
-from astitch.xla.xla_engine import KernelRefusal, export_program
+from astitch.xla.prepare_kernels import KernelRefusal
+from astitch.xla.write_module import export_program
 from tests.hlo_runner import parse_hlo_text, run_xla
 
 REGIONS = """HloModule m

@@ -303,7 +303,7 @@ def test_the_program_and_its_explanation_name_them() -> None:
 
 def test_programs_inside_xla_have_none() -> None:
     from astitch.device.gpu import preset
-    from astitch.xla.xla_engine import compile_for_xla
+    from astitch.xla.compile_module import compile_for_xla
 
     compilation, _ = compile_for_xla(import_hlo(lower(mlp, *MLP)), preset("h100"))
     assert compilation.program.epilogues == () == compilation.program.no_epilogues
@@ -314,7 +314,7 @@ def test_programs_inside_xla_have_none() -> None:
 def test_xla_finishes_its_products_itself(activation: Any, left: int) -> None:
     """But for what takes the sum more than once, and what is to be written over an argument."""
     from astitch.device.gpu import preset
-    from astitch.xla.xla_engine import find_finished
+    from astitch.xla.left_to_products import find_finished
 
     hlo = lower(lambda x, w, b: activation(x @ w + b), *arrays(*XW, (16,)))
     compilation = compile_graph(import_hlo(hlo), preset("h100"), Target(launcher=Launcher.XLA))

@@ -57,21 +57,20 @@ from astitch.toolchain.driver_assembly import Unit
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.kernel_text import share_text
 from astitch.toolchain.nvrtc import CompiledKernel, Request, read_headers
-from astitch.xla import xla_engine
-from astitch.xla.stitch_loops import find_loops
-from astitch.xla.xla_engine import (
+from astitch.xla import compile_module
+from astitch.xla import prepare_kernels as preparing
+from astitch.xla.compile_module import compile_for_xla
+from astitch.xla.prepare_kernels import (
     Code,
     LoopCall,
     XlaKernel,
-    compile_for_xla,
     emit_loop_for_xla,
-    export_program,
     prepare_kernels,
     prepare_loops,
 )
-from tests.hlo_runner import lower
-from tests.small_gpu import few_sms
-from tests.xla.test_xla_engine import (
+from astitch.xla.stitch_loops import find_loops
+from astitch.xla.write_module import export_program
+from tests.emulated_xla import (
     _as_if_there_was_a_gpu,  # noqa: F401
     as_text,
     is_kernel,
@@ -79,6 +78,8 @@ from tests.xla.test_xla_engine import (
     parse_config,
     run_graph,
 )
+from tests.hlo_runner import lower
+from tests.small_gpu import few_sms
 
 RNG = np.random.default_rng(0)
 H100 = preset("h100")
@@ -729,7 +730,7 @@ def test_loops_are_compiled_while_others_are_planned(
         made.append(share_text(request.source).form)
         return compile_cached(request)
 
-    monkeypatch.setattr(xla_engine, "compile_cached", compile_one)
+    monkeypatch.setattr(preparing, "compile_cached", compile_one)
     compile_for_xla(read(both_ways, lstm_arguments(16)), H100)
     loops = [form for form in made if "receive_rows" in form or "add_product" in form]
     assert len(loops) == 2 and len(set(loops)) == 1
@@ -775,7 +776,7 @@ def test_strict_hears_of_a_loop_whose_kernel_cannot_run(monkeypatch: pytest.Monk
     def refuse_all(loops: Any, gpu: Any, code: Any, faults: Any) -> Any:
         return {}, tuple(f"{loop.kernel.name}: too few registers" for loop in loops.values())
 
-    monkeypatch.setattr(xla_engine, "prepare_loops", refuse_all)
+    monkeypatch.setattr(compile_module, "prepare_loops", refuse_all)
     compilation, _ = compile_for_xla(read(lstm, lstm_arguments(16)), H100)
     assert any("too few registers" in note for note in compilation.loops)
     with pytest.raises(UnsupportedOp, match="XLA runs a loop\n.*too few registers"):
@@ -785,7 +786,7 @@ def test_strict_hears_of_a_loop_whose_kernel_cannot_run(monkeypatch: pytest.Monk
 def test_loops_whose_names_were_not_foreseen_are_handed_out_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(xla_engine, "name_loop", lambda number: f"early_{number}")
+    monkeypatch.setattr(preparing, "name_loop", lambda number: f"early_{number}")
     handed: list[Unit] = []
     graph = read(lstm, lstm_arguments(16))
     compile_for_xla(graph, H100, code=Code.PTX, hand_out=handed.extend)
@@ -832,8 +833,8 @@ def test_kernels_are_handed_out_while_others_are_planned(monkeypatch: pytest.Mon
 
     pool = ThreadPoolExecutor(1)
     monkeypatch.setattr(pool, "shutdown", partial(pool.shutdown, wait=True))
-    monkeypatch.setattr(xla_engine, "ThreadPoolExecutor", lambda *_: pool)
-    monkeypatch.setattr(xla_engine, "prepare_kernels", prepare)
+    monkeypatch.setattr(compile_module, "ThreadPoolExecutor", lambda *_: pool)
+    monkeypatch.setattr(compile_module, "prepare_kernels", prepare)
     graph = read(loops_around_kernels, lstm_arguments(16))
     compilation, module = compile_for_xla(graph, H100, code=Code.PTX, hand_out=handed.extend)
     called: Any = [node.attrs for node in import_hlo(module) if is_kernel(node)]
@@ -940,7 +941,7 @@ def test_an_error_does_not_wait_for_kernels(monkeypatch: pytest.MonkeyPatch) -> 
         assert begun.wait(60)
         raise UnsupportedOp("no plan")
 
-    monkeypatch.setattr(xla_engine, "compile_cached", compile_slowly)
+    monkeypatch.setattr(preparing, "compile_cached", compile_slowly)
     monkeypatch.setattr("astitch.pipeline.plan_scopes", fail)
     try:
         with pytest.raises(UnsupportedOp, match="no plan"):

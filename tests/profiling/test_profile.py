@@ -32,7 +32,7 @@ from astitch.profiling.wording import describe_name, shorten_names
 from astitch.run.host_engine import HostEngine
 from astitch.search.build_program import build_program
 from astitch.search.check_plan import check_plan
-from astitch.xla.xla_engine import compile_for_xla
+from astitch.xla.compile_module import compile_for_xla
 
 MODULE = """\
 import jax.numpy as jnp

@@ -30,7 +30,7 @@ from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
-from astitch.xla.xla_engine import compile_for_xla
+from astitch.xla.compile_module import compile_for_xla
 from tests.hlo_runner import lower
 from tests.scopes import find_scopes
 

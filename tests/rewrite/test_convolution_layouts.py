@@ -27,8 +27,8 @@ from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import lays_out
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope, Scopes
+from astitch.xla.left_to_products import find_moves
 from astitch.xla.library_tuning import find_layouts
-from astitch.xla.xla_engine import find_moves
 from tests.hlo_runner import lower
 
 H100 = preset("h100")

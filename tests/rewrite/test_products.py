@@ -19,7 +19,7 @@ from astitch.pipeline import Launcher, Target
 from astitch.rewrite.products import MERGED_BYTES, arrange_products
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
-from astitch.xla.xla_engine import find_moves
+from astitch.xla.left_to_products import find_moves
 
 Function = Callable[..., Any]
 

@@ -25,7 +25,7 @@ from astitch.rewrite.expand import expand
 from astitch.rewrite.scatter_order import MOST_RANKED, order_scatters
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
-from astitch.xla import xla_engine
+from astitch.xla.compile_module import compile_for_xla
 from tests.hlo_runner import run_xla
 
 H100 = preset("h100")
@@ -344,5 +344,5 @@ def test_inside_xla_it_is_so_unless_told_otherwise(
     monkeypatch.setenv("ASTITCH_DETERMINISTIC", "" if ordered else "0")
     table, words = np.zeros((300, 24), np.float32), np.zeros((4, 200), np.int32)
     graph = lower(embed, table, words, np.zeros((4, 200, 24), np.float32))
-    _, module = xla_engine.compile_for_xla(graph, H100)
+    _, module = compile_for_xla(graph, H100)
     assert [a.unique_indices for a in scatters(import_hlo(module))] == [False] * (not ordered)

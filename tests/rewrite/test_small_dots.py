@@ -21,7 +21,7 @@ from astitch.hlo_import import import_hlo
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.small_dots import FEW, decompose_small_dots
 from astitch.run.host_engine import HostEngine
-from astitch.xla.xla_engine import compile_for_xla
+from astitch.xla.compile_module import compile_for_xla
 from tests.graph.test_matmul import dots
 from tests.hlo_runner import lower, run_xla
 

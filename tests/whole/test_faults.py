@@ -28,7 +28,7 @@ from astitch.hlo_import import import_hlo
 from astitch.loops import plan as planning
 from astitch.program.steps import IslandStep
 from astitch.run.host_engine import HostEngine
-from astitch.xla import xla_engine
+from astitch.xla import compile_module, prepare_kernels, stitched_call, write_module
 
 X = jnp.linspace(-1.0, 1.0, 8 * 16).reshape(8, 16)
 
@@ -197,36 +197,37 @@ def test_inside_xla_a_fault_costs_a_loop_or_less(
     rows = jnp.ones((40, 16, 64))
     both = lambda x, w, rows: (scan_layers(w, rows), two_layers(x))  # noqa: E731
     graph = import_hlo(lower(both, X, jnp.ones((64, 64)), rows))
-    whole, _ = xla_engine.compile_for_xla(graph, preset("h100"))
+    whole, _ = compile_module.compile_for_xla(graph, preset("h100"))
     assert not whole.faults and any(line.startswith("loop_0") for line in whole.loops)
     for module in (
         planning,
         pipeline,
         compiling,
-        xla_engine,
+        compile_module,
+        prepare_kernels,
         sys.modules["astitch.xla.stitch_loops"],
     ):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, fail)
-    compilation, text = xla_engine.compile_for_xla(graph, preset("h100"))
+    compilation, text = compile_module.compile_for_xla(graph, preset("h100"))
     assert text and compilation.faults
     assert len(compilation.program.kernels) == len(whole.program.kernels)
     with pytest.raises(AssertionError, match="put there by a test"):
-        xla_engine.compile_for_xla(graph, preset("h100"), strict=True)
+        compile_module.compile_for_xla(graph, preset("h100"), strict=True)
 
 
 def test_inside_xla_a_refused_text_costs_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    works = xla_engine.emit_for_xla
+    works = prepare_kernels.emit_for_xla
 
     def misspell(kernel: Any, in_place: Any = ()) -> str:
         text = works(kernel, in_place)
         return text.replace("{", "{ bug;", 1) if kernel.name == "stitch_1" else text
 
-    monkeypatch.setattr(xla_engine, "emit_for_xla", misspell)
+    monkeypatch.setattr(prepare_kernels, "emit_for_xla", misspell)
     graph = import_hlo(lower(two_layers, X))
-    compilation, module = xla_engine.compile_for_xla(graph, preset("h100"))
+    compilation, module = compile_module.compile_for_xla(graph, preset("h100"))
     assert [fault.subject for fault in compilation.faults] == ["kernel stitch_1"]
-    assert module.count(xla_engine.TARGET.encode()) == len(compilation.program.kernels) - 1
+    assert module.count(write_module.TARGET.encode()) == len(compilation.program.kernels) - 1
     assert "stitch_1 is left to XLA: an error inside astitch" in compilation.explain()
 
 
@@ -235,11 +236,11 @@ def test_inside_xla_a_fault_costs_the_function_at_worst(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inside_xla, "target_gpu", lambda: preset("h100"))
-    monkeypatch.setattr(xla_engine, name, fail)
+    monkeypatch.setattr(stitched_call, name, fail)
     traced_fn = astitch.jit(two_layers, engine="xla")._stitched_jit
     with pytest.warns(FaultWarning, match="XLA computes all of it") as said:
         text = traced_fn.trace(X).lower(lowering_platforms=("cuda",)).as_text()
-    assert len(said) == 1 and "dot_general" in text and xla_engine.TARGET not in text
+    assert len(said) == 1 and "dot_general" in text and write_module.TARGET not in text
     strict = astitch.jit(two_layers, engine="xla", strict=True)._stitched_jit
     with pytest.raises(AssertionError, match="put there by a test"):
         strict.trace(X).lower(lowering_platforms=("cuda",))
@@ -383,7 +384,7 @@ def test_what_a_signal_handler_raises_is_not_left_to_xla(monkeypatch: pytest.Mon
     def raise_in_handler(*_: object) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(xla_engine, "compile_for_xla", ring)
+    monkeypatch.setattr(stitched_call, "compile_for_xla", ring)
     before = signal.signal(signal.SIGALRM, raise_in_handler)
     try:
         fn = astitch.jit(two_layers, engine="xla")._stitched_jit

@@ -943,7 +943,7 @@ def test_through_xla_what_cannot_be_read_is_left_alone(monkeypatch: pytest.Monke
     def refuse(hlo: bytes, *, trusted: bool) -> None:
         raise UnsupportedOp("HLO computation main, %c: calls a Python function\n  take it out")
 
-    monkeypatch.setattr("astitch.xla.xla_engine.import_hlo", refuse)
+    monkeypatch.setattr("astitch.xla.stitched_call.import_hlo", refuse)
     reason = "XLA computes all of power: HLO computation main, %c: calls a Python function\n"
     with pytest.warns(RuntimeWarning, match=reason):
         assert_same(astitch.jit(power, static_argnums=1)(X, 2), X**2)
@@ -1013,7 +1013,7 @@ def test_which_engine_is_taken_where_there_is_a_gpu(
     monkeypatch.delenv("ASTITCH_ENGINE")
     monkeypatch.setattr("astitch.run.executor.count_gpus", lambda: 1)
     monkeypatch.setattr("astitch.device.cuda_driver.count_devices", lambda: 1)
-    monkeypatch.setattr("astitch.xla.xla_engine.has_target", lambda: target)
+    monkeypatch.setattr("astitch.xla.stitched_call.has_target", lambda: target)
     monkeypatch.setattr(
         "astitch.library.xla_fallback.default_gpu", lambda: "device" if device else None
     )

@@ -26,8 +26,8 @@ from astitch.library.xla_fallback import (
     put_array,
 )
 from astitch.run.host_engine import HostEngine
-from astitch.xla import xla_engine
-from astitch.xla.xla_engine import Stitched
+from astitch.xla import stitched_call
+from astitch.xla.stitched_call import Stitched
 from tests.hlo.test_hlo_import import COUNTS, read_module
 from tests.hlo_runner import random_arguments, run_xla
 
@@ -233,7 +233,7 @@ def call_inside_xla(hlo: bytes, gpu: Gpu, arguments: Sequence[np.ndarray]) -> An
     stitched = Stitched(Lowered(hlo), jax.make_jaxpr(typed)(*arguments), none, gpu, None, False)
 
     def inside(*given: Any) -> Any:
-        return xla_engine._primitive().bind(*given, stitched=stitched)
+        return stitched_call._primitive().bind(*given, stitched=stitched)
 
     return jax.jit(inside, compiler_options={**AROUND_KERNELS, **NO_TRITON})
 

@@ -28,7 +28,7 @@ from astitch.rewrite.simplify import simplify
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.stitch_scope import Scopes
 from astitch.toolchain.driver_assembly import Assemble, Unit
-from astitch.xla import library_tuning, xla_engine
+from astitch.xla import library_tuning, stitched_call
 from astitch.xla.library_tuning import (
     TILINGS,
     TILINGS_OF_MANY,
@@ -37,7 +37,7 @@ from astitch.xla.library_tuning import (
     find_library_calls,
     tune_ahead,
 )
-from astitch.xla.xla_engine import Code
+from astitch.xla.prepare_kernels import Code
 from tests.scopes import find_scopes
 
 
@@ -400,11 +400,11 @@ def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
     jit_module = importlib.import_module("astitch.jit")
     monkeypatch.setattr(jit_module, "choose_engine", lambda asked=None: "xla")
     monkeypatch.setattr(inside_xla, "target_gpu", lambda: preset("h100"))
-    monkeypatch.setattr(xla_engine, "default_gpu", lambda: "the gpu")
-    monkeypatch.setattr(xla_engine, "choose_code", lambda arch: code)
-    compile_for_xla = xla_engine.compile_for_xla
+    monkeypatch.setattr(stitched_call, "default_gpu", lambda: "the gpu")
+    monkeypatch.setattr(stitched_call, "choose_code", lambda arch: code)
+    compile_for_xla = stitched_call.compile_for_xla
     monkeypatch.setattr(
-        xla_engine,
+        stitched_call,
         "compile_for_xla",
         lambda *args, tune, **kwargs: compile_for_xla(*args, tune=False, **kwargs),
     )
@@ -416,7 +416,7 @@ def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
         devices.append(device)
         yield loaded.extend
 
-    monkeypatch.setattr(xla_engine, "assemble_ahead", assemble_ahead)
+    monkeypatch.setattr(stitched_call, "assemble_ahead", assemble_ahead)
     arguments = normal(8, 16), normal(16, 16), normal(16, 4)
     traced: Any = astitch.jit(layers, tune=tune)
     lowered = traced._stitched_jit.trace(*arguments).lower(lowering_platforms=("cuda",))

@@ -15,9 +15,9 @@ import pytest
 
 from astitch.device.gpu import preset
 from astitch.hlo_import import import_hlo
-from astitch.xla import module_cache, xla_engine
+from astitch.xla import module_cache, stitched_call
 from astitch.xla.module_cache import ModuleCache, hash_sources, key_of
-from astitch.xla.xla_engine import Stitched
+from astitch.xla.stitched_call import Stitched
 
 H100 = preset("h100")
 X = np.ones((4, 300), np.float32)
@@ -63,7 +63,7 @@ def test_a_later_process_neither_plans_nor_compiles(
 ) -> None:
     first = trace().module
     assert len(entries(folder)) == 1
-    monkeypatch.setattr(xla_engine, "compile_for_xla", refuse)
+    monkeypatch.setattr(stitched_call, "compile_for_xla", refuse)
     later = trace()
     assert later.module == first
     assert later.module == first, "asked for twice"
@@ -156,14 +156,14 @@ def test_one_of_several_compiles_what_all_ask_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As several processes do: each has a program of its own, and shares nothing with the others but the folder."""
-    compile_for_xla, compiled = xla_engine.compile_for_xla, []
+    compile_for_xla, compiled = stitched_call.compile_for_xla, []
 
     def compile_slowly(*given: Any, **options: Any) -> Any:
         compiled.append(given)
         time.sleep(0.3)
         return compile_for_xla(*given, **options)
 
-    monkeypatch.setattr(xla_engine, "compile_for_xla", compile_slowly)
+    monkeypatch.setattr(stitched_call, "compile_for_xla", compile_slowly)
     asked = [trace() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         modules = list(pool.map(lambda one: one.module, asked))

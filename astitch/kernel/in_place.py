@@ -1,0 +1,198 @@
+"""Statements -> may a kernel write a result over an argument: the proof that no thread reads what another has written.
+
+Takes a kernel and a pair of its parameters, answers from the statements that load the one and store the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from astitch.graph.index import Symbol
+from astitch.kernel import kernel_ir as k
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """A kernel that may write its argument `written` over its argument `read`, which was donated."""
+
+    read: int
+    written: int
+
+
+def writes_where_it_read(kernel: k.Kernel, pair: InPlace, uses: Mapping[str, Uses]) -> bool:
+    """Is each element of one parameter read only by the thread that writes that element of the other, and before?
+
+    Seen from the statements: the loads of the one and the store of the other stand in one body, at one position, the
+    loads first; or in two nests of equal loops and guards, one after the other in the turn of a task, at positions
+    that are the same function of these loops.  (Each element is stored once: that is the law of mappings.  Whoever
+    reads it again wants the new one.)
+    Where only some threads store, what the others loaded, maybe too late, must be of no use to them.
+    """
+    loads = uses[kernel.arguments[pair.read].name]
+    stores = [
+        use
+        for use in uses[kernel.arguments[pair.written].name]
+        if not isinstance(use[-1].statement, k.Load | k.LoadVector)
+    ]
+    if len(stores) != 1 or not loads:
+        return False
+    (store,) = stores
+    return all(_precedes(load[-1], store) or _in_equal_nests(load, store) for load in loads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A statement, and where it stands in its body."""
+
+    body: tuple[Any, ...]
+    number: int
+
+    @property
+    def statement(self) -> Any:
+        return self.body[self.number]
+
+
+Uses = list[tuple[_Place, ...]]
+"""The statements that name an array, each after those that it stands in, from the outermost."""
+
+
+def find_uses(body: tuple[Any, ...], names: Collection[str]) -> dict[str, Uses]:
+    """The uses of each array."""
+    found: dict[str, Uses] = {name: [] for name in names}
+    _collect_uses(body, (), found)
+    return found
+
+
+def _collect_uses(
+    body: tuple[Any, ...], around: tuple[_Place, ...], found: dict[str, Uses]
+) -> None:
+    for number, statement in enumerate(body):
+        place, own = (*around, _Place(body, number)), set[str]()
+        for name in statement.__dataclass_fields__:
+            value = getattr(statement, name)
+            if isinstance(value, tuple) and value and all(map(is_dataclass, value)):
+                _collect_uses(value, place, found)
+            else:
+                own.update(_list_names(value))
+        for name in own & found.keys():
+            found[name].append(place)
+
+
+def _list_names(value: Any) -> Iterator[str]:
+    """Every string in a part of a statement."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _list_names(item)
+    elif is_dataclass(value):
+        for name in value.__dataclass_fields__:
+            yield from _list_names(getattr(value, name))
+
+
+def _precedes(load: _Place, store: tuple[_Place, ...]) -> bool:
+    """Does the thread that stores an element load it before, and nobody use a load that may come later?"""
+    if not _moves_alike(load.statement, store[-1].statement):
+        return False
+    for depth, place in enumerate(store):
+        if place.body is load.body and load.number < place.number:
+            inside = store[depth:]
+            if len(inside) == 1:
+                return True
+            guard = place.statement
+            return (
+                len(inside) == 2
+                and isinstance(guard, k.If)
+                and _stays_under(load.body[load.number + 1 :], {load.statement.name}, guard.guards)
+            )
+    return False
+
+
+def _stays_under(body: Sequence[Any], tainted: set[str], guards: tuple[Any, ...]) -> bool:
+    """Do only bodies under these guards use the names, and what is computed from them?  tainted: grows."""
+    for statement in body:
+        if not _names(statement, tainted):
+            continue
+        match statement:
+            case k.If() if statement.guards == guards:
+                pass
+            case k.Value(name=name) | k.StoreLane(vector=name):
+                tainted.add(name)
+            case k.Loop():
+                if not _stays_under(statement.body, tainted, guards):
+                    return False
+            case _:
+                return False
+    return True
+
+
+def _in_equal_nests(load: tuple[_Place, ...], store: tuple[_Place, ...]) -> bool:
+    """Do load and store stand in nests of one task, the load's first, that visit the same positions in each thread?"""
+    depth = 0
+    while load[depth].body is store[depth].body and load[depth].number == store[depth].number:
+        depth += 1
+        if depth == min(len(load), len(store)):
+            return False
+    if load[depth].body is not store[depth].body or load[depth].number > store[depth].number:
+        return False
+    if not any(isinstance(place.statement, k.TaskLoop) for place in store[:depth]):
+        return False
+    read, written = _spell_nest(load[depth:]), _spell_nest(store[depth:])
+    return read is not None and read == written
+
+
+def _spell_nest(path: tuple[_Place, ...]) -> tuple[Any, ...] | None:
+    """Loops, guards and the position, in which each index that the nest defines is written out; None where something
+    else stands in it."""
+    known: dict[str, Any] = {}
+    spelled: list[Any] = []
+    for depth, place in enumerate(path[:-1]):
+        match statement := place.statement:
+            case k.Loop(variable=variable):
+                known[variable] = ("turn", depth)
+                spelled.append(("loop", statement.count, _spell(statement.bound, known)))
+            case k.If(guards=guards):
+                spelled.append(("if", _spell(guards, known)))
+            case _:
+                return None
+        inner = path[depth + 1]
+        for before in inner.body[: inner.number]:
+            if isinstance(before, k.Index):
+                known[before.name] = _spell(before.form, known)
+    match path[-1].statement:
+        case k.Load(position=position) | k.Store(position=position):
+            return (*spelled, 1, _spell(position, known))
+        case k.LoadVector(position=position, width=w) | k.StoreVector(position=position, width=w):
+            return (*spelled, w, _spell(position, known))
+        case k.Fetch(position=position, width=w):
+            # In such a nest into registers, for a later phase.
+            return (*spelled, w, _spell(position, known))
+    return None
+
+
+def _spell(value: Any, known: Mapping[str, Any]) -> Any:
+    """A part of a statement as nested tuples.  known: what stands for a symbol."""
+    if isinstance(value, Symbol):
+        return known.get(value.name, value.name)
+    if isinstance(value, tuple):
+        return tuple(_spell(part, known) for part in value)
+    if is_dataclass(value):
+        names = (field.name for field in fields(value) if field.compare)
+        return (type(value).__name__, *(_spell(getattr(value, name), known) for name in names))
+    return value
+
+
+def _moves_alike(load: k.Statement, store: k.Statement) -> bool:
+    match load, store:
+        case k.Load(position=a), k.Store(position=b):
+            return a == b
+        case k.LoadVector(position=a, width=w), k.StoreVector(position=b, width=v):
+            return a == b and w == v
+    return False
+
+
+def _names(value: Any, names: Collection[str]) -> bool:
+    """Does a statement, or a part of one, hold one of the names?"""
+    return any(name in names for name in _list_names(value))

@@ -1,0 +1,243 @@
+"""Graph -> its Compilation, and the HLO module with its kernels.
+
+Takes a graph and what is donated, hands on what XLA compiles.  compile_for_xla is the list of the stages: plan, find
+memory to use again, compile kernels, bodies and loops, write the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from astitch import options
+from astitch.compile import compile_graph, pause_collector
+from astitch.device.gpu import Gpu
+from astitch.errors import UnsupportedOp
+from astitch.faults import FaultLog
+from astitch.graph.ir import Graph
+from astitch.hlo_import import import_hlo
+from astitch.kernel.in_place import InPlace
+from astitch.loops.analysis import LoopKey, loop_key
+from astitch.loops.plan import START, LoopPlanner
+from astitch.pipeline import Launcher, Target
+from astitch.program.steps import IslandStep, Step
+from astitch.show.compilation import Compilation
+from astitch.stitch_scope import Left, Scopes
+from astitch.toolchain.driver_assembly import Unit
+from astitch.toolchain.nvrtc import CompiledKernel, count_threads
+from astitch.xla.left_to_products import find_finished, find_moves
+from astitch.xla.memory_reuse import find_carried_in_place, find_in_place
+from astitch.xla.prepare_kernels import (
+    Code,
+    KernelRefusal,
+    Kernels,
+    LoopCall,
+    XlaKernel,
+    name_entry,
+    prepare_kernels,
+    prepare_loops,
+    spell_plan,
+    start_loops,
+)
+from astitch.xla.stitch_loops import find_loops, read_island
+from astitch.xla.stitch_regions import find_unworthy, stitch_bodies
+from astitch.xla.write_module import export_program
+
+
+@pause_collector()
+def compile_for_xla(
+    graph: Graph,
+    gpu: Gpu,
+    donated: Sequence[bool] = (),
+    *,
+    tune: bool = False,
+    strict: bool = False,
+    code: Code = Code.PTX,
+    announce_scopes: Callable[[Scopes], object] = lambda scopes: None,
+    hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
+) -> tuple[Compilation, bytes]:
+    """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
+
+    donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
+    announce_scopes: is given what will have a kernel each, if none of them is split.
+    hand_out: is given kernels that are PTX, in parts: most of those that XLA will load as soon as they are compiled,
+    from several threads, all of them in the end, and some that it will not load.
+    An error inside astitch leaves a kernel, a loop or a body to XLA, and is among the compilation's faults; with strict
+    it is raised.
+    Raises AstitchError.
+    """
+    wanted = options.loops()
+    faults = FaultLog(strict or None)
+    job = _Job(
+        graph,
+        gpu,
+        tuple(donated) or (False,) * len(graph.parameters),
+        tune,
+        strict,
+        code,
+        hand_out,
+        faults,
+        None if wanted is options.Loops.NONE else LoopPlanner(gpu, faults),
+    )
+    compilation = _plan_kernels(job, announce_scopes)
+    in_place = _find_in_place(job, compilation)
+    left = _find_left(job, compilation, in_place)
+    kernels = prepare_kernels(compilation, gpu, in_place, left, code, faults)
+    job.hand_out_prepared(kernels.values())
+    compilation = note_refusals(compilation, kernels)
+    if wanted is options.Loops.BODIES:
+        compilation = stitch_bodies(compilation, tune=tune, faults=faults)
+    compilation, regions = export_bodies(compilation, partial(_prepare_body, code, faults))
+    compilation, loops = _take_loops(job, compilation)
+    compilation = replace(compilation, faults=faults.found)
+    return compilation, export_program(compilation, kernels, regions, loops)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the stages of one compilation share; see compile_for_xla.
+
+    donated: for each parameter.  planner: of the loops; None where XLA runs them all.
+    """
+
+    graph: Graph
+    gpu: Gpu
+    donated: tuple[bool, ...]
+    tune: bool
+    strict: bool
+    code: Code
+    hand_out: Callable[[Sequence[Unit]], object]
+    faults: FaultLog
+    planner: LoopPlanner | None
+
+    def hand_out_compiled(self, name: str, built: CompiledKernel) -> None:
+        if self.code is Code.PTX:
+            self.hand_out([Unit(*name_entry(built, name, self.code))])
+
+    def hand_out_prepared(self, kernels: Iterable[XlaKernel | KernelRefusal]) -> None:
+        if self.code is Code.PTX:
+            self.hand_out([Unit(k.symbol, k.code) for k in kernels if isinstance(k, XlaKernel)])
+
+
+def _plan_kernels(job: _Job, announce_scopes: Callable[[Scopes], object]) -> Compilation:
+    """The compilation without its bodies and loops; the kernels of loops are compiled while it is made."""
+    pool = ThreadPoolExecutor(count_threads(), "astitch-loops")
+
+    def begin(left: Left) -> None:
+        if job.planner:
+            start_loops(left.graph, job.planner, pool, job.hand_out_compiled)
+
+    target = Target(
+        launcher=Launcher.XLA,
+        loops=job.planner,
+        render=lambda plan: spell_plan(plan, job.donated),
+        on_kernel=lambda plan, built: job.hand_out_compiled(plan.kernel.name, built),
+        after={"leave": begin, "stitch_remotely": announce_scopes},
+    )
+    try:
+        compilation = compile_graph(
+            job.graph, job.gpu, target, tune=job.tune, strict=job.strict, faults=job.faults
+        )
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown(wait=False)  # whoever asks for a kernel waits for it
+    return compilation
+
+
+def _find_in_place(job: _Job, compilation: Compilation) -> dict[str, list[InPlace]]:
+    """By kernel, the results that take over an argument's memory."""
+    nothing: dict[str, list[InPlace]] = {}
+    return job.faults.attempt(
+        lambda: find_in_place(compilation, job.donated),
+        lambda: nothing,
+        stage="find_in_place",
+        subject=job.graph.name,
+        cost="no result takes over an argument's memory",
+    )
+
+
+def _find_left(job: _Job, compilation: Compilation, in_place: Collection[str]) -> dict[str, str]:
+    """The kernels that XLA's products do as well, with the reasons."""
+    nothing: dict[str, str] = {}
+    return job.faults.attempt(
+        lambda: {**find_moves(compilation), **find_finished(compilation, in_place)},
+        lambda: nothing,
+        stage="find_moves",
+        subject=job.graph.name,
+        cost="no kernel is joined to a product",
+    )
+
+
+def _take_loops(job: _Job, compilation: Compilation) -> tuple[Compilation, dict[LoopKey, LoopCall]]:
+    """The compilation with notes on its loops, and the loops that are one kernel.
+
+    Raises UnsupportedOp where strict was asked for and a loop's kernel does not run on the device.
+    """
+    if not job.planner:
+        return compilation, {}
+    found, notes = find_loops(compilation, job.planner)
+    loops, refused = prepare_loops(found, job.gpu, job.code, job.faults)
+    job.hand_out_prepared(call.kernel for call in loops.values())
+    if job.strict and refused:
+        raise UnsupportedOp(
+            f"program {compilation.program.name}: strict was asked for, and XLA runs a loop\n  "
+            + "\n  ".join(refused)
+        )
+    return _note_loops(compilation, loops, (*notes, *refused)), loops
+
+
+def _prepare_body(
+    code: Code, faults: FaultLog, body: Compilation, loop: bool, left: Mapping[str, str]
+) -> Kernels:
+    """The kernels of a body.  left: to XLA, with the reasons."""
+    in_place = find_carried_in_place(body) if loop else {}
+    return prepare_kernels(body, body.gpu, in_place, left, code, faults)
+
+
+def export_bodies(
+    compilation: Compilation, prepare: Callable[[Compilation, bool, Mapping[str, str]], Kernels]
+) -> tuple[Compilation, dict[Graph, Graph]]:
+    """For each region that was compiled, one that calls its kernels; the bodies get notes of kernels left to XLA.
+
+    prepare: the kernels of a body, given whether it is a loop's and which are left to XLA, with the reasons.  A region
+    without kernels is no part of what is returned.
+
+    Kernels whose blocks meet follow each other within a body by their tokens, which end there: XLA runs a loop or
+    conditional as one step of its main stream, and by default takes neither into a CUDA graph, so that nothing outside
+    runs beside it and no turn beside the next.
+    """
+    bodies, regions = [], {}
+    for body in compilation.bodies:
+        left = find_unworthy(body.compilation)
+        kernels = prepare(body.compilation, body.op == "while", left)
+        inner, inside = export_bodies(note_refusals(body.compilation, kernels), prepare)
+        bodies.append(replace(body, compilation=inner))
+        if inside or any(isinstance(kernel, XlaKernel) for kernel in kernels.values()):
+            regions[body.region] = import_hlo(export_program(inner, kernels, inside), trusted=True)
+    return replace(compilation, bodies=tuple(bodies)), regions
+
+
+def note_refusals(compilation: Compilation, kernels: Kernels) -> Compilation:
+    """The compilation with notes on the kernels that are left to XLA."""
+    refused = [str(kernel) for kernel in kernels.values() if isinstance(kernel, KernelRefusal)]
+    program = compilation.program
+    return replace(compilation, program=replace(program, notes=(*program.notes, *refused)))
+
+
+def _note_loops(
+    compilation: Compilation, calls: Mapping[LoopKey, LoopCall], notes: tuple[str, ...]
+) -> Compilation:
+    """The compilation with notes on its loops; those that are kernels are no ops of XLA's any more."""
+    program = compilation.program
+    steps: list[Step] = []
+    for step in program.steps:
+        if isinstance(step, IslandStep):
+            graph = read_island(step.hlo)
+            taken = {n.name for n in graph if n.op == "while" and loop_key(graph, n) in calls}
+            left = (op for op in step.ops if op.name not in taken and op.reason != START)
+            step = replace(step, ops=tuple(left))
+        steps.append(step)
+    return replace(compilation, program=replace(program, steps=tuple(steps)), loops=notes)

@@ -1,0 +1,162 @@
+"""Compilation -> which results of its kernels take over the memory of an argument.
+
+Takes a Compilation and the donated parameters, hands on pairs of parameters by kernel.  kernel/in_place.py proves of
+each that the kernel reads before it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from astitch.graph.ir import ArrayType, Graph, TupleType
+from astitch.graph.storage import storage_name, storage_type
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.in_place import InPlace, find_uses, writes_where_it_read
+from astitch.program.steps import KernelStep, Step, View
+from astitch.search.plan import Plan
+from astitch.show.compilation import Compilation
+from astitch.stitch_scope import Scope
+
+LEAST_BYTES_AGAIN = 16 << 20
+"""Of a temporary array whose memory a result takes over.  Below, the peak hardly moves, and two pointers that may be
+one leave the compiler less freedom."""
+
+
+def find_in_place(compilation: Compilation, donated: Sequence[bool]) -> dict[str, list[InPlace]]:
+    """By kernel, the results that take over the memory of donated parameters, or of large temporary arrays that nothing
+    else reads.
+
+    XLA lets a custom call's result share memory only where the call says so; else it copies each result of a donated
+    parameter to it afterwards.  Which result goes with which parameter is JAX's rule: the first of the same type.
+    """
+    return _find_in_place(compilation, _match_donated(compilation.scopes.graph, donated))
+
+
+def find_carried_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
+    """The same for the state of a loop, whose body hands on result i where it found parameter i."""
+    program = compilation.program
+    into: dict[str, str] = {}
+    for parameter, output in zip(program.parameters, program.outputs, strict=True):
+        if parameter.type == output.type:
+            into.setdefault(output.buffer, parameter.buffer)
+    return _find_in_place(compilation, into)
+
+
+def _match_donated(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:
+    """The buffer that a result may take over, by the result's buffer."""
+    waiting: dict[ArrayType, list[str]] = {}
+    for parameter, given in zip(graph.parameters, donated, strict=True):
+        if given:
+            waiting.setdefault(graph[parameter].array, []).append(parameter)
+    return {
+        storage_name(graph, output): waiting[graph[output].array].pop(0)
+        for output in graph.outputs
+        if waiting.get(graph[output].array)
+    }
+
+
+def _find_in_place(compilation: Compilation, into: Mapping[str, str]) -> dict[str, list[InPlace]]:
+    """into: the buffer that a result may take over, by the result's buffer."""
+    program, graph = compilation.program, compilation.scopes.graph
+    last = {v.buffer: number for number, step in enumerate(program.steps) for v in _read_by(step)}
+    plans = {plan.kernel.name: plan for plan in compilation.plans}
+    found: dict[str, list[InPlace]] = {}
+    for number, step in enumerate(program.steps):
+        if isinstance(step, KernelStep):
+            plan = plans[step.kernel.name]
+            final = {v.buffer for v in _read_by(step) if last[v.buffer] == number}
+            if pairs := _find_pairs(plan.kernel, graph, plan.scope, into, final.__contains__):
+                found[plan.kernel.name] = pairs
+    return found
+
+
+def _find_pairs(
+    kernel: k.Kernel,
+    graph: Graph,
+    scope: Scope,
+    into: Mapping[str, str],
+    reads_last: Callable[[str], bool],
+) -> list[InPlace]:
+    """scope: the kernel's.  into: see _match_donated.  reads_last: does nobody read what a buffer holds after the
+    kernel?"""
+    arguments = kernel.arguments
+    numbers = {p.source: i for i, p in enumerate(arguments)}
+    written = [i for i in numbers.values() if arguments[i].written]
+    candidates: list[InPlace] = []
+    for source, number in numbers.items():
+        read = numbers.get(into.get(source, "")) if number in written else None
+        if read is not None and read not in written and reads_last(into[source]):
+            candidates.append(InPlace(read, number))
+    for source, number in numbers.items():
+        array = None if number in written else _used_up(graph, scope, source)
+        for result in written if array else ():
+            if storage_type(graph, arguments[result].source) == array:
+                candidates.append(InPlace(number, result))
+    names = {arguments[i].name for pair in candidates for i in (pair.read, pair.written)}
+    uses = find_uses(kernel.body, names) if candidates else {}
+    pairs: list[InPlace] = []
+    taken: set[int] = set()  # memory has one heir, and a result one place
+    for pair in candidates:
+        both = {pair.read, pair.written}
+        if not both & taken and writes_where_it_read(kernel, pair, uses):
+            pairs.append(pair)
+            taken |= both
+    return pairs
+
+
+def _used_up(graph: Graph, scope: Scope, buffer: str) -> ArrayType | None:
+    """The type of a large array that some other step computes and only the scope reads; None if it is not one."""
+    base = graph[buffer.partition("#")[0]]
+    type_ = storage_type(graph, buffer)
+    if base.op in ("parameter", "constant") or type_.bytes < LEAST_BYTES_AGAIN:
+        return None
+    inside = set(scope.members)
+    pending = [base.name]
+    while pending:
+        name = pending.pop()
+        if name in graph.outputs:
+            return None
+        for user in graph.users[name]:
+            if storage_name(graph, user) == buffer or isinstance(base.type, TupleType):
+                pending.append(user)
+            elif user not in inside:
+                return None
+    return type_
+
+
+def find_plan_in_place(plan: Plan, donated: Sequence[bool]) -> list[InPlace]:
+    """The same for the kernel of a plan, before the program is there.
+
+    A reader of the memory that neither comes before the kernel nor is in it keeps the kernel from taking it over, even
+    if the program would have that reader run first.
+    """
+    graph, scope = plan.arrangement.graph, plan.scope
+    into = _match_donated(graph, donated)
+    return _find_pairs(plan.kernel, graph, scope, into, partial(_reads_last, graph, scope))
+
+
+def _reads_last(graph: Graph, scope: Scope, parameter: str) -> bool:
+    """Do all readers of a parameter belong to a scope or come before it?"""
+    inside = set(scope.members)
+    pending, readers = [parameter], set[str]()
+    while pending:
+        for user in graph.users[pending.pop()]:
+            if storage_name(graph, user) == parameter:
+                pending.append(user)
+            elif user not in inside:
+                readers.add(user)
+    before: set[str] = set()
+    pending = list(scope.inputs)
+    while readers and pending:
+        name = pending.pop()
+        if name not in before:
+            before.add(name)
+            pending += graph[name].operands
+    return readers <= before
+
+
+def _read_by(step: Step) -> list[View]:
+    if isinstance(step, KernelStep):
+        return [view for i, view in enumerate(step.arguments) if i not in step.written]
+    return list(step.operands)

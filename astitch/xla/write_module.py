@@ -1,0 +1,356 @@
+"""Compilation and kernels -> the HLO module: each kernel is a custom call, and XLA does everything else.
+
+XLA launches the kernels by itself, so nothing of astitch runs while the program does: no Python, no buffers, no
+streams.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+
+from astitch.errors import IllegalProduct
+from astitch.graph.ir import (
+    ArrayType,
+    ConstantAttrs,
+    CustomCallAttrs,
+    DType,
+    GetTupleElementAttrs,
+    Graph,
+    Literal,
+    Node,
+    ParameterAttrs,
+    TupleType,
+)
+from astitch.graph.storage import storage_name
+from astitch.hlo.export import ModuleBuilder
+from astitch.loops.analysis import Counter, LoopKey, loop_key
+from astitch.program.steps import IslandStep, KernelStep, Step, View
+from astitch.rewrite.barriers import Barrier, Held, find_behind
+from astitch.show.compilation import Compilation
+from astitch.xla.prepare_kernels import Kernels, LoopCall, XlaKernel
+from astitch.xla.stitch_loops import read_island
+from astitch.xla.stitch_regions import stitched_regions
+
+TARGET = "__gpu$xla.gpu.ptx"
+"""The custom call by which XLA launches PTX (xla/service/gpu/custom_kernel_emitter.cc)."""
+
+_TYPED_FFI = 4  # the custom call's API version: its backend_config is an MLIR dictionary
+_TOKEN = ArrayType(DType.U32, (1,))
+
+
+def export_program(
+    compilation: Compilation,
+    kernels: Kernels,
+    regions: Mapping[Graph, Graph] = MappingProxyType({}),
+    loops: Mapping[LoopKey, LoopCall] = MappingProxyType({}),
+) -> bytes:
+    """The whole program as a serialized HloModuleProto: its parameters in order, its outputs as one tuple.
+
+    regions: what to write for regions of loops and conditionals.  loops: those that are one kernel.
+    """
+    writer = _ModuleWriter(compilation, kernels, regions, loops)
+    for step in compilation.program.steps:
+        writer.add_step(step)
+    return writer.finish()
+
+
+class _ModuleWriter:
+    """Writes the steps of a program one after the other; knows which HLO value is in which buffer."""
+
+    def __init__(
+        self,
+        compilation: Compilation,
+        kernels: Kernels,
+        regions: Mapping[Graph, Graph],
+        loops: Mapping[LoopKey, LoopCall],
+    ) -> None:
+        self.regions, self.loops = regions, loops
+        self.program = compilation.program
+        self.graph = compilation.scopes.graph
+        self.members = {plan.kernel.name: plan.scope.members for plan in compilation.plans}
+        self.kernels = kernels
+        self.builder = ModuleBuilder(self.program.name)
+        self.values: dict[str, tuple[str, ArrayType]] = {}
+        self.views: dict[tuple[View, str], str] = {}
+        self.barriers = {barrier.name: barrier for barrier in compilation.scopes.barriers}
+        self.behind: dict[str, dict[str, str]] = {}
+        self.read_behind = find_behind(compilation.scopes.barriers)
+        self.token = ""
+        for view in self.program.parameters:
+            self.builder.add_parameter(f"parameter/{view.buffer}", view.type)
+            self.write(view.buffer, f"parameter/{view.buffer}", view.type)
+        for name, literal in self.program.constants:
+            type_ = ArrayType(literal.dtype, literal.shape)
+            self.builder.add_node(
+                Node(f"constant/{name}", "constant", type_, attrs=ConstantAttrs(literal))
+            )
+            self.write(name, f"constant/{name}", type_)
+
+    def write(self, buffer: str, value: str, type_: ArrayType) -> None:
+        """The buffer now holds an HLO value."""
+        if buffer in self.values:
+            raise IllegalProduct(f"program {self.program.name}: {buffer} is written a second time")
+        self.values[buffer] = value, type_
+
+    def read(self, view: View) -> str:
+        """The HLO value of a view: row-major arrays of the same elements are reshapes of each other."""
+        value, type_ = self.values[view.buffer]
+        if view.behind:
+            value = self.pass_barrier(view.behind, view.buffer)
+        if type_ == view.type:
+            return value
+        key = view, view.behind
+        if key not in self.views:
+            if type_.dtype is not view.type.dtype:
+                raise IllegalProduct(
+                    f"program {self.program.name}: {view.buffer}, {type_}, is read as {view.type}"
+                )
+            name = f"view.{len(self.views)}/{view.buffer}"
+            self.builder.add_node(Node(name, "reshape", view.type, (value,)))
+            self.views[key] = name
+        return self.views[key]
+
+    def pass_barrier(self, name: str, buffer: str) -> str:
+        """What a buffer holds, handed on by a barrier that waits for all that the program's waits for.
+
+        Of that, what a kernel computes for itself is not there: the barrier waits for what that is computed from.
+        """
+        passed = self.behind.setdefault(name, {})
+        if buffer not in passed:
+            waits = {buffer: ""} | self.find_waits(self.barriers[name])
+            values = {
+                b: self.pass_barrier(before, b) if before else self.values[b][0]
+                for b, before in waits.items()
+            }
+            types = [self.values[b][1] for b in values]
+            type_ = types[0] if len(types) == 1 else TupleType(tuple(types))
+            unique = f"barrier.{sum(map(len, self.behind.values()))}/{name}"
+            node = Node(unique, "optimization-barrier", type_, tuple(values.values()))
+            passed.update(zip(values, self.builder.add_results(node), strict=True))
+        return passed[buffer]
+
+    def find_waits(self, barrier: Barrier) -> dict[str, str]:
+        """The buffers that a barrier waits for, each with the barrier before behind which it is read."""
+        found: dict[str, str] = {}
+        pending, seen = list(reversed(barrier.waits)), set[str]()
+        while pending:
+            held = pending.pop()
+            if held.value in seen or held.value not in self.graph.nodes:
+                continue
+            seen.add(held.value)
+            buffer = storage_name(self.graph, held.value)
+            if buffer in self.values:
+                found.setdefault(buffer, held.behind)
+            else:
+                pending += (Held(o, held.behind) for o in self.graph[held.value].operands)
+        return found
+
+    def add_step(self, step: Step) -> None:
+        if isinstance(step, KernelStep):
+            kernel = self.kernels[step.kernel.name]
+            if isinstance(kernel, XlaKernel):
+                self.add_kernel(step, kernel)
+            else:
+                self.add_ops(step)
+        elif isinstance(step, IslandStep):
+            self.add_island(step)
+        else:
+            operands = tuple(self.read(view) for view in step.operands)
+            node = replace(step.node, name=f"step/{step.node.name}", operands=operands)
+            for view, value in zip(step.results, self.builder.add_results(node), strict=True):
+                self.write(view.buffer, value, view.type)
+
+    def add_kernel(self, step: KernelStep, kernel: XlaKernel) -> None:
+        """A custom call: what the kernel only reads are its operands, what it writes its results."""
+        arguments = list(enumerate(step.arguments))
+        if kernel.ordered:
+            arguments.pop()  # the barrier words
+        written = [(i, view) for i, view in arguments if i in step.written]
+        read = [(i, view) for i, view in arguments if i not in step.written]
+        reads, indices = [i for i, _ in read], [i for i, _ in written]
+        aliases = tuple((indices.index(p.written), reads.index(p.read)) for p in kernel.in_place)
+        operands = [(self.read(view), view.type) for _, view in read]
+        results = [(i, view.type) for i, view in written]
+        names = self.add_call(f"kernel/{kernel.name}", kernel, operands, results, aliases)
+        for (_, view), name in zip(written, names, strict=False):
+            self.write(view.buffer, name, view.type)
+
+    def add_call(
+        self,
+        name: str,
+        kernel: XlaKernel,
+        operands: Sequence[tuple[str, ArrayType]],
+        results: Sequence[tuple[int, ArrayType]],
+        aliases: tuple[tuple[int, int], ...] = (),
+    ) -> tuple[str, ...]:
+        """A custom call; the names of its results.  results: which parameter of the kernel each is."""
+        indices = [i for i, _ in results]
+        types = [type_ for _, type_ in results]
+        given = list(operands)
+        if kernel.ordered:
+            indices.append(len(operands) + len(results) + 1)
+            given.append((self.token or self.first_token(), _TOKEN))
+            types.append(_TOKEN)
+        attrs = CustomCallAttrs(
+            TARGET,
+            write_backend_config(kernel, indices),
+            _TYPED_FFI,
+            aliases=aliases,
+            operand_layouts=tuple(_row_major(type_.rank) for _, type_ in given),
+            result_layouts=tuple(_row_major(type_.rank) for type_ in types),
+        )
+        type_ = types[0] if len(types) == 1 else TupleType(tuple(types))
+        call = Node(name, "custom-call", type_, tuple(value for value, _ in given), attrs)
+        names = self.builder.add_results(call)
+        if kernel.ordered:
+            self.token = names[-1]
+        return names
+
+    def add_loop(self, name: str, node: Node, operands: Sequence[str], call: LoopCall) -> list[str]:
+        """The results of a while that is one kernel, by their number; what nobody reads is its start."""
+        loop = call.loop
+        types = loop.plan.loop.types
+        read = [(operands[i], types[i]) for i in loop.operands]
+        written = [(len(read) + i, types[state]) for i, state in enumerate(loop.results)]
+        made = self.add_call(f"{name}/{call.kernel.name}", call.kernel, read, written)
+        results = list(operands)
+        for state, value in zip(loop.results, made, strict=False):
+            results[state] = value
+        for state, role in enumerate(loop.plan.loop.roles):
+            if isinstance(role, Counter):
+                end = np.asarray(role.value.at(loop.plan.loop.trips), types[state].dtype.numpy)
+                attrs = ConstantAttrs(Literal.of(end.reshape(types[state].shape)))
+                results[state] = f"{name}/end.{state}"
+                self.builder.add_node(Node(results[state], "constant", types[state], attrs=attrs))
+        return results
+
+    def first_token(self) -> str:
+        """What the first ordered kernel takes: a constant that it does not touch."""
+        literal = Literal(_TOKEN.dtype, _TOKEN.shape, bytes(_TOKEN.bytes))
+        self.builder.add_node(Node("token", "constant", _TOKEN, attrs=ConstantAttrs(literal)))
+        return "token"
+
+    def add_island(self, step: IslandStep) -> None:
+        """What XLA was to compile by itself, as a part of the module."""
+        graph = read_island(step.hlo)
+        names: dict[str, str] = {}
+        results: dict[str, list[str]] = {}
+        for node in graph:
+            if isinstance(node.attrs, ParameterAttrs):
+                names[node.name] = self.read(step.operands[node.attrs.index])
+                continue
+            if isinstance(node.attrs, GetTupleElementAttrs) and node.operands[0] in results:
+                names[node.name] = results[node.operands[0]][node.attrs.index]
+                continue
+            names[node.name] = f"{step.name}/{node.name}"
+            operands = tuple(names[o] for o in node.operands)
+            if node.op == "while" and (call := self.loops.get(loop_key(graph, node))):
+                results[node.name] = self.add_loop(names[node.name], node, operands, call)
+                continue
+            called = node.regions
+            if stitched_regions(node):
+                called = tuple(self.regions.get(region, region) for region in called)
+            added = replace(node, name=names[node.name], operands=operands, regions=called)
+            self.builder.add_node(added)
+        for view, output in zip(step.results, graph.outputs, strict=True):
+            self.write(view.buffer, names[output], graph[output].array)
+
+    def add_ops(self, step: KernelStep) -> None:
+        """The ops of a kernel that XLA cannot launch."""
+        part = _Part(self, step.kernel.name, frozenset(self.members[step.kernel.name]))
+        for index in sorted(step.written):
+            view = step.arguments[index]
+            base, _, number = view.buffer.partition("#")
+            if base in self.graph.nodes:  # else it is scratch of the kernel
+                value = part.compute(base)
+                if number:
+                    value = self.builder.add_projection(value, int(number), view.type)
+                self.write(view.buffer, value, view.type)
+
+    def finish(self) -> bytes:
+        return self.builder.finish([self.read(view) for view in self.program.outputs])
+
+
+class _Part:
+    """Graph nodes of one stitch op as HLO, those in front of them first."""
+
+    def __init__(self, writer: _ModuleWriter, prefix: str, members: frozenset[str]) -> None:
+        self.writer, self.prefix, self.members = writer, prefix, members
+        self.names: dict[
+            tuple[str, str], str
+        ] = {}  # by node, and the barrier behind which it is read
+
+    def compute(self, wanted: str) -> str:
+        """The HLO value of a node: from its buffer where a step before filled it, else computed here."""
+        graph, pending = self.writer.graph, [(wanted, "")]
+        while pending:
+            name, behind = key = pending[-1]
+            if key not in self.names:
+                node = graph[name]
+                if name not in self.members and (value := self.find(graph, node, behind)):
+                    self.names[key] = value
+                elif missing := [v for v in self.list_read(node, behind) if v not in self.names]:
+                    pending += missing
+                    continue
+                else:
+                    self.names[key] = f"{self.prefix}/{name}" + (f"/{behind}" if behind else "")
+                    operands = tuple(self.names[value] for value in self.list_read(node, behind))
+                    if behind:
+                        node = Node(name, "optimization-barrier", node.type)
+                    added = replace(node, name=self.names[key], operands=operands)
+                    self.writer.builder.add_node(added)
+            pending.pop()
+        return self.names[wanted, ""]
+
+    def list_read(self, node: Node, behind: str) -> list[tuple[str, str]]:
+        """What a node is computed from; what it is handed on from, where it is read behind a barrier."""
+        if behind:
+            return [(node.name, "")]
+        return [(o, self.writer.read_behind.get((node.name, o), "")) for o in node.operands]
+
+    def find(self, graph: Graph, node: Node, behind: str) -> str | None:
+        if isinstance(node.type, TupleType):
+            return None
+        view = View(storage_name(graph, node.name), node.type, behind)
+        return self.writer.read(view) if view.buffer in self.writer.values else None
+
+
+def _row_major(rank: int) -> tuple[int, ...]:
+    return tuple(reversed(range(rank)))
+
+
+def write_backend_config(kernel: XlaKernel, results: Sequence[int]) -> bytes:
+    """The MLIR dictionary by which XLA launches the kernel.
+
+    results: for each result of the custom call, which parameter of the kernel it is; the operands are the others.
+    """
+    numbers = {
+        "grid_x": kernel.grid,
+        "grid_y": 1,
+        "grid_z": 1,
+        "block_x": kernel.block,
+        "block_y": 1,
+        "block_z": 1,
+        "shared_mem_bytes": kernel.shared_bytes,
+    }
+    fields = [f"name = {_quote(kernel.symbol.encode())}", 'kernel_type = "ptx"']
+    fields.append(f"kernel_data = {_quote(kernel.code)}")
+    fields += [f"{name} = {number} : i32" for name, number in numbers.items()]
+    fields.append(f"output_indices = [{', '.join(f'{i} : i32' for i in results)}]")
+    return f"{{{', '.join(fields)}}}".encode()
+
+
+def _quote(data: bytes) -> str:
+    """An MLIR string literal: what is not printable ASCII goes by its byte's number; of what is no text every byte."""
+    if b"\0" in data:
+        return '"\\' + data.hex("\\") + '"'
+    escaped = _UNPRINTABLE.sub(lambda found: b"\\%02x" % ord(found[0]), data)
+    return f'"{escaped.decode()}"'
+
+
+_UNPRINTABLE = re.compile(rb'[^ -~]|["\\]')

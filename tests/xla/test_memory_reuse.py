@@ -1,0 +1,226 @@
+"""Which results take over the memory of an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from astitch.compile import compile_graph
+from astitch.graph.ir import CustomCallAttrs
+from astitch.hlo_import import import_hlo
+from astitch.kernel import kernel_ir as k
+from astitch.kernel.in_place import InPlace
+from astitch.show.compilation import Compilation
+from astitch.xla.memory_reuse import find_in_place
+from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel, emit_for_xla, spell_plan
+from astitch.xla.write_module import export_program
+from tests.emulated_xla import (
+    H100,
+    ROWS,
+    is_kernel,
+    normal,
+    planned_kernels,
+    run_module,
+    two_batch_norms,
+    with_text,
+)
+from tests.hlo_runner import lower
+from tests.small_gpu import few_sms, find_statements
+
+
+def clip_and_move(params, moments, gradients):
+    """An optimizer's step: what is donated is read once, where its successor is written."""
+    norm = jnp.sqrt(sum(jnp.square(g).sum() for g in gradients))
+    scaled = [g / jnp.maximum(norm, 1) for g in gradients]
+    moments = [0.9 * m + 0.1 * g for m, g in zip(moments, scaled, strict=True)]
+    moved = [p - 0.1 * m / (1 + p * p) for p, m in zip(params, moments, strict=True)]
+    return moved, moments, jnp.square(moments[0]).sum()
+
+
+def compile_donated(
+    fn: Callable[..., Any], donated: int, *arguments: Any
+) -> tuple[Compilation, dict[str, list[InPlace]]]:
+    """A function for a GPU of few SMs, and which results take over memory if its first leaves are donated."""
+    compilation = compile_graph(import_hlo(lower(fn, *arguments, keep_unused=True)), few_sms(4))
+    count = len(compilation.program.parameters)
+    return compilation, find_in_place(compilation, [i < donated for i in range(count)])
+
+
+def test_donated_parameters_are_written_over() -> None:
+    arguments = [[normal(64, 96), normal(50), normal(7, 3)] for _ in range(3)]
+    compilation, in_place = compile_donated(clip_and_move, 6, *arguments)
+    (kernel,), (pairs,) = planned_kernels(compilation), in_place.values()
+    assert len(pairs) == 6
+    text = emit_for_xla(kernel, pairs)
+    assert emit_for_xla(kernel).count("__restrict__") - text.count("__restrict__") == 12
+    hlo = export_program(compilation, {kernel.name: with_text(kernel, pairs)})
+    (node,) = [node for node in import_hlo(hlo) if is_kernel(node)]
+    assert isinstance(node.attrs, CustomCallAttrs) and len(node.attrs.aliases) == 6
+    got = run_module(hlo, jax.tree.leaves(arguments))
+    for a, b in zip(got, jax.tree.leaves(jax.jit(clip_and_move)(*arguments)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments"),
+    [
+        (lambda x: x - x.sum(0), (normal(640, 96),)),  # written by other blocks than read it
+        (lambda x: x[::-1] * 2, (normal(64, 96),)),  # written elsewhere
+        (lambda x: jnp.tanh(x) + x.T, (normal(64, 64),)),  # also read elsewhere
+        (lambda x: (x * 2).astype(jnp.bfloat16), (normal(64, 96),)),  # of another size
+        (lambda x: (jnp.tanh(x) + 1, x @ (jnp.tanh(x) + 1)), (normal(64, 64),)),  # read later
+        (lambda x: jnp.sort(x), (normal(64, 96),)),  # by XLA
+    ],
+    ids=["phases", "reverse", "transpose", "size", "product", "sort"],
+)
+def test_what_is_not_written_where_it_was_read(
+    fn: Callable[..., Any], arguments: tuple[np.ndarray, ...]
+) -> None:
+    _, in_place = compile_donated(fn, 1, *arguments)
+    assert in_place == {}
+
+
+def move_weights(weights, x):
+    """Products read the weights before they are written over, as in a training step; one reads them after."""
+
+    def loss(weights):
+        return jnp.square(jnp.tanh(x @ weights[0]) @ weights[1]).mean()
+
+    gradients = jax.grad(loss)(weights)
+    moved = [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)]
+    return moved, moved[1] @ weights[1].T
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments", "pairs"),
+    [
+        (clip_and_move, [[normal(64, 96), normal(50), normal(7, 3)] for _ in range(3)], 6),
+        (move_weights, [[normal(16, 32), normal(32, 8)], normal(40, 16)], 1),
+        (two_batch_norms, ROWS, 0),
+    ],
+    ids=["optimizer", "weights", "meetings"],
+)
+def test_what_is_observed_is_what_will_be_compiled(
+    fn: Callable[..., Any], arguments: Any, pairs: int
+) -> None:
+    compilation, in_place = compile_donated(fn, 6, *arguments)
+    donated = [i < 6 for i in range(len(compilation.program.parameters))]
+    assert sum(map(len, in_place.values())) >= pairs
+    for plan, kernel in zip(compilation.plans, planned_kernels(compilation), strict=True):
+        assert plan.kernel.name == kernel.name
+        assert spell_plan(plan, donated) == emit_for_xla(kernel, in_place.get(kernel.name, ()))
+
+
+def softmax_of_product(x, w):
+    """Each thread reads again, and then writes over, what it read for the sums."""
+    return jax.nn.softmax(x @ w, -1)
+
+
+def softmax_and_sums_of_product(x, w):
+    product = x @ w
+    return jax.nn.softmax(product, -1), jnp.tanh(product) * product.mean(-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("fn", "width", "pairs"),
+    [
+        (softmax_of_product, 96, 1),
+        (softmax_of_product, 4000, 1),
+        (lambda x, w: jnp.tanh(x @ w) + 1, 96, 1),
+        (lambda x, w: (jnp.tanh(x @ w), jnp.sin(x @ w)), 96, 1),  # one of two results
+        (softmax_and_sums_of_product, 4000, 1),
+        (lambda x, w: (x @ w, jnp.tanh(x @ w) + 1), 96, 0),  # a result itself
+        (lambda x, w: (jnp.tanh(x @ w) + 1) @ (x @ w).T, 96, 0),  # read by a product
+        (lambda x, w: jnp.tanh(x @ w).astype(jnp.bfloat16), 96, 0),  # of another size
+        (lambda x, w: (x @ w)[::-1] + 1, 96, 0),  # written elsewhere
+        (lambda x, w: jnp.tanh(w) + 1, 96, 0),  # a parameter
+    ],
+)
+def test_temporary_arrays_are_written_over(
+    fn: Callable[..., Any], width: int, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astitch.xla.memory_reuse.LEAST_BYTES_AGAIN", 0)
+    arguments = normal(64, 8), normal(8, width)
+    compilation, in_place = compile_donated(fn, 0, *arguments)
+    assert sum(map(len, in_place.values())) == pairs
+    kernels: dict[str, XlaKernel | KernelRefusal] = {}
+    for kernel in planned_kernels(compilation):
+        kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
+    for plan, kernel in zip(compilation.plans, compilation.program.kernels, strict=True):
+        spelled = spell_plan(plan, (False, False)).encode()
+        assert spelled == kernels[kernel.name].code  # type: ignore[union-attr]
+    got = run_module(export_program(compilation, kernels), arguments)
+    for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
+        rtol = 1e-5 if a.dtype == np.float32 else 2**-7  # a tie may be rounded the other way
+        # A product's sums are rounded as their largest terms are, in an order that follows the machine.
+        largest = float(np.abs(np.asarray(b, np.float32)).max())
+        atol = max(1e-5, 4 * largest * float(np.finfo(np.float32).eps))
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def test_scratch_takes_over_no_temporary_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partials of a row over several blocks are written, too."""
+    monkeypatch.setattr("astitch.xla.memory_reuse.LEAST_BYTES_AGAIN", 0)
+    compilation, in_place = compile_donated(softmax_of_product, 0, normal(4, 8), normal(8, 200_000))
+    (plan,) = compilation.plans
+    assert plan.kernel.scratch
+    for pair in in_place.get(plan.kernel.name, []):
+        assert pair.written < len(plan.kernel.arguments)  # behind them is the pointer to scratch
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments"),
+    [
+        (lambda b, g: b - 0.1 * g.sum(1), (normal(64), normal(64, 96))),  # by one thread of a row
+        (lambda b, g: b - 0.1 * g.sum(0), (normal(96), normal(64, 96))),  # by the last of a column
+        (lambda b, x: (b * 0.9, x + b), (normal(96), normal(64, 96))),  # used by every row
+        (lambda b, x: (b * 0.9, (x * b).sum(1)), (normal(96), normal(64, 96))),
+        (lambda s, x: (s * 0.9, x * s), (normal(), normal(64, 96))),
+    ],
+    ids=["row", "column", "bias", "scale", "scalar"],
+)
+def test_written_over_or_not_the_results_are_right(
+    fn: Callable[..., Any], arguments: tuple[np.ndarray, ...], request: pytest.FixtureRequest
+) -> None:
+    compilation, in_place = compile_donated(fn, 1, *arguments)
+    kernels: dict[str, XlaKernel | KernelRefusal] = {}
+    for kernel in planned_kernels(compilation):
+        kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
+    if request.node.callspec.id in ("row", "column"):
+        assert sum(map(len, in_place.values())) == 1
+    got = run_module(export_program(compilation, kernels), arguments)
+    for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cols", [96, 500])
+def test_what_is_loaded_for_a_later_phase_is_written_over(cols: int) -> None:
+    """The residual, which the first phase loads although only the second needs it."""
+
+    def norm_and_add(residual: jax.Array, x: jax.Array) -> jax.Array:
+        return residual + x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)
+
+    arguments = normal(40, cols), normal(40, cols)
+    graph = import_hlo(lower(norm_and_add, *arguments, keep_unused=True))
+    compilation = compile_graph(graph, H100)
+    (plan,) = compilation.plans
+    fetched = [s.array for s in find_statements(plan.kernel.body, k.Fetch)]
+    assert fetched == ["p_residual_1"]
+    in_place = find_in_place(compilation, (True, False))
+    ((pair,),) = in_place.values()
+    assert plan.kernel.arguments[pair.read].name == "p_residual_1"
+    (kernel,) = planned_kernels(compilation)
+    kernels = {kernel.name: with_text(kernel, in_place[kernel.name])}
+    (got,) = run_module(export_program(compilation, kernels), arguments)
+    np.testing.assert_allclose(got, jax.jit(norm_and_add)(*arguments), rtol=1e-5, atol=1e-5)
+
+
+def test_a_parameter_that_is_not_donated_is_not_written_over() -> None:
+    assert compile_donated(lambda x: x * 2, 0, normal(64, 96))[1] == {}
+    ((pair,),) = compile_donated(lambda x: x * 2, 1, normal(64, 96))[1].values()
+    assert pair == InPlace(read=0, written=1)
