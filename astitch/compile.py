@@ -158,14 +158,18 @@ def compile_hlo(
     render: Render | None = None,
     trusted: bool = False,
 ) -> Compilation:
-    """Compile a serialized HloModuleProto or HLO text for a device or preset.
+    """Compile an HLO module for a device.
 
-    tune: measure the best plans of each kernel on the current GPU and take the fastest, which is remembered on disk
-    (None: as ASTITCH_TUNE says).  strict: raise UnsupportedOp for ops that no stitched kernel and no library computes,
-    which are otherwise left to XLA.  render: see Target.  trusted: see import_hlo.  An error inside astitch
-    leaves a part of the program to XLA with a FaultWarning; strict raises it.
-    Raises MalformedHlo, UnsupportedOp, UnsupportedType or DynamicShape for a module that cannot be read; with tune
-    EngineUnavailable where that GPU is missing or of another architecture.
+    data: a serialized HloModuleProto, or HLO text.  gpu: a Gpu, or the name of a preset; "host" is the emulation.
+    tune: measure the best plans of each kernel on the current GPU and keep the fastest on disk; None: as ASTITCH_TUNE
+    says.  strict: raise UnsupportedOp for ops that no stitched kernel and no library computes; else XLA computes them.
+    render: see Target.  trusted: see import_hlo.
+
+    Hands on a Compilation: `.program` for an engine, `.explain()` for people.  An error inside astitch leaves a part of
+    the program to XLA with a FaultWarning; strict raises the error.
+    Raises MalformedHlo, UnsupportedOp, UnsupportedType or DynamicShape for a module that cannot be read, and
+    AstitchError for an unknown preset.  With tune it raises EngineUnavailable where the GPU is missing or of another
+    architecture.
     """
     start = time.perf_counter()
     graph = import_hlo(data, trusted=trusted)

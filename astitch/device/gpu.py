@@ -35,15 +35,19 @@ COPY_SHARE_OF_PEAK = 0.9
 class Gpu:
     """A device, or the rule of one.
 
-    arch: what NVRTC calls it.  shared_per_block_bytes: most dynamic + static shared memory of a
-    block (opt-in).  shared_reserved_bytes: taken by the driver for each block.  shared_unit_bytes:
-    granularity of allocation.  bandwidth_gbs: bytes read plus written by a large copy, 1e9 a
-    second.  launch_us: one more kernel in a CUDA graph.  barrier_us: one barrier over the grid.
+    Units are in the names: bytes, us (microseconds), ns, ghz; gbs is 1e9 bytes a second.
 
-    For projected_latency.py: barrier_block_us: what each block beyond one an SM adds to a barrier.  l2_gbs: read from
-    the L2 by all SMs, 1e9 bytes a second.  dram_latency_ns, l2_latency_ns: of a load under load.  Threads that an SM
-    serves in a clock: special_lanes (ex2, rcp ...), conversion_lanes, shuffle_lanes, load_lanes (load/store unit),
-    fp64_lanes.
+    arch: the architecture as NVRTC calls it, such as sm_90.
+    shared_per_block_bytes: most dynamic + static shared memory of a block (opt-in).
+    shared_reserved_bytes: taken by the driver for each block.  shared_unit_bytes: granularity of allocation.
+    bandwidth_gbs: read plus written by a large copy.
+    launch_us: one more kernel in a CUDA graph.  barrier_us: one barrier over the grid.
+
+    For projected_latency.py:
+    barrier_block_us: what each block beyond one an SM adds to a barrier.
+    l2_gbs: read from the L2 by all SMs.  dram_latency_ns, l2_latency_ns: of a load while others are on their way.
+    special_lanes (ex2, rcp ...), conversion_lanes, shuffle_lanes, load_lanes (load/store unit), fp64_lanes,
+    fp32_lanes_per_sm: threads that an SM serves in a clock.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Memory of ours that JAX reads.
+"""Keeps GPU buffers alive while JAX arrays alias them.
 
 When JAX lets go of an array of ours, what it computes from it may only be enqueued, on a stream of JAX's: XLA frees in
 the order of that stream, of which our memory knows nothing.  So whoever writes such memory again has its own stream

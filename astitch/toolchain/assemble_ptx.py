@@ -1,9 +1,9 @@
 """Has the CUDA driver assemble PTX, in a process of its own, so that the driver keeps it on disk for others.
 
-`python assemble_ptx.py DEVICE` reads pickled pairs (name of a kernel, PTX) from standard input, for the device of that
-number, until None comes, and answers each with a byte.  driver_assembly.py starts it, by its path: it imports nothing
-of astitch, which would take longer than what it is for.  (The end of standard input is not enough: a process that was
-forked meanwhile keeps it open.)
+`python assemble_ptx.py DEVICE` works for the device of that number.  It reads pickled (name, PTX) pairs from standard
+input until `None`, and writes one status byte per pair to standard output.  driver_assembly.py starts it by its path:
+it imports nothing of astitch, because that would take longer than assembling.  `None` ends it because the end of
+standard input may never come: a process that was forked meanwhile keeps the pipe open.
 """
 
 from __future__ import annotations
