@@ -106,7 +106,7 @@ def test_an_internal_error_is_a_failure(
     outcome = try_program(_add_and_sum(), (stage,))
     assert outcome.failure is not None
     assert type(error).__name__ in outcome.failure.kind
-    assert "in compile." in outcome.failure.kind
+    assert "in pipeline." in outcome.failure.kind
 
 
 def test_a_named_refusal_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
