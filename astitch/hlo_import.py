@@ -20,53 +20,35 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
-from astitch.graph.check import BrokenRule, Part, check_node
+from astitch.graph.check import check_node
 from astitch.graph.ir import (
     ArrayType,
     Attrs,
-    BatchNormAttrs,
     BroadcastAttrs,
-    CholeskyAttrs,
     CompareAttrs,
     ConditionalAttrs,
     ConstantAttrs,
-    ConvolutionAttrs,
-    CustomCallAttrs,
-    DimensionAttrs,
-    DimensionsAttrs,
-    DotAttrs,
     DType,
-    DynamicSliceAttrs,
-    FftAttrs,
-    GatherAttrs,
     GetTupleElementAttrs,
     Graph,
-    IotaAttrs,
     Literal,
     NoAttrs,
     Node,
-    PadAttrs,
     ParameterAttrs,
-    ReducePrecisionAttrs,
-    RngAttrs,
-    RngBitGeneratorAttrs,
-    RngStateAttrs,
-    ScatterAttrs,
     SliceAttrs,
-    SortAttrs,
-    TopKAttrs,
     TransposeAttrs,
-    TriangularSolveAttrs,
     TupleType,
     Type,
     WindowAttrs,
     WindowDimension,
 )
+from astitch.graph.ops import OPS
+from astitch.graph.ops.rules import BrokenRule, Part
 from astitch.hlo import schema
 from astitch.hlo.opaque import (
-    READ_OPCODES,
     carry_instruction,
     is_dynamic,
+    is_read,
     outline_dynamic_shapes,
     refuse_effects,
 )
@@ -567,7 +549,7 @@ class _Reader:
         try:
             check_node(node, [self.nodes[o].type for o in operands])
         except BrokenRule as fault:
-            field_ = _FIELDS[fault.part] or _ATTRIBUTE_FIELDS.get(op, "opcode")
+            field_ = _FIELDS[fault.part] or OPS[op].attributes.field
             raise MalformedHlo(f"{self.where}, field {field_}: {fault}; {_WRITE_AGAIN}") from None
         self.nodes[unique] = node
         return unique
@@ -683,7 +665,7 @@ class _Reader:
             inner = self.module.outlined[instruction.called_computation_ids[0]].instructions
             found = {decode(i.opcode) for i in inner if is_dynamic(i.shape)}
             return f"shapes that only the run tells ({', '.join(sorted(found))})"
-        if decode(instruction.opcode) not in READ_OPCODES:
+        if not is_read(decode(instruction.opcode)):
             return f"astitch does not know '{opcode}'"
         if opcode in _HANDS_ON:
             return ""
@@ -887,7 +869,6 @@ class _Reader:
         return value
 
     def _read_attrs(self, frame: _Frame, instruction: Any, opcode: str, where: str) -> Attrs:
-        read = _ATTRS.get(opcode)
         if opcode == "conditional":
             counts = [
                 len(_flatten(self._operand(frame, instruction, i)))
@@ -895,9 +876,9 @@ class _Reader:
             ]
             return ConditionalAttrs(tuple(counts))
         try:
-            return read(instruction) if read else NoAttrs()
+            return OPS[opcode].attributes.read(instruction)
         except (IndexError, KeyError) as error:
-            field_ = _ATTRIBUTE_FIELDS.get(opcode, "opcode")
+            field_ = OPS[opcode].attributes.field
             raise MalformedHlo(
                 f"{where}, field {field_}: {opcode} lacks an attribute, or has an unknown value "
                 f"({error}); {_WRITE_AGAIN}"
@@ -1034,148 +1015,6 @@ def _read_literal(literal: Any, type_: ArrayType, where: str) -> Literal:
     return Literal(type_.dtype, type_.shape, flat.tobytes())
 
 
-def _read_window(instruction: Any) -> tuple[WindowDimension, ...]:
-    return tuple(
-        WindowDimension(
-            size=d.size,
-            stride=d.stride or 1,
-            padding_low=d.padding_low,
-            padding_high=d.padding_high,
-            window_dilation=d.window_dilation or 1,
-            base_dilation=d.base_dilation or 1,
-            reversed=d.window_reversal,
-        )
-        for d in instruction.window.dimensions
-    )
-
-
-def _read_precision(instruction: Any) -> tuple[str, ...]:
-    numbers = instruction.precision_config.operand_precision or (0, 0)
-    return tuple(schema.PRECISIONS[n] for n in numbers)
-
-
-def _read_compare(i: Any) -> CompareAttrs:
-    # XLA of jaxlib 0.12 says it in a field of its own, before that it is a type of comparison.
-    is_total = i.comparison_order == b"TOTAL" or i.comparison_type == b"TOTALORDER"
-    return CompareAttrs(decode(i.comparison_direction), is_total)
-
-
-def _read_slice(i: Any) -> SliceAttrs:
-    dims = i.slice_dimensions
-    return SliceAttrs(
-        tuple(d.start for d in dims),
-        tuple(d.limit for d in dims),
-        tuple(d.stride or 1 for d in dims),
-    )
-
-
-def _read_pad(i: Any) -> PadAttrs:
-    dims = i.padding_config.dimensions
-    return PadAttrs(
-        tuple(d.edge_padding_low for d in dims),
-        tuple(d.edge_padding_high for d in dims),
-        tuple(d.interior_padding for d in dims),
-    )
-
-
-def _read_gather(i: Any) -> GatherAttrs:
-    n = i.gather_dimension_numbers
-    return GatherAttrs(
-        tuple(n.offset_dims),
-        tuple(n.collapsed_slice_dims),
-        tuple(n.start_index_map),
-        n.index_vector_dim,
-        tuple(i.gather_slice_sizes),
-        tuple(n.operand_batching_dims),
-        tuple(n.start_indices_batching_dims),
-        i.indices_are_sorted,
-    )
-
-
-def _read_scatter(i: Any) -> ScatterAttrs:
-    n = i.scatter_dimension_numbers
-    return ScatterAttrs(
-        tuple(n.update_window_dims),
-        tuple(n.inserted_window_dims),
-        tuple(n.scatter_dims_to_operand_dims),
-        n.index_vector_dim,
-        tuple(n.input_batching_dims),
-        tuple(n.scatter_indices_batching_dims),
-        i.indices_are_sorted,
-        i.unique_indices,
-    )
-
-
-def _read_dot(i: Any) -> DotAttrs:
-    n = i.dot_dimension_numbers
-    return DotAttrs(
-        tuple(n.lhs_contracting_dimensions),
-        tuple(n.rhs_contracting_dimensions),
-        tuple(n.lhs_batch_dimensions),
-        tuple(n.rhs_batch_dimensions),
-        _read_precision(i),
-        i.precision_config.algorithm,
-    )
-
-
-def _read_convolution(i: Any) -> ConvolutionAttrs:
-    n = i.convolution_dimension_numbers
-    return ConvolutionAttrs(
-        _read_window(i),
-        n.input_batch_dimension,
-        n.input_feature_dimension,
-        tuple(n.input_spatial_dimensions),
-        n.kernel_input_feature_dimension,
-        n.kernel_output_feature_dimension,
-        tuple(n.kernel_spatial_dimensions),
-        n.output_batch_dimension,
-        n.output_feature_dimension,
-        tuple(n.output_spatial_dimensions),
-        i.feature_group_count or 1,
-        i.batch_group_count or 1,
-        _read_precision(i),
-    )
-
-
-def _read_triangular_solve(i: Any) -> TriangularSolveAttrs:
-    o = i.triangular_solve_options
-    return TriangularSolveAttrs(
-        o.left_side, o.lower, o.unit_diagonal, schema.TRANSPOSES[o.transpose_a]
-    )
-
-
-def _read_dimensions(i: Any) -> DimensionsAttrs:
-    return DimensionsAttrs(tuple(i.dimensions))
-
-
-def _read_window_attrs(i: Any) -> WindowAttrs:
-    return WindowAttrs(_read_window(i))
-
-
-def _read_batch_norm(i: Any) -> BatchNormAttrs:
-    return BatchNormAttrs(i.epsilon, i.feature_index)
-
-
-def _read_custom_call(i: Any) -> CustomCallAttrs:
-    results = [leaf for leaf, _ in _shape_leaves(i.shape)]
-    numbers = {path: number for number, (_, path) in enumerate(_shape_leaves(i.shape))}
-    aliases = [
-        (numbers[tuple(a.output_shape_index)], a.operand_index) for a in i.output_operand_aliasing
-    ]
-    operands = [leaf for s in i.operand_shapes_with_layout for leaf, _ in _shape_leaves(s)]
-    kept = bool(i.constrain_layout)
-    return CustomCallAttrs(
-        decode(i.custom_call_target),
-        i.backend_config,
-        i.custom_call_api_version,
-        i.custom_call_has_side_effect,
-        tuple(aliases),
-        tuple(tuple(s.layout.minor_to_major) for s in operands if kept),
-        tuple(tuple(s.layout.minor_to_major) for s in results if kept),
-        i.custom_call_schedule,
-    )
-
-
 def _shape_leaves(shape: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[Any, tuple[int, ...]]]:
     """The arrays of a shape, each with its index in the tuples."""
     if schema.ELEMENT_TYPES.get(shape.element_type) != "tuple":
@@ -1200,72 +1039,7 @@ _FIELDS: Mapping[Part, str] = {
     Part.TYPE: "shape",
 }
 
-# The field that an op's attributes are read from.
-_ATTRIBUTE_FIELDS = {
-    "parameter": "parameter_number",
-    "constant": "literal",
-    "slice": "slice_dimensions",
-    "pad": "padding_config",
-    "compare": "comparison_direction",
-    "dynamic-slice": "dynamic_slice_sizes",
-    "gather": "gather_dimension_numbers",
-    "scatter": "scatter_dimension_numbers",
-    "dot": "dot_dimension_numbers",
-    "convolution": "convolution_dimension_numbers",
-    "reduce-window": "window",
-    "select-and-scatter": "window",
-    "topk": "k",
-    "rng": "distribution",
-    "rng-bit-generator": "rng_algorithm",
-    "reduce-precision": "exponent_bits",
-    "batch-norm-training": "feature_index",
-    "batch-norm-inference": "feature_index",
-    "batch-norm-grad": "feature_index",
-    "fft": "fft_length",
-    "triangular-solve": "triangular_solve_options",
-    "cholesky": "cholesky_options",
-    "rng-get-and-update-state": "delta",
-    "conditional": "called_computation_ids",
-    "get-tuple-element": "tuple_index",
-    "custom-call": "output_operand_aliasing",
-} | dict.fromkeys(
-    ("iota", "broadcast", "transpose", "concatenate", "reduce", "reverse", "map", "sort"),
-    "dimensions",
-)
 
 # What it says of values whatever their element type.
 _HANDS_ON = frozenset({"parameter", "while", "conditional", "optimization-barrier"})
 _OPAQUE = frozenset(dtype.value for dtype in DType if dtype.is_opaque)
-
-_ATTRS: Mapping[str, Callable[[Any], Attrs]] = {
-    "iota": lambda i: IotaAttrs(i.dimensions[0]),
-    "broadcast": lambda i: BroadcastAttrs(tuple(i.dimensions)),
-    "transpose": lambda i: TransposeAttrs(tuple(i.dimensions)),
-    "concatenate": lambda i: DimensionAttrs(i.dimensions[0]),
-    "reduce": _read_dimensions,
-    "reverse": _read_dimensions,
-    "map": _read_dimensions,
-    "slice": _read_slice,
-    "pad": _read_pad,
-    "compare": _read_compare,
-    "dynamic-slice": lambda i: DynamicSliceAttrs(tuple(i.dynamic_slice_sizes)),
-    "gather": _read_gather,
-    "scatter": _read_scatter,
-    "dot": _read_dot,
-    "convolution": _read_convolution,
-    "reduce-window": _read_window_attrs,
-    "select-and-scatter": _read_window_attrs,
-    "sort": lambda i: SortAttrs(i.dimensions[0], i.is_stable),
-    "topk": lambda i: TopKAttrs(i.k, i.largest),
-    "rng": lambda i: RngAttrs(schema.DISTRIBUTIONS[i.distribution]),
-    "rng-bit-generator": lambda i: RngBitGeneratorAttrs(schema.RANDOM_ALGORITHMS[i.rng_algorithm]),
-    "reduce-precision": lambda i: ReducePrecisionAttrs(i.exponent_bits, i.mantissa_bits),
-    "batch-norm-training": _read_batch_norm,
-    "batch-norm-inference": _read_batch_norm,
-    "batch-norm-grad": _read_batch_norm,
-    "fft": lambda i: FftAttrs(schema.FFT_TYPES[i.fft_type], tuple(i.fft_length)),
-    "triangular-solve": _read_triangular_solve,
-    "cholesky": lambda i: CholeskyAttrs(i.cholesky_options.lower),
-    "rng-get-and-update-state": lambda i: RngStateAttrs(i.delta),
-    "custom-call": _read_custom_call,
-}

@@ -13,22 +13,8 @@ from dataclasses import dataclass
 
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol
-from astitch.graph.ir import (
-    ArrayType,
-    BroadcastAttrs,
-    DimensionAttrs,
-    DimensionsAttrs,
-    DynamicSliceAttrs,
-    GatherAttrs,
-    Graph,
-    Node,
-    PadAttrs,
-    SliceAttrs,
-    TransposeAttrs,
-    TupleType,
-)
+from astitch.graph.ir import ArrayType, Graph, Node, TupleType
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.running import find_running
 
 Atoms = tuple[Symbol, ...]
 
@@ -151,56 +137,6 @@ class _Union:
                 return
 
 
-def _pairs(node: Node, operand: Node, number: int) -> list[tuple[int, int]]:
-    """(operand dimension, result dimension) pairs that are the same loop; reshape is treated apart."""
-    source, target = array_of(operand).shape, array_of(node).shape
-    same = [(d, d) for d in range(len(source))] if len(source) == len(target) else []
-    match node.attrs:
-        case BroadcastAttrs(dimensions):
-            return [(d, r) for d, r in enumerate(dimensions) if source[d] == target[r]]
-        case TransposeAttrs(permutation):
-            return [(d, r) for r, d in enumerate(permutation)]
-        case DimensionsAttrs(dimensions) if node.op == "reduce":
-            kept = [d for d in range(len(source)) if d not in dimensions]
-            return list(zip(kept, range(len(kept)), strict=True)) if source else []
-        case DimensionsAttrs(dimensions) if node.op == "reverse":
-            return [(d, d) for d in range(len(source)) if d not in dimensions]
-        case SliceAttrs(starts, limits, strides):
-            whole = zip(starts, limits, strides, source, strict=True)
-            return [(d, d) for d, (a, b, s, n) in enumerate(whole) if (a, b, s) == (0, n, 1)]
-        case PadAttrs(low, high, interior) if number == 0:
-            edges = zip(low, high, interior, strict=True)
-            return [(d, d) for d, edge in enumerate(edges) if edge == (0, 0, 0)]
-        case DimensionAttrs(dimension):
-            return [(d, r) for d, r in same if d != dimension]
-        case DynamicSliceAttrs() if number == 0:
-            return [(d, d) for d in range(len(source)) if source[d] == target[d]]
-        case GatherAttrs() as gather:
-            return _gather_pairs(gather, source, target, number)
-    if node.op == "bitcast-convert":
-        return [(d, d) for d in range(min(len(source), len(target))) if source[d] == target[d]]
-    if number == 0 and find_running(node) is not None:
-        return same
-    if node.op == "dynamic-update-slice":
-        return [(d, r) for d, r in same if number < 2 and source[d] == target[r]]
-    if OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.PROJECTION) and source == target:
-        return same
-    return []
-
-
-def _gather_pairs(
-    gather: GatherAttrs, source: Sequence[int], target: Sequence[int], number: int
-) -> list[tuple[int, int]]:
-    batch = [d for d in range(len(target)) if d not in gather.offset_dims]
-    if number == 1:  # the start indices: their dimensions but the index vector's
-        rows = [d for d in range(len(source)) if d != gather.index_vector_dim]
-        return list(zip(rows, batch, strict=True))
-    gone = (*gather.collapsed_slice_dims, *gather.operand_batching_dims)
-    windows = [d for d in range(len(source)) if d not in gone]
-    pairs = zip(windows, gather.offset_dims, strict=True)
-    return [(d, r) for d, r in pairs if gather.slice_sizes[d] == source[d]]
-
-
 def _is_regrouped(graph: Graph, reshape: Node, inside: Collection[str]) -> bool:
     """What lies in memory, or goes through it as the result of a reduce does, and is reduced in other groups: only its
     address counts, and the reduce keeps its dimensions whole, as wide accesses need them."""
@@ -239,7 +175,8 @@ def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
                 if array_of(node).size and not _is_regrouped(graph, node, known):
                     union.unify([a for d in source for a in d], [a for d in result for a in d])
                 continue
-            for d, r in _pairs(node, graph[operand], number):
+            shapes = array_of(graph[operand]).shape, array_of(node).shape
+            for d, r in OPS[node.op].pairs(node, *shapes, number):
                 union.unify(source[d], result[r])
             if node.op == "reduce" and 0 < number < len(node.operands) // 2:
                 for first, other in zip(make(node.operands[0]), source, strict=True):

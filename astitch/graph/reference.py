@@ -1,7 +1,7 @@
 """The reference interpreter: takes a Graph and its arguments, hands on its results, by NumPy.
 
 The oracle of the project: every other way of running a graph must agree with it.  A node without a
-region is its `meaning` from the op table; here are the ops that evaluate one.  The scalar body of a
+region is the `meaning` in its op's row; here are the ops that evaluate one.  The scalar body of a
 reduce, scatter or sort is evaluated for whole arrays at once wherever it is element-wise.
 """
 
@@ -29,20 +29,16 @@ from astitch.graph.ir import (
     WindowDimension,
 )
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.running import Running, find_running
-from astitch.graph.semantics import (
+from astitch.graph.ops.arrays import (
     Array,
     batch_positions,
     index_vectors,
-    meanings_of_batch_norm_grad,
-    meanings_of_batch_norm_training,
-    meanings_of_rng_bit_generator,
-    meanings_of_topk,
     pad,
     slide,
     widen,
     widen_more,
 )
+from astitch.graph.running import Running, find_running
 
 Arrays = tuple[Array, ...]
 
@@ -157,7 +153,8 @@ def _results_of(node: Node, operands: Arrays) -> Arrays:
             f"%{node.name} = {node.op}: the reference interpreter has no meaning for it; run this "
             "part through XLA"
         )
-    return (np.asarray(row.meaning(node, *operands)),)
+    result = row.meaning(node, *operands)
+    return result if isinstance(result, tuple) else (np.asarray(result),)
 
 
 def _refuse_custom_call(node: Node, operands: Arrays) -> Arrays:
@@ -224,26 +221,14 @@ def _apply_everywhere(region: Graph, arguments: Sequence[Array]) -> Arrays:
     return tuple(values[o] for o in region.outputs)
 
 
-_COMBINERS: dict[str, np.ufunc] = {
-    "add": np.add,
-    "multiply": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-
-
 def _find_combiner(region: Graph) -> np.ufunc | None:
     """The ufunc of a body that is one associative op of its parameters, conversions aside."""
     if len(region.outputs) != 1 or len(region.parameters) != 2:
         return None
     node = _skip_widening(region, region.outputs[0])
-    if node.op not in _COMBINERS:
-        return None
+    combiner = OPS[node.op].combiner
     leaves = {_skip_widening(region, o).name for o in node.operands}
-    return _COMBINERS[node.op] if leaves == set(region.parameters) else None
+    return combiner if leaves == set(region.parameters) else None
 
 
 def _skip_widening(region: Graph, name: str) -> Node:
@@ -586,8 +571,4 @@ _INTERPRETERS: dict[str, Callable[[Node, Arrays], Arrays]] = {
     "call": _call,
     "custom-call": _refuse_custom_call,
     "optimization-barrier": lambda node, operands: operands,
-    "topk": lambda node, operands: meanings_of_topk(node, *operands),
-    "rng-bit-generator": lambda node, operands: meanings_of_rng_bit_generator(node, *operands),
-    "batch-norm-training": lambda node, operands: meanings_of_batch_norm_training(node, *operands),
-    "batch-norm-grad": lambda node, operands: meanings_of_batch_norm_grad(node, *operands),
 }

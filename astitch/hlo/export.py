@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 
@@ -17,45 +17,22 @@ from astitch.errors import IllegalProduct, UnsupportedOp
 from astitch.graph.ir import (
     ArrayType,
     Attrs,
-    BatchNormAttrs,
     BroadcastAttrs,
-    CholeskyAttrs,
-    CompareAttrs,
     ConditionalAttrs,
     ConstantAttrs,
     ConvolutionAttrs,
     CustomCallAttrs,
-    DimensionAttrs,
-    DimensionsAttrs,
-    DotAttrs,
     DType,
-    DynamicSliceAttrs,
-    FftAttrs,
-    GatherAttrs,
     GetTupleElementAttrs,
     Graph,
-    IotaAttrs,
     Literal,
     NoAttrs,
     Node,
     OpaqueAttrs,
-    PadAttrs,
     ParameterAttrs,
-    ReducePrecisionAttrs,
-    RngAttrs,
-    RngBitGeneratorAttrs,
-    RngStateAttrs,
-    ScatterAttrs,
-    SliceAttrs,
-    SortAttrs,
-    TopKAttrs,
-    TransposeAttrs,
     Tree,
-    TriangularSolveAttrs,
     TupleType,
     Type,
-    WindowAttrs,
-    WindowDimension,
 )
 from astitch.graph.ops import OPS
 from astitch.hlo import schema
@@ -327,7 +304,9 @@ class _Computation:
         for region in node.regions:
             called = self.module.add_region(region, takes_tuple=False, gives_tuple=False)
             instruction.called_computation_ids.append(called)
-        _write_attrs(instruction, node.attrs)
+        if isinstance(node.attrs, ConstantAttrs):
+            instruction.literal.CopyFrom(_write_literal(node.attrs.value))
+        OPS[node.op].attributes.write(instruction, node.attrs)
         if isinstance(node.attrs, CustomCallAttrs):
             _write_layouts(instruction, node.attrs, [v.shape for v in operands])
         return self._end(instruction, operands)
@@ -426,10 +405,6 @@ _OPCODES = {"optimization-barrier": "opt-barrier"}
 _ELEMENT_NUMBERS = {name: number for number, name in schema.ELEMENT_TYPES.items()}
 _TUPLE = _ELEMENT_NUMBERS["tuple"]
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
-
-
-def _number(names: dict[int, str], name: str) -> int:
-    return next(number for number, known in names.items() if known == name)
 
 
 def _clean(name: str) -> str:
@@ -562,169 +537,6 @@ def _spell_upper_half(node: Node) -> tuple[Node, ...]:
     assert parts[-1].name == result
     parts[-1] = replace(parts[-1], name=node.name)
     return tuple(parts)
-
-
-def _write_window(window: Any, dimensions: Sequence[WindowDimension]) -> None:
-    for d in dimensions:
-        window.dimensions.add(
-            size=d.size,
-            stride=d.stride,
-            padding_low=d.padding_low,
-            padding_high=d.padding_high,
-            window_dilation=d.window_dilation,
-            base_dilation=d.base_dilation,
-            window_reversal=d.reversed,
-        )
-
-
-def _write_precision(instruction: Any, precision: Sequence[str], algorithm: int = 0) -> None:
-    numbers = [_number(schema.PRECISIONS, name) for name in precision]
-    instruction.precision_config.operand_precision.extend(numbers)
-    instruction.precision_config.algorithm = algorithm
-
-
-def _write_attrs(i: Any, attrs: Attrs) -> None:
-    """The attributes' fields of an instruction."""
-    match attrs:
-        case NoAttrs() | ConditionalAttrs():
-            pass
-        case ParameterAttrs(index):
-            i.parameter_number = index
-        case ConstantAttrs(value):
-            i.literal.CopyFrom(_write_literal(value))
-        case IotaAttrs(dimension) | DimensionAttrs(dimension):
-            i.dimensions.append(dimension)
-        case BroadcastAttrs(dimensions) | DimensionsAttrs(dimensions):
-            i.dimensions.extend(dimensions)
-        case TransposeAttrs(permutation):
-            i.dimensions.extend(permutation)
-        case SliceAttrs():
-            for start, limit, stride in zip(attrs.starts, attrs.limits, attrs.strides, strict=True):
-                i.slice_dimensions.add(start=start, limit=limit, stride=stride)
-        case PadAttrs():
-            for low, high, interior in zip(attrs.low, attrs.high, attrs.interior, strict=True):
-                i.padding_config.dimensions.add(
-                    edge_padding_low=low, edge_padding_high=high, interior_padding=interior
-                )
-        case CompareAttrs(direction, total_order):
-            i.comparison_direction = direction.encode()
-            if total_order:  # else XLA takes the type's own
-                i.comparison_type = b"TOTALORDER"  # until jaxlib 0.11
-                i.comparison_order = b"TOTAL"
-        case DynamicSliceAttrs(sizes):
-            i.dynamic_slice_sizes.extend(sizes)
-        case GatherAttrs():
-            _write_gather(i, attrs)
-        case ScatterAttrs():
-            _write_scatter(i, attrs)
-        case DotAttrs():
-            n = i.dot_dimension_numbers
-            n.lhs_contracting_dimensions.extend(attrs.lhs_contracting)
-            n.rhs_contracting_dimensions.extend(attrs.rhs_contracting)
-            n.lhs_batch_dimensions.extend(attrs.lhs_batch)
-            n.rhs_batch_dimensions.extend(attrs.rhs_batch)
-            n.SetInParent()  # an outer product names no dimension
-            _write_precision(i, attrs.precision, attrs.algorithm)
-        case WindowAttrs(window):
-            _write_window(i.window, window)
-            i.window.SetInParent()
-        case ConvolutionAttrs():
-            _write_convolution(i, attrs)
-        case GetTupleElementAttrs(index):
-            i.tuple_index = index
-        case SortAttrs(dimension, is_stable):
-            i.dimensions.append(dimension)
-            i.is_stable = is_stable
-        case TopKAttrs(k, largest):
-            i.k, i.largest = k, largest
-        case RngAttrs(distribution):
-            i.distribution = _number(schema.DISTRIBUTIONS, distribution)
-        case RngBitGeneratorAttrs(algorithm):
-            i.rng_algorithm = _number(schema.RANDOM_ALGORITHMS, algorithm)
-        case RngStateAttrs(delta):
-            i.delta = delta
-        case ReducePrecisionAttrs(exponent_bits, mantissa_bits):
-            i.exponent_bits, i.mantissa_bits = exponent_bits, mantissa_bits
-        case BatchNormAttrs(epsilon, feature_index):
-            i.epsilon, i.feature_index = epsilon, feature_index
-        case FftAttrs(kind, lengths):
-            i.fft_type = _number(schema.FFT_TYPES, kind)
-            i.fft_length.extend(lengths)
-        case TriangularSolveAttrs():
-            o = i.triangular_solve_options
-            o.left_side, o.lower, o.unit_diagonal = (
-                attrs.left_side,
-                attrs.lower,
-                attrs.unit_diagonal,
-            )
-            o.transpose_a = _number(schema.TRANSPOSES, attrs.transpose_a)
-        case CholeskyAttrs(lower):
-            i.cholesky_options.lower = lower
-            i.cholesky_options.SetInParent()
-        case CustomCallAttrs():
-            _write_custom_call(i, attrs)
-        case OpaqueAttrs():
-            raise AssertionError("the instruction is written as it was read")
-        case _:
-            assert_never(attrs)
-
-
-def _write_gather(i: Any, attrs: GatherAttrs) -> None:
-    n = i.gather_dimension_numbers
-    n.offset_dims.extend(attrs.offset_dims)
-    n.collapsed_slice_dims.extend(attrs.collapsed_slice_dims)
-    n.start_index_map.extend(attrs.start_index_map)
-    n.index_vector_dim = attrs.index_vector_dim
-    n.operand_batching_dims.extend(attrs.operand_batching_dims)
-    n.start_indices_batching_dims.extend(attrs.start_indices_batching_dims)
-    n.SetInParent()
-    i.gather_slice_sizes.extend(attrs.slice_sizes)
-    i.indices_are_sorted = attrs.indices_are_sorted
-
-
-def _write_scatter(i: Any, attrs: ScatterAttrs) -> None:
-    n = i.scatter_dimension_numbers
-    n.update_window_dims.extend(attrs.update_window_dims)
-    n.inserted_window_dims.extend(attrs.inserted_window_dims)
-    n.scatter_dims_to_operand_dims.extend(attrs.scatter_dims_to_operand_dims)
-    n.index_vector_dim = attrs.index_vector_dim
-    n.input_batching_dims.extend(attrs.input_batching_dims)
-    n.scatter_indices_batching_dims.extend(attrs.scatter_indices_batching_dims)
-    n.SetInParent()
-    i.indices_are_sorted = attrs.indices_are_sorted
-    i.unique_indices = attrs.unique_indices
-
-
-def _write_convolution(i: Any, attrs: ConvolutionAttrs) -> None:
-    _write_window(i.window, attrs.window)
-    i.window.SetInParent()
-    n = i.convolution_dimension_numbers
-    n.input_batch_dimension = attrs.input_batch
-    n.input_feature_dimension = attrs.input_feature
-    n.input_spatial_dimensions.extend(attrs.input_spatial)
-    n.kernel_input_feature_dimension = attrs.kernel_input_feature
-    n.kernel_output_feature_dimension = attrs.kernel_output_feature
-    n.kernel_spatial_dimensions.extend(attrs.kernel_spatial)
-    n.output_batch_dimension = attrs.output_batch
-    n.output_feature_dimension = attrs.output_feature
-    n.output_spatial_dimensions.extend(attrs.output_spatial)
-    n.SetInParent()
-    i.feature_group_count = attrs.feature_group_count
-    i.batch_group_count = attrs.batch_group_count
-    _write_precision(i, attrs.precision)
-
-
-def _write_custom_call(i: Any, attrs: CustomCallAttrs) -> None:
-    i.custom_call_target = attrs.target.encode()
-    i.backend_config = attrs.backend_config
-    i.custom_call_api_version = attrs.api_version
-    i.custom_call_has_side_effect = attrs.has_side_effect
-    i.custom_call_schedule = attrs.schedule
-    several = i.shape.element_type == _TUPLE
-    for result, operand in attrs.aliases:
-        i.output_operand_aliasing.add(
-            output_shape_index=[result] if several else [], operand_index=operand
-        )
 
 
 def _write_layouts(i: Any, attrs: CustomCallAttrs, operands: Sequence[Any]) -> None:

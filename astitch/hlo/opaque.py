@@ -1,6 +1,6 @@
 """Instructions that astitch hands on to XLA as they stand: takes the messages of a module, hands on OpaqueAttrs.
 
-An opcode that no row of ops.py names, an element type that no kernel has, a computation with dynamic shapes: each
+An opcode without a row in graph/ops, an element type that no kernel has, a computation with dynamic shapes: each
 becomes one op whose attributes are the instruction itself, with the computations that it calls.  Values of dynamic
 shape stay inside such an op: what they connect is put into a computation of its own first (outline_dynamic_shapes).
 """
@@ -22,11 +22,17 @@ from astitch.hlo import schema
 from astitch.hlo.schema import decode
 from astitch.hlo.stablehlo import ends_process, find_foreign, to_stablehlo
 
-READ_OPCODES = (frozenset(OPS) - {"opaque"}) | frozenset(
+_WITHOUT_ROW = frozenset(
     "add-dependency after-all bitcast domain fusion get-dimension-size opt-barrier scan "
     "set-dimension-size tuple".split()
 )
-"""What astitch reads, in HLO's spelling: those without a row in ops.py become none, one or several nodes."""
+"""What astitch reads beside the ops of its table: each becomes none, one or several nodes."""
+
+
+def is_read(opcode: str) -> bool:
+    """Whether astitch reads instructions of the opcode, in HLO's spelling."""
+    return opcode in _WITHOUT_ROW or (opcode in OPS and opcode != "opaque")
+
 
 SPEAKS = frozenset(
     "all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all async-done "
@@ -47,7 +53,7 @@ def discard_unread_fields(module: Any) -> None:
         (instruction, _copy(instruction))
         for computation in module.computations
         for instruction in computation.instructions
-        if decode(instruction.opcode) not in READ_OPCODES
+        if not is_read(decode(instruction.opcode))
     ]
     module.DiscardUnknownFields()
     for instruction, whole in kept:
@@ -106,7 +112,7 @@ def refuse_effects(instruction: Any, where: str) -> None:
     opcode = decode(instruction.opcode)
     if opcode in SPEAKS:
         raise UnsupportedOp(
-            f"{where}: no entry for '{opcode}' in astitch/graph/ops.py\n  rewrite the program "
+            f"{where}: no entry for '{opcode}' in astitch/graph/ops\n  rewrite the program "
             "without it, or run it through XLA"
         )
     if opcode != "custom-call":

@@ -117,11 +117,6 @@ ELEMENT_TYPES = {
     24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4", 30: "s1",
     31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu", 34: "buffer",
 }  # fmt: skip
-PRECISIONS = {0: "DEFAULT", 1: "HIGH", 2: "HIGHEST"}
-DISTRIBUTIONS = {1: "RNG_UNIFORM", 2: "RNG_NORMAL"}
-RANDOM_ALGORITHMS = {0: "RNG_DEFAULT", 1: "RNG_THREE_FRY", 2: "RNG_PHILOX"}
-FFT_TYPES = {0: "FFT", 1: "IFFT", 2: "RFFT", 3: "IRFFT"}
-TRANSPOSES = {1: "NO_TRANSPOSE", 2: "TRANSPOSE", 3: "ADJOINT"}
 
 
 def _build_messages() -> dict[str, Any]:

@@ -213,7 +213,7 @@ ILLEGAL = [
      "region add_f32 takes (f32[], f32[]), not (f32[4])"),
     (node_of("s32[3]", "iota", attrs=IotaAttrs(1)),
      "iota dimension (1,) are not distinct dimensions of rank 1"),
-    (node_of("f32[]", "transmogrify", "f32[]"), "there is no op 'transmogrify' in astitch/graph/ops.py"),
+    (node_of("f32[]", "transmogrify", "f32[]"), "there is no op 'transmogrify' in astitch/graph/ops"),
 ]  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def test_a_truncated_dump_is_malformed(part: float) -> None:
             "x = f32[8] parameter(0)\n ROOT y = f32[8] collective-permute(x), "
             "source_target_pairs={{0,1}}",
             UnsupportedOp,
-            "HLO computation e, instruction %y: no entry for 'collective-permute' in astitch/graph/ops.py"
+            "HLO computation e, instruction %y: no entry for 'collective-permute' in astitch/graph/ops"
             "\n  rewrite the program without it, or run it through XLA",
         ),
         (

@@ -595,7 +595,7 @@ def test_unknown_opcode():
         module.computations[0].instructions[2].name = b"sum.4"
 
     assert refusal(UnsupportedOp, changed(change)) == (
-        "HLO computation e, instruction %sum.4: no entry for 'all-reduce' in astitch/graph/ops.py\n"
+        "HLO computation e, instruction %sum.4: no entry for 'all-reduce' in astitch/graph/ops\n"
         "  rewrite the program without it, or run it through XLA"
     )
 

@@ -257,7 +257,7 @@ REFUSED = {  # opcode: (instructions on x = f32[3], the one that is named)
 def test_an_opcode_that_speaks_to_others_is_refused_by_name(opcode):
     body, name = REFUSED[opcode]
     assert refuse(body, UnsupportedOp) == (
-        f"HLO computation e, instruction %{name}: no entry for '{opcode}' in astitch/graph/ops.py\n"
+        f"HLO computation e, instruction %{name}: no entry for '{opcode}' in astitch/graph/ops\n"
         "  rewrite the program without it, or run it through XLA"
     )
 

@@ -1,0 +1,50 @@
+"""The one op table: everything astitch knows of an opcode is one row, in the module of its family.
+
+row.py says what a row holds.  Consumers ask a row for a property, so that a new op needs its row and nothing else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from astitch.graph.ir import DType, Graph
+from astitch.graph.ops import (
+    compute,
+    control,
+    elementwise,
+    indexed,
+    movement,
+    other,
+    reductions,
+    sources,
+)
+from astitch.graph.ops.neutral import WIDE_FLOATS
+from astitch.graph.ops.row import Cost, Kind, Op
+
+__all__ = ["OPS", "WIDE_FLOATS", "Cost", "Kind", "Op", "monoid_of", "neutral_element"]
+
+OPS: dict[str, Op] = {
+    **sources.ROWS,
+    **elementwise.ROWS,
+    **movement.ROWS,
+    **indexed.ROWS,
+    **reductions.ROWS,
+    **compute.ROWS,
+    **control.ROWS,
+    **other.ROWS,
+}
+
+
+def monoid_of(region: Graph) -> str | None:
+    """The opcode of a region that is one commutative op of its two parameters."""
+    if len(region.parameters) != 2 or len(region.outputs) != 1:
+        return None
+    node = region[region.outputs[0]]
+    is_monoid = node.op in OPS and OPS[node.op].combiner is not None
+    return node.op if is_monoid and set(node.operands) == set(region.parameters) else None
+
+
+def neutral_element(op: str, dtype: DType) -> np.ndarray | None:
+    """The e for which op(x, e) is x, to the bit, for every x; None if there is none."""
+    neutral = OPS[op].neutral if op in OPS else None
+    return None if neutral is None else neutral(dtype)

@@ -1,0 +1,104 @@
+"""The row of an op: everything that astitch knows of it.
+
+The families (elementwise, movement, reductions ...) fill in rows; `graph/ops/__init__.py` joins them into OPS.
+A consumer asks a row for a property and never compares the opcode.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from astitch.graph.ir import DType, Graph, Node, Type
+from astitch.graph.ops.access import Access, Index, read_at_same_index
+from astitch.graph.ops.hlo_fields import NO_ATTRIBUTES, Attributes
+from astitch.graph.ops.rules import keep_declared_type
+
+Meaning = Callable[..., Any]
+"""(node, one array for each operand) -> the result, or a tuple of the results."""
+
+Rule = Callable[[Node, Sequence[Type]], Type]
+"""(node, operand types) -> the node's type.  Raises BrokenRule."""
+
+Shape = tuple[int, ...]
+Pairs = Callable[[Node, Shape, Shape, int], list[tuple[int, int]]]
+"""(node, shape of the operand, shape of the result, number of the operand) -> (operand dimension, result dimension) of
+each loop that operand and result share."""
+
+IndexMap = Callable[[Graph, Node, Index], Access]
+"""(graph, node, index of an element) -> what the element is computed from."""
+
+Neutral = Callable[[DType], np.ndarray | None]
+"""element type -> the e for which op(x, e) is x to the bit, for every x; None if there is none."""
+
+
+class Kind(enum.Enum):
+    """What the stitcher may do with an op."""
+
+    SOURCE = "source"  # parameter, constant, iota: no operands
+    ELEMENTWISE = "elementwise"  # result[i] = f(operands[i])
+    BROADCAST = "broadcast"  # one-to-many
+    INDEX = "index"  # result[i] = operand[g(i)]: reshape, transpose, slice, pad, concatenate ...
+    REDUCE = "reduce"  # many-to-one
+    COMPUTE = "compute"  # dot, convolution: a library call
+    PROJECTION = "projection"  # get-tuple-element
+    CONTROL = "control"  # while, conditional, call
+    BARRIER = "barrier"  # optimization-barrier: its operands, which nothing is merged across
+    OTHER = "other"  # sort, scatter, fft ...: a step of its own for now
+
+
+class Cost(enum.Enum):
+    """A heavy op is worth a buffer before a broadcast (paper section 2)."""
+
+    LIGHT = "light"
+    HEAVY = "heavy"
+
+
+def share_equal_shapes(
+    node: Node, source: Shape, target: Shape, number: int
+) -> list[tuple[int, int]]:
+    """Each dimension where operand and result have one shape."""
+    return [(d, d) for d in range(len(source))] if source == target else []
+
+
+def share_nothing(node: Node, source: Shape, target: Shape, number: int) -> list[tuple[int, int]]:
+    """No dimension of the operand is a loop of the result."""
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One op.
+
+    kind: what the stitcher does with it.  cost, flops: of one element, flops being rough.
+    cuda: how the scalar is spelled, `{0}` `{1}` `{2}` being the operands in their compute type (f32 for f16 and bf16);
+    the functions are in cuda/hlo_math.cuh.  An empty text means that emit_cuda spells it by types or attributes.
+    narrow_cuda: the same where the result is rounded to f16 or bf16, `{T}` being that storage type.
+    meaning: the op in NumPy; none where reference.py interprets a region.
+    rule: the type of the result (graph/check.py).  regions: how many the op has, None for any number.
+    attributes: the class of its attributes and where HLO has them (hlo/attributes.py).
+    pairs: the loops that operand and result share (graph/dimensions.py).
+    index_map: what an element is computed from (graph/propagation.py).
+    neutral, combiner: of a binary op that has a neutral element, or that reduces by NumPy's ufunc.
+    """
+
+    kind: Kind
+    cost: Cost = Cost.LIGHT
+    cuda: str = ""
+    flops: int = 1
+    narrow_cuda: str = ""
+    meaning: Meaning | None = None
+    rule: Rule = keep_declared_type
+    regions: int | None = 0
+    attributes: Attributes = NO_ATTRIBUTES
+    pairs: Pairs = share_nothing
+    index_map: IndexMap = read_at_same_index
+    neutral: Neutral | None = None
+    combiner: np.ufunc | None = None
+    is_commutative: bool = False
+    is_pure: bool = True  # equal nodes have equal results, and a dead one may go
+    is_exact: bool = False  # of narrow floats: computed in f32, the result is such a float already
