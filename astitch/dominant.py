@@ -18,20 +18,6 @@ from astitch.graph.running import is_running
 from astitch.graph.storage import stored_value
 from astitch.stitch_scope import Scope
 
-REINDEXING = frozenset(
-    {
-        "slice",
-        "pad",
-        "concatenate",
-        "reverse",
-        "transpose",
-        "gather",
-        "dynamic-slice",
-        "dynamic-update-slice",
-    }
-)
-"""Ops that read their operand at another index than their own: each such reader recomputes what is above it."""
-
 MAX_RECOMPUTED_OPS = 96
 """Local ops above a value x the indices at which it is needed: beyond this the value is buffered."""
 
@@ -82,7 +68,7 @@ class Groups:
 
 def _is_reduce_result(graph: Graph, name: str) -> bool:
     node = graph[name]
-    kept = node.op == "reduce" or is_running(graph, name)
+    kept = OPS[node.op].is_reduce or is_running(graph, name)
     return kept or OPS[node.op].kind is Kind.PROJECTION
 
 
@@ -95,9 +81,10 @@ def _read_through_broadcast(graph: Graph, inside: set[str], name: str) -> bool:
             if user not in inside:
                 continue
             grows = array_of(graph[user]).size > array_of(graph[name]).size
-            if graph[user].op == "broadcast" and grows:
+            if OPS[graph[user].op].is_broadcast and grows:
                 return True
-            if graph[user].op in ("reshape", "broadcast"):
+            row = OPS[graph[user].op]
+            if row.is_view or row.is_broadcast:
                 stack.append(user)
     return False
 
@@ -127,7 +114,7 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
     kept: dict[str, str] = {}
     for name in scope.members:
         node = graph[name]
-        if node.op == "reduce":
+        if OPS[node.op].is_reduce:
             kept[name] = "reduce"
         elif is_running(graph, name):
             kept[name] = "running reduction"
@@ -154,7 +141,7 @@ def find_candidates(graph: Graph, scope: Scope) -> tuple[Candidate, ...]:
         for user in graph.users[name]:
             if user not in inside:
                 continue
-            if graph[user].op not in REINDEXING:
+            if not OPS[graph[user].op].reindexes:
                 same = max(same, counts[user])
                 found |= indices[user]
                 continue
@@ -191,7 +178,7 @@ def choose_dominants(graph: Graph, scope: Scope) -> Groups:
 
     def grows(producer: str, consumer: str) -> bool:
         larger = array_of(graph[consumer]).size > array_of(graph[producer]).size
-        return graph[consumer].op == "broadcast" and larger
+        return OPS[graph[consumer].op].is_broadcast and larger
 
     reader: dict[str, str] = {}
     for name in scope.members:
@@ -220,7 +207,7 @@ def choose_dominants(graph: Graph, scope: Scope) -> Groups:
         node = graph[name]
         if is_running(graph, name):
             return True, node.array.size, 2, -order[name]
-        if not isinstance(node.attrs, DimensionsAttrs) or node.op != "reduce":
+        if not isinstance(node.attrs, DimensionsAttrs) or not OPS[node.op].is_reduce:
             return False, array_of(node).size, 0, -order[name]
         source = array_of(graph[node.operands[0]])
         minor = max((d for d, extent in enumerate(source.shape) if extent != 1), default=-1)

@@ -124,7 +124,7 @@ def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
 
     def in_memory(name: str) -> bool:
         """Stored whatever is decided for its reader: a source, an outside result or a graph output."""
-        while graph[name].op == "reshape" and name not in outputs:
+        while OPS[graph[name].op].is_view and name not in outputs:
             name = graph[name].operands[0]
         if is_held(graph, graph[name]):
             value = value_behind(graph, graph[name])
@@ -241,7 +241,7 @@ def choose_stages(left: Left) -> Staged:
     outside: dict[str, str] = {}
     held = {node.name: "held by a barrier" for node in graph if is_held(graph, node)}
     for node in graph:
-        if (OPS[node.op].kind is Kind.SOURCE and node.op != "iota") or node.name in held:
+        if node.is_parameter or node.is_constant or node.name in held:
             continue
         reason = left.reasons.get(node.name) or why_not_stitchable(graph, node)
         if reason is None and OPS[node.op].kind is Kind.PROJECTION and node.operands[0] in outside:
@@ -267,8 +267,8 @@ def find_scopes(staged: Staged) -> Scopes:
         if name in outside:
             return False
         if name in embedded:
-            return name in in_memory and node.op != "constant"
-        return OPS[node.op].kind is not Kind.SOURCE or node.op == "iota"
+            return name in in_memory and not node.is_constant
+        return not (node.is_parameter or node.is_constant)
 
     refusals: list[Refusal] = []
     scope_of: dict[str, int] = {}

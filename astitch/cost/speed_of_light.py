@@ -57,9 +57,9 @@ the kernel's affair."""
 
 def count_flops(node: Node) -> int:
     """Operations for one element: of the result, or for a reduce of its operand.  Moving data costs none."""
-    if node.op == "reduce" and joint_kind(node.regions[0]) == MOMENTS:
+    if OPS[node.op].is_reduce and joint_kind(node.regions[0]) == MOMENTS:
         return MOMENTS_FLOPS
-    if node.op == "reduce":
+    if OPS[node.op].is_reduce:
         return sum(count_flops(inner) for inner in node.regions[0])
     row = OPS[node.op]
     return row.flops if row.kind is Kind.ELEMENTWISE else 0
@@ -67,19 +67,11 @@ def count_flops(node: Node) -> int:
 
 def count_needed(graph: Graph, node: Node, number: int, needed: int) -> int:
     """Elements of operand `number` that `needed` elements of the node's result depend on (never more than it has)."""
-    source, result = array_of(graph[node.operands[number]]), array_of(node)
-    if not needed or not source.size:
+    sizes = [array_of(graph[operand]).size for operand in node.operands]
+    if not needed or not sizes[number]:
         return 0
-    match node.op, number:
-        case "dynamic-update-slice", 0:
-            return max(needed - array_of(graph[node.operands[1]]).size, 0)
-        case ("dynamic-slice" | "gather", 0) | ("dynamic-update-slice", 1):
-            return min(needed, source.size)
-        case (("dynamic-slice" | "dynamic-update-slice"), _):
-            return source.size  # start indices
-        case (("gather" | "bitcast-convert" | "reduce"), _):
-            return min(-(-source.size * needed // result.size), source.size)
-    return min(needed, source.size)
+    most = OPS[node.op].needed(needed, sizes, array_of(node).size, number)
+    return min(most, sizes[number])
 
 
 def measure_work(graph: Graph, members: Iterable[str]) -> Work:
@@ -105,7 +97,7 @@ def measure_work(graph: Graph, members: Iterable[str]) -> Work:
                     written[stored] = storage_type(graph, stored).bytes
         count = needed[name]
         per_element = count_flops(node)
-        if node.op == "reduce":
+        if OPS[node.op].is_reduce:
             flops += per_element * count_needed(graph, node, 0, count)
         else:
             flops += per_element * count

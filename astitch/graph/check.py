@@ -81,7 +81,7 @@ def _check_nodes(graph: Graph, checked: dict[int, Graph]) -> None:
 
 
 def _check_parameter(graph: Graph, node: Node) -> None:
-    if node.op != "parameter":
+    if not node.is_parameter:
         return
     attrs = attrs_of(node, ParameterAttrs)
     require(isinstance(node.type, ArrayType), "a parameter is an array")
@@ -96,7 +96,7 @@ def _check_edges(graph: Graph) -> None:
         raise IllegalProduct(f"graph {graph.name}: {sentence}{_ADVICE}")
 
     for i, name in enumerate(graph.parameters):
-        if name not in graph.nodes or graph[name].op != "parameter":
+        if name not in graph.nodes or not graph[name].is_parameter:
             refuse(f"parameter {i}, %{name}, is not a parameter node")
         if graph.parameters.index(name) != i:
             refuse(f"%{name} is listed as parameter {graph.parameters.index(name)} and {i}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol
-from astitch.graph.ir import ArrayType, Graph, Node, TupleType
+from astitch.graph.ir import ArrayType, Graph, Node, SliceAttrs, TupleType
 from astitch.graph.ops import OPS, Kind
 
 Atoms = tuple[Symbol, ...]
@@ -27,7 +27,7 @@ def array_of(node: Node) -> ArrayType:
 def is_uniform(graph: Graph, name: str) -> bool:
     """A scalar repeated: it has one value at every index, so its readers share no loop through it."""
     node = graph[name]
-    return node.op == "broadcast" and array_of(graph[node.operands[0]]).size == 1
+    return OPS[node.op].is_broadcast and array_of(graph[node.operands[0]]).size == 1
 
 
 def is_embedded(graph: Graph, name: str) -> bool:
@@ -143,12 +143,17 @@ def _is_regrouped(graph: Graph, reshape: Node, inside: Collection[str]) -> bool:
     users = [user for user in graph.users[reshape.name] if user in inside]
     while len(users) == 1 and OPS[graph[users[0]].op].kind is Kind.ELEMENTWISE:
         users = [user for user in graph.users[users[0]] if user in inside]
-    if not users or any(graph[user].op != "reduce" for user in users):
+    if not users or any(not OPS[graph[user].op].is_reduce for user in users):
         return False
     source = reshape.operands[0]
-    while source in inside and graph[source].op in ("slice", "reshape"):
+    while source in inside and _is_cut(graph[source]):
         source = graph[source].operands[0]
-    return source not in inside or graph[source].op == "reduce"
+    return source not in inside or OPS[graph[source].op].is_reduce
+
+
+def _is_cut(node: Node) -> bool:
+    """Is it a slice, or another view of a buffer?"""
+    return OPS[node.op].is_view or isinstance(node.attrs, SliceAttrs)
 
 
 def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
@@ -171,14 +176,14 @@ def find_dimensions(graph: Graph, members: Iterable[str]) -> Dimensions:
             source = make(operand)
             if is_uniform(graph, operand) or is_embedded(graph, operand):
                 continue
-            if node.op == "reshape":
+            if OPS[node.op].is_view:
                 if array_of(node).size and not _is_regrouped(graph, node, known):
                     union.unify([a for d in source for a in d], [a for d in result for a in d])
                 continue
             shapes = array_of(graph[operand]).shape, array_of(node).shape
             for d, r in OPS[node.op].pairs(node, *shapes, number):
                 union.unify(source[d], result[r])
-            if node.op == "reduce" and 0 < number < len(node.operands) // 2:
+            if OPS[node.op].is_reduce and 0 < number < len(node.operands) // 2:
                 for first, other in zip(make(node.operands[0]), source, strict=True):
                     union.unify(first, other)
     named: dict[int, Symbol] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from astitch.graph.ir import Node
+from astitch.graph.ops import OPS
 
 
 def free_name(name: str, taken: Container[str]) -> str:
@@ -20,15 +21,12 @@ def keep_live_nodes(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[s
     """The nodes that an output, a parameter or an effect needs, in their order."""
     live = set(outputs)
     for node in reversed(list(nodes.values())):
-        if node.name in live or node.op == "parameter" or not is_pure(node):
+        if node.name in live or node.is_parameter or not is_pure(node):
             live.add(node.name)
             live.update(node.operands)
     return {name: node for name, node in nodes.items() if name in live}
 
 
-_IMPURE = frozenset({"rng", "rng-get-and-update-state", "custom-call"})
-
-
 def is_pure(node: Node) -> bool:
     """Whether equal nodes have equal results, and a dead one may go."""
-    return node.op not in _IMPURE and all(is_pure(n) for r in node.regions for n in r)
+    return OPS[node.op].is_pure and all(is_pure(n) for r in node.regions for n in r)

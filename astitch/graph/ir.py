@@ -570,6 +570,14 @@ class Node:
         )
 
     @property
+    def is_parameter(self) -> bool:
+        return self.op == "parameter"
+
+    @property
+    def is_constant(self) -> bool:
+        return self.op == "constant"
+
+    @property
     def opcode(self) -> str:
         """What HLO calls the op."""
         return self.attrs.opcode if isinstance(self.attrs, OpaqueAttrs) else self.op

@@ -11,29 +11,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from astitch.graph.ir import DType, Graph
-
-CARRIERS = frozenset(
-    {"multiply", "divide", "add", "subtract", "negate", "select", "maximum", "minimum"}
-)
-"""What a value may go through on its way to the conversion."""
-
-FUNCTIONS = frozenset({"exponential", "tanh", "logistic"})
+from astitch.graph.ops import OPS
 
 
 def find_narrow_ends(graph: Graph, members: Sequence[str]) -> frozenset[str]:
-    """The f32 nodes among FUNCTIONS all of whose uses end in a conversion to f16 or bf16, within `members`, which are
+    """The f32 functions all of whose uses end in a conversion to f16 or bf16, within `members`, which are
     in topological order."""
     ends: dict[str, bool] = {}
     outputs = frozenset(graph.outputs)
     for node in map(graph.__getitem__, reversed(members)):
-        narrow = node.op in CARRIERS | FUNCTIONS | {"reshape", "transpose", "slice", "broadcast"}
+        row = OPS[node.op]
+        narrow = row.is_approximate or row.carries_narrow
         if not narrow or node.dtype is not DType.F32 or node.name in outputs:
             ends[node.name] = False
             continue
         users = [graph[u] for u in graph.users[node.name]]
         ends[node.name] = bool(users) and all(
-            (u.op == "convert" and u.dtype in (DType.F16, DType.BF16))
-            or (ends.get(u.name, False) and u.op not in FUNCTIONS - CARRIERS)
+            (OPS[u.op].is_conversion and u.dtype in (DType.F16, DType.BF16))
+            or (ends.get(u.name, False) and not OPS[u.op].is_approximate)
             for u in users
         )
-    return frozenset(name for name, yes in ends.items() if yes and graph[name].op in FUNCTIONS)
+    return frozenset(
+        name for name, yes in ends.items() if yes and OPS[graph[name].op].is_approximate
+    )

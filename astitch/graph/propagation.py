@@ -22,7 +22,6 @@ from astitch.graph.ops.access import (
 )
 
 __all__ = [
-    "CHOOSING",
     "Access",
     "Choice",
     "Divisible",
@@ -34,9 +33,6 @@ __all__ = [
     "access",
     "walk_reads",
 ]
-
-CHOOSING = frozenset({"pad", "concatenate", "dynamic-update-slice"})
-"""Ops whose elements come from one operand or another, by their index."""
 
 
 def access(graph: Graph, node: Node, index: Index) -> Access:

@@ -107,7 +107,7 @@ def _run(graph: Graph, arguments: Arrays) -> Arrays:
     """Evaluates the nodes in order and forgets a value after its last use."""
     values: dict[str, Arrays] = {n: (a,) for n, a in zip(graph.parameters, arguments, strict=True)}
     for node, dead in _schedule(_SameGraph(graph)):
-        if node.op == "parameter":
+        if node.is_parameter:
             continue
         operands = [array for name in node.operands for array in values[name]]
         values[node.name] = eval_node(node, operands)
@@ -138,7 +138,7 @@ def _schedule(same: _SameGraph) -> tuple[tuple[Node, tuple[str, ...]], ...]:
     outputs = set(graph.outputs)
     dead: dict[str, list[str]] = {}
     for name, users in graph.users.items():
-        if name not in outputs and graph[name].op != "parameter":
+        if name not in outputs and not graph[name].is_parameter:
             dead.setdefault(users[-1] if users else name, []).append(name)
     return tuple((node, tuple(dead.get(node.name, ()))) for node in graph)
 
@@ -194,25 +194,26 @@ def apply_region(region: Graph, arguments: Sequence[np.ndarray]) -> tuple[np.nda
 def _is_elementwise(region: Graph) -> bool:
     """Whether each node works position by position: then arrays may stand for scalars."""
     return all(
-        node.op in ("parameter", "constant")
-        or OPS[node.op].kind is Kind.ELEMENTWISE
-        or node.op in ("complex", "real", "imag")
-        or (
-            node.op in ("reshape", "broadcast")
-            and node.shape == () == region[node.operands[0]].shape
-        )
+        OPS[node.op].kind is Kind.ELEMENTWISE
+        or OPS[node.op].is_pointwise
+        or (_keeps_scalar(node) and node.shape == () == region[node.operands[0]].shape)
         for node in region
         if not isinstance(node.type, TupleType)
     ) and not any(isinstance(node.type, TupleType) for node in region)
 
 
+def _keeps_scalar(node: Node) -> bool:
+    """Does the op hand on its operand where both are scalars?"""
+    return OPS[node.op].is_view or OPS[node.op].is_broadcast
+
+
 def _apply_everywhere(region: Graph, arguments: Sequence[Array]) -> Arrays:
     values = dict(zip(region.parameters, arguments, strict=True))
     for node in region:
-        if node.op == "parameter":
+        if node.is_parameter:
             continue
         operands = [values[o] for o in node.operands]
-        if node.op in ("reshape", "broadcast"):
+        if _keeps_scalar(node):
             values[node.name] = operands[0]
         else:
             meaning = OPS[node.op].meaning
@@ -234,8 +235,10 @@ def _find_combiner(region: Graph) -> np.ufunc | None:
 def _skip_widening(region: Graph, name: str) -> Node:
     """The node that computes the value, float conversions and scalar reshapes aside."""
     node = region[name]
-    while node.op == "reshape" or (
-        node.op == "convert" and node.dtype.is_float and region[node.operands[0]].dtype.is_float
+    while OPS[node.op].is_view or (
+        OPS[node.op].is_conversion
+        and node.dtype.is_float
+        and region[node.operands[0]].dtype.is_float
     ):
         node = region[node.operands[0]]
     return node

@@ -38,7 +38,7 @@ def why_region_not_liftable(region: Graph, dtype: DType, result: DType) -> str |
         return f"its region has {len(region.outputs)} results"
     for inner in region:
         scalar = isinstance(inner.type, ArrayType) and inner.type.rank == 0
-        known = inner.op in ("parameter", "constant") or OPS[inner.op].kind is Kind.ELEMENTWISE
+        known = (inner.is_parameter or inner.is_constant) or OPS[inner.op].kind is Kind.ELEMENTWISE
         if not scalar or not known:
             return f"its region holds %{inner.name} = {inner.op}, which is not a scalar element-wise op"
         if (inner.name in region.parameters and inner.dtype is not dtype) or (

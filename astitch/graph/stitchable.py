@@ -31,10 +31,10 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
     if kind is Kind.PROJECTION:
         return (
             None
-            if graph[node.operands[0]].op == "reduce"
+            if OPS[graph[node.operands[0]].op].is_reduce
             else "a result of an op that is not stitched"
         )
-    if node.op == "reshape":
+    if OPS[node.op].is_view:
         return None  # another view of its operand's buffer, whatever the element type
     types = [array_of(node), *(array_of(graph[o]) for o in node.operands)]
     for array in types:
@@ -42,7 +42,7 @@ def why_not_stitchable(graph: Graph, node: Node) -> str | None:
             return f"element type {array.dtype.value} has no emitted form"
     if kind is Kind.OTHER:
         return _why_not_running(graph, node)
-    if node.op == "reduce":
+    if kind is Kind.REDUCE:
         for inner in node.regions[0]:
             scalar = isinstance(inner.type, ArrayType) and inner.type.rank == 0
             if not scalar or OPS[inner.op].kind not in (Kind.ELEMENTWISE, Kind.SOURCE):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from astitch.graph.dimensions import array_of
 from astitch.graph.ir import ArrayType, GetTupleElementAttrs, Graph
+from astitch.graph.ops import OPS
 
 
 def stored_value(graph: Graph, name: str) -> str:
     """The op whose buffer holds `name`: a reshape is another view of its operand's row-major buffer."""
-    while graph[name].op == "reshape":
+    while OPS[graph[name].op].is_view:
         name = graph[name].operands[0]
     return name
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from astitch.graph.edit import free_name, keep_live_nodes
 from astitch.graph.ir import ArrayType, GetTupleElementAttrs, Graph, Node
+from astitch.graph.ops import OPS, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Opened:
 
 
 def is_barrier(node: Node) -> bool:
-    return node.op == "optimization-barrier"
+    return OPS[node.op].kind is Kind.BARRIER
 
 
 def is_held(graph: Graph, node: Node) -> bool:

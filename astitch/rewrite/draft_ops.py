@@ -116,7 +116,7 @@ class DraftOps:
             if isinstance(inner.attrs, ConstantAttrs):
                 scalar = self.add("constant", inner.dtype, (), (), inner.attrs)
                 values[inner.name] = self.spread(scalar, shape)
-            elif inner.op != "parameter":
+            elif not inner.is_parameter:
                 found = tuple(values[o] for o in inner.operands)
                 values[inner.name] = self.add(inner.op, inner.dtype, shape, found, inner.attrs)
         return values[region.outputs[0]]

@@ -37,7 +37,7 @@ from astitch.graph.ir import (
     WindowAttrs,
     WindowDimension,
 )
-from astitch.graph.ops import monoid_of, neutral_element
+from astitch.graph.ops import OPS, monoid_of, neutral_element
 from astitch.graph.running import (
     Running,
     find_running,
@@ -57,7 +57,7 @@ def expand(graph: Graph, log: Log | None = None, keep: Collection[str] = ()) -> 
     graph: simplified.  Regions of a while, a conditional or a call are left as they are: no kernel
     computes them.  `log` hears of every rule that fires, those of simplify too.  keep: ops that stay as they are.
     """
-    if not any(node.op in RULES for node in graph):
+    if not any(RULES.get(node.op) for node in graph):
         return graph
     heard: Log = log or (lambda rule, node: None)
 
@@ -237,7 +237,7 @@ def find_coordinate(draft: Draft, name: str) -> int | None:
             return permutation.index(d)
         case SliceAttrs(starts, _, strides):
             return d if starts[d] == 0 and strides[d] == 1 else None
-    if node.op == "convert":
+    if OPS[node.op].is_conversion:
         return d if below.shape[d] - 1 <= np.iinfo(node.dtype.numpy).max else None
     pairs = group_dimensions(below.shape, node.shape)
     return next((after[0] for before, after in pairs if before == [d] and len(after) == 1), None)

@@ -65,7 +65,11 @@ def reshape_narrow_reductions(graph: Graph, log: Log | None = None) -> Graph:
 def _is_narrow(graph: Graph, node: Node) -> bool:
     """A reduction over the leading dimensions of one large array that nothing else walks over, whose rows are no
     multiple of an access."""
-    if node.op != "reduce" or len(node.operands) != 2 or not isinstance(node.type, ArrayType):
+    if (
+        not OPS[node.op].is_reduce
+        or len(node.operands) != 2
+        or not isinstance(node.type, ArrayType)
+    ):
         return False
     assert isinstance(node.attrs, DimensionsAttrs)
     array = graph[node.operands[0]].array
@@ -157,7 +161,7 @@ def _rows_of(
 ) -> str:
     """Rows first..last of a value as an array of `shape`, computed by the same element-wise ops."""
     node = draft[name]
-    if node.op == "broadcast":  # of a scalar
+    if OPS[node.op].is_broadcast:  # of a scalar
         return draft.add(
             origin, "broadcast", ArrayType(node.dtype, shape), node.operands, node.attrs
         )

@@ -77,7 +77,7 @@ def _find_shared(graph: Graph) -> list[_Shared]:
 
 
 def _parameters_first(graph: Graph) -> list[Node]:
-    return sorted(graph, key=lambda node: node.op != "parameter")
+    return sorted(graph, key=lambda node: not node.is_parameter)
 
 
 def _sharing(graph: Graph, node: Node, side: int) -> tuple[bool, tuple[object, ...]] | None:

@@ -34,11 +34,12 @@ from astitch.graph.ir import (
     Graph,
     Literal,
     Node,
+    ScatterAttrs,
     TupleType,
 )
 from astitch.graph.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
 from astitch.graph.matmul import canonical_dot
-from astitch.graph.ops import monoid_of
+from astitch.graph.ops import OPS, monoid_of
 from astitch.rewrite.simplify import Draft, Log, read_splat, rewrite_graph
 
 SUMMED = frozenset({DType.F32, DType.F64})
@@ -62,7 +63,7 @@ def reassociate(graph: Graph, log: Log | None = None) -> Graph:
     """
     heard: Log = log or (lambda rule, node: None)
     graph = _contract_batches(scatter_into_addends(graph, heard), heard)
-    if sum(node.op == "reduce" for node in graph) < 2:
+    if sum(OPS[node.op].is_reduce for node in graph) < 2:
         return graph
     return _hoist_factors(_join_reductions(graph, heard), heard)
 
@@ -78,7 +79,7 @@ def _reduced(node: Node) -> tuple[int, ...]:
 def _is_reduce(node: Node, monoid: str) -> bool:
     """A reduce of one floating-point array by this monoid."""
     return (
-        node.op == "reduce"
+        OPS[node.op].is_reduce
         and len(node.operands) == 2
         and isinstance(node.type, ArrayType)
         and node.dtype in SUMMED
@@ -91,7 +92,7 @@ def _stays_on_chip(graph: Graph, name: str, reduced: tuple[int, ...]) -> bool:
     array = graph[name].array
     node = graph[name]
     element_bytes = (
-        graph[node.operands[0]].dtype.bytes if node.op == "convert" else array.dtype.bytes
+        graph[node.operands[0]].dtype.bytes if OPS[node.op].is_conversion else array.dtype.bytes
     )
     rank = len(array.shape)
     rows = tuple(range(rank - len(reduced), rank)) == tuple(sorted(reduced))
@@ -210,9 +211,9 @@ def _exponentials(graph: Graph, second: Node) -> _Pair | None:
     behind, node = {center}, graph[center]
     while not _sums_the_same(graph, node, source, second, "maximum"):
         below = [
-            o for o in node.operands if graph[o].type == node.type and graph[o].op != "constant"
+            o for o in node.operands if graph[o].type == node.type and not graph[o].is_constant
         ]
-        if len(behind) > 8 or not below or node.op == "reduce":
+        if len(behind) > 8 or not below or OPS[node.op].is_reduce:
             return None
         node = graph[below[-1]] if node.op != "select" else graph[node.operands[1]]
         behind.add(node.name)
@@ -231,7 +232,7 @@ def _sums_the_same(graph: Graph, node: Node, source: str, second: Node, monoid: 
 
 def _splat(graph: Graph, name: str) -> float | None:
     node = graph[name]
-    if node.op == "broadcast":
+    if OPS[node.op].is_broadcast:
         node = graph[node.operands[0]]
     if isinstance(node.attrs, ConstantAttrs) and node.array.size == 1:
         return float(node.attrs.value.numpy().reshape(()))
@@ -315,7 +316,7 @@ def _second_result(
 def scatter_into_addends(graph: Graph, log: Log | None = None) -> Graph:
     """y + scatter(0, i, u) -> scatter(y, i, u), also through several scatters, one into the other."""
     log = log or (lambda rule, node: None)
-    if not any(node.op == "scatter" for node in graph):
+    if not any(isinstance(node.attrs, ScatterAttrs) for node in graph):
         return graph
     stands_for: dict[str, str] = {}  # a new sum -> the node of the graph that it replaces
 
@@ -354,7 +355,7 @@ def scatter_into_addends(graph: Graph, log: Log | None = None) -> Graph:
 
 def _adds_scattered(node: Node) -> bool:
     return (
-        node.op == "scatter"
+        isinstance(node.attrs, ScatterAttrs)
         and isinstance(node.type, ArrayType)
         and monoid_of(node.regions[0]) == "add"
     )
@@ -442,7 +443,7 @@ def _level(draft: Draft, name: str, levels: dict[str, int]) -> int:
             stack += missing
         else:
             below = max((levels[o] for o in node.operands), default=0)
-            levels[top] = below + (node.op == "reduce")
+            levels[top] = below + OPS[node.op].is_reduce
             stack.pop()
     return levels[name]
 

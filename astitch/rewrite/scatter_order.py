@@ -29,7 +29,7 @@ from astitch.graph.ir import (
     ScatterAttrs,
     SortAttrs,
 )
-from astitch.graph.ops import monoid_of
+from astitch.graph.ops import OPS, monoid_of
 from astitch.graph.running import Running, running_window
 from astitch.graph.storage import stored_value
 from astitch.rewrite.draft_ops import DraftOps, Region
@@ -116,7 +116,7 @@ def _pays_in_place(graph: Graph, operand: Node) -> bool:
     to be written first, nor of a type that is summed in a wider one, where a sum may fit only with what it is added to.
     """
     start = graph[stored_value(graph, operand.name)]
-    is_splat = start.op == "broadcast" and start.name in graph.embedded
+    is_splat = OPS[start.op].is_broadcast and start.name in graph.embedded
     wide = operand.dtype is DType.F32
     return wide and not is_splat and operand.array.bytes >= LEAST_IN_PLACE_BYTES
 

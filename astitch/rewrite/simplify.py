@@ -112,7 +112,7 @@ def rewrite_graph(
 
 def _may_merge(node: Node) -> bool:
     """Whether equal nodes may be one.  Behind barriers stands what shall be computed again."""
-    return node.op != "optimization-barrier" and is_pure(node)
+    return OPS[node.op].kind is not Kind.BARRIER and is_pure(node)
 
 
 # ---- the graph in the making
@@ -143,7 +143,7 @@ class Draft:
             simpler.attrs,
             tuple(region.key for region in simpler.regions),
         )
-        if simpler.op == "parameter" or not _may_merge(simpler):
+        if simpler.is_parameter or not _may_merge(simpler):
             self.nodes[simpler.name] = simpler
             return simpler.name
         name = self._known.setdefault(key, simpler.name)
@@ -239,7 +239,7 @@ def _broadcast(
 def read_splat(draft: Draft, name: str) -> np.ndarray | None:
     """The scalar (rank 0) that every element of the value is; None if that is not known."""
     node = draft[name]
-    if node.op == "broadcast":
+    if OPS[node.op].is_broadcast:
         node = draft[node.operands[0]]
     if isinstance(node.attrs, ConstantAttrs) and node.array.size == 1:
         return node.attrs.value.numpy().reshape(())
@@ -630,7 +630,7 @@ def lift_reshape_over_elementwise(node: Node, draft: Draft) -> Node | str | None
     shape: tuple[int, ...] | None = None
     for name in node.operands:
         operand = draft[name]
-        if operand.op == "reshape":
+        if OPS[operand.op].is_view:
             below = draft[operand.operands[0]].shape
             if _squeeze(below) != _squeeze(node.shape) or shape not in (None, below):
                 return None
@@ -642,7 +642,7 @@ def lift_reshape_over_elementwise(node: Node, draft: Draft) -> Node | str | None
     operands = []
     for name in node.operands:
         operand = draft[name]
-        if operand.op == "reshape":
+        if OPS[operand.op].is_view:
             operands.append(operand.operands[0])
         else:
             type = ArrayType(operand.dtype, shape)
@@ -949,7 +949,7 @@ def _combiner_op(region: Graph) -> str | None:
     if len(region) != 3 or len(region.outputs) != 1:
         return None
     body = region[region.outputs[0]]
-    if body.op == "parameter" or sorted(body.operands) != sorted(region.parameters):
+    if body.is_parameter or sorted(body.operands) != sorted(region.parameters):
         return None
     return body.op if isinstance(body.attrs, NoAttrs) else None
 
@@ -1096,16 +1096,15 @@ def choose_known_result(node: Node, draft: Draft) -> Node | str | None:
 
 
 def _known_result(node: Node, index: int, draft: Draft) -> str | None:
-    if node.op == "while":
+    if OPS[node.op].is_loop:
         condition, body = node.regions
         proceed = condition[condition.outputs[0]]
         never = isinstance(proceed.attrs, ConstantAttrs) and not proceed.attrs.value.numpy()
         if never or body.outputs[index] == body.parameters[index]:
             return node.operands[index]
         return None
-    if node.op != "conditional":
+    if not isinstance(node.attrs, ConditionalAttrs):
         return None
-    assert isinstance(node.attrs, ConditionalAttrs)
     selector = read_splat(draft, node.operands[0])
     if selector is None or not all(is_pure(n) for r in node.regions for n in r):
         return None
@@ -1125,7 +1124,7 @@ def _inline(origin: Node, region: Graph, operands: Sequence[str], output: str, d
     values = dict(zip(region.parameters, operands, strict=True))
     needed = keep_live_nodes(region.nodes, (output,))
     for inner in needed.values():
-        if inner.op != "parameter":
+        if not inner.is_parameter:
             name = draft.fresh(f"{origin.name}.{inner.name}")
             inner_operands = tuple(values[o] for o in inner.operands)
             values[inner.name] = draft.put(replace(inner, name=name, operands=inner_operands))

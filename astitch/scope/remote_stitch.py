@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from astitch.graph.ir import Graph
+from astitch.graph.ir import DotAttrs, Graph
+from astitch.graph.ops import OPS
 from astitch.graph.storage import stored_value
 from astitch.stitch_scope import Refusal, Scope, Scopes, make_scope
-
-LAYOUT_OPS = frozenset({"transpose", "reshape", "concatenate"})
-"""Ops that give elements other places, as far as simplified graphs have them.  XLA's products read through them; its
-convolutions do not."""
 
 MAX_OPS = 2400
 """More ops than this in one kernel: the CUDA compiler's time grows faster than the launches saved are worth."""
@@ -62,12 +59,16 @@ def stitch_remotely(scopes: Scopes, *, layouts_apart: bool = False) -> Scopes:
 
 def lays_out(graph: Graph, scope: Scope) -> bool:
     """Does a stitch op nothing but lay out parameters for products?"""
-    moves = scope.outputs and all(graph[name].op in LAYOUT_OPS for name in scope.members)
+    moves = scope.outputs and all(OPS[graph[name].op].lays_out for name in scope.members)
     read = {stored_value(graph, name) for name in scope.inputs}
-    if not moves or any(graph[name].op != "parameter" for name in read):
+    if not moves or any(not graph[name].is_parameter for name in read):
         return False
     return not any(
         name in graph.outputs
-        or any(graph[user].op != "dot" for user in graph.users[name] if user not in scope.members)
+        or any(
+            not isinstance(graph[user].attrs, DotAttrs)
+            for user in graph.users[name]
+            if user not in scope.members
+        )
         for name in scope.members
     )

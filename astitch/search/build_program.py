@@ -150,7 +150,7 @@ class _ProgramBuilder:
     def barrier_before(self, reader: str, operand: str) -> str:
         """The last barrier between an op and the buffer that it reads; empty where there is none."""
         while not (barrier := self.behind.get((reader, operand), "")):
-            if self.graph[operand].op != "reshape":
+            if not OPS[self.graph[operand].op].is_view:
                 return ""
             reader, operand = operand, self.graph[operand].operands[0]
         return barrier
@@ -288,11 +288,11 @@ class _ProgramBuilder:
 
     def is_view(self, name: str) -> bool:
         """Is it a part of whatever island reads it: a reshape, or a number repeated?"""
-        return self.graph[name].op == "reshape" or self.repeats(self.graph[name])
+        return OPS[self.graph[name].op].is_view or self.repeats(self.graph[name])
 
     def repeats(self, node: Node) -> bool:
         """Is it a number repeated that no kernel writes?  Each island that reads it has its own."""
-        outside = node.op == "broadcast" and node.name in self.outside
+        outside = OPS[node.op].is_broadcast and node.name in self.outside
         return outside and node.name in self.graph.embedded
 
     def add_step(self, step: Step) -> None:

@@ -194,9 +194,9 @@ def repeated_ops(graph: Graph, scope: Scope) -> frozenset[str]:
 
 def _takes_no_more(graph: Graph, node: Node) -> bool:
     """Is it a reshape, or a conversion, of what takes no more memory?"""
-    if node.op == "convert":
+    if OPS[node.op].is_conversion:
         return graph[node.operands[0]].dtype.bytes <= node.dtype.bytes
-    return node.op == "reshape"
+    return OPS[node.op].is_view
 
 
 def make_fusion_graph(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
@@ -204,7 +204,7 @@ def make_fusion_graph(graph: Graph, scope: Scope, gpu: Gpu) -> FusionGraph:
     repeated = repeated_ops(graph, scope)
     ops = [name for name in scope.members if name not in repeated]
     views = frozenset(
-        n for n in ops if graph[n].op == "reshape" and stored_value(graph, n) not in scope.members
+        n for n in ops if OPS[graph[n].op].is_view and stored_value(graph, n) not in scope.members
     )
     vertex_of: dict[str, int] = {}
     members: list[list[str]] = []
@@ -284,7 +284,7 @@ def estimate_statements(graph: Graph, scope: Scope) -> int:
 
 def _meets_globally(node: Node, graph: Graph, gpu: Gpu) -> bool:
     """A reduce whose readers in the same kernel wait for other blocks: over columns, or over few long rows."""
-    if node.op != "reduce" or not isinstance(node.attrs, DimensionsAttrs):
+    if not OPS[node.op].is_reduce or not isinstance(node.attrs, DimensionsAttrs):
         return False
     source = array_of(graph[node.operands[0]])
     if source.size <= LOCAL_ROW:

@@ -24,7 +24,6 @@ from astitch.graph.storage import storage_name, stored_value
 from astitch.hlo.export import ModuleBuilder
 from astitch.library.epilogues import fits_into_xla_product, foresee_epilogues
 from astitch.library.xla_fallback import AROUND_KERNELS, compile_module
-from astitch.scope.remote_stitch import LAYOUT_OPS
 from astitch.stitch_scope import Scope, Scopes
 from astitch.system.private_files import temporary_folder
 from astitch.toolchain.nvrtc import count_threads
@@ -119,7 +118,7 @@ def find_layouts(scopes: Scopes) -> set[str]:
         others |= {storage_name(graph, name) for name in scope.inputs}
     found: set[str] = set()
     for scope in scopes.scopes:
-        if all(graph[name].op in LAYOUT_OPS for name in scope.members):
+        if all(OPS[graph[name].op].lays_out for name in scope.members):
             read = {storage_name(graph, name) for name in scope.inputs}
             written = {storage_name(graph, name) for name in scope.outputs}
             between = read <= taken or (written <= taken and not written & others)

@@ -86,7 +86,7 @@ ROWS: dict[str, Op] = {
         attributes=Attributes(GetTupleElementAttrs, (Field("index", "tuple_index"),)),
         pairs=share_equal_shapes,
     ),
-    "while": Op(Kind.CONTROL, rule=_infer_while, regions=2),
+    "while": Op(Kind.CONTROL, rule=_infer_while, regions=2, is_loop=True),
     "conditional": Op(
         Kind.CONTROL,
         rule=_infer_conditional,

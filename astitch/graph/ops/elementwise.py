@@ -40,7 +40,17 @@ from astitch.graph.ops.neutral import (
     neutral_zero,
     no_bits,
 )
-from astitch.graph.ops.row import Cost, Kind, Meaning, Neutral, Op, Rule, Shape, share_equal_shapes
+from astitch.graph.ops.row import (
+    Cost,
+    Kind,
+    Meaning,
+    Neutral,
+    Op,
+    Rule,
+    Shape,
+    need_proportion,
+    share_equal_shapes,
+)
 from astitch.graph.ops.rules import (
     PART_TYPES,
     WHOLE_TYPES,
@@ -522,6 +532,10 @@ def light(
     attributes: Attributes = NO_ATTRIBUTES,
     is_commutative: bool = False,
     is_exact: bool = False,
+    is_free: bool = False,
+    is_conversion: bool = False,
+    addend_sign: int = 0,
+    carries_narrow: bool = False,
 ) -> Op:
     """An element-wise op of few instructions."""
     return Op(
@@ -536,6 +550,10 @@ def light(
         combiner=combiner,
         is_commutative=is_commutative or combiner is not None,
         is_exact=is_exact,
+        is_free=is_free,
+        is_conversion=is_conversion,
+        addend_sign=addend_sign,
+        carries_narrow=carries_narrow,
     )
 
 
@@ -545,10 +563,13 @@ def heavy(
     *,
     flops: int = 20,
     narrow: str = "",
+    is_approximate: bool = False,
 ) -> Op:
     """A function of one float that takes many instructions."""
+    cuda = f"{function}({{0}})"
     narrow_cuda = f"{narrow}<{{T}}>({{0}})" if narrow else ""
-    return _of_many_instructions(f"{function}({{0}})", meaning, flops, 1, _is_inexact, narrow_cuda)
+    row = _of_many_instructions(cuda, meaning, flops, 1, _is_inexact, narrow_cuda)
+    return replace(row, is_approximate=is_approximate)
 
 
 def heavy_binary(
@@ -558,12 +579,13 @@ def heavy_binary(
     flops: int,
     narrow: str = "",
     neutral: Neutral | None = None,
+    carries_narrow: bool = False,
 ) -> Op:
     """A function of two numbers that takes many instructions."""
     cuda = f"{function}({{0}}, {{1}})"
     narrow_cuda = f"{narrow}<{{T}}>({{0}}, {{1}})" if narrow else ""
     row = _of_many_instructions(cuda, meaning, flops, 2, _is_number, narrow_cuda)
-    return replace(row, neutral=neutral)
+    return replace(row, neutral=neutral, carries_narrow=carries_narrow)
 
 
 def _of_many_instructions(
@@ -594,6 +616,7 @@ def _arithmetic_row(
     neutral: Neutral,
     combiner: np.ufunc | None = None,
     is_exact: bool = False,
+    addend_sign: int = 0,
 ) -> Op:
     return light(
         f"hlo_{name}({{0}}, {{1}})",
@@ -602,6 +625,8 @@ def _arithmetic_row(
         neutral=neutral,
         combiner=combiner,
         is_exact=is_exact,
+        addend_sign=addend_sign,
+        carries_narrow=True,
     )
 
 
@@ -631,8 +656,12 @@ def _float_row(name: str, function: Callable[..., Array], *, is_exact: bool = Fa
 _INTEGER_PAIR = _same_type(2, _is_integer)
 
 ROWS: dict[str, Op] = {
-    "add": _arithmetic_row("add", np.add, _is_any, neutral=neutral_of_sum, combiner=np.add),
-    "subtract": _arithmetic_row("subtract", _subtract, _is_number, neutral=neutral_zero),
+    "add": _arithmetic_row(
+        "add", np.add, _is_any, neutral=neutral_of_sum, combiner=np.add, addend_sign=1
+    ),
+    "subtract": _arithmetic_row(
+        "subtract", _subtract, _is_number, neutral=neutral_zero, addend_sign=-1
+    ),
     "multiply": _arithmetic_row(
         "multiply", np.multiply, _is_any, neutral=neutral_one, combiner=np.multiply
     ),
@@ -644,7 +673,11 @@ ROWS: dict[str, Op] = {
         "minimum", _minimum, _is_any, neutral=largest_value, combiner=np.minimum, is_exact=True
     ),
     "negate": light(
-        "hlo_negate({0})", _arithmetic(np.negative), _same_type(1, _is_number), is_exact=True
+        "hlo_negate({0})",
+        _arithmetic(np.negative),
+        _same_type(1, _is_number),
+        is_exact=True,
+        carries_narrow=True,
     ),
     "abs": light("hlo_abs({0})", meaning_of_abs, _infer_abs, is_exact=True),
     "sign": light("hlo_sign({0})", _arithmetic(_sign), _same_type(1, _is_number), is_exact=True),
@@ -670,10 +703,12 @@ ROWS: dict[str, Op] = {
     "is-finite": light("hlo_is_finite({0})", meaning_of_is_finite, _infer_is_finite),
     # Spelled by direction, see emit_cuda.
     "compare": light("", meaning_of_compare, _infer_compare, attributes=_COMPARE),
-    "select": light("({0} ? {1} : {2})", _plain(np.where), _infer_select, is_exact=True),
+    "select": light(
+        "({0} ? {1} : {2})", _plain(np.where), _infer_select, is_exact=True, carries_narrow=True
+    ),
     "clamp": light("hlo_clamp({0}, {1}, {2})", meaning_of_clamp, _infer_clamp, is_exact=True),
     # Spelled by the two types.
-    "convert": light("", meaning_of_convert, _infer_convert, is_exact=True),
+    "convert": light("", meaning_of_convert, _infer_convert, is_exact=True, is_conversion=True),
     # Spelled by the two types; between sizes a dimension of parts comes or goes.
     "bitcast-convert": Op(
         Kind.ELEMENTWISE,
@@ -681,24 +716,36 @@ ROWS: dict[str, Op] = {
         rule=_infer_bitcast_convert,
         pairs=_share_equal_extents,
         index_map=_read_parts,
+        needed=need_proportion,
         is_exact=True,
+        is_free=True,
     ),
     "reduce-precision": light(
         "", meaning_of_reduce_precision, _infer_reduce_precision, attributes=_REDUCE_PRECISION
     ),
-    "copy": light("{0}", meaning_of_identity, _same_type(1, _is_any), is_exact=True),
+    "copy": replace(
+        light("{0}", meaning_of_identity, _same_type(1, _is_any), is_exact=True, is_free=True),
+        keeps_order=True,
+    ),
     "divide": heavy_binary(
-        "hlo_divide", _arithmetic(_divide), flops=8, narrow="narrow_divide", neutral=neutral_one
+        "hlo_divide",
+        _arithmetic(_divide),
+        flops=8,
+        narrow="narrow_divide",
+        neutral=neutral_one,
+        carries_narrow=True,
     ),
     "remainder": heavy_binary("hlo_remainder", _arithmetic(_remainder), flops=16),
     "power": heavy_binary("hlo_power", _function(_power), flops=40),
     "atan2": heavy_binary("hlo_atan2", _function(_atan2), flops=40),
-    "exponential": heavy("hlo_exp", _function(np.exp), narrow="narrow_exp"),
+    "exponential": heavy("hlo_exp", _function(np.exp), narrow="narrow_exp", is_approximate=True),
     "exponential-minus-one": heavy("hlo_expm1", _function(np.expm1)),
     "log": heavy("hlo_log", _function(np.log), narrow="narrow_log"),
     "log-plus-one": heavy("hlo_log1p", _function(np.log1p)),
-    "logistic": heavy("hlo_logistic", _function(_logistic), narrow="narrow_logistic"),
-    "tanh": heavy("hlo_tanh", _function(np.tanh), narrow="narrow_tanh"),
+    "logistic": heavy(
+        "hlo_logistic", _function(_logistic), narrow="narrow_logistic", is_approximate=True
+    ),
+    "tanh": heavy("hlo_tanh", _function(np.tanh), narrow="narrow_tanh", is_approximate=True),
     "tan": heavy("hlo_tan", _function(np.tan)),
     "sine": heavy("hlo_sin", _function(np.sin)),
     "cosine": heavy("hlo_cos", _function(np.cos)),
@@ -714,7 +761,7 @@ ROWS: dict[str, Op] = {
     "atanh": heavy("hlo_atanh", _function(np.arctanh)),
     "cosh": heavy("hlo_cosh", _function(np.cosh)),
     "sinh": heavy("hlo_sinh", _function(np.sinh)),
-    "complex": Op(Kind.OTHER, meaning=meaning_of_complex, rule=_infer_complex),
-    "real": Op(Kind.OTHER, meaning=_plain(np.real), rule=_infer_part),
-    "imag": Op(Kind.OTHER, meaning=_plain(np.imag), rule=_infer_part),
+    "complex": Op(Kind.OTHER, meaning=meaning_of_complex, rule=_infer_complex, is_pointwise=True),
+    "real": Op(Kind.OTHER, meaning=_plain(np.real), rule=_infer_part, is_pointwise=True),
+    "imag": Op(Kind.OTHER, meaning=_plain(np.imag), rule=_infer_part, is_pointwise=True),
 }

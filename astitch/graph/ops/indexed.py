@@ -15,7 +15,7 @@ from astitch.graph.ir import ArrayType, GatherAttrs, Graph, Node, ScatterAttrs, 
 from astitch.graph.ops.access import Access, Choice, Dynamic, Index, Read
 from astitch.graph.ops.arrays import Array, batch_positions, clamp_start, index_vectors, slide
 from astitch.graph.ops.hlo_fields import NUMBERS, Attributes, Field
-from astitch.graph.ops.row import Kind, Op, Shape
+from astitch.graph.ops.row import Kind, Op, Shape, need_proportion
 from astitch.graph.ops.rules import (
     arrays_of,
     attrs_of,
@@ -228,6 +228,12 @@ _SCATTER = Attributes(
     ),
 )
 
+
+def _need_gathered(needed: int, sizes: Sequence[int], result: int, number: int) -> int:
+    """One element of the table for each of the result, and their part of the indices."""
+    return need_proportion(needed, sizes, result, number) if number else needed
+
+
 ROWS: dict[str, Op] = {
     "gather": Op(
         Kind.INDEX,
@@ -236,6 +242,9 @@ ROWS: dict[str, Op] = {
         attributes=_GATHER,
         pairs=_share_gathered,
         index_map=_access_gather,
+        needed=_need_gathered,
     ),
-    "scatter": Op(Kind.OTHER, rule=_infer_scatter, regions=1, attributes=_SCATTER),
+    "scatter": Op(
+        Kind.OTHER, rule=_infer_scatter, regions=1, attributes=_SCATTER, writes_into=True
+    ),
 }

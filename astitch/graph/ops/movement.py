@@ -384,6 +384,18 @@ def _share_updated(node: Node, source: Shape, target: Shape, number: int) -> lis
     return _share_equal_extents(node, source, target, number) if number < 2 else []
 
 
+def _need_window(needed: int, sizes: Sequence[int], result: int, number: int) -> int:
+    """The window, and all start indices."""
+    return sizes[number] if number else needed
+
+
+def _need_around_update(needed: int, sizes: Sequence[int], result: int, number: int) -> int:
+    """Of the array what the update leaves, of the update what is asked for, and all start indices."""
+    if number == 0:
+        return max(needed - sizes[1], 0)
+    return needed if number == 1 else sizes[number]
+
+
 ROWS: dict[str, Op] = {
     "broadcast": Op(
         Kind.BROADCAST,
@@ -392,6 +404,7 @@ ROWS: dict[str, Op] = {
         attributes=Attributes(BroadcastAttrs, (Field("dimensions", "dimensions", NUMBERS),)),
         pairs=_share_repeated,
         index_map=_access_broadcast,
+        carries_narrow=True,
     ),
     # A reshape splits loops: dimensions.py treats it apart.
     "reshape": Op(
@@ -399,6 +412,11 @@ ROWS: dict[str, Op] = {
         meaning=meaning_of_reshape,
         rule=_infer_reshape,
         index_map=_access_reshape,
+        carries_narrow=True,
+        is_view=True,
+        keeps_order=True,
+        permutes=True,
+        lays_out=True,
     ),
     "transpose": Op(
         Kind.INDEX,
@@ -407,6 +425,9 @@ ROWS: dict[str, Op] = {
         attributes=Attributes(TransposeAttrs, (Field("permutation", "dimensions", NUMBERS),)),
         pairs=_share_permuted,
         index_map=_access_transpose,
+        carries_narrow=True,
+        permutes=True,
+        lays_out=True,
     ),
     "slice": Op(
         Kind.INDEX,
@@ -422,6 +443,7 @@ ROWS: dict[str, Op] = {
         ),
         pairs=_share_whole,
         index_map=_access_slice,
+        carries_narrow=True,
     ),
     "pad": Op(
         Kind.INDEX,
@@ -437,6 +459,7 @@ ROWS: dict[str, Op] = {
         ),
         pairs=_share_unpadded,
         index_map=_access_pad,
+        chooses=True,
     ),
     "concatenate": Op(
         Kind.INDEX,
@@ -445,6 +468,8 @@ ROWS: dict[str, Op] = {
         attributes=Attributes(DimensionAttrs, (Field("dimension", "dimensions", ONLY),)),
         pairs=_share_unjoined,
         index_map=_access_concatenate,
+        lays_out=True,
+        chooses=True,
     ),
     "reverse": Op(
         Kind.INDEX,
@@ -461,6 +486,7 @@ ROWS: dict[str, Op] = {
         attributes=Attributes(DynamicSliceAttrs, (Field("sizes", "dynamic_slice_sizes", NUMBERS),)),
         pairs=_share_sliced,
         index_map=_access_dynamic_slice,
+        needed=_need_window,
     ),
     "dynamic-update-slice": Op(
         Kind.INDEX,
@@ -468,5 +494,8 @@ ROWS: dict[str, Op] = {
         rule=_infer_dynamic_update_slice,
         pairs=_share_updated,
         index_map=_access_dynamic_update,
+        needed=_need_around_update,
+        chooses=True,
+        writes_into=True,
     ),
 }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from astitch.graph.ir import ArrayType, DimensionsAttrs, DType, Node, SortAttrs, Type, WindowAttrs
 from astitch.graph.ops.hlo_fields import DIMENSIONS, ONLY, WINDOW, Attributes, Field
-from astitch.graph.ops.row import Kind, Op, Shape
+from astitch.graph.ops.row import Kind, Op, Shape, need_proportion
 from astitch.graph.ops.rules import (
     array_of_result,
     arrays_of,
@@ -121,7 +121,12 @@ _SORT = Attributes(
 
 ROWS: dict[str, Op] = {
     "reduce": Op(
-        Kind.REDUCE, rule=_infer_reduce, regions=1, attributes=DIMENSIONS, pairs=_share_kept
+        Kind.REDUCE,
+        rule=_infer_reduce,
+        regions=1,
+        attributes=DIMENSIONS,
+        pairs=_share_kept,
+        needed=need_proportion,
     ),
     "reduce-window": Op(
         Kind.OTHER, rule=_infer_reduce_window, regions=1, attributes=_WINDOW, pairs=_share_running

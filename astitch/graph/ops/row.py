@@ -36,6 +36,11 @@ Neutral = Callable[[DType], np.ndarray | None]
 """element type -> the e for which op(x, e) is x to the bit, for every x; None if there is none."""
 
 
+Needed = Callable[[int, Sequence[int], int, int], int]
+"""(elements of the result, sizes of the operands, size of the result, number of an operand) -> how many elements of
+that operand they depend on, at most."""
+
+
 class Kind(enum.Enum):
     """What the stitcher may do with an op."""
 
@@ -70,6 +75,16 @@ def share_nothing(node: Node, source: Shape, target: Shape, number: int) -> list
     return []
 
 
+def need_one_each(needed: int, sizes: Sequence[int], result: int, number: int) -> int:
+    """One element for each element of the result."""
+    return needed
+
+
+def need_proportion(needed: int, sizes: Sequence[int], result: int, number: int) -> int:
+    """As large a part of the operand as of the result."""
+    return -(-sizes[number] * needed // result)
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One op.
@@ -83,6 +98,7 @@ class Op:
     attributes: the class of its attributes and where HLO has them (hlo/attributes.py).
     pairs: the loops that operand and result share (graph/dimensions.py).
     index_map: what an element is computed from (graph/propagation.py).
+    needed: how many elements of an operand some elements of the result depend on (cost/speed_of_light.py).
     neutral, combiner: of a binary op that has a neutral element, or that reduces by NumPy's ufunc.
     """
 
@@ -99,6 +115,33 @@ class Op:
     index_map: IndexMap = read_at_same_index
     neutral: Neutral | None = None
     combiner: np.ufunc | None = None
+    needed: Needed = need_one_each
+    addend_sign: int = 0  # of an addition and a subtraction: the sign that the second operand has
     is_commutative: bool = False
     is_pure: bool = True  # equal nodes have equal results, and a dead one may go
     is_exact: bool = False  # of narrow floats: computed in f32, the result is such a float already
+    is_free: bool = False  # element-wise, and no instruction: the bits stay as they are
+    is_conversion: bool = False  # between element types
+    is_approximate: bool = False  # the special function unit has it, to some 22 bits
+    carries_narrow: bool = False  # a value on its way to a conversion may go through it
+    is_pointwise: bool = False  # no kernel has it, but it works on arrays position by position
+    is_view: bool = False  # the result is its operand's row-major buffer under another shape
+    keeps_order: bool = False  # the result has its operand's elements in their row-major order
+    permutes: bool = False  # the result has each element of its operand once
+    lays_out: bool = False  # the result has each element of its operands once
+    chooses: bool = False  # an element comes from one operand or another, by its index
+    writes_into: bool = False  # XLA computes it in the memory of its first operand
+    is_loop: bool = False
+
+    @property
+    def is_reduce(self) -> bool:
+        return self.kind is Kind.REDUCE
+
+    @property
+    def is_broadcast(self) -> bool:
+        return self.kind is Kind.BROADCAST
+
+    @property
+    def reindexes(self) -> bool:
+        """Reads its operand at another place of the row-major buffer than its own."""
+        return self.kind is Kind.INDEX and not self.is_view

@@ -51,12 +51,14 @@ ROWS: dict[str, Op] = {
     "parameter": Op(
         Kind.SOURCE,
         rule=_infer_parameter,
+        is_pointwise=True,
         attributes=Attributes(ParameterAttrs, (Field("index", "parameter_number"),)),
     ),
     "constant": Op(
         Kind.SOURCE,
         meaning=meaning_of_constant,
         rule=_infer_constant,
+        is_pointwise=True,
         # Elements and their type are read and written together: hlo/literal.py.
         attributes=Attributes(ConstantAttrs, place="literal"),
     ),
