@@ -77,6 +77,7 @@ def _read_of(graph: Graph, node: Node, index: Index) -> tuple[str, Index] | None
 def _position_of(graph: Graph, name: str, index: Index) -> Linear | None:
     """The integer `name[index]` as a form over positions, None where it depends on data or may wrap around."""
     node = graph[name]
+    row = OPS[node.op]
     form: Linear | None = None
     if not node.dtype.is_integer:
         return None
@@ -85,13 +86,13 @@ def _position_of(graph: Graph, name: str, index: Index) -> Linear | None:
     elif isinstance(node.attrs, ConstantAttrs):
         values = node.attrs.value.numpy()
         form = ix.constant(int(values.flat[0])) if values.size == 1 else None
-    elif node.op in ("add", "subtract"):
+    elif sign := row.addend_sign:
         a, b = (_position_of(graph, operand, index) for operand in node.operands)
         if a is not None and b is not None:
-            form = ix.add(a, ix.scale(b, 1 if node.op == "add" else -1))
-    elif node.op in ("convert", "copy"):
+            form = ix.add(a, ix.scale(b, sign))
+    elif row.kind is Kind.ELEMENTWISE and (row.is_conversion or row.keeps_order):
         form = _position_of(graph, node.operands[0], index)
-    elif OPS[node.op].kind in (Kind.INDEX, Kind.BROADCAST):
+    elif row.kind in (Kind.INDEX, Kind.BROADCAST):
         behind = _read_of(graph, node, index)
         form = _position_of(graph, *behind) if behind else None
     if form is None:

@@ -144,7 +144,7 @@ class _Reader:
         carried, pending = {value}, [value]
         while pending:
             for user in self.graph.users[pending.pop()]:
-                reads = user in self.members or self.graph[user].op == "reshape"
+                reads = user in self.members or OPS[self.graph[user].op].is_view
                 if reads and user not in carried:
                     carried.add(user)
                     pending.append(user)
@@ -157,10 +157,8 @@ class _Reader:
             raise _MoreThanThatError(f"it writes {len(written)} arrays")
         for member in self.kernel.scope.members:
             node = self.graph[member]
-            if OPS[node.op].kind is not Kind.ELEMENTWISE and node.op not in (
-                "broadcast",
-                "reshape",
-            ):
+            row = OPS[node.op]
+            if not (row.kind is Kind.ELEMENTWISE or row.is_broadcast or row.is_view):
                 raise _MoreThanThatError(f"%{member} is a {node.op}")
         product = self.product
         if readers > 1:
@@ -209,7 +207,7 @@ class _Reader:
         """Who reads a value, through reshapes."""
         users = []
         for user in self.graph.users[value]:
-            users += self.find_users(user) if self.graph[user].op == "reshape" else [user]
+            users += self.find_users(user) if OPS[self.graph[user].op].is_view else [user]
         return users
 
     def read_term(self, name: str, columns: int, result: ArrayType) -> tuple[str, View]:
@@ -217,9 +215,9 @@ class _Reader:
         kind = "residual"
         node = self.graph[stored_value(self.graph, name)]
         while node.name in self.members or is_embedded(self.graph, node.name):
-            if node.op == "convert" and result.dtype in _SHORT and node.dtype is DType.F32:
+            if OPS[node.op].is_conversion and result.dtype in _SHORT and node.dtype is DType.F32:
                 pass
-            elif node.op == "broadcast" and _repeats_row(self.graph, node, columns):
+            elif OPS[node.op].is_broadcast and _repeats_row(self.graph, node, columns):
                 kind = "bias"
             else:
                 raise _MoreThanThatError(
@@ -239,7 +237,7 @@ class _Reader:
         last = self.graph[stored_value(self.graph, self.kernel.scope.outputs[0])]
         if storage_name(self.graph, last.name) != result.buffer:
             raise _MoreThanThatError(f"it writes %{result.buffer}")
-        if last.op == "convert" and last.dtype in _SHORT:
+        if OPS[last.op].is_conversion and last.dtype in _SHORT:
             last = self.graph[stored_value(self.graph, last.operands[0])]
         if last.name == stored_value(self.graph, value):
             return Activation.NONE
@@ -268,7 +266,7 @@ class _Reader:
         node = self.graph[stored_value(self.graph, name)]
         if node.name in values:
             return values[node.name]
-        if node.op == "broadcast":
+        if OPS[node.op].is_broadcast:
             node = self.graph[stored_value(self.graph, node.operands[0])]
         if not isinstance(node.attrs, ConstantAttrs) or node.array.size != 1:
             raise _MoreThanThatError(f"it computes with %{name} besides")

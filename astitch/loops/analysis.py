@@ -6,7 +6,7 @@ scan's state play few roles (counter, invariant, stack, carried value), which th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,19 +15,14 @@ from astitch.graph.ir import (
     ArrayType,
     CompareAttrs,
     ConstantAttrs,
+    DynamicSliceAttrs,
     GetTupleElementAttrs,
     Graph,
     Literal,
     Node,
     TupleType,
 )
-
-VIEWS = frozenset({"reshape", "bitcast", "copy"})
-"""Ops whose result has its operand's elements in their order."""
-
-
-IMPURE = frozenset({"custom-call", "rng", "rng-get-and-update-state"})
-"""Ops that must run as often as the loop says, whether or not somebody reads their results."""
+from astitch.graph.ops import OPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +150,7 @@ def find_starts(graph: Graph, node: Node) -> dict[int, Literal]:
     found: dict[int, Literal] = {}
     for number, operand in enumerate(node.operands):
         source = graph[operand]
-        while source.op in ("broadcast", *VIEWS):
+        while _repeats(source):
             source = graph[source.operands[0]]
         if isinstance(source.attrs, ConstantAttrs) and source.array.size == 1:
             value = source.attrs.value
@@ -167,7 +162,7 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
     """The roles of a while's state.  graph: where the while stands."""
     condition, body = node.regions
     for inner in body:
-        if inner.op in IMPURE:
+        if not OPS[inner.op].is_pure:
             return LoopRefusal(
                 node.name, f"%{inner.name} is a {inner.op}, which may do more than give a value"
             )
@@ -182,7 +177,7 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
     integers = find_integers(body, given, trips)
     slices: dict[str, Place] = {}
     for inner in body:
-        if inner.op == "dynamic-slice":
+        if isinstance(inner.attrs, DynamicSliceAttrs):
             operand = inner.operands[0]
             kept = operand in body.parameters and body.outputs[_number(body, operand)] == operand
             place = find_place(body, inner, inner.operands[1:], inner.shape, integers, trips)
@@ -283,10 +278,15 @@ def _number(body: Graph, parameter: str) -> int:
     return body.parameters.index(parameter)
 
 
+def _repeats(node: Node) -> bool:
+    """Does the op repeat its operand's elements, or hand them on in their order?"""
+    return OPS[node.op].keeps_order or OPS[node.op].is_broadcast
+
+
 def integer_of(graph: Graph, name: str) -> int | None:
     """The value of an integer constant of one element."""
     node = graph[name]
-    while node.op in VIEWS or node.op == "broadcast":
+    while _repeats(node):
         node = graph[node.operands[0]]
     if not isinstance(node.attrs, ConstantAttrs) or not node.array.dtype.is_integer:
         return None
@@ -296,15 +296,16 @@ def integer_of(graph: Graph, name: str) -> int | None:
 def _find_step(body: Graph, parameter: str, output: str) -> int | None:
     """What a turn adds to a scalar of the state, if it adds or takes away a constant."""
     node = body[output]
-    if node.op not in ("add", "subtract") or node.array.rank:
+    sign = OPS[node.op].addend_sign
+    if not sign or node.array.rank:
         return None
     one, other = node.operands
-    if node.op == "add" and one != parameter:
+    if sign > 0 and one != parameter:
         one, other = other, one
     step = integer_of(body, other)
     if one != parameter or step is None:
         return None
-    return step if node.op == "add" else -step
+    return sign * step
 
 
 def _count_trips(condition: Graph, starts: Mapping[int, Affine]) -> int | None:
@@ -317,13 +318,13 @@ def _count_turns(condition: Graph, name: str, given: Mapping[str, Affine]) -> in
     """For how many turns, from the first on, a truth holds; of several (TensorFlow's loops have a limit besides) the
     one that ends first."""
     test = condition[name]
-    while test.op in VIEWS:
+    while OPS[test.op].keeps_order:
         test = condition[test.operands[0]]
     if test.op == "and":
         counts = [_count_turns(condition, operand, given) for operand in test.operands]
         known = [count for count in counts if count is not None]
         return min(known) if len(known) == len(counts) else None
-    if test.op != "compare" or not isinstance(test.attrs, CompareAttrs):
+    if not isinstance(test.attrs, CompareAttrs):
         return None
     sides: list[Affine] = []
     for operand in test.operands:
@@ -363,32 +364,44 @@ def find_integers(body: Graph, given: Mapping[str, Affine], trips: int) -> dict[
             continue
         if any(o not in found for o in node.operands) or not node.operands:
             continue
-        a, *rest = (found[o] for o in node.operands)
-        match node.op, rest:
-            case "add", [b]:
-                value = Affine(a.scale + b.scale, a.offset + b.offset)
-            case "subtract", [b]:
-                value = Affine(a.scale - b.scale, a.offset - b.offset)
-            case "negate", []:
-                value = Affine(-a.scale, -a.offset)
-            case "multiply", [b] if not a.scale:
-                value = Affine(a.offset * b.scale, a.offset * b.offset)
-            case "multiply", [b] if not b.scale:
-                value = Affine(a.scale * b.offset, a.offset * b.offset)
-            case (("convert" | "copy" | "reshape" | "bitcast"), []) if node.type.dtype.is_integer:
-                value = a
-            case "compare", [b]:
-                # Both sides are straight lines: what holds at both ends holds between them.
-                assert isinstance(node.attrs, CompareAttrs)
-                told = {_holds(node.attrs.direction, a.at(t), b.at(t)) for t in (0, last)}
-                if len(told) == 1 and node.attrs.direction not in ("EQ", "NE"):
-                    truths[node.name] = told.pop()
-                continue
-            case _:
-                continue
+        values = [found[o] for o in node.operands]
+        if isinstance(node.attrs, CompareAttrs):
+            # Both sides are straight lines: what holds at both ends holds between them.
+            direction = node.attrs.direction
+            told = {_holds(direction, *(v.at(t) for v in values)) for t in (0, last)}
+            if len(told) == 1 and direction not in ("EQ", "NE"):
+                truths[node.name] = told.pop()
+            continue
+        value = _apply(node, values)
+        if value is None:
+            continue
         if all(_fits(node.type, value.at(t)) for t in (0, last)):
             found[node.name] = value
     return found
+
+
+def _apply(node: Node, values: Sequence[Affine]) -> Affine | None:
+    """What an op makes of integers that are affine in the turn; None where that is not affine."""
+    assert isinstance(node.type, ArrayType)
+    row = OPS[node.op]
+    if row.is_conversion or row.keeps_order:
+        return values[0] if node.type.dtype.is_integer else None
+    rule = _AFFINE.get(node.op)
+    return rule(*values) if rule else None
+
+
+def _multiply(a: Affine, b: Affine) -> Affine | None:
+    if a.scale and b.scale:
+        return None
+    return Affine(a.scale * b.offset + a.offset * b.scale, a.offset * b.offset)
+
+
+_AFFINE: Mapping[str, Callable[..., Affine | None]] = {
+    "add": lambda a, b: Affine(a.scale + b.scale, a.offset + b.offset),
+    "subtract": lambda a, b: Affine(a.scale - b.scale, a.offset - b.offset),
+    "negate": lambda a: Affine(-a.scale, -a.offset),
+    "multiply": _multiply,
+}
 
 
 def _holds(direction: str, a: int, b: int) -> bool:

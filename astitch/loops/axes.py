@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from astitch.graph.ir import (
@@ -19,13 +19,14 @@ from astitch.graph.ir import (
     DimensionAttrs,
     DimensionsAttrs,
     DotAttrs,
+    IotaAttrs,
     Node,
     PadAttrs,
     SliceAttrs,
     TransposeAttrs,
 )
 from astitch.graph.ops import OPS, Kind, monoid_of
-from astitch.loops.analysis import VIEWS, Carried, Loop, LoopRefusal, Stack
+from astitch.loops.analysis import Carried, Loop, LoopRefusal, Stack
 
 
 class Axis(enum.Enum):
@@ -131,9 +132,7 @@ def find_product(loop: Loop, node: Node) -> Product | None:
     ]
     for left, right, left_k, right_k in sides:
         matrix, permutation = right, [0, 1]
-        while loop.body[matrix].op == "transpose":
-            turned = loop.body[matrix].attrs
-            assert isinstance(turned, TransposeAttrs)
+        while isinstance(turned := loop.body[matrix].attrs, TransposeAttrs):
             permutation = [turned.permutation[p] for p in permutation]
             matrix = loop.body[matrix].operands[0]
         state = loop.body[left]
@@ -213,7 +212,7 @@ class _Classes:
             columns = axes.count(Axis.COLUMN) + axes.count(Axis.SMALL)
             if axes.count(Axis.ROW) > 1 or columns > 1:
                 raise _Refused(f"%{name} has two dimensions of rows or of columns")
-            if body[name].op == "concatenate" and Axis.SMALL in axes:
+            if isinstance(body[name].attrs, DimensionAttrs) and Axis.SMALL in axes:
                 raise _Refused(f"%{name} joins small columns")
             for axis, extent in zip(axes, body[name].shape, strict=True):
                 if axis is Axis.ROW:
@@ -281,59 +280,78 @@ class _Classes:
 
     def visit(self, node: Node) -> None:
         """The dimensions that an op has in common with its operands."""
-        body, kind = self.body, OPS[node.op].kind
-        if kind is Kind.ELEMENTWISE or node.op == "convert":
+        body = self.body
+        if OPS[node.op].kind is Kind.ELEMENTWISE:
             for operand in node.operands:
                 if operand not in self.loop.integers and body[operand].array.rank:
                     for d in range(node.array.rank):
                         self.join((operand, d), (node.name, d))
             return
-        match node.op, node.attrs:
-            case (("parameter" | "constant" | "iota"), _):
-                if node.op == "constant" and node.array.size > 1:
-                    raise _Refused(f"%{node.name} is a constant of several elements")
-                if node.op == "iota":
-                    raise _Refused(f"%{node.name} counts along a dimension")
-            case "broadcast", BroadcastAttrs(dimensions):
-                if node.operands[0] not in self.loop.integers:
-                    for i, d in enumerate(dimensions):
-                        self.join((node.operands[0], i), (node.name, d))
-            case "transpose", TransposeAttrs(permutation):
-                for d, i in enumerate(permutation):
-                    self.join((node.operands[0], i), (node.name, d))
-            case ("slice", SliceAttrs(starts, limits, strides)):
-                for d in range(node.array.rank):
-                    if node.shape[d] != body[node.operands[0]].shape[d]:
-                        if strides[d] != 1:
-                            raise _Refused(f"%{node.name} leaves out elements in between")
-                        self.mark(node.name, d, Axis.COLUMN)
-                        self.edges += [(node.name, d, starts[d]), (node.name, d, limits[d])]
-                    self.join((node.operands[0], d), (node.name, d))
-            case "concatenate", DimensionAttrs(dimension):
-                for operand in node.operands:
-                    for d in range(node.array.rank):
-                        self.join((operand, d), (node.name, d))
-                    self.edges.append((node.name, dimension, body[operand].shape[dimension]))
-                self.mark(node.name, dimension, Axis.COLUMN)
-            case "pad", PadAttrs(low, high, interior) if not any(interior):
-                for d in range(node.array.rank):
-                    self.join((node.operands[0], d), (node.name, d))
-                    if low[d] or high[d]:
-                        self.mark(node.name, d, Axis.SMALL)
-                        self.shifts = True
-            case "dynamic-slice", _ if node.name in self.loop.slices:
-                place = self.loop.slices[node.name]
-                for d in range(node.array.rank):
-                    if d != place.dimension:
-                        self.join((node.operands[0], d), (node.name, d))
-            case "dot", _:
-                self.visit_product(node)
-            case "reduce", DimensionsAttrs(dimensions) if len(node.operands) == 2:
-                self.visit_sum(node, dimensions)
-            case op, _ if op in VIEWS:
-                self.visit_view(node)
-            case _:
-                raise _Refused(f"%{node.name} is a {node.op}")
+        visit = _VISITS.get(node.op)
+        if visit is None:
+            raise _Refused(f"%{node.name} is a {node.op}")
+        visit(self, node)
+
+    def visit_source(self, node: Node) -> None:
+        if node.is_constant and node.array.size > 1:
+            raise _Refused(f"%{node.name} is a constant of several elements")
+        if isinstance(node.attrs, IotaAttrs):
+            raise _Refused(f"%{node.name} counts along a dimension")
+
+    def visit_broadcast(self, node: Node) -> None:
+        assert isinstance(node.attrs, BroadcastAttrs)
+        if node.operands[0] not in self.loop.integers:
+            for i, d in enumerate(node.attrs.dimensions):
+                self.join((node.operands[0], i), (node.name, d))
+
+    def visit_transpose(self, node: Node) -> None:
+        assert isinstance(node.attrs, TransposeAttrs)
+        for d, i in enumerate(node.attrs.permutation):
+            self.join((node.operands[0], i), (node.name, d))
+
+    def visit_slice(self, node: Node) -> None:
+        assert isinstance(node.attrs, SliceAttrs)
+        starts, limits, strides = node.attrs.starts, node.attrs.limits, node.attrs.strides
+        for d in range(node.array.rank):
+            if node.shape[d] != self.body[node.operands[0]].shape[d]:
+                if strides[d] != 1:
+                    raise _Refused(f"%{node.name} leaves out elements in between")
+                self.mark(node.name, d, Axis.COLUMN)
+                self.edges += [(node.name, d, starts[d]), (node.name, d, limits[d])]
+            self.join((node.operands[0], d), (node.name, d))
+
+    def visit_concatenate(self, node: Node) -> None:
+        assert isinstance(node.attrs, DimensionAttrs)
+        dimension = node.attrs.dimension
+        for operand in node.operands:
+            for d in range(node.array.rank):
+                self.join((operand, d), (node.name, d))
+            self.edges.append((node.name, dimension, self.body[operand].shape[dimension]))
+        self.mark(node.name, dimension, Axis.COLUMN)
+
+    def visit_pad(self, node: Node) -> None:
+        assert isinstance(node.attrs, PadAttrs)
+        if any(node.attrs.interior):
+            raise _Refused(f"%{node.name} is a {node.op}")
+        for d in range(node.array.rank):
+            self.join((node.operands[0], d), (node.name, d))
+            if node.attrs.low[d] or node.attrs.high[d]:
+                self.mark(node.name, d, Axis.SMALL)
+                self.shifts = True
+
+    def visit_dynamic_slice(self, node: Node) -> None:
+        if node.name not in self.loop.slices:
+            raise _Refused(f"%{node.name} is a {node.op}")
+        place = self.loop.slices[node.name]
+        for d in range(node.array.rank):
+            if d != place.dimension:
+                self.join((node.operands[0], d), (node.name, d))
+
+    def visit_reduce(self, node: Node) -> None:
+        assert isinstance(node.attrs, DimensionsAttrs)
+        if len(node.operands) != 2:
+            raise _Refused(f"%{node.name} is a {node.op}")
+        self.visit_sum(node, node.attrs.dimensions)
 
     def visit_view(self, node: Node) -> None:
         source = self.body[node.operands[0]]
@@ -388,3 +406,19 @@ class _Classes:
         if self.body[product.left].array.rank == 2:
             self.mark(product.left, 1 - k, Axis.ROW)
             self.join((product.left, 1 - k), (node.name, 1 - column))
+
+
+_VISITS: Mapping[str, Callable[[_Classes, Node], None]] = {
+    "parameter": _Classes.visit_source,
+    "constant": _Classes.visit_source,
+    "iota": _Classes.visit_source,
+    "broadcast": _Classes.visit_broadcast,
+    "transpose": _Classes.visit_transpose,
+    "slice": _Classes.visit_slice,
+    "concatenate": _Classes.visit_concatenate,
+    "pad": _Classes.visit_pad,
+    "dynamic-slice": _Classes.visit_dynamic_slice,
+    "dot": _Classes.visit_product,
+    "reduce": _Classes.visit_reduce,
+    "reshape": _Classes.visit_view,
+}

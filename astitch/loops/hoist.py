@@ -55,7 +55,7 @@ def _find_recomputed(opened: Opened) -> set[str]:
     for node in opened.graph:
         if any(o in held or (node.name, o) in behind for o in node.operands):
             held.add(node.name)
-            if node.op not in VIEWS:
+            if not OPS[node.op].keeps_order:
                 found.add(node.name)
     return found
 
@@ -206,7 +206,7 @@ class _Hoister:
             ):
                 continue
             name = role.value
-            while self.old[name].op in VIEWS and len(self.old.users[name]) == 1:
+            while OPS[self.old[name].op].keeps_order and len(self.old.users[name]) == 1:
                 name = self.old[name].operands[0]
             if len(self.old.users[name]) != 1:
                 continue
@@ -221,7 +221,7 @@ class _Hoister:
     def make_after(self, node: Node) -> str:
         """A sum or product of all turns, after the loop.  Raises NotOverTurns."""
         attrs = node.attrs
-        if isinstance(attrs, SliceAttrs) and self.old[node.operands[0]].op == "dot":
+        if isinstance(attrs, SliceAttrs) and isinstance(self.old[node.operands[0]].attrs, DotAttrs):
             operands: tuple[str, ...] = (self.make_after(self.old[node.operands[0]]),)
             turns = self.loop.trips
             attrs = SliceAttrs((0, *attrs.starts), (turns, *attrs.limits), (1, *attrs.strides))
@@ -230,7 +230,7 @@ class _Hoister:
             stack = self.stack_of(node.operands[0])
             operands = (stack, start)
             attrs = DimensionsAttrs(tuple(d + 1 for d in attrs.dimensions))
-        elif node.op == "dot" and isinstance(attrs, DotAttrs):
+        elif isinstance(attrs, DotAttrs):
             left, right = node.operands
             plain = self.old[left].array.rank == 2 and attrs.lhs_contracting == (1,)
             if (
@@ -304,7 +304,7 @@ class _Hoister:
                 and role.place == self.made.base[0]
             ):
                 value = role.value
-                while self.old[value].op in VIEWS and value != name:
+                while OPS[self.old[value].op].keeps_order and value != name:
                     value = self.old[value].operands[0]
                 if value == name:
                     result = self.made.project(number)
@@ -318,7 +318,7 @@ class _Hoister:
 
 def hoist_loops(graph: Graph, worth: Callable[[Graph, Node], bool]) -> Graph:
     """The graph in which every while that is worth it does less.  worth: is the new while?  Of some nothing is left."""
-    for name in [node.name for node in graph if node.op == "while"]:
+    for name in [node.name for node in graph if OPS[node.op].is_loop]:
         found = hoist(graph, graph[name]) if name in graph.nodes else None
         if found is not None and (
             name not in found.graph.nodes or worth(found.graph, found.graph[name])

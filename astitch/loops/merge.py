@@ -66,7 +66,7 @@ def find_ancestors(graph: Graph, name: str) -> set[str]:
 
 def _project_from(node: Node, merged: Node, first: str, count: int) -> Node:
     """A node with its projections of the two whiles made those of the merged one."""
-    if not isinstance(node.attrs, GetTupleElementAttrs) or node.op != "get-tuple-element":
+    if not isinstance(node.attrs, GetTupleElementAttrs):
         return node
     if node.operands == (first,):
         return replace(node, operands=(merged.name,))

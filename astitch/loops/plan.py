@@ -114,7 +114,7 @@ class LoopPlanner:
 
     def find_plans(self, graph: Graph) -> list[LoopPlan]:
         """Of the whiles that are one kernel each."""
-        plans = [self.plan(graph, node) for node in graph if node.op == "while"]
+        plans = [self.plan(graph, node) for node in graph if OPS[node.op].is_loop]
         return [plan for plan in plans if isinstance(plan, LoopPlan)]
 
     def _plan(self, graph: Graph, node: Node, used: Collection[int]) -> LoopPlan | LoopRefusal:
@@ -216,7 +216,7 @@ def describe_loops(graph: Graph, gpu: Gpu) -> list[str]:
     """What would become of each while in a program of XLA's: its kernel, or why it has none."""
     planner = LoopPlanner(gpu)
     made = hoist_planned(graph, planner)
-    return [str(planner.plan(made, node)) for node in made if node.op == "while"]
+    return [str(planner.plan(made, node)) for node in made if OPS[node.op].is_loop]
 
 
 def find_planned(graph: Graph, planner: LoopPlanner) -> set[str]:
@@ -236,10 +236,10 @@ def leave_starts(graph: Graph) -> tuple[Graph, dict[str, str]]:
     reasons: dict[str, str] = {}
     for node in graph:
         operands = list(node.operands)
-        starts = find_starts(graph, node) if node.op == "while" else {}
+        starts = find_starts(graph, node) if OPS[node.op].is_loop else {}
         for number in starts:
             start = graph[operands[number]]
-            if start.op == "broadcast" and graph[start.operands[0]].op == "constant":
+            if OPS[start.op].is_broadcast and graph[start.operands[0]].is_constant:
                 if start.name not in names:
                     names[start.name] = free_name(f"{start.name}.start", {*graph.nodes, *nodes})
                 operands[number] = names[start.name]
@@ -292,7 +292,9 @@ def split_loop(loop: Loop, used: Sequence[int]) -> tuple[tuple[int, ...], ...]:
             states = other[1] + states
             sets.remove(other)
         sets.append((live, states))
-    with_products = [s for s in sets if any(body[name].op == "dot" for name in s[0])]
+    with_products = [
+        s for s in sets if any(isinstance(body[name].attrs, DotAttrs) for name in s[0])
+    ]
     without = [state for s in sets if s not in with_products for state in s[1]]
     parts = [sorted(states) for _, states in with_products] or [[]]
     parts[0] = sorted(parts[0] + without)

@@ -25,10 +25,9 @@ from astitch.graph.ir import (
     Node,
     TupleType,
 )
+from astitch.graph.ops import OPS
 from astitch.loops.analysis import (
-    IMPURE,
     MOST_LISTED_TURNS,
-    VIEWS,
     Affine,
     LoopState,
     Place,
@@ -43,10 +42,12 @@ from astitch.loops.rewrite import order_region
 
 def straighten_stacks(graph: Graph) -> Graph:
     """The graph with its whiles straightened, as far as their turns are known.  Same results, bit for bit."""
-    for name in [node.name for node in graph if node.op == "while"]:
+    for name in [node.name for node in graph if OPS[node.op].is_loop]:
         node = graph[name]
-        is_pure = not any(inner.op in IMPURE for region in node.regions for inner in region)
-        projected = all(graph[user].op == "get-tuple-element" for user in graph.users[name])
+        is_pure = not any(not OPS[inner.op].is_pure for region in node.regions for inner in region)
+        projected = all(
+            isinstance(graph[user].attrs, GetTupleElementAttrs) for user in graph.users[name]
+        )
         turns = count_turns(graph, node)
         if turns and is_pure and projected and name not in graph.outputs:
             graph = _Straightener(graph, node, *turns).rewrite()
@@ -112,7 +113,7 @@ class _Straightener:
         integers = find_integers(body, self.counters, self.trips)
         found = False
         for node in body:
-            if node.op != "dynamic-slice" or node.array.size != 1:
+            if not isinstance(node.attrs, DynamicSliceAttrs) or node.array.size != 1:
                 continue
             table = self.find_table(node.operands[0])
             indices = [integers.get(index) for index in node.operands[1:]]
@@ -128,12 +129,12 @@ class _Straightener:
         """The integers that a value of the body has in all turns, if they are known."""
         graph: Mapping[str, Node] = self.body
         node = self.body[name]
-        if node.op == "parameter":
+        if node.is_parameter:
             (state,) = (state for state in self.states if state.parameter == name)
             if state.output != name:
                 return None
             graph, node = self.graph.nodes, self.graph[state.start]
-        while node.op in VIEWS:
+        while OPS[node.op].keeps_order:
             node = graph[node.operands[0]]
         if not isinstance(node.attrs, ConstantAttrs) or not node.dtype.is_integer:
             return None
@@ -199,7 +200,7 @@ class _Straightener:
     def is_zero(self, name: str) -> bool:
         """Is a value of the body +0 everywhere?"""
         node = self.body[name]
-        while node.op in ("broadcast", *VIEWS):
+        while OPS[node.op].keeps_order or OPS[node.op].is_broadcast:
             node = self.body[node.operands[0]]
         if not isinstance(node.attrs, ConstantAttrs):
             return False
@@ -216,7 +217,7 @@ class _Straightener:
             users = [body[user] for user in body.users[state.parameter] if user != update.name]
             if update.op != "dynamic-update-slice" or update.operands[0] != state.parameter:
                 continue
-            if not users or any(user.op != "dynamic-slice" for user in users):
+            if not users or any(not isinstance(user.attrs, DynamicSliceAttrs) for user in users):
                 continue
             shape = body[update.operands[1]].shape
             write = find_place(body, update, update.operands[2:], shape, integers, self.trips)

@@ -14,6 +14,7 @@ from astitch.cost.projected_latency import Projection, project
 from astitch.cost.speed_of_light import Work, measure_work
 from astitch.device.gpu import Gpu
 from astitch.graph.ir import Graph, Node
+from astitch.graph.ops import OPS
 from astitch.hlo_import import import_hlo
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.visit_statements import list_statements
@@ -96,7 +97,7 @@ def find_loop_steps(compilation: Compilation) -> dict[int, tuple[LoopKernel, ...
         left = {op.name for op in step.ops}
         graph = import_hlo(step.hlo, trusted=True)
         for node in graph:
-            if node.op == "while" and node.name not in left and graph.users[node.name]:
+            if OPS[node.op].is_loop and node.name not in left and graph.users[node.name]:
                 if known is None:
                     known = find_loops(compilation)[0]
                 if loop := known.get(loop_key(graph, node)):

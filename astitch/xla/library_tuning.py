@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from astitch.graph.dimensions import is_embedded
-from astitch.graph.ir import ArrayType, Graph, Node
+from astitch.graph.ir import ArrayType, ConvolutionAttrs, DotAttrs, Graph, Node, TransposeAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name, stored_value
 from astitch.hlo.export import ModuleBuilder
@@ -62,7 +62,11 @@ def find_library_calls(scopes: Scopes) -> Counter[LibraryCall]:
     A product that only products read, in another order, comes with those: XLA chooses a layout for what is between.
     """
     graph, layouts, finishers = scopes.graph, find_layouts(scopes), find_finishers(scopes)
-    turned = {n.name for n in graph if n.op == "dot" and _is_turned(graph, n.name, layouts)}
+    turned = {
+        n.name
+        for n in graph
+        if isinstance(n.attrs, DotAttrs) and _is_turned(graph, n.name, layouts)
+    }
     found = Counter[LibraryCall]()
     for node in graph:
         if OPS[node.op].kind is Kind.COMPUTE and node.name not in turned:
@@ -80,12 +84,14 @@ def _is_turned(
     if name in graph.outputs or not graph.users[name]:
         return False
     for user in graph.users[name]:
-        op = graph[user].op
-        if op == "dot" and transposed:
+        attrs = graph[user].attrs
+        if isinstance(attrs, DotAttrs) and transposed:
             continue
-        if op != "reshape" and user not in layouts:
+        if not OPS[graph[user].op].is_view and user not in layouts:
             return False
-        if not _is_turned(graph, user, layouts, transposed=transposed or op == "transpose"):
+        if not _is_turned(
+            graph, user, layouts, transposed=transposed or isinstance(attrs, TransposeAttrs)
+        ):
             return False
     return True
 
@@ -108,11 +114,11 @@ def find_layouts(scopes: Scopes) -> set[str]:
     for refusal in scopes.outside:
         node = graph[refusal.producer]
         read = {storage_name(graph, operand) for operand in node.operands}
-        if node.op == "dot":
+        if isinstance(node.attrs, DotAttrs):
             taken |= {*read, node.name}
         else:
             others |= read
-        if node.op == "convolution":
+        if isinstance(node.attrs, ConvolutionAttrs):
             convolved |= read
     for scope in scopes.scopes:
         others |= {storage_name(graph, name) for name in scope.inputs}
@@ -138,7 +144,7 @@ def _isolate(graph: Graph, result: str, inside: set[str]) -> LibraryCall:
             operand = graph[name]
             if name in names:
                 continue
-            if operand.op == "reshape" or name in inside or is_embedded(graph, name):
+            if OPS[operand.op].is_view or name in inside or is_embedded(graph, name):
                 add(operand)
             else:
                 names[name] = f"operand.{len(parameters)}"

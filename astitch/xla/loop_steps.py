@@ -21,6 +21,7 @@ from astitch.graph.ir import (
     Node,
     ParameterAttrs,
 )
+from astitch.graph.ops import OPS
 from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
 from astitch.loops.analysis import Counter, LoopKey, find_ends, loop_key
@@ -77,7 +78,7 @@ class _Taker:
         taken = {
             node.name: self.loops[key]
             for node in graph
-            if node.op == "while" and (key := loop_key(graph, node)) in self.loops
+            if OPS[node.op].is_loop and (key := loop_key(graph, node)) in self.loops
         }
         is_plain = len(set(graph.outputs)) == len(graph.outputs) and not any(
             isinstance(graph[output].attrs, ParameterAttrs) for output in graph.outputs
@@ -101,7 +102,7 @@ def fold_ends(graph: Graph) -> Graph:
     ends: dict[str, dict[int, np.ndarray]] = {}
     for node in graph:
         nodes[node.name] = node
-        if node.op == "while":
+        if OPS[node.op].is_loop:
             ends[node.name] = find_ends(replace(graph, nodes={**graph.nodes, **nodes}), node)
         elif isinstance(node.attrs, GetTupleElementAttrs):
             end = ends.get(node.operands[0], {}).get(node.attrs.index)

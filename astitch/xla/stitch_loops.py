@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 
 from astitch.graph.ir import Graph
+from astitch.graph.ops import OPS
 from astitch.hlo_import import import_hlo
 from astitch.loops.analysis import LoopKey, loop_key
 from astitch.loops.emit import LoopKernel, emit_loop
@@ -35,7 +36,7 @@ def find_loops(
             continue
         graph = read_island(step.hlo)
         for node in graph:
-            if node.op != "while" or not graph.users[node.name]:
+            if not OPS[node.op].is_loop or not graph.users[node.name]:
                 continue
             key = loop_key(graph, node)
             if key in found:

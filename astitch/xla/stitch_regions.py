@@ -13,7 +13,7 @@ from astitch.compile import compile_graph
 from astitch.faults import FaultLog, is_fault
 from astitch.graph.dimensions import array_of
 from astitch.graph.edit import keep_live_nodes
-from astitch.graph.ir import ArrayType, Graph, Node
+from astitch.graph.ir import ArrayType, ConditionalAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.running import find_running
 from astitch.graph.stitchable import why_not_stitchable
@@ -24,21 +24,12 @@ from astitch.show.compilation import Body, Compilation
 from astitch.stitch_scope import Left
 from astitch.system.callbacks import pass_interrupt
 
-IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
-"""Ops that XLA computes where their first operand is, if that is a loop's state."""
-
-MOVES = frozenset({"transpose", "reshape"})
-"""Ops that only permute elements, as far as simplified graphs have them."""
-
 
 def stitched_regions(node: Node) -> Sequence[Graph]:
     """The regions of a node that run as often as the node says: a loop's body, the branches of a conditional."""
-    match node.op:
-        case "while":
-            return node.regions[1:]
-        case "conditional":
-            return node.regions
-    return ()
+    if OPS[node.op].is_loop:
+        return node.regions[1:]
+    return node.regions if isinstance(node.attrs, ConditionalAttrs) else ()
 
 
 def stitch_bodies(
@@ -84,9 +75,9 @@ def find_updates(graph: Graph) -> dict[str, str]:
     held = set(graph.parameters)  # what is in a parameter's memory
     for node in graph:
         if node.operands and node.operands[0] in held:
-            if node.op == "reshape":
+            if OPS[node.op].is_view:
                 held.add(node.name)
-            elif node.op in IN_PLACE:
+            elif OPS[node.op].writes_into:
                 held.add(node.name)
                 found[node.name] = "XLA updates the loop's state in place"
     return found
@@ -100,11 +91,11 @@ def find_accumulations(graph: Graph) -> dict[str, str]:
             continue
         for one, other in (node.operands, node.operands[::-1]):
             chain = [one]
-            while graph[chain[-1]].op in MOVES:
+            while OPS[graph[chain[-1]].op].permutes:
                 chain.append(graph[chain[-1]].operands[0])
             product = OPS[graph[chain[-1]].op].kind is Kind.COMPUTE
             alone = all(len(graph.users[name]) == 1 and name not in graph.outputs for name in chain)
-            if product and alone and graph[other].op == "parameter":
+            if product and alone and graph[other].is_parameter:
                 reason = "XLA has the product add to the loop's state"
                 found.update(dict.fromkeys([*chain[:-1], node.name], reason))
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 import astitch
 from astitch.graph.ops import OPS
 
-MOST_PLACES = 167
+MOST_PLACES = 64
 
 ROOT = Path(astitch.__file__).parent
 

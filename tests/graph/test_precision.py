@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from strategies import random_graphs
 
 from astitch.graph.ir import DType, Graph
-from astitch.graph.precision import FUNCTIONS, find_narrow_ends
+from astitch.graph.ops import OPS
+from astitch.graph.precision import find_narrow_ends
 from tests.small_gpu import by_jax, few_sms, plan_for
+
+FUNCTIONS = frozenset(op for op, row in OPS.items() if row.is_approximate)
 
 
 def narrow_ends(graph: Graph) -> set[str]:

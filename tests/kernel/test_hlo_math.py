@@ -31,7 +31,6 @@ from astitch.graph.ir import (
     ReducePrecisionAttrs,
 )
 from astitch.graph.ops import OPS, Kind
-from astitch.graph.precision import FUNCTIONS
 from astitch.graph.reference import eval_node
 from astitch.toolchain.nvrtc import Request, compile_cuda, compile_many_cuda
 
@@ -184,7 +183,7 @@ def _narrow_cases() -> Iterator[Case]:
                 spelled = row.narrow_cuda.replace("{T}", CPP[dtype])
                 yield Case(op, operands, dtype, spelled, variant="narrow")
     # An f32 function that only a conversion to 16 bits reads.
-    for op in sorted(FUNCTIONS):
+    for op in sorted(op for op, row in OPS.items() if row.is_approximate):
         spelled = OPS[op].narrow_cuda.replace("{T}", CPP[DType.F16])
         for dtype in (DType.F16, DType.BF16):
             yield Case(op, (DType.F32,), dtype, f"round_to<{CPP[dtype]}>({spelled})", variant="end")
