@@ -26,7 +26,8 @@ from astitch.graph.ir import (
     TransposeAttrs,
     WindowDimension,
 )
-from astitch.rewrite.simplify import Draft, Log, rewrite_graph
+from astitch.rewrite.draft import Draft, Log
+from astitch.rewrite.simplify import rewrite_graph
 
 HOPPER = 90
 """The compute capability from which XLA convolves f32, and in one dimension, with channels last."""

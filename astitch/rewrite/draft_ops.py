@@ -28,7 +28,7 @@ from astitch.graph.ir import (
     TransposeAttrs,
     WindowDimension,
 )
-from astitch.rewrite.simplify import Draft
+from astitch.rewrite.draft import Draft
 
 UNROLLED_ELEMENTS = 64
 """A window of more elements is not written out."""

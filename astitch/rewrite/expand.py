@@ -45,10 +45,12 @@ from astitch.graph.running import (
     running_window,
     why_not_liftable,
 )
+from astitch.rewrite.draft import Draft, Log, read_splat
 from astitch.rewrite.draft_ops import UNROLLED_ELEMENTS, DraftOps
+from astitch.rewrite.movement_rules import group_dimensions
 from astitch.rewrite.random_ops import draw_bits
 from astitch.rewrite.select_and_scatter import add_where_selected
-from astitch.rewrite.simplify import Draft, Log, group_dimensions, read_splat, rewrite_graph
+from astitch.rewrite.simplify import rewrite_graph
 
 
 def expand(graph: Graph, log: Log | None = None, keep: Collection[str] = ()) -> Graph:

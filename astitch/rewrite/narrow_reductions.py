@@ -26,7 +26,8 @@ from astitch.graph.ir import (
     SliceAttrs,
 )
 from astitch.graph.ops import OPS, Kind, monoid_of
-from astitch.rewrite.simplify import Draft, Log, rewrite_graph
+from astitch.rewrite.draft import Draft, Log
+from astitch.rewrite.simplify import rewrite_graph
 
 WIDE_ELEMENTS = 2048
 """Elements of a wide row, at most: 16 tiles of 32 threads with 4 elements each."""

@@ -24,7 +24,8 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import is_computed
-from astitch.rewrite.simplify import Draft, Log, is_run, rewrite_graph
+from astitch.rewrite.draft import Draft, Log, is_run
+from astitch.rewrite.simplify import rewrite_graph
 
 MERGED_BYTES = 32 << 20
 """Operands and result of a product, beyond which it fills a GPU by itself.  XLA's limit for one of those that it merges

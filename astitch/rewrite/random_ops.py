@@ -27,8 +27,8 @@ from astitch.graph.random_bits import (
     THREEFRY_ROTATIONS,
     choose_threefry_axis,
 )
+from astitch.rewrite.draft import Draft
 from astitch.rewrite.draft_ops import DraftOps
-from astitch.rewrite.simplify import Draft
 
 MOST_ELEMENTS = 1 << 32
 """Of a result whose elements have 32-bit numbers."""

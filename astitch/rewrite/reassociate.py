@@ -40,7 +40,8 @@ from astitch.graph.ir import (
 from astitch.graph.joint_regions import EXPONENTIALS, MOMENTS, exponentials_region, moments_region
 from astitch.graph.matmul import canonical_dot
 from astitch.graph.ops import OPS, monoid_of
-from astitch.rewrite.simplify import Draft, Log, read_splat, rewrite_graph
+from astitch.rewrite.draft import Draft, Log, read_splat
+from astitch.rewrite.simplify import rewrite_graph, start_draft
 
 SUMMED = frozenset({DType.F32, DType.F64})
 """Types whose sums are rounded so finely that their order is free; narrower ones are summed as one of these."""
@@ -125,7 +126,7 @@ def _join_reductions(graph: Graph, log: Log) -> Graph:
         return graph
     by_first = {p.first: p for p in pairs}
     by_second = {p.second: p for p in pairs}
-    draft = Draft(graph, log)
+    draft = start_draft(graph, log)
     values: dict[str, str] = {}
     joint: dict[str, str] = {}
     for node in graph:

@@ -32,10 +32,11 @@ from astitch.graph.ir import (
 from astitch.graph.ops import OPS, monoid_of
 from astitch.graph.running import Running, running_window
 from astitch.graph.storage import stored_value
+from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps, Region
 from astitch.rewrite.expand import add_column
 from astitch.rewrite.reassociate import scatter_into_addends
-from astitch.rewrite.simplify import Draft, Log, rewrite_graph
+from astitch.rewrite.simplify import rewrite_graph
 
 SUMMED = (DType.F32, DType.F16, DType.BF16)
 """Whose sums depend on their order, and fit half of a word."""

@@ -22,8 +22,8 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import monoid_of, neutral_element
 from astitch.graph.running import is_trivial, why_region_not_liftable
+from astitch.rewrite.draft import Draft
 from astitch.rewrite.draft_ops import UNROLLED_ELEMENTS, DraftOps
-from astitch.rewrite.simplify import Draft
 
 MOST_WINDOWS = 32
 """Windows of which an element stands in more are not written out: each is a term of its sum, and the kernel spills."""

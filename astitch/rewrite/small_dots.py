@@ -16,8 +16,9 @@ from astitch.device.gpu import Gpu
 from astitch.graph.ir import DotAttrs, DType, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import is_computed
+from astitch.rewrite.draft import Draft, Log
 from astitch.rewrite.draft_ops import DraftOps
-from astitch.rewrite.simplify import Draft, Log, rewrite_graph
+from astitch.rewrite.simplify import rewrite_graph
 
 FEW = 4
 """Terms of a sum, or rows or columns of a result, that are few."""

@@ -14,7 +14,8 @@ from astitch.device.gpu import Gpu
 from astitch.graph.ir import ArrayType, DotAttrs, DType, Graph, NoAttrs, Node, SliceAttrs
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.stitchable import why_not_stitchable
-from astitch.rewrite.simplify import Draft, Log, is_run, rewrite_graph
+from astitch.rewrite.draft import Draft, Log, is_run
+from astitch.rewrite.simplify import rewrite_graph
 
 TILE = 128
 """Rows and columns of a result that one multiprocessor computes at a time."""

@@ -28,7 +28,7 @@ from astitch.graph.ops import neutral_element
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.rewrite.expand import FEW_SCANS, LONG_SCAN, SCAN_CHUNK, expand, find_coordinate
-from astitch.rewrite.simplify import Draft, simplify
+from astitch.rewrite.simplify import simplify, start_draft
 from tests.scopes import find_scopes
 
 
@@ -167,7 +167,7 @@ def test_an_iota_that_wraps_tells_no_position() -> None:
     g = GraphBuilder()
     wide, narrow = g.iota("s32[300]", 0), g.iota("s8[300]", 0)
     cut = g.convert(wide, "s8")
-    draft = Draft(g.build(wide, narrow, cut), lambda rule, node: None)
+    draft = start_draft(g.build(wide, narrow, cut), lambda rule, node: None)
     for node in g.nodes.values():
         draft.put(node)
     assert [find_coordinate(draft, name) for name in (wide, narrow, cut)] == [0, None, None]

@@ -1,0 +1,141 @@
+"""Rules of simplify for reduce, dot and convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from astitch.graph.ir import (
+    BroadcastAttrs,
+    ConvolutionAttrs,
+    DimensionsAttrs,
+    DotAttrs,
+    Graph,
+    NoAttrs,
+    Node,
+    TransposeAttrs,
+)
+from astitch.rewrite.draft import Draft, ascends, become, is_run
+
+
+def combiner_op(region: Graph) -> str | None:
+    """The op of a region that is `a, b -> op(a, b)`."""
+    if len(region) != 3 or len(region.outputs) != 1:
+        return None
+    body = region[region.outputs[0]]
+    if body.is_parameter or sorted(body.operands) != sorted(region.parameters):
+        return None
+    return body.op if isinstance(body.attrs, NoAttrs) else None
+
+
+def drop_trivial_reduce(node: Node, draft: Draft) -> Node | str | None:
+    """reduce(x, e, dimensions of one element) -> op(broadcast(e), reshape(x))
+
+    The op goes too where e is neutral; 0.0 is not for the addition of floats (-0.0 + 0.0 is 0.0).
+    """
+    if len(node.operands) != 2:
+        return None
+    x, init = draft[node.operands[0]], draft[node.operands[1]]
+    op = combiner_op(node.regions[0])
+    if op is None or x.array.size != node.array.size or x.array.size == 0:
+        return None
+    if not x.dtype == init.dtype == node.dtype:
+        return None
+    start = draft.add(node, "broadcast", node.array, (init.name,), BroadcastAttrs(()))
+    value = draft.add(node, "reshape", node.array, (x.name,))
+    body = node.regions[0][node.regions[0].outputs[0]]
+    straight = body.operands == node.regions[0].parameters
+    return become(node, op, (start, value) if straight else (value, start))
+
+
+def start_empty_reduce(node: Node, draft: Draft) -> Node | str | None:
+    """reduce(empty, e) -> broadcast(e)"""
+    if len(node.operands) != 2 or draft[node.operands[0]].array.size > 0:
+        return None
+    return become(node, "broadcast", (node.operands[1],), BroadcastAttrs(()))
+
+
+def absorb_transpose_into_reduce(node: Node, draft: Draft) -> Node | str | None:
+    """reduce(transpose(x, p), e, d) -> reduce(x, e, p∘d)
+
+    if kept and reduced dimensions stay in order among themselves: the elements meet as before.
+    """
+    assert isinstance(node.attrs, DimensionsAttrs)
+    inner = draft[node.operands[0]]
+    if len(node.operands) != 2 or not isinstance(inner.attrs, TransposeAttrs):
+        return None
+    p = inner.attrs.permutation
+    reduced = [p[i] for i in range(len(p)) if i in node.attrs.dimensions]
+    kept = [p[i] for i in range(len(p)) if i not in node.attrs.dimensions]
+    if not (ascends(reduced) and ascends(kept)):
+        return None
+    operands = (inner.operands[0], node.operands[1])
+    return replace(node, operands=operands, attrs=DimensionsAttrs(tuple(reduced)))
+
+
+def sort_reduced_dimensions(node: Node, draft: Draft) -> Node | str | None:
+    """reduce(x, e, d) -> reduce(x, e, sorted(d)): the order of d has no meaning"""
+    assert isinstance(node.attrs, DimensionsAttrs)
+    d = tuple(sorted(node.attrs.dimensions))
+    return replace(node, attrs=DimensionsAttrs(d)) if d != node.attrs.dimensions else None
+
+
+def absorb_transpose_into_dot(node: Node, draft: Draft) -> Node | str | None:
+    """dot(transpose(x, p), y, contracting c, batch b) -> dot(x, y, contracting p∘c, batch p∘b)
+
+    and alike for y, if the free dimensions stay in order, and a library can still read x as one
+    strided batch of matrices: batch, contracting and free dimensions are each one run, and the
+    last dimension is not a batch dimension.  Else the transpose is better done by its producer.
+    """
+    a = node.attrs
+    assert isinstance(a, DotAttrs)
+    left, right = (draft[o] for o in node.operands)
+    x = _absorb_transpose(left, a.lhs_contracting, a.lhs_batch)
+    if x is not None:
+        contracting, batch = x
+        attrs = replace(a, lhs_contracting=contracting, lhs_batch=batch)
+        return replace(node, operands=(left.operands[0], right.name), attrs=attrs)
+    y = _absorb_transpose(right, a.rhs_contracting, a.rhs_batch)
+    if y is not None:
+        contracting, batch = y
+        attrs = replace(a, rhs_contracting=contracting, rhs_batch=batch)
+        return replace(node, operands=(left.name, right.operands[0]), attrs=attrs)
+    return None
+
+
+def _absorb_transpose(
+    operand: Node, contracting: Sequence[int], batch: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(contracting, batch) as dimensions of the transpose's own operand."""
+    if not isinstance(operand.attrs, TransposeAttrs):
+        return None
+    p = operand.attrs.permutation
+    free = [p[i] for i in range(len(p)) if i not in (*contracting, *batch)]
+    c, b = tuple(p[i] for i in contracting), tuple(p[i] for i in batch)
+    if not (is_run(free) and is_run(c) and is_run(b)) or len(p) - 1 in b:
+        return None
+    return c, b
+
+
+def absorb_reverse_into_convolution(node: Node, draft: Draft) -> Node | str | None:
+    """convolution(x, reverse(k, d)) -> convolution(x, k) with its window reversed along d
+
+    where d are spatial and the window is reversed in all its dimensions then, or in none: what libraries have.
+    """
+    a = node.attrs
+    assert isinstance(a, ConvolutionAttrs)
+    x, kernel = node.operands
+    inner = draft[kernel]
+    if inner.op != "reverse":
+        return None
+    assert isinstance(inner.attrs, DimensionsAttrs)
+    along = inner.attrs.dimensions
+    if not set(along) <= set(a.kernel_spatial):
+        return None
+    window = tuple(
+        replace(w, reversed=w.reversed != (d in along))
+        for d, w in zip(a.kernel_spatial, a.window, strict=True)
+    )
+    if len({w.reversed for w in window if w.size > 1}) > 1:
+        return None
+    return replace(node, operands=(x, inner.operands[0]), attrs=replace(a, window=window))
