@@ -14,12 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from astitch.errors import DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType
+from astitch.errors import MalformedHlo, UnsupportedOp
 from astitch.graph.check import check_node
 from astitch.graph.ir import (
     ArrayType,
@@ -35,16 +35,15 @@ from astitch.graph.ir import (
     NoAttrs,
     Node,
     ParameterAttrs,
-    SliceAttrs,
     TransposeAttrs,
     TupleType,
     Type,
-    WindowAttrs,
-    WindowDimension,
 )
 from astitch.graph.ops import OPS
 from astitch.graph.ops.rules import BrokenRule, Part
+from astitch.graph.ops.windows import Running
 from astitch.hlo import schema
+from astitch.hlo.literal import read_literal
 from astitch.hlo.opaque import (
     carry_instruction,
     is_dynamic,
@@ -52,21 +51,22 @@ from astitch.hlo.opaque import (
     outline_dynamic_shapes,
     refuse_effects,
 )
+from astitch.hlo.parsing import parse_module, shorten_ids
+from astitch.hlo.scan import add_running, find_running_op
 from astitch.hlo.schema import decode
-
-MOST_VALUES = 1 << 20
-"""Arrays that the instructions of a module read and give, each call counted as a copy of what it calls: some hundred
-times those of the largest training steps.  Reading them takes some 1 KB of memory each."""
-
-MOST_NESTED = 50
-"""Regions within regions; stages go into them by recursion."""
-
-MOST_DIMENSIONS = 64
-"""Of one array: NumPy has no more."""
-
-MOST_ARRAY_BYTES = 1 << 48
-"""Of one array: as many as a process can address.  Smaller ones that no memory holds are legal: a kernel may need none
-of it for a broadcast or an iota.  OutOfMemory is raised where room for one is asked for."""
+from astitch.hlo.shapes import (
+    WRITE_AGAIN,
+    TypeTree,
+    as_array,
+    element_types,
+    layout_order,
+    leaf_types,
+    read_type,
+    result_type,
+    show_shape,
+    where_of,
+)
+from astitch.hlo.sizes import check_calls, check_ids
 
 
 def import_hlo(data: bytes | str, *, trusted: bool = False) -> Graph:
@@ -77,19 +77,14 @@ def import_hlo(data: bytes | str, *, trusted: bool = False) -> Graph:
     modules XLA reads the instructions that only it knows in a process of its own first.
     Raises MalformedHlo, UnsupportedOp, UnsupportedType, DynamicShape.
     """
-    if isinstance(data, bytes) and _is_text(data):
-        data = data.decode(errors="replace")
-    module = _parse_module(_parse_text(data) if isinstance(data, str) else data)
-    _shorten_ids(module)
+    module = parse_module(data)
+    shorten_ids(module)
     return _Module(module, trusted=trusted).import_entry()
 
 
 def serialize_module(data: bytes | str) -> bytes:
     """The module as a serialized HloModuleProto, whatever form it was given in.  Raises MalformedHlo."""
-    if isinstance(data, bytes) and _is_text(data):
-        data = data.decode(errors="replace")
-    module = _parse_module(_parse_text(data) if isinstance(data, str) else data)
-    return bytes(module.SerializeToString())
+    return bytes(parse_module(data).SerializeToString())
 
 
 def find_source(module: Any, metadata: Any) -> str:
@@ -111,80 +106,6 @@ def find_source(module: Any, metadata: Any) -> str:
     return f"{decode(index.file_names[location.file_name_id - 1])}:{location.line}"
 
 
-# ---- bytes and text -> message -------------------------------------------------------------------
-
-
-def _is_text(data: bytes) -> bool:
-    """HLO text opens with `HloModule` or comments, a proto with the tag byte of its name."""
-    return data.lstrip()[:9] == b"HloModule" or data.lstrip()[:2] in (b"//", b"/*")
-
-
-def _parse_text(text: str) -> bytes:
-    elided = re.search(r"(\S+) = [^\n]*?constant\(\{\.\.\.\}\)", text)
-    if elided:
-        raise MalformedHlo(
-            f"HLO text, instruction {elided[1]}: the text elides large constants; dump the proto "
-            "instead: XLA_FLAGS=--xla_dump_hlo_as_proto"
-        )
-    try:
-        from jax._src.lib import xla_client  # type: ignore[attr-defined]
-    except ImportError as error:
-        raise MalformedHlo(
-            "HLO text is read by jaxlib's parser, and jax is not installed: install jax, or pass "
-            "the serialized HloModuleProto instead (XLA_FLAGS=--xla_dump_hlo_as_proto)"
-        ) from error
-    try:
-        hlo: Any = xla_client.hlo  # type: ignore[attr-defined]
-        return bytes(hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
-    except Exception as error:  # jaxlib raises its own runtime error for a syntax error
-        raise MalformedHlo(
-            f"HLO text: {error}\n  correct the text, or pass the module as a proto"
-        ) from error
-
-
-def _parse_module(data: bytes) -> Any:
-    """An HloModuleProto, also when an HloProto wraps it: an HloProto has no entry computation."""
-    if not data:
-        raise MalformedHlo("HLO module: the input is empty; pass the contents of an HLO dump")
-    try:
-        module = schema.HloModuleProto.FromString(data)
-        if module.entry_computation_id or module.entry_computation_name:
-            return module
-    except DecodeError:
-        pass
-    try:
-        wrapped = schema.HloProto.FromString(data)
-    except DecodeError as error:
-        raise MalformedHlo(
-            f"HLO module: {len(data)} bytes are no serialized HloModuleProto, or it is truncated; "
-            "write the dump again (XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_proto)"
-        ) from error
-    if not wrapped.hlo_module.computations:
-        raise MalformedHlo(
-            f"HLO module: {len(data)} bytes hold no entry computation: no HloModuleProto, or it "
-            "is truncated; write the dump again (XLA_FLAGS=--xla_dump_to=DIR "
-            "--xla_dump_hlo_as_proto)"
-        )
-    return wrapped.hlo_module
-
-
-def _shorten_ids(module: Any) -> None:
-    """Instruction ids as they are within their computations: the lower 32 bits.
-
-    TensorFlow's builder puts the computation's id into the upper ones, but not in the ids of operands.
-    """
-    for computation in module.computations:
-        if computation.root_id <= _LOCAL_ID:
-            continue
-        computation.root_id &= _LOCAL_ID
-        for instruction in computation.instructions:
-            instruction.id &= _LOCAL_ID
-            instruction.operand_ids[:] = [id_ & _LOCAL_ID for id_ in instruction.operand_ids]
-
-
-_LOCAL_ID = (1 << 32) - 1
-
-
 # ---- message -> Graph ----------------------------------------------------------------------------
 
 # What an instruction stands for: a node's name, one result of a node with several, or a tuple of
@@ -199,7 +120,6 @@ class _Result:
     index: int
 
 
-_TypeTree: TypeAlias = "ArrayType | tuple[_TypeTree, ...]"
 _Value: TypeAlias = "str | _Result | tuple[_Value, ...]"
 
 
@@ -209,26 +129,14 @@ def _flatten(value: _Value) -> list[str | _Result]:
     return [value]
 
 
-def _leaf_types(type_: _TypeTree) -> list[ArrayType]:
-    if isinstance(type_, tuple):
-        return [leaf for element in type_ for leaf in _leaf_types(element)]
-    return [type_]
-
-
-def _result_type(type_: _TypeTree) -> Type:
-    """Of a node: its tuples, however deep, are one."""
-    leaves = _leaf_types(type_)
-    return leaves[0] if len(leaves) == 1 else TupleType(tuple(leaves))
-
-
-def _results_of(node: str, type_: _TypeTree) -> _Value:
+def _results_of(node: str, type_: TypeTree) -> _Value:
     """What a node of that type gives, in the type's structure."""
-    count = len(_leaf_types(type_))
+    count = len(leaf_types(type_))
     leaves = [node] if count == 1 else [_Result(node, i) for i in range(count)]
     return _unflatten(type_, iter(leaves))
 
 
-def _unflatten(type_: _TypeTree, leaves: Iterator[str | _Result]) -> _Value:
+def _unflatten(type_: TypeTree, leaves: Iterator[str | _Result]) -> _Value:
     if isinstance(type_, tuple):
         return tuple(_unflatten(element, leaves) for element in type_)
     return next(leaves)
@@ -254,7 +162,7 @@ class _Module:
     def __init__(self, proto: Any, *, trusted: bool) -> None:
         self.proto, self.trusted = proto, trusted
         self.name = decode(proto.name)
-        _check_ids(proto, self.name)
+        check_ids(proto, self.name)
         # Each is called by one instruction, which stays a call.
         self.outlined = outline_dynamic_shapes(proto)
         self.computations = {c.id: c for c in proto.computations} | self.outlined
@@ -269,7 +177,7 @@ class _Module:
                 f"{decode(self.proto.entry_computation_name)!r}); the dump is incomplete, write it "
                 "again"
             )
-        _check_calls(entry, self.computations)
+        check_calls(entry, self.computations)
         return _Reader(self, entry).read(self.proto.input_output_alias)
 
     def find_computation(self, id_: int, where: str) -> Any:
@@ -284,97 +192,6 @@ class _Module:
         if id_ not in self.regions:
             self.regions[id_] = _Reader(self, self.find_computation(id_, where)).read()
         return self.regions[id_]
-
-
-def _check_ids(module: Any, name: str) -> None:
-    """Each computation of the module and each instruction of a computation has an id of its own."""
-    computations: set[int] = set()
-    for computation in module.computations:
-        if computation.id in computations:
-            raise MalformedHlo(
-                f"HLO module {name}: there is a second computation with id {computation.id}, "
-                f"{decode(computation.name)}; {_WRITE_AGAIN}"
-            )
-        computations.add(computation.id)
-        instructions: set[int] = set()
-        for instruction in computation.instructions:
-            if instruction.id in instructions:
-                raise MalformedHlo(
-                    f"{_where(computation, instruction)}, field id: there is a second instruction "
-                    f"with id {instruction.id}; {_WRITE_AGAIN}"
-                )
-            instructions.add(instruction.id)
-
-
-def _check_calls(entry: Any, computations: Mapping[int, Any]) -> None:
-    """No computation calls itself, and with each call replaced by what it calls the entry stays within MOST_VALUES
-    and MOST_NESTED.  Each computation is looked at once, so this takes time linear in the module's size."""
-    known: dict[int, tuple[int, int]] = {}  # id: values, regions within regions
-    path = [_Unfolding(entry, computations)]
-    open_ = {entry.id}
-    while path:
-        caller = path[-1]
-        if not caller.calls:
-            known[caller.computation.id] = caller.values, caller.nesting
-            open_.discard(path.pop().computation.id)
-            continue
-        callee, is_region = caller.calls[-1]
-        if callee in open_:
-            raise MalformedHlo(
-                f"HLO computation {decode(computations[callee].name)} calls itself; HLO has no "
-                "recursion"
-            )
-        if callee not in known:
-            path.append(_Unfolding(computations[callee], computations))
-            open_.add(callee)
-            continue
-        caller.calls.pop()
-        caller.values += known[callee][0]
-        caller.nesting = max(caller.nesting, known[callee][1] + is_region)
-        where = f"HLO computation {decode(caller.computation.name)}"
-        if caller.values > MOST_VALUES:
-            raise MalformedHlo(
-                f"{where}: with its calls unfolded it has more than {MOST_VALUES} values, the most "
-                "that astitch reads\n  call less, or run the program through XLA"
-            )
-        if caller.nesting > MOST_NESTED:
-            raise MalformedHlo(
-                f"{where}: its regions nest deeper than {MOST_NESTED}, the most that astitch reads\n"
-                "  flatten the loops and conditionals, or run the program through XLA"
-            )
-
-
-class _Unfolding:
-    """A computation whose size is being found.  calls: those not yet added to it: (id, is it a region?)."""
-
-    def __init__(self, computation: Any, computations: Mapping[int, Any]) -> None:
-        self.computation = computation
-        self.values = _count_values(computation)
-        self.nesting = 0
-        self.calls = [c for c in _calls_of(computation) if c[0] in computations]
-
-
-def _calls_of(computation: Any) -> Iterator[tuple[int, bool]]:
-    """(id of a called computation, is it a region?) in order."""
-    for instruction in computation.instructions:
-        is_region = instruction.opcode not in (b"call", b"fusion")
-        for id_ in instruction.called_computation_ids:
-            yield id_, is_region
-
-
-def _count_values(computation: Any) -> int:
-    """The arrays that its instructions give, and those that they read where they do not just pass them on."""
-    given = {i.id: _count_leaves(i.shape) for i in computation.instructions}
-    count = sum(given.values()) + len(given)
-    for instruction in computation.instructions:
-        if instruction.opcode not in _PASSING_ON:
-            count += sum(given.get(id_, 0) for id_ in instruction.operand_ids)
-    return count
-
-
-def _count_leaves(shape: Any) -> int:
-    """The arrays of a shape; protobuf reads none nested deeper than 100."""
-    return sum(map(_count_leaves, shape.tuple_shapes)) if shape.tuple_shapes else 1
 
 
 class _Reader:
@@ -424,7 +241,7 @@ class _Reader:
                 frame.position += 1
                 opcode = instruction.opcode
                 frame.shapes[instruction.id] = instruction.shape
-                self.where = _where(frame.computation, instruction)
+                self.where = where_of(frame.computation, instruction)
                 if (opcode == b"call" or opcode == b"fusion") and not self._is_outlined(
                     instruction
                 ):
@@ -451,7 +268,7 @@ class _Reader:
             if not stack:
                 return result
             assert frame.calls is not None
-            self.where = _where(stack[-1].computation, frame.calls)
+            self.where = where_of(stack[-1].computation, frame.calls)
             self._keep(stack[-1], frame.calls, result)
 
     def _keep(self, frame: _Frame, instruction: Any, value: _Value) -> None:
@@ -461,8 +278,8 @@ class _Reader:
         """
         if not self._has_shape(value, instruction.shape):
             raise MalformedHlo(
-                f"{self.where}, field shape: it declares {_show_shape(instruction.shape)}, which is "
-                f"not what its operands give; {_WRITE_AGAIN}"
+                f"{self.where}, field shape: it declares {show_shape(instruction.shape)}, which is "
+                f"not what its operands give; {WRITE_AGAIN}"
             )
         frame.values[instruction.id] = value
 
@@ -493,13 +310,13 @@ class _Reader:
     def _operand(self, frame: _Frame, instruction: Any, index: int) -> _Value:
         if index >= len(instruction.operand_ids):
             raise MalformedHlo(
-                f"{_where(frame.computation, instruction)}: {decode(instruction.opcode)} has "
+                f"{where_of(frame.computation, instruction)}: {decode(instruction.opcode)} has "
                 f"{len(instruction.operand_ids)} operands, operand {index} is missing"
             )
         id_ = instruction.operand_ids[index]
         if id_ not in frame.values:
             raise MalformedHlo(
-                f"{_where(frame.computation, instruction)}: operand {index} is instruction id {id_}, "
+                f"{where_of(frame.computation, instruction)}: operand {index} is instruction id {id_}, "
                 "which no earlier instruction has; the dump is damaged, write it again"
             )
         return frame.values[id_]
@@ -550,7 +367,7 @@ class _Reader:
             check_node(node, [self.nodes[o].type for o in operands])
         except BrokenRule as fault:
             field_ = _FIELDS[fault.part] or OPS[op].attributes.field
-            raise MalformedHlo(f"{self.where}, field {field_}: {fault}; {_WRITE_AGAIN}") from None
+            raise MalformedHlo(f"{self.where}, field {field_}: {fault}; {WRITE_AGAIN}") from None
         self.nodes[unique] = node
         return unique
 
@@ -584,7 +401,7 @@ class _Reader:
             return self._operand(frame, instruction, 0)  # to the whole dimension
         if reason := self._why_opaque(frame, instruction, opcode):
             return self._read_opaque(frame, instruction, reason, name, where)
-        type_ = _read_type(instruction.shape, where)
+        type_ = read_type(instruction.shape, where)
         op_name = decode(instruction.metadata.op_name)
         source = find_source(self.module.proto, instruction.metadata)
 
@@ -598,7 +415,7 @@ class _Reader:
             return self._add(name + suffix, op, type_, tuple(operands), attrs, (), op_name, source)
 
         if opcode == "parameter":
-            leaves = _leaf_types(type_)
+            leaves = leaf_types(type_)
             suffixes = [f".{i}" for i in range(len(leaves))] if isinstance(type_, tuple) else [""]
             names = [
                 add("parameter", leaf, attrs=ParameterAttrs(0), suffix=s)
@@ -620,22 +437,22 @@ class _Reader:
             size = self._read_size(instruction, operands)
             return add(
                 "constant",
-                _array(type_, where),
+                as_array(type_, where),
                 attrs=ConstantAttrs(Literal.of(np.asarray(size, np.int32))),
             )
         if opcode == "bitcast":
             return self._read_bitcast(
-                frame, instruction, operands, _array(type_, where), where, add
+                frame, instruction, operands, as_array(type_, where), where, add
             )
         if opcode == "optimization-barrier":
-            self._expect_operands(instruction, operands, len(_leaf_types(type_)))
+            self._expect_operands(instruction, operands, len(leaf_types(type_)))
             return self._read_barrier(operands, type_, add)
         if opcode == "scan":
             return self._read_scan(instruction, operands, type_, name, where, op_name, source)
         for position in _SPREAD.get(opcode, ()):
             if position < len(operands):
                 operands[position] = self._spread(
-                    operands[position], _array(type_, where), add, f".operand{position}"
+                    operands[position], as_array(type_, where), add, f".operand{position}"
                 )
         attrs = self._read_attrs(frame, instruction, opcode, where)
         # XLA of jaxlib 0.12 says it of all other types, too, which have no other order.
@@ -647,17 +464,17 @@ class _Reader:
         if opcode == "while":
             called.reverse()  # XLA stores the body first
         regions = tuple(self.module.import_region(id_, where) for id_ in called)
-        result = _result_type(type_)
+        result = result_type(type_)
         node = self._add(name, opcode, result, tuple(operands), attrs, regions, op_name, source)
         return _results_of(node, type_)
 
     def _read_barrier(
-        self, operands: Sequence[str], type_: _TypeTree, add: Callable[..., str]
+        self, operands: Sequence[str], type_: TypeTree, add: Callable[..., str]
     ) -> _Value:
         """A barrier hands on all that it is given: as one op, so that nothing behind it goes ahead of any of that."""
-        if not _leaf_types(type_):
+        if not leaf_types(type_):
             return _unflatten(type_, iter(()))
-        return _results_of(add("optimization-barrier", _result_type(type_), operands), type_)
+        return _results_of(add("optimization-barrier", result_type(type_), operands), type_)
 
     def _why_opaque(self, frame: _Frame, instruction: Any, opcode: str) -> str:
         """Why an instruction is only handed on to XLA; nothing: the empty string."""
@@ -670,7 +487,7 @@ class _Reader:
         if opcode in _HANDS_ON:
             return ""
         shapes = [instruction.shape, *(frame.shapes.get(i) for i in instruction.operand_ids)]
-        for element in (e for s in shapes if s is not None for e in _element_types(s)):
+        for element in (e for s in shapes if s is not None for e in element_types(s)):
             if element in _OPAQUE:
                 return f"element type {element} has no emitted form"
         return ""
@@ -680,11 +497,11 @@ class _Reader:
     ) -> _Value:
         """An op that is the instruction itself: see hlo/opaque.py."""
         refuse_effects(instruction, where)
-        type_ = _read_type(instruction.shape, where)
+        type_ = read_type(instruction.shape, where)
         values = [self._operand(frame, instruction, i) for i in range(len(instruction.operand_ids))]
         shapes = [frame.shapes[id_] for id_ in instruction.operand_ids]
         for value, shape in zip(values, shapes, strict=True):
-            if len(_leaf_types(_read_type(shape, where))) != len(_flatten(value)):
+            if len(leaf_types(read_type(shape, where))) != len(_flatten(value)):
                 raise MalformedHlo(f"{where}: an operand has not the shape that it is given")
         attrs = carry_instruction(
             instruction,
@@ -695,7 +512,7 @@ class _Reader:
             trusted=self.module.trusted,
         )
         operands = tuple(self._name_of(leaf) for value in values for leaf in _flatten(value))
-        result, metadata = _result_type(type_), instruction.metadata
+        result, metadata = result_type(type_), instruction.metadata
         source = find_source(self.module.proto, metadata)
         node = self._add(
             name, "opaque", result, operands, attrs, (), decode(metadata.op_name), source
@@ -707,7 +524,7 @@ class _Reader:
         if len(operands) != count:
             raise MalformedHlo(
                 f"{self.where}, field operand_ids: {decode(instruction.opcode)} has "
-                f"{len(operands)} operands, {count} were expected; {_WRITE_AGAIN}"
+                f"{len(operands)} operands, {count} were expected; {WRITE_AGAIN}"
             )
 
     def _read_size(self, instruction: Any, operands: Sequence[str]) -> int:
@@ -716,7 +533,7 @@ class _Reader:
         if len(instruction.dimensions) != 1 or instruction.dimensions[0] not in range(array.rank):
             raise MalformedHlo(
                 f"{self.where}, field dimensions: {list(instruction.dimensions)} is not one "
-                f"dimension of {array}; {_WRITE_AGAIN}"
+                f"dimension of {array}; {WRITE_AGAIN}"
             )
         return array.shape[int(instruction.dimensions[0])]
 
@@ -724,7 +541,7 @@ class _Reader:
         self,
         instruction: Any,
         operands: Sequence[str],
-        type_: _TypeTree,
+        type_: TypeTree,
         name: str,
         where: str,
         op_name: str,
@@ -732,71 +549,20 @@ class _Reader:
     ) -> _Value:
         """A running sum or product as the reduce-window over all that came before: what JAX lowers jnp.cumsum to.
         Of the general scan only that form: one input, one carry, which is also the result and starts neutral."""
-        leaves = _leaf_types(type_)
-        found = [
+        leaves = leaf_types(type_)
+        regions = [
             self.module.import_region(id_, where) for id_ in instruction.called_computation_ids
         ]
-        refused = UnsupportedOp(
-            f"{where}: of scan only running sums and products are supported\n"
-            "  rewrite it with jax.lax.scan, or run it through XLA"
-        )
-        if len(found) != 1 or len(operands) != 2 or len(leaves) != 2:
-            raise refused
-        step, init = found[0], self.nodes[operands[1]]
-        joins = {(step[o].op, frozenset(step[o].operands)) for o in step.outputs}
-        if len(step.parameters) != 2 or len(step.outputs) != 2 or len(joins) != 1:
-            raise refused
-        op, joined = joins.pop()
-        start = self.nodes[init.operands[0]] if isinstance(init.attrs, BroadcastAttrs) else init
-        # The window is padded with the init value, which must therefore change nothing.
-        neutral = {"add": 0, "multiply": 1}.get(op)
-        if (
-            joined != set(step.parameters)
-            or not isinstance(start.attrs, ConstantAttrs)
-            or neutral is None
-            or (start.attrs.value.numpy() != neutral).any()
-        ):
-            raise refused
-        array, dimension = leaves[0], int(instruction.dimensions[0])
-        scalar = ArrayType(array.dtype, ())
-        names = tuple(
-            Node(f"{name}.{side}", "parameter", scalar, attrs=ParameterAttrs(i))
-            for i, side in enumerate("ab")
-        )
-        join = Node(f"{name}.join", op, scalar, tuple(n.name for n in names))
-        nodes = {n.name: n for n in (*names, join)}
-        region = Graph(f"{name}.region", nodes, tuple(n.name for n in names), (join.name,))
-        extent, backward = array.shape[dimension], instruction.is_reverse
-        low, high = (0, extent - 1) if backward else (extent - 1, 0)
-        window = tuple(
-            WindowDimension(extent, padding_low=low, padding_high=high)
-            if d == dimension
-            else WindowDimension(1)
-            for d in range(array.rank)
-        )
-        rest = (op_name, source)
-        literal = Literal.of(np.asarray(neutral, array.dtype.numpy))
-        begin = self._add(
-            f"{name}.start", "constant", scalar, (), ConstantAttrs(literal), (), *rest
-        )
-        running = self._add(
-            name,
-            "reduce-window",
-            array,
-            (operands[0], begin),
-            WindowAttrs(window),
-            (region,),
-            *rest,
-        )
-        place = 0 if backward else extent - 1
-        starts = tuple(place if d == dimension else 0 for d in range(array.rank))
-        limits = tuple(place + 1 if d == dimension else n for d, n in enumerate(array.shape))
-        cut = SliceAttrs(starts, limits, (1,) * array.rank)
-        last_shape = tuple(1 if d == dimension else n for d, n in enumerate(array.shape))
-        last_type = ArrayType(array.dtype, last_shape)
-        last = self._add(f"{name}.last", "slice", last_type, (running,), cut, (), *rest)
-        carry = self._add(f"{name}.carry", "reshape", leaves[1], (last,), NoAttrs(), (), *rest)
-        return _unflatten(type_, iter([running, carry]))
+        op = find_running_op(regions, self.nodes.__getitem__, operands, len(leaves))
+        if op is None:
+            raise UnsupportedOp(
+                f"{where}: of scan only running sums and products are supported\n"
+                "  rewrite it with jax.lax.scan, or run it through XLA"
+            )
+        running = Running(int(instruction.dimensions[0]), instruction.is_reverse)
+        add = partial(self._add, op_name=op_name, source=source)
+        results = add_running(op, operands[0], leaves[0], leaves[1], running, name, add)
+        return _unflatten(type_, iter(results))
 
     def _read_projection(self, frame: _Frame, instruction: Any, name: str, where: str) -> _Value:
         value = self._operand(frame, instruction, 0)
@@ -815,7 +581,7 @@ class _Reader:
         return leaf
 
     def _read_constant(
-        self, literal: Any, type_: _TypeTree, name: str, op_name: str, source: str, where: str
+        self, literal: Any, type_: TypeTree, name: str, op_name: str, source: str, where: str
     ) -> _Value:
         if isinstance(type_, tuple):
             if len(literal.tuple_literals) != len(type_):
@@ -827,7 +593,7 @@ class _Reader:
                 self._read_constant(element, t, f"{name}.{i}", op_name, source, where)
                 for i, (element, t) in enumerate(zip(literal.tuple_literals, type_, strict=True))
             )
-        value = ConstantAttrs(_read_literal(literal, type_, where))
+        value = ConstantAttrs(read_literal(literal, type_, where))
         return self._add(name, "constant", type_, attrs=value, op_name=op_name, source=source)
 
     def _spread(self, operand: str, result: ArrayType, add: Callable[..., str], suffix: str) -> str:
@@ -855,8 +621,8 @@ class _Reader:
                 f"{where}: bitcast of {operand} to {type_}: only one that keeps the elements is "
                 "supported\n  dump the module before optimisation"
             )
-        before = _layout_order(frame.shapes[instruction.operand_ids[0]], where)
-        after = _layout_order(instruction.shape, where)
+        before = layout_order(frame.shapes[instruction.operand_ids[0]], where)
+        after = layout_order(instruction.shape, where)
         value = operands[0]
         if before != tuple(range(operand.rank)):
             physical = ArrayType(operand.dtype, tuple(operand.shape[d] for d in before))
@@ -881,7 +647,7 @@ class _Reader:
             field_ = OPS[opcode].attributes.field
             raise MalformedHlo(
                 f"{where}, field {field_}: {opcode} lacks an attribute, or has an unknown value "
-                f"({error}); {_WRITE_AGAIN}"
+                f"({error}); {WRITE_AGAIN}"
             ) from error
 
     def _read_aliases(self, alias: Any, root: _Value) -> tuple[tuple[int, int], ...]:
@@ -919,118 +685,17 @@ def _find_leaf(tree: Any, path: Sequence[int]) -> int | None:
 # ---- pieces of the message -----------------------------------------------------------------------
 
 
-def _where(computation: Any, instruction: Any) -> str:
-    return f"HLO computation {decode(computation.name)}, instruction %{decode(instruction.name)}"
-
-
 def _only(ids: Sequence[int], where: str) -> int:
     if len(ids) != 1:
         raise MalformedHlo(f"{where}: it calls {len(ids)} computations, one was expected")
     return ids[0]
 
 
-def _array(type_: _TypeTree, where: str) -> ArrayType:
-    if isinstance(type_, tuple):
-        raise MalformedHlo(f"{where}: it has a tuple shape, an array was expected")
-    return type_
-
-
-def _read_type(shape: Any, where: str) -> _TypeTree:
-    element = schema.ELEMENT_TYPES.get(shape.element_type, f"number {shape.element_type}")
-    if element == "tuple":
-        return tuple(_read_type(s, where) for s in shape.tuple_shapes)
-    try:
-        dtype = DType(element)
-    except ValueError:
-        raise UnsupportedType(
-            f"{where}: element type {element} is not supported; astitch knows "
-            f"{', '.join(d.value for d in DType)}"
-        ) from None
-    if any(shape.is_dynamic_dimension) or any(d < 0 for d in shape.dimensions):
-        raise DynamicShape(
-            f"{where}: the shape {element}{list(shape.dimensions)} has a dynamic dimension; "
-            "compile for a fixed shape"
-        )
-    type_ = ArrayType(dtype, tuple(shape.dimensions))
-    if type_.rank > MOST_DIMENSIONS:
-        raise UnsupportedType(
-            f"{where}: an array of {type_.rank} dimensions, astitch has {MOST_DIMENSIONS} at most\n"
-            "  reshape it"
-        )
-    if type_.bytes > MOST_ARRAY_BYTES or any(d > MOST_ARRAY_BYTES for d in type_.shape):
-        raise MalformedHlo(
-            f"{where}, field shape: {type_} has more bytes than can be addressed; {_WRITE_AGAIN}"
-        )
-    return type_
-
-
-def _show_shape(shape: Any) -> str:
-    """For messages; of a large tuple the number of its elements."""
-    element = schema.ELEMENT_TYPES.get(shape.element_type, f"type {shape.element_type}")
-    if element == "tuple":
-        return f"a tuple of {len(shape.tuple_shapes)}"
-    return f"{element}[{','.join(map(str, shape.dimensions))}]"
-
-
-def _element_types(shape: Any) -> Iterator[str]:
-    """The element types of a shape's arrays."""
-    for leaf, _ in _shape_leaves(shape):
-        yield schema.ELEMENT_TYPES.get(leaf.element_type, "")
-
-
-def _layout_order(shape: Any, where: str) -> tuple[int, ...]:
-    """Dimensions from major to minor; row-major when the shape has no layout."""
-    dimensions = tuple(range(len(shape.dimensions)))
-    order = tuple(reversed(shape.layout.minor_to_major)) or dimensions
-    if tuple(sorted(order)) != dimensions:
-        raise MalformedHlo(
-            f"{where}: the layout {list(shape.layout.minor_to_major)} does not order the "
-            f"{len(dimensions)} dimensions; the dump is damaged, write it again"
-        )
-    return order
-
-
-def _read_literal(literal: Any, type_: ArrayType, where: str) -> Literal:
-    """A literal's elements, in the order of its layout, are in a field for each type."""
-    stored = getattr(literal, f"{type_.dtype.value}s")
-    if isinstance(stored, bytes):
-        flat = np.frombuffer(
-            stored[: len(stored) // type_.dtype.bytes * type_.dtype.bytes], type_.dtype.numpy
-        )
-    elif type_.dtype.is_complex:
-        part = np.float32 if type_.dtype is DType.C64 else np.float64
-        flat = np.array(stored, part)
-        flat = flat[: len(flat) // 2 * 2].view(type_.dtype.numpy)
-    else:
-        flat = np.array(stored, type_.dtype.numpy)
-    if flat.size != type_.size:
-        raise MalformedHlo(
-            f"{where}: the literal has {flat.size} of {type_.size} elements; the dump elides "
-            "large constants, write it again as a proto: XLA_FLAGS=--xla_dump_hlo_as_proto"
-        )
-    order = _layout_order(literal.shape, where)
-    if order != tuple(range(type_.rank)) and len(order) == type_.rank:
-        physical = flat.reshape([type_.shape[d] for d in order])
-        flat = physical.transpose([order.index(d) for d in range(type_.rank)])
-    return Literal(type_.dtype, type_.shape, flat.tobytes())
-
-
-def _shape_leaves(shape: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[Any, tuple[int, ...]]]:
-    """The arrays of a shape, each with its index in the tuples."""
-    if schema.ELEMENT_TYPES.get(shape.element_type) != "tuple":
-        yield shape, path
-    for number, element in enumerate(shape.tuple_shapes):
-        yield from _shape_leaves(element, (*path, number))
-
-
-# Opcodes that the proto spells otherwise than astitch.
-_PASSING_ON = frozenset((b"tuple", b"get-tuple-element", b"copy", b"call", b"fusion"))
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 _OPCODES = {b"opt-barrier": "optimization-barrier"}
 
 _SPREAD: Mapping[str, tuple[int, ...]] = {"clamp": (0, 2), "select": (0,)}
 """Operands that may be scalars where the result is an array: each then stands for an array of one value."""
-_WRITE_AGAIN = "the dump is damaged, write it again"
 
 _FIELDS: Mapping[Part, str] = {
     Part.OPERANDS: "operand_ids",

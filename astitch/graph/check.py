@@ -36,10 +36,10 @@ def infer_type(node: Node, operand_types: Sequence[Type]) -> Type:
     Raises BrokenRule with a sentence where operands, attributes or regions break the rule.
     """
     _check_region_count(node)
-    return find_row(node).rule(node, operand_types)
+    return _find_row(node).rule(node, operand_types)
 
 
-def find_row(node: Node) -> Op:
+def _find_row(node: Node) -> Op:
     row = OPS.get(node.op)
     if row is None:
         raise BrokenRule(f"there is no op {node.op!r} in astitch/graph/ops", Part.ATTRIBUTES)

@@ -36,7 +36,9 @@ from astitch.graph.ir import (
 )
 from astitch.graph.ops import OPS
 from astitch.hlo import schema
+from astitch.hlo.literal import write_literal
 from astitch.hlo.opaque import add_computations, restore_instruction
+from astitch.hlo.shapes import TUPLE, write_shape, write_tuple_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class _Computation:
     def add_tuple_parameter(self, region: Graph) -> None:
         """The one parameter of a loop's or branch's computation, taken apart into the region's parameters."""
         types = [region[name].array for name in region.parameters]
-        instruction = self._start("state", "parameter", _write_tuple_shape(types))
+        instruction = self._start("state", "parameter", write_tuple_shape(types))
         instruction.parameter_number = 0
         state = self._end(instruction)
         for index, name in enumerate(region.parameters):
@@ -286,7 +288,7 @@ class _Computation:
         return _Value(instruction.id, instruction.shape)
 
     def _tuple(self, values: Sequence[_Value], name: str) -> _Value:
-        shape = schema.ShapeProto(element_type=_TUPLE)
+        shape = schema.ShapeProto(element_type=TUPLE)
         shape.tuple_shapes.extend(v.shape for v in values)
         return self._end(self._start(name, "tuple", shape), values)
 
@@ -300,12 +302,12 @@ class _Computation:
         return value.projected[index]
 
     def _add(self, node: Node, type_: Type, operands: Sequence[_Value]) -> _Value:
-        instruction = self._start(node.name, node.op, _write_shape(type_), node)
+        instruction = self._start(node.name, node.op, write_shape(type_), node)
         for region in node.regions:
             called = self.module.add_region(region, takes_tuple=False, gives_tuple=False)
             instruction.called_computation_ids.append(called)
         if isinstance(node.attrs, ConstantAttrs):
-            instruction.literal.CopyFrom(_write_literal(node.attrs.value))
+            instruction.literal.CopyFrom(write_literal(node.attrs.value))
         OPS[node.op].attributes.write(instruction, node.attrs)
         if isinstance(node.attrs, CustomCallAttrs):
             _write_layouts(instruction, node.attrs, [v.shape for v in operands])
@@ -339,7 +341,7 @@ class _Computation:
         _write_metadata(instruction, node)
         value = self._end(instruction, given)
         inner = [shape.element_type for shape in value.shape.tuple_shapes]
-        if isinstance(node.type, TupleType) and _TUPLE not in inner:
+        if isinstance(node.type, TupleType) and TUPLE not in inner:
             return value
         leaves = self._take_apart(value, node.name)
         if isinstance(node.type, ArrayType):
@@ -354,7 +356,7 @@ class _Computation:
 
     def _take_apart(self, value: _Value, name: str) -> list[_Value]:
         """The arrays of a tuple, from tuples in it too."""
-        if value.shape.element_type != _TUPLE:
+        if value.shape.element_type != TUPLE:
             return [value]
         count = len(value.shape.tuple_shapes)
         parts = [self._project(value, index, f"{name}.{index}") for index in range(count)]
@@ -394,7 +396,7 @@ class _Computation:
             given.append(self._tuple(argument, f"{node.name}.argument"))
             start += count
             called.append(self.module.add_region(region, takes_tuple=True, gives_tuple=several))
-        instruction = self._start(node.name, "conditional", _write_shape(node.type), node)
+        instruction = self._start(node.name, "conditional", write_shape(node.type), node)
         instruction.called_computation_ids.extend(called)
         return self._end(instruction, given)
 
@@ -402,8 +404,6 @@ class _Computation:
 # ---- pieces of the message ---------------------------------------------------------------------------------------
 
 _OPCODES = {"optimization-barrier": "opt-barrier"}
-_ELEMENT_NUMBERS = {name: number for number, name in schema.ELEMENT_TYPES.items()}
-_TUPLE = _ELEMENT_NUMBERS["tuple"]
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -419,57 +419,6 @@ def _write_metadata(instruction: Any, node: Node) -> None:
     if file and line.isdecimal():
         instruction.metadata.source_file = file.encode()
         instruction.metadata.source_line = int(line)
-
-
-def _write_shape(type_: Type, minor_to_major: Sequence[int] | None = None) -> Any:
-    if isinstance(type_, TupleType):
-        return _write_tuple_shape(type_.elements)
-    shape = schema.ShapeProto(
-        element_type=_ELEMENT_NUMBERS[type_.dtype.value],
-        dimensions=type_.shape,
-        is_dynamic_dimension=[False] * type_.rank,
-    )
-    order = reversed(range(type_.rank)) if minor_to_major is None else minor_to_major
-    shape.layout.minor_to_major.extend(order)
-    shape.layout.SetInParent()  # a scalar has a layout too
-    return shape
-
-
-def _write_tuple_shape(types: Sequence[ArrayType]) -> Any:
-    return schema.ShapeProto(
-        element_type=_TUPLE, tuple_shapes=[_write_shape(type_) for type_ in types]
-    )
-
-
-def _write_literal(literal: Literal) -> Any:
-    """The elements in the field of their type.
-
-    Where the wire holds words of a fixed size the bytes go there as they are: Python's float would quiet a NaN.
-    """
-    proto = schema.LiteralProto()
-    name = f"{literal.dtype.value}s"
-    number = schema.LiteralProto.DESCRIPTOR.fields_by_name[name].number
-    if literal.dtype in _VARINT:
-        getattr(proto, name).extend(literal.numpy().ravel().tolist())
-    elif literal.data:
-        proto.MergeFromString(
-            _write_varint(number << 3 | 2) + _write_varint(len(literal.data)) + literal.data
-        )
-    proto.shape.CopyFrom(_write_shape(ArrayType(literal.dtype, literal.shape)))
-    return proto
-
-
-_VARINT = (DType.PRED, DType.S32, DType.S64, DType.U32, DType.U64)
-
-
-def _write_varint(value: int) -> bytes:
-    """Protocol buffers' integers: seven bits a byte, the lowest first, the high bit set on all but the last."""
-    groups = bytearray()
-    while value >= 0x80:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)
 
 
 _TWICE = {
@@ -545,7 +494,7 @@ def _write_layouts(i: Any, attrs: CustomCallAttrs, operands: Sequence[Any]) -> N
         return
     i.constrain_layout = True
     i.operand_shapes_with_layout.extend(operands)
-    results = i.shape.tuple_shapes if i.shape.element_type == _TUPLE else [i.shape]
+    results = i.shape.tuple_shapes if i.shape.element_type == TUPLE else [i.shape]
     for shapes, layouts in (
         (i.operand_shapes_with_layout, attrs.operand_layouts),
         (results, attrs.result_layouts),

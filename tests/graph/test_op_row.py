@@ -19,6 +19,7 @@ from astitch.graph.reference import run_graph
 from astitch.hlo import schema
 from astitch.hlo.export import export_nodes
 from astitch.hlo_import import import_hlo
+from astitch.kernel import kernel_ir
 from astitch.run.host_engine import HostEngine
 from tests.hlo_runner import parse_hlo_text
 
@@ -134,3 +135,7 @@ def test_a_new_row_checks_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = Node("odd", "swap-halves", graph["y"].type, ("y",))
     with pytest.raises(IllegalProduct, match="needs DimensionAttrs, not NoAttrs"):
         check_graph(Graph("g", {**graph.nodes, "odd": odd}, graph.parameters, ("odd",)))
+
+
+def test_kernels_round_as_the_rows_say() -> None:
+    assert {op for op, row in OPS.items() if row.is_exact} == kernel_ir.EXACT

@@ -24,7 +24,8 @@ from astitch.errors import (
 )
 from astitch.graph.reference import run_graph
 from astitch.hlo import schema
-from astitch.hlo_import import MOST_NESTED, import_hlo
+from astitch.hlo.sizes import MOST_NESTED
+from astitch.hlo_import import import_hlo
 from astitch.loops.plan import describe_loops
 from astitch.loops.stacks import straighten_stacks
 from astitch.run.host_engine import HostEngine

@@ -95,7 +95,7 @@ class Op:
     narrow_cuda: the same where the result is rounded to f16 or bf16, `{T}` being that storage type.
     meaning: the op in NumPy; none where reference.py interprets a region.
     rule: the type of the result (graph/check.py).  regions: how many the op has, None for any number.
-    attributes: the class of its attributes and where HLO has them (hlo/attributes.py).
+    attributes: the class of its attributes and where HLO has them (read by hlo_import.py, written by hlo/export.py).
     pairs: the loops that operand and result share (graph/dimensions.py).
     index_map: what an element is computed from (graph/propagation.py).
     needed: how many elements of an operand some elements of the result depend on (cost/speed_of_light.py).
@@ -127,11 +127,11 @@ class Op:
     is_pointwise: bool = False  # no kernel has it, but it works on arrays position by position
     is_view: bool = False  # the result is its operand's row-major buffer under another shape
     keeps_order: bool = False  # the result has its operand's elements in their row-major order
-    permutes: bool = False  # the result has each element of its operand once
-    lays_out: bool = False  # the result has each element of its operands once
+    permutes: bool = False  # the operand's elements under another order or shape of dimensions
+    lays_out: bool = False  # so, or several operands one behind the other
     chooses: bool = False  # an element comes from one operand or another, by its index
     writes_into: bool = False  # XLA computes it in the memory of its first operand
-    is_loop: bool = False
+    is_loop: bool = False  # runs a region as often as another one says
 
     @property
     def is_reduce(self) -> bool:
