@@ -58,16 +58,15 @@ _NARROW_COSTS: Mapping[str, Mix] = {
     "logistic": {_F: 2, _S: 2},
     "tanh": {_F: 2, _S: 1},
 }
-_FREE = frozenset({"copy", "bitcast-convert"})
 NARROW = (DType.F16, DType.BF16)
 
 
 def price_op(op: str, dtype: DType, operand_dtypes: Sequence[DType]) -> Mix:
     """Instructions of one element-wise op that gives `dtype`, its rounding included."""
-    if op in _FREE:
+    if OPS[op].is_free:
         return {}
     source = operand_dtypes[0] if operand_dtypes else dtype
-    if op == "convert":
+    if OPS[op].is_conversion:
         if DType.F64 in (dtype, source):
             return {_C: 1, _D: 1}
         if source in NARROW and dtype not in NARROW:

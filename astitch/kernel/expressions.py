@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from astitch.graph.index import Linear
 from astitch.graph.ir import Attrs, DType, Literal
+from astitch.graph.ops import OPS
 from astitch.kernel.statement import Compute, Effect, Evaluate, Expression, Held, Use, UseOwn
 
-EXACT = frozenset(
-    {"maximum", "minimum", "select", "negate", "abs", "clamp", "copy", "sign", "convert",
-     "bitcast-convert", "floor", "ceil", "round-nearest-even", "round-nearest-afz"}
-)  # fmt: skip
+EXACT = frozenset(op for op, row in OPS.items() if row.is_exact)
 """Ops whose result, computed in float from values of a narrower float type, is such a value already."""
 
 

@@ -25,7 +25,7 @@ class Computed:
         """The line that computes a part for the pair q."""
         node = self.body[part.name]
         operands = [self.text.resolve(o, part.number, part.small) for o in node.operands]
-        if node.op == "reduce":
+        if OPS[node.op].is_reduce:
             value = self.render_sum(node, operands[0])
         elif is_shift(self.axes, node):
             value = self.render_shift(node, operands)

@@ -21,8 +21,8 @@ from astitch.graph.ir import (
     Node,
     SliceAttrs,
 )
-from astitch.graph.ops import monoid_of
-from astitch.loops.analysis import VIEWS, Carried, Loop, Stack, analyse_loop
+from astitch.graph.ops import OPS, monoid_of
+from astitch.loops.analysis import Carried, Loop, Stack, analyse_loop
 from astitch.loops.over_turns import NotOverTurns, OverTurns
 from astitch.loops.rewrite import LoopRewrite
 from astitch.rewrite.barriers import Opened, find_behind, open_barriers
@@ -103,7 +103,7 @@ class _Hoister:
                     total = self.read_product(
                         node, self.values.over_turns(left), self.values.outside(right)
                     )
-                elif self.old[left].op == "concatenate":
+                elif isinstance(self.old[left].attrs, DimensionAttrs):
                     total = self.split_product(node)
                 else:
                     continue
@@ -225,7 +225,11 @@ class _Hoister:
             operands: tuple[str, ...] = (self.make_after(self.old[node.operands[0]]),)
             turns = self.loop.trips
             attrs = SliceAttrs((0, *attrs.starts), (turns, *attrs.limits), (1, *attrs.strides))
-        elif node.op == "reduce" and isinstance(attrs, DimensionsAttrs) and len(node.operands) == 2:
+        elif (
+            OPS[node.op].is_reduce
+            and isinstance(attrs, DimensionsAttrs)
+            and len(node.operands) == 2
+        ):
             start = self.values.outside(self.constant(node.operands[1]))
             stack = self.stack_of(node.operands[0])
             operands = (stack, start)
@@ -257,13 +261,14 @@ class _Hoister:
     def sum_over_turns(self, name: str) -> str:
         """The sum of a value over all turns, after the loop.  Raises NotOverTurns."""
         node = self.old[name]
-        match node.op, node.attrs:
-            case ("transpose", _) | ("reshape", _) | ("bitcast", _):
+        row = OPS[node.op]
+        match node.attrs:
+            case _ if row.permutes:
                 source = self.sum_over_turns(node.operands[0])
                 return self.made.add(
                     self.made.after, f"{name}.all", replace(node, operands=(source,))
                 )
-            case "dot", DotAttrs() as attrs:
+            case DotAttrs() as attrs:
                 left, right = (self.stack_of(o) for o in node.operands)
                 both = replace(
                     attrs,
@@ -276,7 +281,7 @@ class _Hoister:
                 )
                 whole = replace(node, operands=(left, right), attrs=both)
                 return self.made.add(self.made.after, f"{name}.all", whole)
-            case "reduce", DimensionsAttrs(dimensions) if len(node.operands) == 2:
+            case DimensionsAttrs(dimensions) if row.is_reduce and len(node.operands) == 2:
                 zero = self.old[node.operands[1]]
                 plain = isinstance(zero.attrs, ConstantAttrs) and not zero.attrs.value.numpy().any()
                 if monoid_of(node.regions[0]) != "add" or not plain:

@@ -14,7 +14,6 @@ from astitch.graph.ir import (
     TransposeAttrs,
 )
 from astitch.graph.ops import OPS, Kind
-from astitch.loops.analysis import VIEWS
 from astitch.loops.rewrite import LoopRewrite
 
 
@@ -41,7 +40,7 @@ class OverTurns:
         carried: set[str] = set()
         invariant = {s.parameter for s in self.made.states if s.parameter == s.output}
         for node in self.old:
-            if node.op == "parameter":
+            if node.is_parameter:
                 if node.name not in invariant:
                     carried.add(node.name)
             elif node.name in self.loop.slices:
@@ -107,19 +106,19 @@ class OverTurns:
             along = BroadcastAttrs(tuple(range(1, len(shape))))
             repeated = Node("", "broadcast", type_, (self.outside(node.name),), along)
             return self.made.add(self.made.before, f"{node.name}.repeated", repeated)
-        attrs = node.attrs
-        match node.op, attrs:
-            case "broadcast", BroadcastAttrs(dimensions):
+        attrs, row = node.attrs, OPS[node.op]
+        match attrs:
+            case BroadcastAttrs(dimensions):
                 attrs = BroadcastAttrs((0, *(d + 1 for d in dimensions)))
-            case "transpose", TransposeAttrs(permutation):
+            case TransposeAttrs(permutation):
                 attrs = TransposeAttrs((0, *(p + 1 for p in permutation)))
-            case "concatenate", DimensionAttrs(dimension):
+            case DimensionAttrs(dimension):
                 attrs = DimensionAttrs(dimension + 1)
-            case "slice", SliceAttrs(starts, limits, strides):
+            case SliceAttrs(starts, limits, strides):
                 attrs = SliceAttrs((0, *starts), (shape[0], *limits), (1, *strides))
-            case op, _ if op in VIEWS or OPS[op].kind is Kind.ELEMENTWISE:
+            case _ if row.keeps_order or row.kind is Kind.ELEMENTWISE:
                 scalars = [o for o in node.operands if self.old[o].array.rank != node.array.rank]
-                if scalars and op not in VIEWS:
+                if scalars and not row.keeps_order:
                     raise NotOverTurns
             case _:
                 raise NotOverTurns

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from astitch.device.gpu import Gpu
 from astitch.faults import FaultLog
 from astitch.graph.edit import free_name, keep_live_nodes
-from astitch.graph.ir import DType, Graph, Node
+from astitch.graph.ir import DotAttrs, DType, Graph, Node
+from astitch.graph.ops import OPS
 from astitch.loops.analysis import (
     Carried,
     Invariant,

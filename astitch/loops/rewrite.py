@@ -161,7 +161,7 @@ class LoopRewrite:
         """The condition, for the new state."""
         condition = self.node.regions[0]
         tests = {self.old.parameters[i]: p for i, p in enumerate(condition.parameters)}
-        inner = {name: node for name, node in condition.nodes.items() if node.op != "parameter"}
+        inner = {name: node for name, node in condition.nodes.items() if not node.is_parameter}
         names = [tests.get(s.parameter) or self.fresh(f"{s.parameter}.test") for s in states]
         types = {name: s.type for name, s in zip(names, states, strict=True)}
         return order_region(condition.name, types, inner, condition.outputs)
@@ -170,7 +170,7 @@ class LoopRewrite:
         """Without the invariants that no turn reads any more, and nobody after the loop."""
         read: set[str] = set()
         pending = [s.output for i, s in enumerate(self.states) if i in kept]
-        pending = [output for output in pending if self.body[output].op != "parameter"]
+        pending = [output for output in pending if not self.body[output].is_parameter]
         while pending:
             for operand in self.body[pending.pop()].operands:
                 if operand not in read:

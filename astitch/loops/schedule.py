@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from astitch.graph.ir import BroadcastAttrs, DimensionAttrs, Node, SliceAttrs
+from astitch.graph.ir import (
+    BroadcastAttrs,
+    DimensionAttrs,
+    Node,
+    PadAttrs,
+    SliceAttrs,
+    TransposeAttrs,
+)
 from astitch.graph.ops import OPS, Cost, Kind
-from astitch.loops.analysis import VIEWS, Carried, Loop, Place, Stack
+from astitch.loops.analysis import Carried, Loop, Place, Stack
 from astitch.loops.axes import Axes, Axis, Form, Product
 
 MOST_AHEAD = 16
@@ -148,7 +155,7 @@ def is_small(loop: Loop, axes: Axes, name: str) -> bool:
 
 def is_shift(axes: Axes, node: Node) -> bool:
     """Does an op move small columns?"""
-    if node.op == "pad":
+    if isinstance(node.attrs, PadAttrs):
         return True
     if not isinstance(node.attrs, SliceAttrs):
         return False
@@ -172,32 +179,32 @@ class Resolver:
             if name in self.axes.of and self.axes.dimension(name, Axis.COLUMN) is None:
                 number = 0
             node = self.body[name]
-            match node.op, node.attrs:
-                case "slice", SliceAttrs(starts) if is_shift(self.axes, node):
+            match node.attrs:
+                case SliceAttrs(starts) if is_shift(self.axes, node):
                     return Part(name, number, small)
-                case "slice", SliceAttrs(starts):
+                case SliceAttrs(starts):
                     column = self.axes.dimension(name, Axis.COLUMN)
                     source = self.axes.dimension(node.operands[0], Axis.COLUMN)
                     if column is not None and source is not None:
                         number += starts[source] // self.axes.units
                     name = node.operands[0]
-                case "concatenate", DimensionAttrs():
+                case DimensionAttrs():
                     for operand in node.operands:
                         parts = count_parts(self.loop, self.axes, operand)
                         if number < parts:
                             name = operand
                             break
                         number -= parts
-                case ("broadcast", BroadcastAttrs()) | ("transpose", _):
+                case BroadcastAttrs() | TransposeAttrs():
                     name = node.operands[0]
-                case op, _ if op in VIEWS:
+                case _ if OPS[node.op].keeps_order:
                     name = node.operands[0]
                 case _:
                     return Part(name, number, small)
 
     def find_constant(self, name: str) -> Part:
         """The constant or integer behind the ops that repeat it."""
-        while name not in self.loop.integers and self.body[name].op != "constant":
+        while name not in self.loop.integers and not self.body[name].is_constant:
             name = self.body[name].operands[0]
         return Part(name, 0)
 
@@ -217,7 +224,7 @@ class Scheduler:
         if part in self.stages:
             return self.stages[part]
         node = self.body[part.name]
-        if part.name in self.loop.integers or node.op == "constant":
+        if part.name in self.loop.integers or node.is_constant:
             stage = 0
         elif part.name in self.roles or part.name in self.loop.slices:
             self.add_read(node, part.small)
@@ -229,7 +236,7 @@ class Scheduler:
                     f"%{node.name} has no columns, and is wanted for units and for small columns"
                 )
             stage = 1 + max(self.stage_of(p) for p in self.parts_of(product.left))
-        elif node.op == "reduce" and not part.small:
+        elif OPS[node.op].is_reduce and not part.small:
             raise NoPlan(f"%{node.name} is a sum over small columns, and is wanted for units")
         elif OPS[node.op].kind in (Kind.ELEMENTWISE, Kind.REDUCE) or is_shift(self.axes, node):
             stage = max((self.stage_of(p) for p in self.operands_of(part)), default=0)

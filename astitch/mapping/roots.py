@@ -24,8 +24,8 @@ from astitch.graph.dimensions import (
 )
 from astitch.graph.index import Linear, Symbol
 from astitch.graph.ir import DimensionsAttrs, GetTupleElementAttrs, Graph
-from astitch.graph.ops import monoid_of
-from astitch.graph.propagation import CHOOSING, Index, Read, walk_reads
+from astitch.graph.ops import OPS, monoid_of
+from astitch.graph.propagation import Index, Read, walk_reads
 from astitch.graph.running import find_running, is_running
 from astitch.graph.storage import stored_value
 from astitch.thread_mapping import Space, size_of
@@ -71,7 +71,7 @@ def make_root(graph: Graph, dimensions: Dimensions, name: str) -> Root:
     """The root of a reduce or of a kept element-wise value."""
     node = graph[name]
     operands = [array_of(graph[o]) for o in node.operands]
-    if node.op == "reduce" and isinstance(node.attrs, DimensionsAttrs):
+    if OPS[node.op].is_reduce and isinstance(node.attrs, DimensionsAttrs):
         source = node.operands[0]
         index = dimensions.canonical_index(source)
         gone = node.attrs.dimensions
@@ -208,7 +208,7 @@ class RootReads:
 
         def visit(read: Read, stopped: bool) -> None:
             nonlocal uneven
-            if not stopped and self.graph[read.operand].op in CHOOSING:
+            if not stopped and OPS[self.graph[read.operand].op].chooses:
                 uneven = True  # a vector across rows may have some of either
             single = array_of(self.graph[read.operand]).size == 1
             if not single and not is_uniform(self.graph, read.operand):
