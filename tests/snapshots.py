@@ -78,13 +78,17 @@ def _accept(request: nvrtc.Request) -> nvrtc.CompiledKernel:
 def stand_in_compiler() -> Iterator[None]:
     """Within, NVRTC is not called, and nothing is kept on disk: plans are those of the rules and the projection."""
     before = nvrtc.compile_request, nvrtc.choose_nvrtc, os.environ.get("ASTITCH_CACHE_DIR")
+    cpus = os.sched_getaffinity
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ["ASTITCH_CACHE_DIR"] = folder
         nvrtc.compile_request, nvrtc.choose_nvrtc = _accept, lambda arch: _STAND_IN
         kernel_cache._cache_at.cache_clear()
+        # With one thread: of kernels that differ in names only, the first to be compiled gives all of them its names.
+        os.sched_getaffinity = lambda pid: {0}
         try:
             yield
         finally:
+            os.sched_getaffinity = cpus
             nvrtc.compile_request, nvrtc.choose_nvrtc = before[:2]
             kernel_cache._cache_at.cache_clear()
             if before[2] is None:
