@@ -175,10 +175,13 @@ def _rename(scopes: Scopes, job: Job) -> Scopes:
 
 
 def _plan(scopes: Scopes, job: Job) -> PlannedScopes:
-    # Where plans are measured next, none is compiled before.
-    render = None if job.tune else job.target.render
     return plan_scopes(
-        scopes, job.gpu, render=render, on_kernel=job.target.on_kernel, faults=job.faults
+        scopes,
+        job.gpu,
+        render=job.target.render,
+        finalizes=not job.tune,  # where plans are measured next, none is final
+        on_kernel=job.target.on_kernel,
+        faults=job.faults,
     )
 
 

@@ -60,13 +60,15 @@ def plan_scopes(
     gpu: Gpu,
     *,
     render: Render | None = None,
+    finalizes: bool = True,
     on_kernel: OnKernel = lambda plan, compiled: None,
     faults: FaultLog | None = None,
 ) -> PlannedScopes:
     """A plan for each scope, or for the parts of one whose kernel shows a symptom (see split_scopes.py).
 
-    render: the texts that an engine will submit; with it, one kernel of each structure is compiled once its plan will
-    hardly be replaced, and given to on_kernel.  faults: keeps the errors that leave a scope without a plan.
+    render: the texts that an engine will submit, which the CUDA compiler is asked about.  With it, and finalizes, one
+    kernel of each structure is compiled once its plan will hardly be replaced, and given to on_kernel.
+    faults: keeps the errors that leave a scope without a plan.
     """
     faults = faults or FaultLog()
     text_of = render or render_kernel
@@ -94,7 +96,7 @@ def plan_scopes(
             draft=planner.draft,
             project=lambda plan, resources: project(plan.kernel, gpu, resources, plan.work),
             observe=observe,
-            settle=pool.ask(finalize) if render else None,
+            settle=pool.ask(finalize) if render and finalizes else None,
             ahead=pool,
             faults=faults,
         )
