@@ -103,8 +103,8 @@ def _collect(products: Mapping[str, Any], gpu: Gpu, seconds: dict[str, float]) -
     """What the passes handed on, as one value."""
     emitted: Emitted = products["emit"]
     planned = emitted.planned
-    names = {plan.scope.name for plan in planned.plans}
-    lost = dict.fromkeys(names - set(emitted.kernels), NOT_EMITTED)
+    names = [plan.scope.name for plan in planned.plans]
+    lost = {name: NOT_EMITTED for name in names if name not in emitted.kernels}
     return Compilation(
         gpu,
         products["leave"].graph,
