@@ -20,27 +20,10 @@ from astitch.tiling.groups import GROUPS
 from astitch.tiling.rows import ROWS, describe_rows
 from astitch.tiling.scans import SCANS, describe_scan
 from astitch.tiling.space import (
-    LINE_BYTES,
     Mapping,
-    NotTaken,
     Space,
-    ceil_div,
-    power_of_two_at_least,
-    size_of,
 )
 from astitch.tiling.strategy import Request, take_first
-
-__all__ = [
-    "LINE_BYTES",
-    "Mapping",
-    "NotTaken",
-    "Space",
-    "ceil_div",
-    "map_space",
-    "power_of_two_at_least",
-    "size_of",
-    "why_not_aligned",
-]
 
 
 def map_space(

@@ -14,7 +14,7 @@ from astitch.device.gpu import Gpu
 from astitch.device.schedule import Keep, Schedule
 from astitch.mapping.launch_config import LaunchConfig
 from astitch.mapping.stitch_scheme import Arrangement, TaskLoop
-from astitch.thread_mapping import Mapping
+from astitch.tiling.space import Mapping
 
 SM_SHARE = 10.0
 """How many times its fair share of the memory's bandwidth one SM can draw while others are idle."""

@@ -18,7 +18,8 @@ from astitch.kernel.loop_nest import LoopNest
 from astitch.kernel.nest import LANE, Depth
 from astitch.kernel.states import States, find_state, space_axes
 from astitch.kernel.values import Values
-from astitch.mapping.stitch_scheme import Placement, RootKind, Span, root_starts
+from astitch.mapping.roots import RootKind, root_starts
+from astitch.mapping.stitch_scheme import Placement, Span
 
 
 class Accumulation:

@@ -35,7 +35,7 @@ from astitch.kernel.statement import (
     UseOwn,
     Write,
 )
-from astitch.thread_mapping import ceil_div
+from astitch.tiling.space import ceil_div
 
 ADVICE = "\n  the stage that handed this on has a bug; print its input and report both"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)

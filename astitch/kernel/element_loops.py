@@ -16,8 +16,9 @@ from astitch.kernel.on_chip import OnChip
 from astitch.kernel.residency import MAX_UNROLLED_STEPS
 from astitch.kernel.states import kept_axes
 from astitch.kernel.task_indices import clamp, count_steps_inside
-from astitch.mapping.stitch_scheme import Placement, RootKind
-from astitch.thread_mapping import Mapping, ceil_div
+from astitch.mapping.roots import RootKind
+from astitch.mapping.stitch_scheme import Placement
+from astitch.tiling.space import Mapping, ceil_div
 
 ELEMENTS_TOGETHER = 24
 """Elements that a thread of a column reduction loads before it adds the first: where rows do not fill its turns a

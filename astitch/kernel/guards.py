@@ -14,7 +14,7 @@ from astitch.graph.propagation import Guard, Within
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.states import kept_axes
 from astitch.mapping.stitch_scheme import Placement
-from astitch.thread_mapping import Mapping
+from astitch.tiling.space import Mapping
 
 
 def guarded(guards: tuple[Guard, ...], body: Iterable[k.Statement]) -> Iterator[k.Statement]:

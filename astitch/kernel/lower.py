@@ -21,7 +21,7 @@ from astitch.kernel.prefetch import Budget
 from astitch.kernel.residency import Carried, find_carried, find_streams
 from astitch.kernel.store_rounding import round_at_stores
 from astitch.mapping.stitch_scheme import Arrangement, Scheme
-from astitch.thread_mapping import LINE_BYTES, ceil_div
+from astitch.tiling.space import LINE_BYTES, ceil_div
 
 REGISTERS_FOR_CODE = 28
 """Registers that a kernel needs beside what it keeps: addresses, temporaries, accumulators."""

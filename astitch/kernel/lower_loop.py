@@ -36,7 +36,8 @@ from astitch.kernel.stores import Stores
 from astitch.kernel.task_indices import index_task, number_partial, wrap_rounds
 from astitch.kernel.thread_exchange import ThreadExchange
 from astitch.kernel.values import Values
-from astitch.mapping.stitch_scheme import Placement, RootKind, Span, TaskLoop
+from astitch.mapping.roots import RootKind
+from astitch.mapping.stitch_scheme import Placement, Span, TaskLoop
 
 
 class LoopLowering:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from astitch.graph import index as ix
 from astitch.graph.index import Linear, Symbol
 from astitch.graph.propagation import Index
-from astitch.thread_mapping import Mapping
+from astitch.tiling.space import Mapping
 
 LANE = Symbol("lane", 1 << 30)
 """The number of an element within a vector; its true extent never matters, for lanes are only ever added."""

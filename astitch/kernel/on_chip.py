@@ -17,7 +17,7 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.loop_nest import LoopNest
 from astitch.kernel.nest import LANE, Depth, Key
 from astitch.kernel.residency import Place, Residency
-from astitch.thread_mapping import Mapping
+from astitch.tiling.space import Mapping
 
 MAX_PREFETCHES, MAX_LAG = 2, 3
 """Tasks whose copies are on their way, and tasks that wait for the cooperating blocks."""

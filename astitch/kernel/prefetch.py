@@ -33,7 +33,7 @@ from astitch.kernel.states import count_states
 from astitch.kernel.task_indices import index_own_tile, index_task
 from astitch.kernel.values import is_input
 from astitch.mapping.stitch_scheme import Span
-from astitch.thread_mapping import ceil_div
+from astitch.tiling.space import ceil_div
 
 MAX_PREFETCH_BYTES = 32
 """What a thread loads of the next task into registers; more lies in shared memory."""

@@ -18,13 +18,8 @@ from astitch.graph.ops import OPS, Kind
 from astitch.graph.propagation import Index, Read, access
 from astitch.graph.storage import storage_name
 from astitch.kernel.nest import Depth, Key, depth_of_index
-from astitch.mapping.stitch_scheme import (
-    Arrangement,
-    RootKind,
-    TaskLoop,
-    reduce_behind,
-    root_starts,
-)
+from astitch.mapping.roots import RootKind, reduce_behind, root_starts
+from astitch.mapping.stitch_scheme import Arrangement, TaskLoop
 
 MAX_UNROLLED_STEPS = 16
 """A nest of at most this many (row, column) steps is unrolled, so that kept values can be registers."""

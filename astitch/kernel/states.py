@@ -8,7 +8,7 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.declarations import Declarations
 from astitch.kernel.nest import LANE, Depth
 from astitch.mapping.stitch_scheme import Placement
-from astitch.thread_mapping import Mapping
+from astitch.tiling.space import Mapping
 
 
 def kept_axes(m: Mapping, place: Placement) -> tuple[bool, bool]:

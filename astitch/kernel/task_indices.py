@@ -8,7 +8,7 @@ from astitch.graph import index as ix
 from astitch.graph.index import Linear, Quotient, Symbol
 from astitch.kernel import kernel_ir as k
 from astitch.mapping.stitch_scheme import Placement
-from astitch.thread_mapping import Mapping
+from astitch.tiling.space import Mapping
 
 
 def count_steps_inside(size: int, minus_tile: Linear, thread: str, threads: int) -> Linear:

@@ -24,13 +24,8 @@ from astitch.kernel.nest import Depth, Key
 from astitch.kernel.on_chip import OnChip
 from astitch.kernel.shared_buffers import SharedBuffers, name_result
 from astitch.kernel.states import States, find_state
-from astitch.mapping.stitch_scheme import (
-    Placement,
-    RootKind,
-    combine_name,
-    reduce_behind,
-    why_not_block_local,
-)
+from astitch.mapping.roots import RootKind, reduce_behind
+from astitch.mapping.stitch_scheme import Placement, combine_name, why_not_block_local
 
 
 def is_input(declarations: Declarations, name: str) -> bool:

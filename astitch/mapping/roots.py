@@ -28,8 +28,7 @@ from astitch.graph.ops import OPS, monoid_of
 from astitch.graph.propagation import Index, Read, walk_reads
 from astitch.graph.running import find_running, is_running
 from astitch.graph.storage import stored_value
-from astitch.thread_mapping import Space, size_of
-from astitch.tiling.space import MAX_ALIGNED
+from astitch.tiling.space import MAX_ALIGNED, Space, size_of
 
 
 class RootKind(enum.Enum):

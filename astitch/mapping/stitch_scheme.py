@@ -32,35 +32,10 @@ from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.propagation import Index, Read
 from astitch.graph.storage import stored_value
-from astitch.mapping.roots import Reads, Root, RootKind, RootReads, reduce_behind, root_starts
-from astitch.thread_mapping import (
-    Mapping,
-    NotTaken,
-    Space,
-    map_space,
-    size_of,
-    why_not_aligned,
-)
+from astitch.mapping.roots import Reads, Root, RootKind, RootReads, reduce_behind
+from astitch.thread_mapping import map_space, why_not_aligned
 from astitch.tiling.scans import why_not_in_order
-
-__all__ = [
-    "Arrangement",
-    "Placement",
-    "Root",
-    "RootKind",
-    "RootReads",
-    "Scheme",
-    "Span",
-    "TaskLoop",
-    "choose_schemes",
-    "combine_name",
-    "reduce_behind",
-    "reduce_span",
-    "root_starts",
-    "shared_elements",
-    "why_not_block_local",
-    "why_not_hosted",
-]
+from astitch.tiling.space import Mapping, NotTaken, Space, size_of
 
 ONE_BLOCK_ELEMENTS = 1 << 14
 """Elements that one block sums in less time than a barrier of the grid takes."""

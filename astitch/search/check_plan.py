@@ -13,15 +13,13 @@ from astitch.graph.ir import Graph
 from astitch.graph.propagation import Read, walk_reads
 from astitch.graph.storage import stored_value
 from astitch.kernel.check_kernel import ADVICE, check_kernel
+from astitch.mapping.roots import RootKind, reduce_behind, root_starts
 from astitch.mapping.stitch_scheme import (
     Arrangement,
     Placement,
-    RootKind,
     Scheme,
     Span,
     combine_name,
-    reduce_behind,
-    root_starts,
     why_not_block_local,
 )
 from astitch.search.plan import Plan

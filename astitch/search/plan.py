@@ -27,7 +27,7 @@ from astitch.mapping.roots import RootKind, RootReads
 from astitch.mapping.stitch_scheme import Arrangement, choose_schemes, shared_elements
 from astitch.scope.structure import Structure, structure_of
 from astitch.stitch_scope import Scope
-from astitch.thread_mapping import Mapping
+from astitch.tiling.space import Mapping
 from astitch.toolchain.nvrtc import Resources
 
 SMALL_BLOCK, LARGE_BLOCK, TALL_BLOCK = 256, 512, 1024

@@ -18,7 +18,7 @@ from astitch.program.steps import IslandStep, LibraryStep, Program
 from astitch.search.plan import Plan
 from astitch.search.split_scopes import Split
 from astitch.stitch_scope import Scopes, is_memory_op
-from astitch.thread_mapping import NotTaken
+from astitch.tiling.space import NotTaken
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import Request, Resources, compile_many_cuda
 

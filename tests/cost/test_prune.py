@@ -20,7 +20,7 @@ from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Keep, Schedule
 from astitch.dominant import choose_dominants
 from astitch.hlo_import import import_hlo
-from astitch.mapping.stitch_scheme import RootReads
+from astitch.mapping.roots import RootReads
 from astitch.rewrite.simplify import simplify
 from astitch.search import plan as planning
 from astitch.search import plan_scopes as compiling

@@ -25,8 +25,9 @@ from astitch.graph.index import Symbol
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.check_kernel import check_kernel
 from astitch.run.emulate import Order
-from astitch.thread_mapping import Mapping, Space, map_space
+from astitch.thread_mapping import map_space
 from astitch.tiling.scans import MAX_STATES, MAX_STEPS, why_not_in_order
+from astitch.tiling.space import Mapping, Space
 from tests.small_gpu import Planned, assert_close, by_jax, few_sms, find_statements, plan_for
 
 F32, BF16, F16, F64 = (np.dtype(t) for t in (np.float32, jnp.bfloat16, np.float16, np.float64))

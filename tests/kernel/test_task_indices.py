@@ -15,7 +15,7 @@ from astitch.graph.index import Symbol
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.guards import leader_guard, outer_guard, tile_guard
 from astitch.kernel.task_indices import count_steps_inside, index_task
-from astitch.thread_mapping import Mapping
+from astitch.tiling.space import Mapping
 
 
 def make_mapping(outer: int, row: int, col: int, packed: int = 1, **more: object) -> Mapping:

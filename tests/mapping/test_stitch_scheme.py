@@ -22,11 +22,10 @@ from astitch.graph.index import Symbol
 from astitch.graph.ir import Graph
 from astitch.graph.propagation import Index
 from astitch.hlo_import import import_hlo
+from astitch.mapping.roots import Root, RootKind
 from astitch.mapping.stitch_scheme import (
     MAX_INLINE_PARTIALS,
     Arrangement,
-    Root,
-    RootKind,
     Scheme,
     Span,
     choose_schemes,
@@ -37,7 +36,7 @@ from astitch.mapping.stitch_scheme import (
 )
 from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
-from astitch.thread_mapping import Mapping, NotTaken, Space, size_of
+from astitch.tiling.space import Mapping, NotTaken, Space, size_of
 from tests.hlo_runner import lower, run_xla
 from tests.scopes import find_scopes
 

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from astitch.device.gpu import PRESETS, preset
 from astitch.device.schedule import Schedule
 from astitch.graph.index import Symbol
-from astitch.thread_mapping import (
-    Mapping,
-    Space,
-    ceil_div,
-    map_space,
-    power_of_two_at_least,
-    why_not_aligned,
-)
+from astitch.thread_mapping import map_space, why_not_aligned
 from astitch.tiling.columns import TEAM_BYTES, TEAM_LINE_BYTES
 from astitch.tiling.groups import NEIGHBOUR_BYTES
 from astitch.tiling.rows import MAX_ROW_ELEMENTS
-from astitch.tiling.space import SECTOR_BYTES, choose_vector
+from astitch.tiling.space import (
+    SECTOR_BYTES,
+    Mapping,
+    Space,
+    ceil_div,
+    choose_vector,
+    power_of_two_at_least,
+)
 from astitch.tiling.strategy import SPLIT_MIN_BYTES, TEAM_THREAD_BYTES
 
 LARGEST = 5000

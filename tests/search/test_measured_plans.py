@@ -27,7 +27,7 @@ from astitch.cost.workload import count_workload
 from astitch.device.gpu import preset
 from astitch.device.schedule import schedule_from_json
 from astitch.dominant import choose_dominants
-from astitch.mapping.stitch_scheme import RootReads
+from astitch.mapping.roots import RootReads
 from astitch.search import plan as planning
 from astitch.search.plan import SEARCH_FROM_US, SEARCH_MARGIN
 from astitch.toolchain.nvrtc import Resources

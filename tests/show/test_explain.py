@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from astitch.compile import compile_hlo
 from astitch.show.explain import show_strategies
-from astitch.thread_mapping import NotTaken
+from astitch.tiling.space import NotTaken
 from tests.programs import load
 
 

@@ -10,12 +10,13 @@ import pytest
 from astitch.device.gpu import preset
 from astitch.device.schedule import DEFAULT, Schedule
 from astitch.graph.index import Symbol
-from astitch.thread_mapping import Mapping, Space, map_space
+from astitch.thread_mapping import map_space
 from astitch.tiling.columns import COLUMNS
 from astitch.tiling.elementwise import ELEMENTWISE
 from astitch.tiling.groups import GROUPS
 from astitch.tiling.rows import ROWS
 from astitch.tiling.scans import SCANS
+from astitch.tiling.space import Mapping, Space
 from astitch.tiling.strategy import Strategy, always, take_first
 
 H100 = preset("h100")
