@@ -334,10 +334,10 @@ class Compiled:
 
         try:
             return [
-                (jax.random.key_data(x) if is_key else x)
+                (jax.random.key_data(x) if holds_keys else x)
                 if isinstance(x, jax.Array)
                 else np.asarray(x, aval.dtype)
-                for x, aval, is_key in zip(leaves, self._in_avals, self._is_key, strict=True)
+                for x, aval, holds_keys in zip(leaves, self._in_avals, self._is_key, strict=True)
             ]
         except (TypeError, ValueError):
             arrays = (jax.Array, np.ndarray, np.generic, int, float, complex)

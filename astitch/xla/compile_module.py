@@ -35,10 +35,10 @@ from astitch.xla.prepare_kernels import (
     Kernels,
     LoopCall,
     XlaKernel,
+    emit_plan_for_xla,
     name_entry,
     prepare_kernels,
     prepare_loops,
-    spell_plan,
     start_loops,
 )
 from astitch.xla.stitch_loops import find_loops, read_island
@@ -55,13 +55,13 @@ def compile_for_xla(
     tune: bool = False,
     strict: bool = False,
     code: Code = Code.PTX,
-    announce_scopes: Callable[[Scopes], object] = lambda scopes: None,
+    on_scopes: Callable[[Scopes], object] = lambda scopes: None,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
-    announce_scopes: is given what will have a kernel each, if none of them is split.
+    on_scopes: is given what will have a kernel each, if none of them is split.
     hand_out: is given kernels that are PTX, in parts: most of those that XLA will load as soon as they are compiled,
     from several threads, all of them in the end, and some that it will not load.
     An error inside astitch leaves a kernel, a loop or a body to XLA, and is among the compilation's faults; with strict
@@ -81,7 +81,7 @@ def compile_for_xla(
         faults,
         None if wanted is options.Loops.NONE else LoopPlanner(gpu, faults),
     )
-    compilation = _plan_kernels(job, announce_scopes)
+    compilation = _plan_kernels(job, on_scopes)
     in_place = _find_in_place(job, compilation)
     left = _find_left(job, compilation, in_place)
     kernels = prepare_kernels(compilation, gpu, in_place, left, code, faults)
@@ -121,7 +121,7 @@ class _Job:
             self.hand_out([Unit(k.symbol, k.code) for k in kernels if isinstance(k, XlaKernel)])
 
 
-def _plan_kernels(job: _Job, announce_scopes: Callable[[Scopes], object]) -> Compilation:
+def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilation:
     """The compilation without its bodies and loops; the kernels of loops are compiled while it is made."""
     pool = ThreadPoolExecutor(count_threads(), "astitch-loops")
 
@@ -132,9 +132,9 @@ def _plan_kernels(job: _Job, announce_scopes: Callable[[Scopes], object]) -> Com
     target = Target(
         launcher=Launcher.XLA,
         loops=job.planner,
-        render=lambda plan: spell_plan(plan, job.donated),
+        render=lambda plan: emit_plan_for_xla(plan, job.donated),
         on_kernel=lambda plan, built: job.hand_out_compiled(plan.kernel.name, built),
-        after={"leave": begin, "stitch_remotely": announce_scopes},
+        after={"leave": begin, "stitch_remotely": on_scopes},
     )
     try:
         compilation = compile_graph(

@@ -290,7 +290,7 @@ def name_entry(compiled: CompiledKernel, name: str, code: Code) -> tuple[str, by
     return name, compiled.cubin.replace(old, new.ljust(len(old), b"\0"))
 
 
-def spell_plan(plan: Plan, donated: Sequence[bool]) -> str:
+def emit_plan_for_xla(plan: Plan, donated: Sequence[bool]) -> str:
     """The text that prepare_kernels will have compiled, as far as that is known of a plan alone.
 
     It may be another where what is read in place is read by ops that neither come before the kernel nor are in it.

@@ -125,7 +125,7 @@ class Stitched:
                         tune=tune,
                         strict=self._strict,
                         code=self._code,
-                        announce_scopes=begin_to_tune,
+                        on_scopes=begin_to_tune,
                         hand_out=assemble,
                     )
                     trace_compilation(self.hlo, compilation)

@@ -17,7 +17,7 @@ from astitch.kernel import kernel_ir as k
 from astitch.kernel.in_place import InPlace
 from astitch.show.compilation import Compilation
 from astitch.xla.memory_reuse import find_in_place
-from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel, emit_for_xla, spell_plan
+from astitch.xla.prepare_kernels import KernelRefusal, XlaKernel, emit_for_xla, emit_plan_for_xla
 from astitch.xla.write_module import export_program
 from tests.emulated_xla import (
     H100,
@@ -113,7 +113,9 @@ def test_what_is_observed_is_what_will_be_compiled(
     assert sum(map(len, in_place.values())) >= pairs
     for plan, kernel in zip(compilation.plans, planned_kernels(compilation), strict=True):
         assert plan.kernel.name == kernel.name
-        assert spell_plan(plan, donated) == emit_for_xla(kernel, in_place.get(kernel.name, ()))
+        assert emit_plan_for_xla(plan, donated) == emit_for_xla(
+            kernel, in_place.get(kernel.name, ())
+        )
 
 
 def softmax_of_product(x, w):
@@ -152,7 +154,7 @@ def test_temporary_arrays_are_written_over(
     for kernel in planned_kernels(compilation):
         kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
     for plan, kernel in zip(compilation.plans, compilation.program.kernels, strict=True):
-        spelled = spell_plan(plan, (False, False)).encode()
+        spelled = emit_plan_for_xla(plan, (False, False)).encode()
         assert spelled == kernels[kernel.name].code  # type: ignore[union-attr]
     got = run_module(export_program(compilation, kernels), arguments)
     for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):

@@ -28,9 +28,9 @@ from astitch.xla.prepare_kernels import (
     XlaKernel,
     choose_code,
     emit_for_xla,
+    emit_plan_for_xla,
     name_entry,
     prepare_kernels,
-    spell_plan,
 )
 from tests.emulated_xla import (
     H100,
@@ -64,7 +64,7 @@ def test_kernels_are_compiled_while_others_are_planned(
     monkeypatch.setattr("astitch.search.split_scopes.OBSERVED_STATEMENTS", 0)
     monkeypatch.setattr("astitch.toolchain.nvrtc.compile_request", compile_one)
     graph = import_hlo(lower(two_batch_norms, *ROWS, keep_unused=True))
-    spell = partial(spell_plan, donated=[True] * len(graph.parameters))
+    spell = partial(emit_plan_for_xla, donated=[True] * len(graph.parameters))
     compilation = compile_graph(graph, H100, Target(render=spell))
     in_place = find_in_place(compilation, [True] * len(graph.parameters))
     prepare_kernels(compilation, H100, in_place)
