@@ -183,13 +183,14 @@ def compile_hlo(
 
 
 def show_pass(data: bytes | str, gpu: Gpu, until: str) -> str:
-    """What a pass hands on, printed.  until: "import" or the name of a pass."""
+    """What a pass hands on, printed, and the faults up to there.  until: "import" or the name of a pass."""
     graph = import_hlo(data)
     if until == IMPORT:
         return str(graph)
     job = Job(graph.name, gpu, OWN, tune=False, faults=FaultLog())
     with pause_collector():
-        return str(run_passes(graph, job, until=until)[until])
+        shown = str(run_passes(graph, job, until=until)[until])
+    return "\n\n".join([shown, *show_faults(job.faults.found)])
 
 
 def report(

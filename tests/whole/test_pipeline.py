@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 
+from astitch import pipeline
 from astitch.compile import IMPORT, compile_graph, compile_hlo, main, show_pass
 from astitch.device.gpu import preset
+from astitch.errors import KernelCompileError
+from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
 from astitch.hlo_import import import_hlo
-from astitch.pipeline import NAMES, PASSES, Launcher, Target
+from astitch.pipeline import NAMES, PASSES, Job, Launcher, Target, run_passes
+from astitch.search import plan_scopes as planning
+from astitch.toolchain.nvrtc import CompiledKernel, Request
 from tests.programs import corpus_path, load
 
 PROGRAM = "layer_norm_backward"
@@ -87,3 +92,33 @@ def test_the_command_stops_at_a_pass(tmp_path: Any, capsys: pytest.CaptureFixtur
     assert main([str(path), "--until", "emit"]) == 0
     assert capsys.readouterr().out.startswith('#include "astitch.cuh"')
     assert corpus_path(PROGRAM).exists()
+
+
+def test_what_is_shown_of_a_pass_tells_of_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graph: Graph) -> Graph:
+        raise ZeroDivisionError("a broken pass")
+
+    monkeypatch.setattr(pipeline, "reassociate", fail)
+    monkeypatch.setenv("ASTITCH_FAULTS", "")
+    shown = show_pass(load(PROGRAM), H100, "reassociate")
+    before = show_pass(load(PROGRAM), H100, "order_scatters")
+    assert shown.startswith(before) and "a broken pass" in shown.removeprefix(before)
+
+
+@pytest.mark.parametrize("tune", [False, True])
+def test_the_cuda_compiler_is_asked_about_what_the_engine_submits(
+    monkeypatch: pytest.MonkeyPatch, tune: bool
+) -> None:
+    """Also where plans are measured, when none is compiled ahead."""
+    asked: list[str] = []
+
+    def refuse(request: Request) -> CompiledKernel:
+        asked.append(request.source)
+        raise KernelCompileError("no compiler")
+
+    monkeypatch.setattr(planning, "compile_cached", refuse)
+    monkeypatch.setattr(planning, "LEAST_THREADS", 0)  # what may be asked about is compiled too
+    target = Target(render=lambda plan: f"the text of {plan.kernel.name}")
+    job = Job(PROGRAM, H100, target, tune, FaultLog())
+    run_passes(import_hlo(load(PROGRAM)), job, until="plan")
+    assert asked and all(text.startswith("the text of ") for text in asked)
