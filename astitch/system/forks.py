@@ -13,7 +13,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
@@ -53,71 +54,57 @@ class cached_property(functools.cached_property[Answer]):  # noqa: N801 - it sta
 
 
 class _Gate:
-    """Many may be inside at a time; a fork waits until nobody is, and nobody enters meanwhile."""
+    """Many threads may be inside at a time; a fork waits until no other is, and none enters meanwhile.
+
+    Inside is who holds a lock of its own: no method of Python's stands between, so that a signal cannot come there.
+    """
 
     def __init__(self) -> None:
-        self._forget()
+        self._adding = ForkLock()  # a fork holds it too
+        self._own: list[weakref.ref[ForkLock]] = []
+        self._held: dict[int, list[ForkLock]] = {}  # by thread that forks
 
-    def _forget(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._inside: dict[int, int] = {}
-        self._forking: int | None = None
-
-    def enter(self) -> None:
-        thread = threading.get_ident()
-        with self._changed:
-            if thread not in self._inside:
-                self._changed.wait_for(lambda: self._forking in (None, thread), LONGEST_WAIT_S)
-            self._inside[thread] = self._inside.get(thread, 0) + 1
-
-    def leave(self) -> None:
-        thread = threading.get_ident()
-        with self._changed:
-            depth = self._inside.pop(thread, 1) - 1
-            if depth:
-                self._inside[thread] = depth
-            else:
-                self._changed.notify_all()
+    def add(self, lock: ForkLock) -> None:
+        """One more thread's."""
+        with self._adding:
+            self._own = [known for known in self._own if known() is not None]
+            self._own.append(weakref.ref(lock))
 
     def close(self) -> None:
-        """Before a fork."""
-        thread, until = threading.get_ident(), time.monotonic() + LONGEST_WAIT_S
-        with self._changed:
-            self._changed.wait_for(lambda: self._forking is None, LONGEST_WAIT_S)
-            self._forking = thread
-            self._changed.wait_for(
-                lambda: not self._inside.keys() - {thread}, max(0.0, until - time.monotonic())
-            )
+        """Before a fork.  Takes all locks that it gets in LONGEST_WAIT_S together."""
+        until = time.monotonic() + LONGEST_WAIT_S
+        held = self._held.setdefault(threading.get_ident(), [])
+        for lock in (self._adding, *(known() for known in list(self._own))):
+            if lock and lock.acquire(timeout=max(0.0, until - time.monotonic())):
+                held.append(lock)
 
     def open(self) -> None:
-        """After a fork, in the parent."""
-        with self._changed:
-            self._forking = None
-            self._changed.notify_all()
-
-    def open_in_child(self) -> None:
-        thread = threading.get_ident()
-        depth = self._inside.get(thread, 0)
-        self._forget()
-        if depth:
-            self._inside[thread] = depth
+        """After a fork, in the parent and in the child."""
+        for lock in self._held.pop(threading.get_ident(), ()):
+            lock.release()
 
 
 _gate = _Gate()
 
 
-@contextlib.contextmanager
-def fork_waits() -> Iterator[None]:
+class _Own(threading.local):
+    """A thread's lock, free while it is outside."""
+
+    def __init__(self) -> None:
+        self.lock = ForkLock()
+        _gate.add(self.lock)
+
+
+_own = _Own()
+
+
+def fork_waits() -> AbstractContextManager[object]:
     """No other thread forks during the block: for native code that holds locks, and while a process is started.
 
     A child that is forked between the two steps of a start keeps the ends of its pipes open, and the parent waits for
-    their end as long as that child lives.
+    their end as long as that child lives.  The block is the calling thread's: it cannot be entered in another.
     """
-    _gate.enter()
-    try:
-        yield
-    finally:
-        _gate.leave()
+    return _own.lock
 
 
 _in_child: list[Callable[[], None]] = []
@@ -129,7 +116,7 @@ def do_in_child(work: Callable[[], None]) -> None:
 
 
 def _begin_child() -> None:
-    _gate.open_in_child()
+    _gate.open()
     for lock in list(_locks):
         lock.renew()
     for work in _in_child:

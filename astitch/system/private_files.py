@@ -12,12 +12,14 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import io
 import itertools
 import os
 import shutil
 import stat
 import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,43 +179,39 @@ class PrivateFolder:
         seconds after which it goes on without.
         """
         name = key + _LOCK
-        file = self._lock(name, longest_s)
-        try:
+        taken: list[io.FileIO] = []
+        try:  # begun before the lock is taken: a signal may come in between
+            self._lock(name, longest_s, taken)
             yield
         finally:
-            if file is not None:
-                self._unlock(name, file)
+            self._unlock(name, taken)
 
-    def _lock(self, name: str, longest_s: float) -> int | None:
+    def _lock(self, name: str, longest_s: float, taken: list[io.FileIO]) -> None:
+        """Adds the lock to `taken`, if this comes to hold it."""
         try:
             self._make()
             with self._opened() as folder:
-                file = os.open(
-                    name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | _OPEN, 0o600, dir_fd=folder
-                )
+                flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | _OPEN
+                file = io.FileIO(os.open(name, flags, 0o600, dir_fd=folder), "r+")
         except OSError:
-            return None
+            return
         _locks.add(file)
-        try:
-            # The name of a lock goes when its holder is done: nobody makes anything after it that was not made by it.
-            if _wait_for_lock(file, longest_s) and os.fstat(file).st_nlink:
-                return file
-        except BaseException:
+        # The name of a lock goes when its holder is done: nobody makes anything after it that was not made by it.
+        if _wait_for_lock(file.fileno(), longest_s) and os.fstat(file.fileno()).st_nlink:
+            taken.append(file)
+        else:
             _close_lock(file)
-            raise
-        _close_lock(file)
-        return None
 
-    def _unlock(self, name: str, file: int) -> None:
-        if file not in _locks:  # in a forked child: the parent holds it
+    def _unlock(self, name: str, taken: list[io.FileIO]) -> None:
+        if not taken or taken[0].closed:  # in a forked child: the parent holds it
             return
         try:
             with self._opened() as folder:
-                if os.path.samestat(os.fstat(file), os.stat(name, dir_fd=folder)):
+                if os.path.samestat(os.fstat(taken[0].fileno()), os.stat(name, dir_fd=folder)):
                     os.unlink(name, dir_fd=folder)
         except OSError:
             pass  # removed by somebody, or for the next that removes what is old
-        _close_lock(file)
+        _close_lock(taken[0])
 
     def _make(self) -> None:
         for _ in range(2):
@@ -295,8 +293,9 @@ def _remove_at(folder: int, name: str) -> None:
 
 # ---- locks -----------------------------------------------------------------------------------------------------------
 
-_locks: set[int] = set()
-"""Descriptors of the locks that this process waits for or holds."""
+_locks: weakref.WeakSet[io.FileIO] = weakref.WeakSet()
+"""Those that this process waits for or holds.  One that nobody refers to any more is closed, and so free: also where a
+signal came before it could be given back."""
 
 
 def _wait_for_lock(file: int, longest_s: float) -> bool:
@@ -314,15 +313,13 @@ def _wait_for_lock(file: int, longest_s: float) -> bool:
         pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
-def _close_lock(file: int) -> None:
-    if file not in _locks:  # a forked child has closed its parent's
-        return
+def _close_lock(file: io.FileIO) -> None:
     _locks.discard(file)
     try:
         fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have a copy of the descriptor
     except OSError:
         pass
-    os.close(file)
+    file.close()
 
 
 def _remove_free_lock(folder: int, name: str) -> None:
@@ -338,9 +335,9 @@ def _remove_free_lock(folder: int, name: str) -> None:
 
 def _drop_locks() -> None:
     """In a forked child: they are the parent's, and should be free when the parent dies."""
-    for file in _locks:
+    for file in list(_locks):
         with contextlib.suppress(OSError):
-            os.close(file)
+            file.close()
     _locks.clear()
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from interrupt_at import interrupt_after
 
 from astitch.system import forks
 from astitch.system.forks import ForkLock, cached_property, fork_waits
@@ -152,12 +158,12 @@ def in_a_child(work: object) -> int:
     return -9
 
 
-def held_elsewhere(lock: object) -> tuple[threading.Thread, threading.Event]:
+def held_elsewhere(find_lock: Callable[[], Any]) -> tuple[threading.Thread, threading.Event]:
     """Another thread that is in the lock until the event."""
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with lock:  # type: ignore[attr-defined]
+        with find_lock():
             inside.set()
             leave.wait()
 
@@ -169,7 +175,7 @@ def held_elsewhere(lock: object) -> tuple[threading.Thread, threading.Event]:
 
 def test_a_lock_of_another_thread_is_free_in_the_child() -> None:
     lock = ForkLock()
-    thread, leave = held_elsewhere(lock)
+    thread, leave = held_elsewhere(lambda: lock)
 
     def take() -> int:
         with lock:
@@ -177,7 +183,7 @@ def test_a_lock_of_another_thread_is_free_in_the_child() -> None:
 
     assert in_a_child(take) == 7
     plain = threading.Lock()
-    other, leave_other = held_elsewhere(plain)
+    other, leave_other = held_elsewhere(lambda: plain)
     assert in_a_child(lambda: 7 if plain.acquire(timeout=1) else 8) == 8  # as it would be
     for event in (leave, leave_other):
         event.set()
@@ -211,7 +217,7 @@ def test_a_lock_of_the_forking_thread_is_held_in_the_child() -> None:
 
 
 def test_a_fork_waits_for_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    thread, leave = held_elsewhere(fork_waits())
+    thread, leave = held_elsewhere(fork_waits)
     threading.Timer(0.3, leave.set).start()
     start = time.monotonic()
     assert in_a_child(lambda: 7) == 7
@@ -220,11 +226,41 @@ def test_a_fork_waits_for_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
     # But not for ever, and not for itself.
     monkeypatch.setattr(forks, "LONGEST_WAIT_S", 0.2)
-    thread, leave = held_elsewhere(fork_waits())
+    thread, leave = held_elsewhere(fork_waits)
     with fork_waits():
         assert in_a_child(lambda: 7) == 7
     leave.set()
     thread.join()
+
+
+def test_an_interrupt_leaves_the_gate_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a signal is looked for: on the way in, in the block and on the way out."""
+    monkeypatch.setattr(forks, "LONGEST_WAIT_S", 20.0)
+    gate = forks._gate
+
+    def enter_twice() -> None:
+        with fork_waits(), fork_waits():
+            pass
+
+    def enter_first() -> None:
+        monkeypatch.setattr(forks, "_own", forks._Own())  # as a thread that was never inside
+        enter_twice()
+
+    def fork() -> None:  # all but the child
+        gate.close()
+        enter_twice()
+        gate.open()
+
+    for number in itertools.count():
+        interrupted = interrupt_after(number, (forks, threading, contextlib, weakref), enter_first)
+        other = threading.Thread(target=fork, daemon=True)
+        other.start()
+        other.join(5)
+        assert not other.is_alive(), f"interrupted at place {number}, a fork waits"
+        enter_twice()
+        if not interrupted:
+            break
+    assert number > 4
 
 
 def test_a_cached_property_is_computed_once_and_has_no_lock() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import itertools
 import multiprocessing
 import os
 import signal
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupt_at import interrupt_after
 
 from astitch import options
 from astitch.system import private_files
@@ -301,6 +304,23 @@ def test_the_next_goes_on_where_the_first_is_killed(folder: PrivateFolder) -> No
     first.join()
     assert time.monotonic() - began < 10
     assert [f.name for f in folder.path.iterdir()] == ["entry"]
+
+
+def test_an_interrupt_gives_the_turn_to_the_next(folder: PrivateFolder) -> None:
+    """Wherever a signal is looked for, also between the lock and the block."""
+
+    def take_turn() -> None:
+        with folder.turn("key", 60):
+            pass
+
+    for number in itertools.count():
+        interrupted = interrupt_after(number, (private_files, contextlib), take_turn)
+        start = time.monotonic()
+        with folder.turn("key", 5):
+            assert time.monotonic() - start < 2, f"interrupted at place {number}"
+        if not interrupted:
+            break
+    assert number > 40
 
 
 def test_nobody_waits_for_ever(folder: PrivateFolder) -> None:
