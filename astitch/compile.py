@@ -49,7 +49,7 @@ IMPORT = "import"
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """What the stages make are trees, which need no search for cycles; it would walk all of them again and again."""
+    """What the passes make are trees, which need no search for cycles; it would walk all of them again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -88,7 +88,7 @@ def compile_graph(
     else:
         compilation = faults.attempt(
             stitch,
-            lambda: leave_whole(graph, gpu, seconds),
+            lambda: leave_graph(graph, gpu, seconds),
             stage="compile",
             subject=graph.name,
             cost="XLA computes all of it",
@@ -117,7 +117,7 @@ def _collect(products: Mapping[str, Any], gpu: Gpu, seconds: dict[str, float]) -
     )
 
 
-def leave_whole(graph: Graph, gpu: Gpu, seconds: dict[str, float]) -> Compilation:
+def leave_graph(graph: Graph, gpu: Gpu, seconds: dict[str, float]) -> Compilation:
     """The compilation of a graph without a stitch op, all of which is left to XLA."""
     reason = "an error inside astitch left the whole program to XLA"
     program = leave_program(graph, reason, islands=has_jax())

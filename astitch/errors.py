@@ -88,3 +88,8 @@ class UnknownOption(InvalidOption, TypeError):
 
 class EngineUnavailable(AstitchError):
     """An engine misses what it runs on: CuPy or a GPU, or JAX for what XLA computes."""
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first; its type where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -14,8 +14,8 @@ from typing import Any
 from astitch import options
 from astitch.api.arguments import find_statics
 from astitch.api.engines import target_gpu
-from astitch.api.stages import hlo_of
 from astitch.faults import FaultWarning, leave_to_xla, leave_whole, show_error
+from astitch.hlo.stablehlo import hlo_of
 from astitch.system.callbacks import pass_interrupt
 
 NO_ROOM = (

@@ -15,6 +15,7 @@ from astitch.api.arguments import array_type, is_key, is_traced
 from astitch.api.engines import Engine, make_engine
 from astitch.errors import ArgumentMismatch, IllegalProduct, KernelCompileError, LaunchRefused
 from astitch.faults import FaultLog, report_faults
+from astitch.hlo.stablehlo import hlo_of
 from astitch.system.forks import cached_property
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
@@ -23,11 +24,6 @@ if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.program.steps import Program
     from astitch.show.compilation import Compilation
     from astitch.xla.stitched_call import Stitched
-
-
-def hlo_of(jax_lowered: Any) -> bytes:
-    """The serialized HloModuleProto of a function that JAX lowered."""
-    return bytes(jax_lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
 
 
 class Stage:

@@ -17,6 +17,11 @@ from astitch.system.forks import fork_waits
 _DOT_NUMBERS = re.compile(r"dot_dimension_numbers = #mhlo\.dot<([^<>]*)>")
 
 
+def hlo_of(jax_lowered: Any) -> bytes:
+    """The serialized HloModuleProto of a function that JAX lowered."""
+    return bytes(jax_lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+
+
 def to_stablehlo(hlo: bytes) -> bytes:
     """A serialized HloModuleProto as serialized StableHLO.
 

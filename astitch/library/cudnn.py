@@ -19,6 +19,7 @@ import numpy as np
 
 from astitch import options
 from astitch.device.cuda_driver import StreamAddress
+from astitch.errors import first_line
 from astitch.graph.convolution import CanonicalConvolution, ConvolutionTypes, Form, Tensor
 from astitch.library.algorithm_choice import (
     CANDIDATES,
@@ -30,6 +31,7 @@ from astitch.library.algorithm_choice import (
     hash_problem,
     load_bindings,
 )
+from astitch.program.arena import align
 
 log = logging.getLogger("astitch")
 
@@ -42,7 +44,7 @@ ALIGNMENT_BYTES = 256
 FORMAT = "astitch convolution 2"
 
 
-class NoPlan(Exception):
+class NoCudnnPlan(Exception):
     """cuDNN has nothing for a convolution of this form, these types and sizes."""
 
 
@@ -165,7 +167,7 @@ class Copy(Protocol):
 
 
 class Convolution:
-    """One convolution.  Raises NoPlan.
+    """One convolution.  Raises NoCudnnPlan.
 
     time_launch: asked in the first call.  copy: for tensors that cuDNN does not take where they lie.
     """
@@ -188,7 +190,7 @@ class Convolution:
         width = _BYTES[problem.types.tensor]
         for tensor in self._tensors:
             self._offsets.append(end if tensor.copied else None)
-            end += _align(tensor.size * width) if tensor.copied else 0
+            end += align(tensor.size * width) if tensor.copied else 0
         self._copies_bytes = end
         self._candidates = self._load() or self._ask()
         self._chosen = self._candidates[0] if len(self._candidates) == 1 else None
@@ -202,7 +204,8 @@ class Convolution:
     def launch(self, addresses: Sequence[int], workspace: int, stream: int) -> None:
         """Enqueue the convolution; the first call chooses the plan, and waits.
 
-        addresses: of left operand, right operand and result.  Raises NoPlan in the first call if no candidate runs.
+        addresses: of left operand, right operand and result.  Raises NoCudnnPlan in the first call if no candidate
+        runs.
         """
         if self._chosen is None:
             self._chosen = self._choose(addresses, workspace, stream)
@@ -230,7 +233,7 @@ class Convolution:
             count = graph.get_execution_plan_count()
             return graph, [graph.get_plan_name_at_index(i) for i in range(count)]
         except self._bindings.errors as error:
-            raise NoPlan(_first_line(error)) from None
+            raise NoCudnnPlan(first_line(error)) from None
 
     def _build(self, graph: Any, index: int, name: str) -> Plan | None:
         """The plan, None where cuDNN does not build it or it needs too much room."""
@@ -252,7 +255,7 @@ class Convolution:
             if len(found) == CANDIDATES:
                 break
         if not found:
-            raise NoPlan(f"none of cuDNN's {len(names)} plans can be built")
+            raise NoCudnnPlan(f"none of cuDNN's {len(names)} plans can be built")
         return found
 
     def _load(self) -> list[Plan]:
@@ -277,7 +280,7 @@ class Convolution:
         # CuPy's errors are RuntimeErrors, which are among cuDNN's.
         fastest = choose_fastest(launches, stream, self._time_launch, self._bindings.errors)
         if fastest is None:
-            raise NoPlan("none of those that cuDNN names runs")
+            raise NoCudnnPlan("none of those that cuDNN names runs")
         chosen = self._candidates[fastest.number]
         self._cache.store_choice(self._key, {"plan": chosen.name, **fastest.measured})
         # Alone in its graph: what the others hold on the GPU goes.
@@ -300,7 +303,7 @@ def find_convolution(
     try:
         copy = functools.partial(_copy_tensor, cupy, _BYTES[problem.types.tensor])
         return Convolution(bindings, problem, copy, time_launch)
-    except NoPlan as error:
+    except NoCudnnPlan as error:
         log.info("cuDNN has no plan, so XLA convolves: %s: %s", problem.convolution, error)
         return None
 
@@ -321,14 +324,6 @@ def _copy_tensor(
     to, source = (array, copy) if back else (copy, array)
     with cupy.cuda.Stream.from_external(StreamAddress(stream)):
         to[...] = source
-
-
-def _align(count: int) -> int:
-    return -(-count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def key_of_convolution(problem: Problem, version: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from astitch.errors import EngineUnavailable, IslandRefused, OutOfMemory
+from astitch.errors import EngineUnavailable, IslandRefused, OutOfMemory, first_line
 from astitch.hlo.schema import CompileOptionsProto
 from astitch.hlo.stablehlo import to_stablehlo
 
@@ -103,7 +103,7 @@ class Island:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise OutOfMemory(
-                f"{self.what}: XLA found no room: {_first_line(error)}\n"
+                f"{self.what}: XLA found no room: {first_line(error)}\n"
                 "  free arrays, or set XLA_PYTHON_CLIENT_MEM_FRACTION so that JAX may take more"
             ) from None
 
@@ -116,7 +116,7 @@ def compile_island(hlo: bytes, device: Any, what: str) -> Island:
         return Island(what, device, _compile(hlo, device))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise IslandRefused(
-            f"{what}: XLA refuses to compile it for {device}: {_first_line(error)}\n"
+            f"{what}: XLA refuses to compile it for {device}: {first_line(error)}\n"
             "  rewrite that part of the program; with strict=True the compilation lists every op that is left to XLA"
         ) from error
 
@@ -185,7 +185,3 @@ def put_array(array: np.ndarray, device: Any) -> Any:
 
     with jax.enable_x64(True):
         return jax.device_put(array, device)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

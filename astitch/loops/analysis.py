@@ -20,9 +20,9 @@ from astitch.graph.ir import (
     Graph,
     Literal,
     Node,
-    TupleType,
 )
 from astitch.graph.ops import OPS
+from astitch.graph.ops.arrays import array_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Loop:
     @property
     def types(self) -> tuple[ArrayType, ...]:
         """Of the state."""
-        return state_types(self.node)
+        return array_types(self.node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,6 @@ def loop_key(graph: Graph, node: Node) -> LoopKey:
     return LoopKey(node.regions, starts, find_used(graph, node))
 
 
-def state_types(node: Node) -> tuple[ArrayType, ...]:
-    """The types of a while's state."""
-    return node.type.elements if isinstance(node.type, TupleType) else (node.type,)
-
-
 def find_used(graph: Graph, node: Node) -> tuple[int, ...]:
     """The parts of a while's final state that somebody reads."""
     projections = (graph[user].attrs for user in graph.users[node.name])
@@ -170,7 +165,7 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
     trips = _count_trips(condition, starts)
     if trips is None:
         return LoopRefusal(node.name, "how often it turns is not known")
-    types = state_types(node)
+    types = array_types(node)
     if (index := _find_overflow(types, starts, trips)) is not None:
         return LoopRefusal(node.name, f"%{body.parameters[index]} counts beyond its type")
     given = {body.parameters[i]: value for i, value in starts.items()}
@@ -231,7 +226,7 @@ def find_ends(graph: Graph, node: Node) -> dict[int, np.ndarray]:
     if turns is None:
         return {}
     trips, counters = turns
-    types = state_types(node)
+    types = array_types(node)
     ends = {
         index: np.full(types[index].shape, counter.at(trips), types[index].dtype.numpy)
         for index, counter in counters.items()
@@ -259,7 +254,7 @@ def count_turns(graph: Graph, node: Node) -> tuple[int, dict[int, Affine]] | Non
     its type."""
     counters = _find_counters(graph, node)
     trips = _count_trips(node.regions[0], counters)
-    if trips is None or _find_overflow(state_types(node), counters, trips) is not None:
+    if trips is None or _find_overflow(array_types(node), counters, trips) is not None:
         return None
     return trips, counters
 

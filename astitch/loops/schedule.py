@@ -202,6 +202,12 @@ class Resolver:
                 case _:
                     return Part(name, number, small)
 
+    def parts_of(self, name: str) -> list[Part]:
+        """All parts of a value, behind the ops that only move."""
+        count = count_parts(self.loop, self.axes, name)
+        small = is_small(self.loop, self.axes, name)
+        return [self.resolve(name, i, small) for i in range(count)]
+
     def find_constant(self, name: str) -> Part:
         """The constant or integer behind the ops that repeat it."""
         while name not in self.loop.integers and not self.body[name].is_constant:
@@ -214,7 +220,8 @@ class Scheduler:
 
     def __init__(self, loop: Loop, axes: Axes, used: Sequence[int]) -> None:
         self.loop, self.axes, self.body, self.used = loop, axes, loop.body, used
-        self.resolve = Resolver(loop, axes).resolve
+        resolver = Resolver(loop, axes)
+        self.resolve, self.parts_of = resolver.resolve, resolver.parts_of
         self.roles = dict(zip(self.body.parameters, loop.roles, strict=True))
         self.stages: dict[Part, int] = {}
         self.reads: dict[tuple[str, bool], Read] = {}
@@ -244,12 +251,6 @@ class Scheduler:
             raise NoPlan(f"%{node.name} is a {node.op}")
         self.stages[part] = stage
         return stage
-
-    def parts_of(self, name: str) -> list[Part]:
-        """All parts of a value, behind the ops that only move."""
-        count = count_parts(self.loop, self.axes, name)
-        small = is_small(self.loop, self.axes, name)
-        return [self.resolve(name, i, small) for i in range(count)]
 
     def operands_of(self, part: Part) -> list[Part]:
         """What a part is computed from."""

@@ -11,7 +11,7 @@ from astitch.kernel.cuda_text import STORAGE, compute_type, spell_number
 from astitch.loops.analysis import Affine, Carried, Loop, Place
 from astitch.loops.axes import Axis
 from astitch.loops.cuts import Share
-from astitch.loops.schedule import Part, Read, Resolver, count_parts, is_small
+from astitch.loops.schedule import Part, Read, Resolver, count_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class ShareText:
     def __init__(self, loop: Loop, share: Share) -> None:
         self.share, self.loop, self.body = share, loop, loop.body
         self.axes, self.steps, self.cut = share.axes, share.steps, share.cut
-        self.resolve = Resolver(loop, share.axes).resolve
+        resolver = Resolver(loop, share.axes)
+        self.resolve, self.parts_of = resolver.resolve, resolver.parts_of
         self.roles = dict(zip(self.body.parameters, loop.roles, strict=True))
         self.reads: Mapping[str, Read] = {read.name: read for read in self.steps.reads}
         self.names: dict[str, str] = {}
@@ -115,12 +116,6 @@ class ShareText:
     def operand(self, state: int) -> str:
         """The parameter from which a state is read, counted as read."""
         return self.operands.setdefault(state, f"state_{state}")
-
-    def parts_of(self, name: str) -> list[Part]:
-        """All parts of a value, behind the ops that only move."""
-        count = count_parts(self.loop, self.axes, name)
-        small = is_small(self.loop, self.axes, name)
-        return [self.resolve(name, i, small) for i in range(count)]
 
     def is_local(self, part: Part) -> bool:
         """Is a computed part used in its own stage only, so that it needs no array?"""

@@ -20,7 +20,7 @@ from astitch.graph.convolution import (
     choose_convolution_types,
 )
 from astitch.graph.ir import ConvolutionAttrs
-from astitch.library.cudnn import Convolution, NoPlan, Problem, find_convolution
+from astitch.library.cudnn import Convolution, NoCudnnPlan, Problem, find_convolution
 from astitch.program.steps import LibraryStep
 from astitch.run.device_memory import DeviceMemory
 from astitch.run.gpu_call import Call, Launch, PreparedStep
@@ -86,7 +86,7 @@ class ConvolutionSteps:
             memory = self._memory.allocate(convolution.workspace_bytes, "a convolution's workspace")
             try:
                 convolution.launch(addresses, int(memory.ptr), call.stream)
-            except NoPlan as error:  # in the first call: what cuDNN names does not run
+            except NoCudnnPlan as error:  # in the first call: what cuDNN names does not run
                 log.info("%%%s, which XLA convolves: %s", step.node.name, error)
                 other.append(self._prepare_by_xla(step).launch)
                 convolve_by_xla(call)

@@ -296,7 +296,7 @@ def _legal(schedules: Iterable[Schedule], gpu: Gpu) -> tuple[Schedule, ...]:
 Observe = Callable[[Plan], Resources | None]
 """What the CUDA compiler says of a plan's kernel; None where there is none."""
 
-Foresee = Callable[[Plan], object]
+CompileEarly = Callable[[Plan], object]
 """Begins to ask the CUDA compiler of a plan in another thread, for `observe` to be told sooner."""
 
 
@@ -307,14 +307,15 @@ def plan_scope(
     schedule: Schedule | None = None,
     *,
     observe: Observe | None = None,
-    foresee: Foresee = lambda plan: None,
+    compile_early: CompileEarly = lambda plan: None,
     default: Plan | None = None,
 ) -> Plan | None:
     """The plan of a scope; None when it holds only aliases (reshapes), which need no kernel.
 
     schedule: the open choices; None takes the rules', or another where that is projected to be clearly faster, or where
-    the compiler, asked through `observe`, says that the kernel before it in rank spills.  foresee: is given the plan
-    that `observe` will likely be asked of next.  default: the plan with the rules' schedule, if it is known.
+    the compiler, asked through `observe`, says that the kernel before it in rank spills.
+    compile_early: is given the plan that `observe` will likely be asked of next.
+    default: the plan with the rules' schedule, if it is known.
     Raises IllegalProduct where no kernel fits the GPU.
     """
     groups = default.arrangement.groups if default else choose_dominants(graph, scope)
@@ -338,7 +339,7 @@ def plan_scope(
     first, second = wanted[:2]
     likely = _spare_registers(first, gpu) <= LIKELY_REGISTERS
     if likely and _spare_registers(second, gpu) <= DOUBTFUL_REGISTERS:
-        foresee(second)  # asked one after the other they would take twice as long
+        compile_early(second)  # asked one after the other they would take twice as long
     for plan in wanted:
         if not _spills(plan, gpu, observe):
             return plan
@@ -348,7 +349,7 @@ def plan_scope(
 class Planner:
     """Plans the scopes of a program for one GPU, each once; what was decided for a structure is not searched again.
 
-    observe: what the CUDA compiler says of a plan, or None.  foresee: see plan_scope.
+    observe: what the CUDA compiler says of a plan, or None.  compile_early: see plan_scope.
     faults: keeps the errors for which a scope is planned by the rules alone.
     """
 
@@ -356,10 +357,10 @@ class Planner:
         self,
         gpu: Gpu,
         observe: Observe | None = None,
-        foresee: Foresee = lambda plan: None,
+        compile_early: CompileEarly = lambda plan: None,
         faults: FaultLog | None = None,
     ) -> None:
-        self.gpu, self.observe, self.foresee = gpu, observe, foresee
+        self.gpu, self.observe, self.compile_early = gpu, observe, compile_early
         self.faults = faults or FaultLog()
         self._drafts: dict[tuple[Structure, Scope], Plan | None] = {}
         self._decided: dict[Structure, tuple[Schedule, Search]] = {}
@@ -386,7 +387,12 @@ class Planner:
             return None
         plan = self.faults.attempt(
             lambda: plan_scope(
-                graph, scope, self.gpu, observe=self.observe, foresee=self.foresee, default=default
+                graph,
+                scope,
+                self.gpu,
+                observe=self.observe,
+                compile_early=self.compile_early,
+                default=default,
             ),
             lambda: default,
             stage="plan",

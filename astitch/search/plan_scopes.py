@@ -84,11 +84,11 @@ def plan_scopes(
 
         observe = pool.ask(ask_compiler)
 
-        def prefetch(plan: Plan) -> None:
+        def compile_early(plan: Plan) -> None:
             if threads >= LEAST_THREADS:
                 pool.start(object(), partial(observe, plan))
 
-        planner = Planner(gpu, observe, prefetch, faults)
+        planner = Planner(gpu, observe, compile_early, faults)
         return split_scopes(
             scopes,
             gpu,
@@ -96,7 +96,7 @@ def plan_scopes(
             draft=planner.draft,
             project=lambda plan, resources: project(plan.kernel, gpu, resources, plan.work),
             observe=observe,
-            settle=pool.ask(finalize) if render and finalizes else None,
+            finalize=pool.ask(finalize) if render and finalizes else None,
             ahead=pool,
             faults=faults,
         )

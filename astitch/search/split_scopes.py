@@ -76,7 +76,7 @@ ROUNDS = 3
 """How often a part may be split again."""
 
 MakePlan = Callable[[Graph, Scope], Plan | None]
-Settle = Callable[[Plan], object]
+Finalize = Callable[[Plan], object]
 """Is told of a plan that will hardly be replaced."""
 
 Projector = Callable[[Plan, Resources | None], Projection]
@@ -220,15 +220,15 @@ class _Splitter:
         draft: MakePlan,
         project: Projector,
         observe: Observe,
-        settle: Settle | None,
+        finalize: Finalize | None,
         ahead: Ahead,
         faults: FaultLog,
     ) -> None:
         self.scopes, self.gpu = scopes, gpu
         self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
-        self.settle, self.ahead, self.faults = settle, ahead, faults
+        self.finalize, self.ahead, self.faults = finalize, ahead, faults
         self.left: dict[str, str] = {}
-        self.settled: set[Structure] = set()
+        self.finalized: set[Structure] = set()
         self.plans: list[Plan] = []
         self.splits: list[Split] = []
         self.known: dict[tuple[Structure, Scope], Plan | None] = {}
@@ -264,9 +264,9 @@ class _Splitter:
             best = self.find_best(graph, scope, structure, reason, whole_us, plan)
             if best.parts_us < _bound_us(reason.symptom, whole_us):
                 return
-        if self.settle and (reason is None or rounds) and structure not in self.settled:
-            self.settled.add(structure)
-            self.settle(plan)
+        if self.finalize and (reason is None or rounds) and structure not in self.finalized:
+            self.finalized.add(structure)
+            self.finalize(plan)
 
     def prepare_unplanned(
         self, graph: Graph, scope: Scope, structure: Structure, rounds: int
@@ -353,7 +353,7 @@ class _Splitter:
             if split:
                 return
         self.plans.append(plan)
-        self.begin_to_settle(plan)
+        self.begin_to_finalize(plan)
 
     def split_plan(self, plan: Plan, rounds: int) -> bool:
         """Replaces a scope that has a plan by its parts, if the plan shows a symptom and the parts are faster."""
@@ -361,12 +361,12 @@ class _Splitter:
         found = why_split(plan, self.gpu, projection)
         return found is not None and self.split(plan.scope, found, projection.time_us, rounds, plan)
 
-    def begin_to_settle(self, plan: Plan) -> None:
+    def begin_to_finalize(self, plan: Plan) -> None:
         """Has the kernel of a plan compiled meanwhile, once for its structure."""
         structure = structure_of(plan.arrangement.graph, plan.scope)
-        if self.settle and structure not in self.settled:
-            self.settled.add(structure)
-            self.ahead.start(plan.kernel.name, partial(self.settle, plan))
+        if self.finalize and structure not in self.finalized:
+            self.finalized.add(structure)
+            self.ahead.start(plan.kernel.name, partial(self.finalize, plan))
 
     def split_unplanned(self, scope: Scope, rounds: int) -> bool:
         """Replaces a scope by its parts of the largest gain, if it is surely too long for one kernel."""
@@ -443,7 +443,7 @@ class _Splitter:
         best = _Best(limit, fusion, graph, parts, parts_us)
         most_us = _bound_us(reason.symptom, whole_us)
         if whole and most_us <= best.parts_us:
-            self.begin_to_settle(whole)  # it will hardly be split
+            self.begin_to_finalize(whole)  # it will hardly be split
         spills = reason.symptom is Symptom.SPILL
         if not spills or not most_us <= best.parts_us * DRAFT_SHARE < math.inf:
             best = replace(best, parts_us=self.rate_parts(parts))
@@ -506,14 +506,15 @@ def split_scopes(
     project: Projector,
     draft: MakePlan | None = None,
     observe: Observe = lambda _: None,
-    settle: Settle | None = None,
+    finalize: Finalize | None = None,
     ahead: Ahead | None = None,
     faults: FaultLog | None = None,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
-    draft: a quicker planner, to rank splits with.  settle: has the kernels of plans that will stay compiled meanwhile,
-    one of each structure.  ahead: plans scopes before their turn, with the same result.
+    draft: a quicker planner, to rank splits with.
+    finalize: has the kernels of plans that will stay compiled meanwhile, one of each structure.
+    ahead: plans scopes before their turn, with the same result.
     faults: keeps the errors that leave a scope without a plan; where it raises them, IllegalProduct for a scope that no
     kernel and no split of it can compute.
     """
@@ -524,7 +525,7 @@ def split_scopes(
         draft or plan,
         project,
         observe,
-        settle,
+        finalize,
         ahead or Ahead(0),
         faults or FaultLog(),
     )

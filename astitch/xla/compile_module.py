@@ -17,6 +17,7 @@ from astitch.device.gpu import Gpu
 from astitch.errors import UnsupportedOp
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
+from astitch.graph.ops import OPS
 from astitch.hlo_import import import_hlo
 from astitch.kernel.in_place import InPlace
 from astitch.loops.analysis import LoopKey, loop_key
@@ -212,7 +213,7 @@ def export_bodies(
     bodies, regions = [], {}
     for body in compilation.bodies:
         left = find_unworthy(body.compilation)
-        kernels = prepare(body.compilation, body.op == "while", left)
+        kernels = prepare(body.compilation, OPS[body.op].is_loop, left)
         inner, inside = export_bodies(note_refusals(body.compilation, kernels), prepare)
         bodies.append(replace(body, compilation=inner))
         if inside or any(isinstance(kernel, XlaKernel) for kernel in kernels.values()):

@@ -52,7 +52,7 @@ def stitch_bodies(
                 if region in bodies:
                     continue
                 name = f"{path}body_{len(bodies)}_"
-                rules = RegionRules(name, find_updates, leave_to_xla)
+                rules = RegionRules(name, find_updates, leave_region)
                 try:
                     target = Target(launcher=Launcher.REGION, region=rules)
                     inner = compile_graph(region, compilation.gpu, target, tune=tune, faults=faults)
@@ -101,7 +101,7 @@ def find_accumulations(graph: Graph) -> dict[str, str]:
     return found
 
 
-def leave_to_xla(graph: Graph) -> Left:
+def leave_region(graph: Graph) -> Left:
     """The region with what is left to XLA named, and scalars computed a second time for what XLA does with them.
 
     So a kernel has its own indices, XLA sees how the counter counts, and no kernel writes a scalar for the other.

@@ -16,7 +16,7 @@ from astitch import options
 from astitch.compile import pause_collector
 from astitch.device.gpu import Gpu
 from astitch.faults import leave_whole, report_faults
-from astitch.hlo.stablehlo import to_stablehlo
+from astitch.hlo.stablehlo import hlo_of, to_stablehlo
 from astitch.hlo_import import import_hlo
 from astitch.library.xla_fallback import default_gpu
 from astitch.show.compilation import Compilation
@@ -65,7 +65,7 @@ class Stitched:
         self._lock = ForkLock()
         self._made: tuple[Compilation, bytes] | None = None
         self._kept: bytes | None = None
-        self.hlo = bytes(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+        self.hlo = hlo_of(lowered)
         with pause_collector():
             self.graph = import_hlo(self.hlo, trusted=True)
 

@@ -26,6 +26,7 @@ from astitch.graph.ir import (
     ParameterAttrs,
     TupleType,
 )
+from astitch.graph.ops import OPS
 from astitch.graph.storage import storage_name
 from astitch.hlo.export import ModuleBuilder
 from astitch.loops.analysis import Counter, LoopKey, loop_key
@@ -249,7 +250,7 @@ class _ModuleWriter:
                 continue
             names[node.name] = f"{step.name}/{node.name}"
             operands = tuple(names[o] for o in node.operands)
-            if node.op == "while" and (call := self.loops.get(loop_key(graph, node))):
+            if OPS[node.op].is_loop and (call := self.loops.get(loop_key(graph, node))):
                 results[node.name] = self.add_loop(names[node.name], node, operands, call)
                 continue
             called = node.regions

@@ -235,15 +235,15 @@ def test_while_the_compiler_looks_at_what_likely_spills_it_is_given_the_next(mon
     observe, asked = spilling(*(plan.schedule for plan, _ in rank_plans(graph, scope, H100)))
     foreseen = []
 
-    def foresee(plan):
+    def compile_early(plan):
         assert not asked  # before anything is waited for
         foreseen.append(plan.schedule)
 
-    plan_scope(graph, scope, H100, observe=observe, foresee=foresee)
+    plan_scope(graph, scope, H100, observe=observe, compile_early=compile_early)
     assert len(asked) == planning.MOST_OBSERVED and not foreseen
     del asked[:]
     monkeypatch.setattr(planning, "LIKELY_REGISTERS", 256)
-    plan = plan_scope(graph, scope, H100, observe=observe, foresee=foresee)
+    plan = plan_scope(graph, scope, H100, observe=observe, compile_early=compile_early)
     assert foreseen == asked[1:2]
     # The plan is the same, whether the next is asked for early or not.
     assert plan == plan_scope(graph, scope, H100, observe=observe)
@@ -254,7 +254,7 @@ def test_a_kernel_of_enough_registers_is_not_compiled_early(monkeypatch):
     monkeypatch.setattr(planning, "DOUBTFUL_REGISTERS", -256)
     graph, scope = scope_of(*SCOPES["column_sum"])
     foreseen = []
-    plan_scope(graph, scope, H100, observe=spilling()[0], foresee=foreseen.append)
+    plan_scope(graph, scope, H100, observe=spilling()[0], compile_early=foreseen.append)
     assert not foreseen
 
 

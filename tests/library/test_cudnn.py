@@ -30,7 +30,7 @@ from astitch.library.cudnn import (
     Bindings,
     Convolution,
     ConvolutionCache,
-    NoPlan,
+    NoCudnnPlan,
     Problem,
     find_bindings,
 )
@@ -191,7 +191,7 @@ def test_plans_that_fail_are_left_out(cache: Any) -> None:
 def test_where_none_runs_nothing_is_kept(cache: Any) -> None:
     cudnn = FakeCudnn()
     cudnn.broken = {"eng0", "eng1", "eng2"}
-    with pytest.raises(NoPlan, match="none of those"):
+    with pytest.raises(NoCudnnPlan, match="none of those"):
         Call(cudnn, cache)()
     assert Call(FakeCudnn(), cache, (9.0, 5.0, 7.0))().cudnn.launched[-1] == "eng1"
 
@@ -226,7 +226,7 @@ def test_only_plans_that_repeat_and_keep_the_precision(cache: Any) -> None:
         Call(cudnn, cache, attrs=replace(LAYER, precision=("HIGH", "HIGH")))().cudnn.launched[-1]
         == "eng0"
     )
-    with pytest.raises(NoPlan, match="none of cuDNN's 4 plans can be built"):
+    with pytest.raises(NoCudnnPlan, match="none of cuDNN's 4 plans can be built"):
         Call(
             cudnn,
             cache,
@@ -256,7 +256,7 @@ def test_few_plans_are_measured(cache: Any) -> None:
 def test_no_plan(cache: Any) -> None:
     cudnn = FakeCudnn()
     cudnn.names = ()
-    with pytest.raises(NoPlan, match="^No valid engine configs$"):
+    with pytest.raises(NoCudnnPlan, match="^No valid engine configs$"):
         Call(cudnn, cache)
 
 

@@ -150,7 +150,7 @@ def test_what_xla_convolves_lies_where_it_would_have(
         return PreparedStep(run)
 
     def fail(*_: Any) -> None:
-        raise cudnn.NoPlan("none runs")
+        raise cudnn.NoCudnnPlan("none runs")
 
     monkeypatch.setattr(FallbackSteps, "prepare_library", prepare)
     monkeypatch.setattr(cudnn.Convolution, "launch", fail)

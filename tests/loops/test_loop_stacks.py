@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 from astitch.graph.ir import Graph, Node
+from astitch.graph.ops.arrays import array_types
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.loops.analysis import (
@@ -19,7 +20,6 @@ from astitch.loops.analysis import (
     LoopRefusal,
     Stack,
     analyse_loop,
-    state_types,
 )
 from astitch.loops.stacks import straighten_stacks
 from astitch.rewrite.simplify import simplify
@@ -188,7 +188,7 @@ def test_what_nobody_reads_is_no_state() -> None:
     loop = analyse_loop(straight, node)
     assert isinstance(loop, Loop)
     # The turn, what is left of the list, the carried value, the list.
-    assert len(state_types(node)) == 4
+    assert len(array_types(node)) == 4
     assert sum(isinstance(role, Counter) for role in loop.roles) == 2
 
 

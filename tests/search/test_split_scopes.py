@@ -264,7 +264,7 @@ def test_what_is_surely_too_long_is_split_before_it_is_planned() -> None:
 
 
 def assert_divided_ahead(
-    graph: Graph, monkeypatch: pytest.MonkeyPatch, settle: Callable[[Plan], None] | None = None
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, finalize: Callable[[Plan], None] | None = None
 ) -> None:
     """By threads alone, and as without them."""
     asked: list[threading.Thread] = []
@@ -275,7 +275,7 @@ def assert_divided_ahead(
         return choose(*args, **kwargs)
 
     monkeypatch.setattr(module, "choose_partition", noting)
-    calls: dict[str, Any] = {"plan": plan_on_h100, "draft": plan_on_h100, "settle": settle}
+    calls: dict[str, Any] = {"plan": plan_on_h100, "draft": plan_on_h100, "finalize": finalize}
     calls["project"] = lambda plan, _: project(plan.kernel, H100)
     with Ahead(2) as ahead:
         pause = ahead.ask(lambda _: time.sleep(0.05))
@@ -518,7 +518,7 @@ def test_a_kernel_that_will_hardly_be_split_is_compiled_meanwhile(
             plan=plan,
             draft=plan_on_h100,
             project=project,
-            settle=lambda _: None,
+            finalize=lambda _: None,
             ahead=ahead,
         )
     assert events[0] == ("planned", "stitch_0") and len(events) > 3

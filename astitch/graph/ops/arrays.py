@@ -150,4 +150,5 @@ def slide(x: Array, sizes: Sequence[int], *, writeable: bool = False) -> Array:
 
 
 def array_types(node: Node) -> tuple[ArrayType, ...]:
+    """The types of a node's results; of a while, those of its state."""
     return node.type.elements if isinstance(node.type, TupleType) else (node.type,)

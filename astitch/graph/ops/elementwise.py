@@ -33,6 +33,7 @@ from astitch.graph.ops.arrays import (
 from astitch.graph.ops.hlo_fields import NO_ATTRIBUTES, TEXT, Attributes, Field, Form
 from astitch.graph.ops.neutral import (
     all_bits,
+    has_bits,
     largest_value,
     least_value,
     neutral_of_sum,
@@ -69,10 +70,6 @@ def _is_number(dtype: DType) -> bool:
 
 def _is_integer(dtype: DType) -> bool:
     return dtype.is_integer
-
-
-def _has_bits(dtype: DType) -> bool:
-    return dtype.is_integer or dtype is DType.PRED
 
 
 def _is_inexact(dtype: DType) -> bool:
@@ -685,10 +682,10 @@ ROWS: dict[str, Op] = {
     "ceil": _float_row("ceil", np.ceil, is_exact=True),
     "round-nearest-even": _float_row("round_nearest_even", np.rint, is_exact=True),
     "round-nearest-afz": _float_row("round_nearest_afz", _round_half_away, is_exact=True),
-    "and": _bits_row("and", np.bitwise_and, _has_bits, neutral=all_bits, combiner=np.bitwise_and),
-    "or": _bits_row("or", np.bitwise_or, _has_bits, neutral=no_bits, combiner=np.bitwise_or),
-    "xor": _bits_row("xor", np.bitwise_xor, _has_bits, neutral=no_bits, combiner=np.bitwise_xor),
-    "not": light("hlo_not({0})", _plain(np.invert), _same_type(1, _has_bits)),
+    "and": _bits_row("and", np.bitwise_and, has_bits, neutral=all_bits, combiner=np.bitwise_and),
+    "or": _bits_row("or", np.bitwise_or, has_bits, neutral=no_bits, combiner=np.bitwise_or),
+    "xor": _bits_row("xor", np.bitwise_xor, has_bits, neutral=no_bits, combiner=np.bitwise_xor),
+    "not": light("hlo_not({0})", _plain(np.invert), _same_type(1, has_bits)),
     "shift-left": _bits_row("shift_left", _shift_left, _is_integer, neutral=no_bits),
     "shift-right-arithmetic": _bits_row(
         "shift_right_arithmetic", _shift_right_arithmetic, _is_integer, neutral=no_bits
