@@ -21,6 +21,7 @@ import numpy as np
 
 from astitch.errors import MalformedHlo, UnsupportedOp
 from astitch.graph.check import check_node
+from astitch.graph.collectives import COLLECTIVES
 from astitch.graph.ir import (
     ArrayType,
     Attrs,
@@ -45,11 +46,13 @@ from astitch.graph.ops.windows import Running
 from astitch.hlo import schema
 from astitch.hlo.literal import read_literal
 from astitch.hlo.opaque import (
+    Origin,
     carry_instruction,
     is_dynamic,
     is_read,
     outline_dynamic_shapes,
     refuse_effects,
+    refuse_order,
 )
 from astitch.hlo.parsing import parse_module, shorten_ids
 from astitch.hlo.scan import add_running, find_running_op
@@ -79,7 +82,16 @@ def import_hlo(data: bytes | str, *, trusted: bool = False) -> Graph:
     """
     module = parse_module(data)
     shorten_ids(module)
-    return _Module(module, trusted=trusted).import_entry()
+    return _Module(module, Origin.PROCESS if trusted else Origin.ANYONE).import_entry()
+
+
+def import_from_compiler(module: Any) -> Graph:
+    """The Graph of a module that XLA hands over while it compiles, and takes back.
+
+    module: an HloModuleProto.  Communication, callbacks and calls of others become opaque ops with an effect.
+    Raises UnsupportedOp for tokens and other orders of effects, and what import_hlo raises.
+    """
+    return _Module(module, Origin.COMPILER).import_entry()
 
 
 def serialize_module(data: bytes | str) -> bytes:
@@ -159,8 +171,8 @@ class _Frame:
 class _Module:
     """The computations of a module by id, and the regions already imported."""
 
-    def __init__(self, proto: Any, *, trusted: bool) -> None:
-        self.proto, self.trusted = proto, trusted
+    def __init__(self, proto: Any, origin: Origin) -> None:
+        self.proto, self.origin = proto, origin
         self.name = decode(proto.name)
         check_ids(proto, self.name)
         # Each is called by one instruction, which stays a call.
@@ -395,7 +407,9 @@ class _Reader:
             return ()  # a token: an order for effects, and there are none
         if opcode == "custom-call" and instruction.custom_call_target == b"Sharding":
             return self._operand(frame, instruction, 0)  # a remark to the partitioner
-        if opcode == "custom-call":
+        if self.module.origin is Origin.COMPILER:
+            refuse_order(instruction, where)
+        elif opcode == "custom-call":
             refuse_effects(instruction, where)
         if opcode == "set-dimension-size" and not is_dynamic(instruction.shape):
             return self._operand(frame, instruction, 0)  # to the whole dimension
@@ -482,6 +496,10 @@ class _Reader:
             inner = self.module.outlined[instruction.called_computation_ids[0]].instructions
             found = {decode(i.opcode) for i in inner if is_dynamic(i.shape)}
             return f"shapes that only the run tells ({', '.join(sorted(found))})"
+        if self.module.origin is Origin.COMPILER and opcode == "custom-call":
+            return f"a call of {decode(instruction.custom_call_target)!r}"
+        if opcode in COLLECTIVES:
+            return "communication between devices"
         if not is_read(decode(instruction.opcode)):
             return f"astitch does not know '{opcode}'"
         if opcode in _HANDS_ON:
@@ -496,7 +514,6 @@ class _Reader:
         self, frame: _Frame, instruction: Any, reason: str, name: str, where: str
     ) -> _Value:
         """An op that is the instruction itself: see hlo/opaque.py."""
-        refuse_effects(instruction, where)
         type_ = read_type(instruction.shape, where)
         values = [self._operand(frame, instruction, i) for i in range(len(instruction.operand_ids))]
         shapes = [frame.shapes[id_] for id_ in instruction.operand_ids]
@@ -509,7 +526,7 @@ class _Reader:
             self.module.computations,
             reason,
             where,
-            trusted=self.module.trusted,
+            origin=self.module.origin,
         )
         operands = tuple(self._name_of(leaf) for value in values for leaf in _flatten(value))
         result, metadata = result_type(type_), instruction.metadata

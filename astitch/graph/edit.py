@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from astitch.graph.ir import Node
+from astitch.graph.ir import Node, OpaqueAttrs
 from astitch.graph.ops import OPS
 
 
@@ -29,4 +29,6 @@ def keep_live_nodes(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[s
 
 def is_pure(node: Node) -> bool:
     """Whether equal nodes have equal results, and a dead one may go."""
+    if isinstance(node.attrs, OpaqueAttrs):
+        return not node.attrs.has_effect
     return OPS[node.op].is_pure and all(is_pure(n) for r in node.regions for n in r)

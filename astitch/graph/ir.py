@@ -492,6 +492,7 @@ class OpaqueAttrs:
     opcode: its own.  reason: why no kernel computes it.  instruction: a serialized HloInstructionProto without name and
     operands.  operands: of what arrays each of its operands is made; the node's operands are these arrays.
     computations: serialized HloComputationProtos, which the instruction and the later ones call by their numbers here.
+    has_effect: it speaks to the host or to other devices, so that nobody may leave it out, repeat it or merge it.
     """
 
     opcode: str
@@ -499,6 +500,7 @@ class OpaqueAttrs:
     instruction: bytes = field(repr=False)
     operands: tuple[Tree, ...] = ()
     computations: tuple[bytes, ...] = field(default=(), repr=False)
+    has_effect: bool = False
 
 
 Attrs = (

@@ -7,6 +7,7 @@ shape stay inside such an op: what they connect is put into a computation of its
 
 from __future__ import annotations
 
+import enum
 import functools
 import heapq
 import importlib.util
@@ -20,6 +21,7 @@ from astitch.graph.ir import OpaqueAttrs, Tree
 from astitch.graph.ops import OPS
 from astitch.hlo import schema
 from astitch.hlo.schema import decode
+from astitch.hlo.shapes import shape_leaves
 from astitch.hlo.stablehlo import ends_process, find_foreign, to_stablehlo
 
 _WITHOUT_ROW = frozenset(
@@ -42,6 +44,19 @@ SPEAKS = frozenset(
 )
 """Opcodes that speak to the host or to other devices, or that only mean something beside another: nobody may leave
 them out, repeat them or move them."""
+
+DEVICE_NUMBERS = frozenset({"partition-id", "replica-id"})
+"""Those that only say which device this is."""
+
+
+class Origin(enum.Enum):
+    """Who wrote a module."""
+
+    ANYONE = enum.auto()
+    PROCESS = enum.auto()  # JAX, TensorFlow or hlo/export.py in this process
+    COMPILER = (
+        enum.auto()
+    )  # XLA while it compiles; it goes back there, effects and communication with it
 
 
 _OPCODE = re.compile(rb"[a-z0-9-]{1,64}")
@@ -76,14 +91,14 @@ def carry_instruction(
     reason: str,
     where: str,
     *,
-    trusted: bool,
+    origin: Origin,
 ) -> OpaqueAttrs:
     """The attributes of the op that an instruction becomes.
 
     instruction: an HloInstructionProto.  operand_shapes: ShapeProtos.  computations: of the module, by id.  reason: why
-    no kernel computes it.  trusted: see import_hlo.  Raises UnsupportedOp where JAX is missing, which runs it, or does
-    not take it, and for what speaks to the host or to other devices; MalformedHlo for calls that never end or lead
-    nowhere, and where XLA ends the process that reads the instruction.
+    no kernel computes it.  Raises UnsupportedOp where JAX is missing, which runs it, or does not take it, and for what
+    speaks to the host or to other devices, except in a module of the compiler's; MalformedHlo for calls that never end
+    or lead nowhere, and where XLA ends the process that reads the instruction.
     """
     kept = _strip(instruction)
     if not _OPCODE.fullmatch(instruction.opcode):
@@ -91,8 +106,10 @@ def carry_instruction(
     found: dict[int, Any] = {}
     for number in instruction.called_computation_ids:
         _collect(number, computations, found, where)
-    for inner in (instruction, *(i for c in found.values() for i in c.instructions)):
-        refuse_effects(inner, where)
+    inside = [instruction, *(i for c in found.values() for i in c.instructions)]
+    if origin is not Origin.COMPILER:
+        for inner in inside:
+            refuse_effects(inner, where)
     numbers = {id_: number for number, id_ in enumerate(found)}
     kept.called_computation_ids[:] = [numbers[i] for i in instruction.called_computation_ids]
     called = [_rename(computation, numbers) for computation in found.values()]
@@ -102,9 +119,17 @@ def carry_instruction(
         bytes(kept.SerializeToString(deterministic=True)),
         tuple(_tree_of(shape) for shape in operand_shapes),
         tuple(called),
+        any(map(_may_have_effect, inside)),
     )
-    _refuse_what_xla_does_not_take(attrs, operand_shapes, where, trusted=trusted)
+    if origin is not Origin.COMPILER:
+        trusted = origin is Origin.PROCESS
+        _refuse_what_xla_does_not_take(attrs, operand_shapes, where, trusted=trusted)
     return attrs
+
+
+def _may_have_effect(instruction: Any) -> bool:
+    opcode = decode(instruction.opcode)
+    return opcode == "custom-call" or (opcode in SPEAKS and opcode not in DEVICE_NUMBERS)
 
 
 def refuse_effects(instruction: Any, where: str) -> None:
@@ -129,6 +154,19 @@ def refuse_effects(instruction: Any, where: str) -> None:
             f"{where}: custom-call to {target!r} has a side effect, which astitch might leave out or "
             "repeat\n  take it out of the function, or run the function through XLA"
         )
+
+
+def refuse_order(instruction: Any, where: str) -> None:
+    """Raises UnsupportedOp for what a Graph cannot say: an order of effects, or memory of the host."""
+    if instruction.control_predecessor_ids:
+        raise UnsupportedOp(f"{where}: it has control dependencies, which are left as they are")
+    for leaf, _ in shape_leaves(instruction.shape):
+        if schema.ELEMENT_TYPES.get(leaf.element_type) == "token":
+            raise UnsupportedOp(
+                f"{where}: tokens order the program's effects, which are left as they are"
+            )
+        if leaf.layout.memory_space:
+            raise UnsupportedOp(f"{where}: its memory is not the device's")
 
 
 def _strip(instruction: Any) -> Any:

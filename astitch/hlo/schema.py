@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 # message: `field type number` each; a type ending in * is repeated, a capitalised one is a message.
 _MESSAGES = {
-    "LayoutProto": "minor_to_major int64* 1",
+    "LayoutProto": "minor_to_major int64* 1, memory_space int64 8",
     "ShapeProto": """
         element_type int32 2, dimensions int64* 3, tuple_shapes ShapeProto* 4, layout LayoutProto 5,
         is_dynamic_dimension bool* 6""",
@@ -77,8 +77,8 @@ _MESSAGES = {
         batch_group_count int64 58, triangular_solve_options TriangularSolveOptions 59,
         is_stable bool 60, cholesky_options CholeskyOptions 62, comparison_direction bytes 63,
         custom_call_has_side_effect bool 65, delta int64 66, indices_are_sorted bool 67,
-        unique_indices bool 69, rng_algorithm int32 70, comparison_type bytes 72,
-        output_operand_aliasing OutputOperandAliasing* 74, custom_call_schedule int32 76,
+        frontend_attributes FrontendAttributes 68, unique_indices bool 69, rng_algorithm int32 70,
+        comparison_type bytes 72, output_operand_aliasing OutputOperandAliasing* 74, custom_call_schedule int32 76,
         custom_call_api_version int32 77, k int64 81, largest bool 85, is_reverse bool 94,
         comparison_order bytes 102""",
     "HloComputationProto": """
@@ -88,6 +88,8 @@ _MESSAGES = {
         output_shape_index int64* 1, parameter_number int64 2, parameter_shape_index int64* 3,
         kind int32 4""",
     "HloInputOutputAliasProto": "entries AliasEntryProto* 1",
+    "BufferDonorEntryProto": "parameter_number int64 1, parameter_shape_index int64* 2",
+    "HloBufferDonorProto": "entries BufferDonorEntryProto* 1",
     "FileLocation": "file_name_id int32 1, function_name_id int32 2, line int32 3, column int32 4",
     "StackFrame": "file_location_id int32 1, parent_frame_id int32 2",
     "StackFrameIndexProto": """
@@ -101,9 +103,10 @@ _MESSAGES = {
         name bytes 1, entry_computation_name bytes 2, computations HloComputationProto* 3,
         host_program_shape ProgramShapeProto 4, id int64 5, entry_computation_id int64 6,
         schedule HloScheduleProto 7, input_output_alias HloInputOutputAliasProto 8,
-        stack_frame_index StackFrameIndexProto 17""",
+        stack_frame_index StackFrameIndexProto 17, buffer_donor HloBufferDonorProto 18""",
     "HloProto": "hlo_module HloModuleProto 1",
     "StringsEntry": "key bytes 1, value bytes 2",
+    "FrontendAttributes": "map StringsEntry* 1",
     "DebugOptions": "xla_gpu_experimental_cost_model_gemm_tiling_options StringsEntry* 474",
     "ExecutableBuildOptionsProto": "debug_options DebugOptions 3",
     "CompileOptionsProto": "executable_build_options ExecutableBuildOptionsProto 3",

@@ -92,16 +92,16 @@ def show_shape(shape: Any) -> str:
 
 def element_types(shape: Any) -> Iterator[str]:
     """The element types of a shape's arrays."""
-    for leaf, _ in _shape_leaves(shape):
+    for leaf, _ in shape_leaves(shape):
         yield schema.ELEMENT_TYPES.get(leaf.element_type, "")
 
 
-def _shape_leaves(shape: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[Any, tuple[int, ...]]]:
+def shape_leaves(shape: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[Any, tuple[int, ...]]]:
     """The arrays of a shape, each with its index in the tuples."""
     if schema.ELEMENT_TYPES.get(shape.element_type) != "tuple":
         yield shape, path
     for number, element in enumerate(shape.tuple_shapes):
-        yield from _shape_leaves(element, (*path, number))
+        yield from shape_leaves(element, (*path, number))
 
 
 def layout_order(shape: Any, where: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from astitch.graph.edit import is_pure
 from astitch.graph.ir import (
     ArrayType,
     CompareAttrs,
@@ -157,7 +158,7 @@ def analyse_loop(graph: Graph, node: Node) -> Loop | LoopRefusal:
     """The roles of a while's state.  graph: where the while stands."""
     condition, body = node.regions
     for inner in body:
-        if not OPS[inner.op].is_pure:
+        if not is_pure(inner):
             return LoopRefusal(
                 node.name, f"%{inner.name} is a {inner.op}, which may do more than give a value"
             )

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from astitch.graph.edit import free_name
+from astitch.graph.edit import free_name, is_pure
 from astitch.graph.ir import (
     ArrayType,
     BroadcastAttrs,
@@ -44,12 +44,12 @@ def straighten_stacks(graph: Graph) -> Graph:
     """The graph with its whiles straightened, as far as their turns are known.  Same results, bit for bit."""
     for name in [node.name for node in graph if OPS[node.op].is_loop]:
         node = graph[name]
-        is_pure = not any(not OPS[inner.op].is_pure for region in node.regions for inner in region)
+        pure = is_pure(node)
         projected = all(
             isinstance(graph[user].attrs, GetTupleElementAttrs) for user in graph.users[name]
         )
         turns = count_turns(graph, node)
-        if turns and is_pure and projected and name not in graph.outputs:
+        if turns and pure and projected and name not in graph.outputs:
             graph = _Straightener(graph, node, *turns).rewrite()
     return graph
 

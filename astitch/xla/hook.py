@@ -1,0 +1,140 @@
+"""XLA's module in the middle of its compilation -> the same with our kernels in it.
+
+Takes what XLA hands to its transformation hook (one device's module, simplified, before layouts and fusion), hands on
+the module that XLA compiles in its place, or the reason why it stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from astitch.device.gpu import Gpu
+from astitch.errors import UnsupportedOp
+from astitch.graph.ir import Graph
+from astitch.hlo import schema
+from astitch.hlo.schema import decode
+from astitch.hlo.shapes import TUPLE
+from astitch.hlo_import import import_from_compiler
+from astitch.show.compilation import Compilation
+from astitch.toolchain.driver_assembly import Unit
+from astitch.xla.compile_module import compile_for_xla
+from astitch.xla.prepare_kernels import Code
+from astitch.xla.write_module import TARGET
+
+NOTHING = "nothing in it is worth a kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Stitching:
+    """What became of a module.
+
+    compilation: None where astitch did not read it.  module: what XLA is to compile; None: the module as it was.
+    reason: why it stays as it was.
+    """
+
+    compilation: Compilation | None
+    module: bytes | None
+    reason: str = ""
+
+
+def read_module(data: bytes) -> Any:
+    """The HloModuleProto that XLA hands over."""
+    return schema.HloModuleProto.FromString(data)
+
+
+def is_worth(module: Any) -> bool:
+    """Can a module gain by kernels of ours?  XLA makes one kernel of what is element-wise only, or a single op.
+
+    module: an HloModuleProto.  Takes some microseconds for the module of an eager op.
+    """
+    opcodes = [i.opcode for c in module.computations for i in c.instructions]
+    if any(opcode in _LOOPS for opcode in opcodes):
+        return True
+    entry = next(c for c in module.computations if c.id == module.entry_computation_id)
+    ops = [i.opcode for i in entry.instructions if i.opcode not in _FREE]
+    return len(ops) > 1 and any(opcode not in _FUSED for opcode in ops)
+
+
+_LOOPS = frozenset({b"while", b"conditional", b"call"})
+_FREE = frozenset(
+    b"parameter constant tuple get-tuple-element bitcast reshape broadcast iota copy".split()
+)
+_FUSED = frozenset(
+    b"abs add and atan2 cbrt ceil clamp compare complex convert bitcast-convert cosine count-leading-zeros divide erf "
+    b"exponential exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply "
+    b"negate not or popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select "
+    b"shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh xor slice transpose pad "
+    b"reverse dynamic-slice".split()
+)
+"""What XLA always fuses into one loop over the result."""
+
+
+def stitch_module(
+    module: Any,
+    gpu: Gpu,
+    *,
+    tune: bool = False,
+    strict: bool = False,
+    code: Code = Code.PTX,
+    hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
+) -> Stitching:
+    """The module with kernels, for a device.
+
+    module: an HloModuleProto of XLA's, simplified and not yet scheduled.  The other arguments: see compile_for_xla.
+    Raises AstitchError for what astitch does not read.
+    """
+    _refuse_forms(module)
+    graph = import_from_compiler(module)
+    compilation, written = compile_for_xla(
+        graph,
+        gpu,
+        find_donated(module, graph),
+        tune=tune,
+        strict=strict,
+        code=code,
+        hand_out=hand_out,
+    )
+    if TARGET.encode() not in written:
+        return Stitching(compilation, None, NOTHING)
+    return Stitching(compilation, graft(module, written))
+
+
+def find_donated(module: Any, graph: Graph) -> list[bool]:
+    """For each parameter whether its memory may hold a result.  Raises UnsupportedOp for parameters that are tuples."""
+    donated = {parameter for _, parameter in graph.aliases}
+    donated |= {entry.parameter_number for entry in module.buffer_donor.entries}
+    return [number in donated for number in range(len(graph.parameters))]
+
+
+def graft(module: Any, written: bytes) -> bytes:
+    """The module with the computations of another, which takes and gives the same.
+
+    All else stays: the layouts of the entry, donation, stack frames, the partitioning of parameters and results.
+    module: an HloModuleProto.  written: a serialized one, whose root is a tuple.
+    """
+    new = schema.HloModuleProto.FromString(written)
+    grafted = schema.HloModuleProto()
+    grafted.CopyFrom(module)
+    grafted.ClearField("computations")
+    grafted.computations.extend(new.computations)
+    grafted.entry_computation_id = new.entry_computation_id
+    grafted.entry_computation_name = new.entry_computation_name
+    entry = next(c for c in grafted.computations if c.id == new.entry_computation_id)
+    if module.host_program_shape.result.element_type != TUPLE:
+        root = next(i for i in entry.instructions if i.id == entry.root_id)
+        entry.root_id = root.operand_ids[0]
+        entry.program_shape.result.CopyFrom(root.shape.tuple_shapes[0])
+        entry.instructions.remove(root)
+    return bytes(grafted.SerializeToString())
+
+
+def _refuse_forms(module: Any) -> None:
+    """Raises UnsupportedOp for modules of other forms than JAX's."""
+    name = decode(module.name)
+    shapes = [*module.host_program_shape.parameters, *module.host_program_shape.result.tuple_shapes]
+    if any(shape.element_type == TUPLE for shape in shapes):
+        raise UnsupportedOp(f"HLO module {name}: a parameter is a tuple, or a result in a tuple is")
+    if module.schedule.sequences:
+        raise UnsupportedOp(f"HLO module {name}: it is scheduled")
