@@ -53,6 +53,7 @@ from astitch.hlo.opaque import (
     outline_dynamic_shapes,
     refuse_effects,
     refuse_order,
+    why_carried,
 )
 from astitch.hlo.parsing import parse_module, shorten_ids
 from astitch.hlo.scan import add_running, find_running_op
@@ -92,6 +93,11 @@ def import_from_compiler(module: Any) -> Graph:
     Raises UnsupportedOp for tokens and other orders of effects, and what import_hlo raises.
     """
     return _Module(module, Origin.COMPILER).import_entry()
+
+
+def read_part(hlo: bytes) -> Graph:
+    """The Graph of a part of a program that hlo/export.py wrote; what it calls and communicates stays in it."""
+    return import_from_compiler(schema.HloModuleProto.FromString(hlo))
 
 
 def serialize_module(data: bytes | str) -> bytes:
@@ -496,8 +502,8 @@ class _Reader:
             inner = self.module.outlined[instruction.called_computation_ids[0]].instructions
             found = {decode(i.opcode) for i in inner if is_dynamic(i.shape)}
             return f"shapes that only the run tells ({', '.join(sorted(found))})"
-        if self.module.origin is Origin.COMPILER and opcode == "custom-call":
-            return f"a call of {decode(instruction.custom_call_target)!r}"
+        if self.module.origin is Origin.COMPILER and (reason := why_carried(instruction)):
+            return reason
         if opcode in COLLECTIVES:
             return "communication between devices"
         if not is_read(decode(instruction.opcode)):

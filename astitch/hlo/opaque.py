@@ -156,6 +156,24 @@ def refuse_effects(instruction: Any, where: str) -> None:
         )
 
 
+def why_carried(instruction: Any) -> str:
+    """Why an instruction of the compiler's module stays as it is, though astitch knows its opcode; nothing: "".
+
+    It has an effect, or remarks to passes of XLA's that are still to come.
+    """
+    opcode, target = decode(instruction.opcode), decode(instruction.custom_call_target)
+    calls_host = "python" in target and "callback" in target
+    if opcode == "custom-call" and (calls_host or instruction.custom_call_has_side_effect):
+        return f"a call of {target!r} with effects"
+    remarks = [decode(entry.key) for entry in instruction.frontend_attributes.map]
+    if remarks and opcode not in _STRUCTURE:
+        return f"remarks to XLA ({', '.join(sorted(remarks))})"
+    return ""
+
+
+_STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element"})
+
+
 def refuse_order(instruction: Any, where: str) -> None:
     """Raises UnsupportedOp for what a Graph cannot say: an order of effects, or memory of the host."""
     if instruction.control_predecessor_ids:

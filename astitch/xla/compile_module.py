@@ -18,7 +18,7 @@ from astitch.errors import UnsupportedOp
 from astitch.faults import FaultLog
 from astitch.graph.ir import Graph
 from astitch.graph.ops import OPS
-from astitch.hlo_import import import_hlo
+from astitch.hlo_import import read_part
 from astitch.kernel.in_place import InPlace
 from astitch.loops.analysis import LoopKey, loop_key
 from astitch.loops.plan import START, LoopPlanner
@@ -217,7 +217,7 @@ def export_bodies(
         inner, inside = export_bodies(note_refusals(body.compilation, kernels), prepare)
         bodies.append(replace(body, compilation=inner))
         if inside or any(isinstance(kernel, XlaKernel) for kernel in kernels.values()):
-            regions[body.region] = import_hlo(export_program(inner, kernels, inside), trusted=True)
+            regions[body.region] = read_part(export_program(inner, kernels, inside))
     return replace(compilation, bodies=tuple(bodies)), regions
 
 

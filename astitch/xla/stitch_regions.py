@@ -17,7 +17,7 @@ from astitch.graph.ir import ArrayType, ConditionalAttrs, Graph, Node
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.running import find_running
 from astitch.graph.stitchable import why_not_stitchable
-from astitch.hlo_import import import_hlo
+from astitch.hlo_import import read_part
 from astitch.pipeline import Launcher, RegionRules, Target
 from astitch.program.steps import IslandStep
 from astitch.show.compilation import Body, Compilation
@@ -47,7 +47,7 @@ def stitch_bodies(
     for step in compilation.program.steps:
         if not isinstance(step, IslandStep):
             continue
-        for node in import_hlo(step.hlo, trusted=True):
+        for node in read_part(step.hlo):
             for region in stitched_regions(node):
                 if region in bodies:
                     continue

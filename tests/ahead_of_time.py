@@ -1,0 +1,100 @@
+"""Programs compiled by XLA for NVIDIA GPUs that are not here, with astitch's hook and without it.
+
+Wants JAX with XLA's compiler for NVIDIA GPUs (`pip install -e '.[dev,xla-cuda13]'`) and Python 3.12; `make test-xla`
+makes that environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from astitch.device.gpu import preset
+from astitch.profiling.xla_ahead import find_plugin, write_target_config
+from astitch.xla.hook import Stitching, is_worth, read_module, stitch_module
+
+GPU = "h100"
+
+
+def why_not() -> str:
+    """What is missing to compile for a GPU that is not here; nothing: the empty string."""
+    if find_plugin() is None:
+        return "needs XLA's compiler for NVIDIA GPUs (make test-xla)"
+    try:
+        import jax.extend.xla
+
+        jax.extend.xla.register_hlo_module_transformation  # noqa: B018
+    except (ImportError, AttributeError):
+        return "needs a JAX with XLA's transformation hook (make test-xla)"
+    return ""
+
+
+needs_hook = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it is there")
+
+
+@functools.cache
+def devices(count: int = 1) -> tuple[Any, ...]:
+    """So many GPUs of one host, none of which is here."""
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    from jax.experimental import topologies
+
+    config = write_target_config(preset(GPU))
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=config, topology=f"1x1x{count}"
+    )
+    return tuple(topology.devices)
+
+
+@dataclass
+class Seen:
+    """What went through the hook: modules as XLA handed them over, and what became of each."""
+
+    modules: list[bytes] = field(default_factory=list)
+    stitchings: list[Stitching] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def hooked(*, stitches: bool = True) -> Iterator[Seen]:
+    """Programs that are compiled here go through astitch; with stitches=False they are only looked at."""
+    from jax.extend import xla
+
+    seen = Seen()
+    errors: list[BaseException] = []
+
+    def transform(data: bytes) -> bytes | None:
+        seen.modules.append(data)
+        try:
+            module = read_module(data)
+            if not stitches or not is_worth(module):
+                return None
+            seen.stitchings.append(stitch_module(module, preset(GPU)))
+            return seen.stitchings[-1].module
+        except BaseException as error:
+            errors.append(error)
+            return None
+
+    devices()  # JAX loads XLA's plugin
+    xla.register_hlo_module_transformation(transform, name="astitch_test", platforms="cuda")
+    try:
+        yield seen
+    finally:
+        xla.clear_hlo_module_transformation("astitch_test", platforms="cuda")
+    if errors:
+        raise errors[0]
+
+
+def compile_ahead(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What JAX and XLA make of a function for GPUs that are not here: a jax.stages.Compiled.
+
+    arguments: trees of jax.ShapeDtypeStruct with shardings over `devices`.  options: of jax.jit.
+    """
+    import jax
+
+    jax.clear_caches()
+    return jax.jit(fn, **options).trace(*arguments).lower(lowering_platforms=("cuda",)).compile()
