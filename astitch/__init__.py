@@ -1,6 +1,7 @@
 """astitch: a just-in-time stitching compiler for the memory-intensive parts of ML programs on NVIDIA GPUs.
 
-    astitch.jit          where jax.jit stands
+    astitch.enable       every program that JAX compiles for an NVIDIA GPU; disable, enabled(), disabled(), report
+    astitch.jit          where jax.jit stands: one function
     astitch.compile_hlo  any HLO module, proto or text -> what was made of it
     astitch.profile      XLA and astitch side by side -> a Report
 
@@ -15,13 +16,27 @@ from typing import TYPE_CHECKING, Any
 from astitch.jit import jit
 
 if TYPE_CHECKING:
+    from astitch.api.enabling import disable, disabled, enable, enabled, report
     from astitch.compile import compile_hlo
     from astitch.profiling import profile
 
-__all__ = ["compile_hlo", "jit", "profile"]
+__all__ = [
+    "compile_hlo",
+    "disable",
+    "disabled",
+    "enable",
+    "enabled",
+    "jit",
+    "profile",
+    "report",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("disable", "disabled", "enable", "enabled", "report"):
+        from astitch.api import enabling
+
+        return getattr(enabling, name)
     if name == "compile_hlo":
         from astitch.compile import compile_hlo
 

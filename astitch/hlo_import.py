@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -86,13 +87,16 @@ def import_hlo(data: bytes | str, *, trusted: bool = False) -> Graph:
     return _Module(module, Origin.PROCESS if trusted else Origin.ANYONE).import_entry()
 
 
-def import_from_compiler(module: Any) -> Graph:
+def import_from_compiler(
+    module: Any, kept: Mapping[tuple[int, int], str] = MappingProxyType({})
+) -> Graph:
     """The Graph of a module that XLA hands over while it compiles, and takes back.
 
     module: an HloModuleProto.  Communication, callbacks and calls of others become opaque ops with an effect.
+    kept: what else stays as it stands: the ids of a computation and of an instruction in it, each with the reason.
     Raises UnsupportedOp for tokens and other orders of effects, and what import_hlo raises.
     """
-    return _Module(module, Origin.COMPILER).import_entry()
+    return _Module(module, Origin.COMPILER, kept).import_entry()
 
 
 def read_part(hlo: bytes) -> Graph:
@@ -177,8 +181,13 @@ class _Frame:
 class _Module:
     """The computations of a module by id, and the regions already imported."""
 
-    def __init__(self, proto: Any, origin: Origin) -> None:
-        self.proto, self.origin = proto, origin
+    def __init__(
+        self,
+        proto: Any,
+        origin: Origin,
+        kept: Mapping[tuple[int, int], str] = MappingProxyType({}),
+    ) -> None:
+        self.proto, self.origin, self.kept = proto, origin, kept
         self.name = decode(proto.name)
         check_ids(proto, self.name)
         # Each is called by one instruction, which stays a call.
@@ -260,9 +269,7 @@ class _Reader:
                 opcode = instruction.opcode
                 frame.shapes[instruction.id] = instruction.shape
                 self.where = where_of(frame.computation, instruction)
-                if (opcode == b"call" or opcode == b"fusion") and not self._is_outlined(
-                    instruction
-                ):
+                if (opcode == b"call" or opcode == b"fusion") and not self._is_kept(instruction):
                     callee = self.module.find_computation(
                         _only(instruction.called_computation_ids, self.where), self.where
                     )
@@ -322,7 +329,10 @@ class _Reader:
         assert isinstance(type_, TupleType)
         return type_.elements[leaf.index]
 
-    def _is_outlined(self, instruction: Any) -> bool:
+    def _is_kept(self, instruction: Any) -> bool:
+        """Is a call an op, and not what it calls?"""
+        if self.module.origin is Origin.COMPILER and why_carried(instruction):
+            return True
         return any(i in self.module.outlined for i in instruction.called_computation_ids)
 
     def _operand(self, frame: _Frame, instruction: Any, index: int) -> _Value:
@@ -498,12 +508,14 @@ class _Reader:
 
     def _why_opaque(self, frame: _Frame, instruction: Any, opcode: str) -> str:
         """Why an instruction is only handed on to XLA; nothing: the empty string."""
+        if self.module.origin is Origin.COMPILER:
+            kept = self.module.kept.get((frame.computation.id, instruction.id))
+            if reason := kept or why_carried(instruction):
+                return reason
         if opcode in ("call", "fusion"):
             inner = self.module.outlined[instruction.called_computation_ids[0]].instructions
             found = {decode(i.opcode) for i in inner if is_dynamic(i.shape)}
             return f"shapes that only the run tells ({', '.join(sorted(found))})"
-        if self.module.origin is Origin.COMPILER and (reason := why_carried(instruction)):
-            return reason
         if opcode in COLLECTIVES:
             return "communication between devices"
         if not is_read(decode(instruction.opcode)):

@@ -24,6 +24,7 @@ from astitch.api.arguments import (
 )
 from astitch.api.engines import choose_engine
 from astitch.api.inside_xla import call_directly, find_obstacle, name_of, stitch
+from astitch.api.settings import OFF, Settings, current, mark
 from astitch.api.stages import Compiled, Lowered, LoweredForXla
 from astitch.errors import (
     IllegalProduct,
@@ -143,8 +144,8 @@ def jit(
 class JitFunction:
     """A function compiled once for each signature; safe to call from several threads.
 
-    Inside a JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) and under jax.disable_jit it is jax.jit of
-    the same function: XLA compiles it there.
+    Inside a JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) it is jax.jit of that function with marks:
+    where XLA compiles that for a GPU, what is marked is stitched.
     """
 
     def __init__(
@@ -165,7 +166,9 @@ class JitFunction:
 
         functools.update_wrapper(self, fn)
         # Unused parameters are kept, so that the program's parameters are the flat arguments one to one.
-        self._jax_jit = jax.jit(fn, keep_unused=True, **jax_options)
+        self._jax_jit = jax.jit(
+            mark(fn, Settings(None, tune, strict)), keep_unused=True, **jax_options
+        )
         self._stitched_jit: Any = jax.jit(
             stitch(fn, jax_options, tune, strict),
             keep_unused=keep_unused,
@@ -196,7 +199,8 @@ class JitFunction:
         leaves, tree = jax.tree_util.tree_flatten(dynamic)
         # Hundreds of arrays come call after call, so that whatever is asked of each counts.
         all_arrays = set(map(type, leaves)) <= {array_type()}
-        if not self._is_untraced() or is_jit_disabled() or (not all_arrays and is_traced(leaves)):
+        jaxs_own = not self._is_untraced() or is_jit_disabled() or current() == OFF
+        if jaxs_own or (not all_arrays and is_traced(leaves)):
             return self._jax_jit(*args, **kwargs)
         if self.engine == "xla":
             self.__class__ = self._make_direct_class()

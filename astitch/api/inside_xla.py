@@ -14,6 +14,7 @@ from typing import Any
 from astitch import options
 from astitch.api.arguments import find_statics
 from astitch.api.engines import target_gpu
+from astitch.api.settings import current
 from astitch.faults import FaultWarning, leave_to_xla, leave_whole, show_error
 from astitch.hlo.stablehlo import hlo_of
 from astitch.system.callbacks import pass_interrupt
@@ -110,6 +111,8 @@ def stitch(
         from astitch.toolchain.nvrtc import find_ahead
         from astitch.xla.stitched_call import Stitched, call_stitched
 
+        if current() is not None:  # XLA's hook stitches it, or nobody does
+            return fn(*args, **kwargs)
         if trace_state_clean():  # jax.disable_jit, and JAX's search for a NaN, call it on arrays
             return fn(*args, **kwargs)
         kwargs = dict(sorted(kwargs.items()))  # in JAX's order

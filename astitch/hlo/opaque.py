@@ -165,12 +165,13 @@ def why_carried(instruction: Any) -> str:
     calls_host = "python" in target and "callback" in target
     if opcode == "custom-call" and (calls_host or instruction.custom_call_has_side_effect):
         return f"a call of {target!r} with effects"
-    remarks = [decode(entry.key) for entry in instruction.frontend_attributes.map]
+    remarks = {decode(entry.key) for entry in instruction.frontend_attributes.map} - _OF_OURS
     if remarks and opcode not in _STRUCTURE:
         return f"remarks to XLA ({', '.join(sorted(remarks))})"
     return ""
 
 
+_OF_OURS = frozenset({"astitch", "latency_metadata"})
 _STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element"})
 
 

@@ -20,6 +20,7 @@ from astitch.hlo_import import import_from_compiler
 from astitch.show.compilation import Compilation
 from astitch.toolchain.driver_assembly import Unit
 from astitch.xla.compile_module import compile_for_xla
+from astitch.xla.marks import OUTSIDE, find_unmarked
 from astitch.xla.prepare_kernels import Code
 from astitch.xla.write_module import TARGET
 
@@ -30,12 +31,13 @@ NOTHING = "nothing in it is worth a kernel"
 class Stitching:
     """What became of a module.
 
-    compilation: None where astitch did not read it.  module: what XLA is to compile; None: the module as it was.
-    reason: why it stays as it was.
+    module: what XLA is to compile; None: the module as it was.  kernels: how many calls of them are in it, those in
+    bodies of loops and branches among them.  reason: why it stays as it was.
     """
 
-    compilation: Compilation | None
+    compilation: Compilation
     module: bytes | None
+    kernels: int = 0
     reason: str = ""
 
 
@@ -75,6 +77,7 @@ def stitch_module(
     module: Any,
     gpu: Gpu,
     *,
+    only_marked: bool = False,
     tune: bool = False,
     strict: bool = False,
     code: Code = Code.PTX,
@@ -82,11 +85,13 @@ def stitch_module(
 ) -> Stitching:
     """The module with kernels, for a device.
 
-    module: an HloModuleProto of XLA's, simplified and not yet scheduled.  The other arguments: see compile_for_xla.
+    module: an HloModuleProto of XLA's, simplified and not yet scheduled.  only_marked: leave as it is what no function
+    of astitch.jit holds (see marks.py).  The other arguments: see compile_for_xla.
     Raises AstitchError for what astitch does not read.
     """
     _refuse_forms(module)
-    graph = import_from_compiler(module)
+    kept = dict.fromkeys(find_unmarked(module), OUTSIDE) if only_marked else {}
+    graph = import_from_compiler(module, kept)
     compilation, written = compile_for_xla(
         graph,
         gpu,
@@ -96,9 +101,12 @@ def stitch_module(
         code=code,
         hand_out=hand_out,
     )
-    if TARGET.encode() not in written:
-        return Stitching(compilation, None, NOTHING)
-    return Stitching(compilation, graft(module, written))
+    new = read_module(written)
+    target = TARGET.encode()
+    kernels = sum(i.custom_call_target == target for c in new.computations for i in c.instructions)
+    if not kernels:
+        return Stitching(compilation, None, reason=NOTHING)
+    return Stitching(compilation, graft(module, new), kernels)
 
 
 def find_donated(module: Any, graph: Graph) -> list[bool]:
@@ -108,13 +116,12 @@ def find_donated(module: Any, graph: Graph) -> list[bool]:
     return [number in donated for number in range(len(graph.parameters))]
 
 
-def graft(module: Any, written: bytes) -> bytes:
+def graft(module: Any, new: Any) -> bytes:
     """The module with the computations of another, which takes and gives the same.
 
     All else stays: the layouts of the entry, donation, stack frames, the partitioning of parameters and results.
-    module: an HloModuleProto.  written: a serialized one, whose root is a tuple.
+    module, new: HloModuleProtos; the new one's root is a tuple.
     """
-    new = schema.HloModuleProto.FromString(written)
     grafted = schema.HloModuleProto()
     grafted.CopyFrom(module)
     grafted.ClearField("computations")

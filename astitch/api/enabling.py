@@ -1,0 +1,256 @@
+"""enable() and disable(): every program that JAX compiles for an NVIDIA GPU goes through astitch, or none.
+
+Takes the user's wish, hands on nothing; the work is done in XLA's transformation hook (transformation.py).  Four seams
+of JAX's carry it.  The hook stands in XLA's compiler.  A context of the user's is part of the key under which JAX keeps
+what it has compiled in memory; a function of JAX's adds to the key of its cache on disk.  The function by which JAX has
+a module compiled is wrapped: it knows the devices, and compiles once more without us where XLA refuses our module.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from astitch.api.settings import OFF, Settings, context, current, switches
+from astitch.device.gpu import PRESETS
+from astitch.errors import EngineUnavailable, InvalidOption
+from astitch.faults import FaultWarning, show_error
+from astitch.system.callbacks import Callback
+
+if TYPE_CHECKING:  # importing astitch must stay cheap
+    from astitch.api.transformation import Compiling, Report
+
+NAME = "astitch"
+"""Of the transformation, in XLA's list."""
+
+
+def enable(*, gpu: str | None = None, tune: bool | None = None, strict: bool = False) -> None:
+    """From now on every program that JAX compiles for an NVIDIA GPU in this process is stitched.
+
+    Functions that were compiled before are compiled anew at their next call.  It may be the first line of a program:
+    it starts no backend of JAX's.  Programs for other devices are compiled as ever.
+
+    gpu: the preset to plan for, where programs are compiled ahead for a GPU that is not here; None: as the device says.
+    tune, strict: see astitch.jit; what strict refuses is raised from the call that compiles.
+    Raises InvalidOption for an unknown preset, EngineUnavailable where JAX has no hook.
+    """
+    settings = _make_settings(gpu, tune, strict)
+    _install()
+    context().set_global(settings)
+
+
+def disable() -> None:
+    """From now on XLA compiles every program alone, functions of astitch.jit among them."""
+    if _has_seams():
+        context().set_global(OFF)
+
+
+@contextmanager
+def enabled(
+    *, gpu: str | None = None, tune: bool | None = None, strict: bool = False
+) -> Iterator[None]:
+    """Within the block, in this thread, programs are compiled as after enable()."""
+    settings = _make_settings(gpu, tune, strict)
+    _install()
+    with context()(settings):
+        yield
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Within the block, in this thread, programs are compiled as after disable()."""
+    if not _has_seams():
+        yield
+        return
+    with context()(OFF):
+        yield
+
+
+def report() -> Report:
+    """What became of the programs that JAX compiled while astitch was enabled, and of those with marked functions."""
+    from astitch.api.transformation import journal
+
+    return journal.report()
+
+
+def _make_settings(gpu: str | None, tune: bool | None, strict: bool) -> Settings:
+    if gpu is not None and gpu not in PRESETS:
+        raise InvalidOption(
+            f"astitch.enable: gpu={gpu!r} is not known\n  it is one of {', '.join(PRESETS)}"
+        )
+    return Settings(gpu, tune, strict)
+
+
+# ---- JAX's seams -------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _has_seams() -> bool:
+    return not why_no_hook()
+
+
+@functools.cache
+def why_no_hook() -> str:
+    """Why programs cannot go through astitch in XLA's hook here, and what to do; nothing: the empty string."""
+    try:
+        import jax
+        from jax._src import cache_key, compiler
+        from jax.extend import xla
+    except ImportError:
+        return "JAX is missing, or has no hook in XLA\n  install a newer one: pip install 'astitch[jax]'"
+    seams = (
+        (jax, "make_user_context"),
+        (xla, "register_hlo_module_transformation"),
+        (compiler, "backend_compile_and_load"),
+        (cache_key, "custom_hook"),
+    )
+    missing = [name for module, name in seams if not hasattr(module, name)]
+    if missing:
+        advice = "install a newer one, or decorate functions with astitch.jit"
+        return f"JAX {jax.__version__} has no {missing[0]}\n  {advice}"
+    return ""
+
+
+def install() -> bool:
+    """Takes the seams, once in a process; no backend is started.  Is there a hook?"""
+    if not _has_seams():
+        return False
+    _take_seams()
+    return True
+
+
+def _install() -> None:
+    if not install():
+        raise EngineUnavailable(f"astitch.enable: {why_no_hook()}")
+
+
+@functools.cache
+def _take_seams() -> None:
+    from jax._src import cache_key, compiler
+
+    context()
+    # Its types do not let anybody replace them.
+    parts: Any = compiler
+    parts.backend_compile_and_load = _wrap_compile(parts.backend_compile_and_load)
+    keys: Any = cache_key
+    keys.custom_hook = _wrap_key(keys.custom_hook)
+
+
+def _wrap_key(before: Callable[[], str]) -> Callable[[], str]:
+    @functools.wraps(before)
+    def custom_hook() -> str:
+        """What the key of JAX's cache on disk holds besides: how programs are stitched, and by which astitch."""
+        from astitch.xla.module_cache import fingerprint
+
+        settings = current()
+        if not isinstance(settings, Settings):
+            return before()
+        return f"{before()}{NAME} {fingerprint().hex()} {settings} {switches()}"
+
+    return custom_hook
+
+
+class _Now(threading.local):
+    """The compile of JAX's that this thread is in."""
+
+    compiling: Compiling | None = None
+
+
+_now = _Now()
+
+
+def _answer(data: bytes) -> bytes | None:
+    from astitch.api.transformation import transform
+
+    compiling = _now.compiling
+    if compiling is None:
+        return None
+    with _hook().deaf(_ignore):  # what astitch itself compiles
+        return transform(data, compiling)
+
+
+def _ignore(data: bytes) -> None:
+    return None
+
+
+def _fail(data: bytes, error: Exception) -> None:
+    """transform has caught what may be caught; nothing may reach XLA."""
+    warnings.warn(
+        f"astitch: a program is left to XLA: {show_error(error)}", FaultWarning, stacklevel=2
+    )
+
+
+@functools.cache
+def _hook() -> Callback:
+    return Callback(_answer, _fail)
+
+
+@functools.cache
+def _register() -> str:
+    """Has XLA call us, once in a process, when a program is compiled.  Why it cannot; nothing: the empty string."""
+    from jax.extend import xla
+
+    try:
+        xla.register_hlo_module_transformation(_hook(), name=NAME, platforms="cuda")
+    except Exception as error:
+        return show_error(error)
+    return ""
+
+
+def _wrap_compile(compile_: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compile_)
+    def backend_compile_and_load(
+        backend: Any, module: Any, executable_devices: Any, *rest: Any, **named: Any
+    ) -> Any:
+        """JAX's own, with astitch in XLA's hook; once more without it where XLA refuses what astitch made."""
+        from astitch.api.transformation import Compiling, Entry, journal
+
+        wish = current()
+        again = functools.partial(compile_, backend, module, executable_devices, *rest, **named)
+        if wish == OFF or _now.compiling is not None:
+            return again()
+        settings = wish if isinstance(wish, Settings) else None
+        devices = tuple(executable_devices)
+        if not devices or devices[0].platform not in ("gpu", "cuda"):
+            return again()
+        if why := _register():
+            journal.add(Entry(_name_of(module), 0, f"XLA's hook cannot be had: {why}", 0.0))
+            return again()
+        _now.compiling = compiling = Compiling(settings, devices)
+        try:
+            return _compile(again, compiling)
+        finally:
+            _now.compiling = None
+
+    return backend_compile_and_load
+
+
+def _compile(compile_: Callable[[], Any], compiling: Compiling) -> Any:
+    from astitch.api.transformation import journal
+
+    try:
+        made = compile_()
+    except Exception as error:
+        if not compiling.stitched or compiling.is_strict:
+            raise
+        compiling.off = True
+        made = compile_()
+        journal.replace(compiling, f"XLA refuses the module with kernels: {show_error(error)}")
+        warnings.warn(
+            f"astitch: XLA computes all of {compiling.name}: with astitch's kernels XLA fails: {show_error(error)}\n"
+            "  please report it",
+            FaultWarning,
+            stacklevel=4,
+        )
+    if compiling.refusal is not None:
+        raise compiling.refusal
+    return made
+
+
+def _name_of(module: Any) -> str:
+    """What JAX calls a module of MLIR's."""
+    return str(module.operation.attributes["sym_name"]).strip('"')

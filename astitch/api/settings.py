@@ -1,0 +1,91 @@
+"""How programs are to be stitched: what a user says for a process, a block or a function, and marks that carry it.
+
+A function's settings travel in marks on its instructions (xla/marks.py), the others in a context of JAX's.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from astitch import options
+
+OFF = "off"
+"""What holds where astitch was disabled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How programs are stitched.
+
+    gpu: the name of a preset for GPUs that are not here; None: the device that a program is compiled for.
+    tune, strict: see astitch.jit.
+    """
+
+    gpu: str | None = None
+    tune: bool | None = None
+    strict: bool = False
+
+
+@functools.cache
+def context() -> Any:
+    """The value of JAX's that holds Settings, OFF, or None where nobody has said anything.
+
+    It is global, or of a thread; JAX's caches in memory tell functions apart by it.
+    """
+    import jax
+
+    make: Any = jax.make_user_context  # it has no types
+    return make(None)
+
+
+def current() -> Settings | str | None:
+    """What holds in this thread: Settings, OFF, or None where nobody has said anything."""
+    if not context.cache_info().currsize:
+        return None
+    value: Settings | str | None = context().value
+    return value
+
+
+def write_mark(settings: Settings) -> str:
+    """How a function is to be stitched, as the value of its mark.
+
+    The sources of astitch and its options are in it: so JAX's caches tell what other versions made apart.
+    """
+    from astitch.xla.module_cache import fingerprint
+
+    made_by = hashlib.sha256(b"".join([fingerprint(), repr(switches()).encode()])).hexdigest()[:16]
+    return f"{made_by} tune={settings.tune} strict={settings.strict}"
+
+
+def switches() -> tuple[object, ...]:
+    """The options of the environment that decide what is made of a program."""
+    return options.tune(), options.loops().name, options.deterministic()
+
+
+def read_settings(marks: Iterable[str]) -> Settings:
+    """Those of the marked functions in one module together: what one of them asks for.  marks: their values."""
+    found = list(marks)
+    tune = True if any(" tune=True" in mark for mark in found) else None
+    return Settings(tune=tune, strict=any(" strict=True" in mark for mark in found))
+
+
+def mark(fn: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+    """The function with marks on its instructions, where the hook is there and nobody has said anything else."""
+
+    @functools.wraps(fn)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        from astitch.api.enabling import install
+
+        if current() is not None or not install():
+            return fn(*args, **kwargs)
+        from jax.experimental.xla_metadata import set_xla_metadata
+
+        set_metadata: Any = set_xla_metadata  # it has no types
+        with set_metadata(astitch=write_mark(settings)):
+            return fn(*args, **kwargs)
+
+    return marked

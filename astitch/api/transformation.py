@@ -1,0 +1,237 @@
+"""What astitch does with a module that XLA hands over while JAX compiles it, and what became of each.
+
+Takes a module's bytes in XLA's hook, hands on those of the module with kernels, or nothing: then XLA goes on with its
+own.  No error leaves the hook.  Report has an entry for each program.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from astitch import options
+from astitch.api.settings import Settings, read_settings
+from astitch.device.gpu import PRESETS, from_device, preset
+from astitch.errors import UnsupportedOp, first_line
+from astitch.faults import FaultLog, is_fault, report_faults
+from astitch.hlo.schema import decode
+from astitch.show.trace import trace_compilation
+from astitch.system.callbacks import pass_interrupt
+from astitch.toolchain.driver_assembly import assemble_ahead
+from astitch.xla.hook import NOTHING, Stitching, is_worth, read_module, stitch_module
+from astitch.xla.marks import read_marks
+
+if TYPE_CHECKING:
+    from astitch.device.gpu import Gpu
+    from astitch.show.compilation import Compilation
+
+MOST_KEPT = 1000
+"""Programs whose entries a report has; of older ones only the numbers are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What became of a program that JAX compiled.
+
+    name: the module's.  kernels: stitched ones.  reason: why XLA computes all of it; empty where it does not.
+    seconds: that astitch took.  compilation: all that the compiler knows, None where it did not read the module.
+    """
+
+    name: str
+    kernels: int
+    reason: str
+    seconds: float
+    compilation: Compilation | None = field(default=None, repr=False, compare=False)
+
+    def explain(self) -> str:
+        """The kernels, their schemes, and what was not stitched and why."""
+        return self.compilation.explain() if self.compilation else f"{self.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The programs that JAX compiled while astitch was enabled.
+
+    programs: the latest MOST_KEPT that were worth a look, oldest first.  stitched: how many have kernels.
+    left: how many XLA computes alone, by reason; eager ops are among them.
+    """
+
+    programs: tuple[Entry, ...]
+    stitched: int
+    left: dict[str, int]
+
+    def __str__(self) -> str:
+        lines = [f"{self.stitched} programs with stitched kernels"]
+        for entry in self.programs:
+            what = f"{entry.kernels} kernels" if entry.kernels else f"left to XLA: {entry.reason}"
+            lines.append(f"  {entry.name}: {what} ({entry.seconds:.2f} s)")
+        lines += [f"{count} left to XLA: {reason}" for reason, count in self.left.items()]
+        return "\n".join(lines)
+
+
+class Journal:
+    """Entries as they come; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        self._kept: deque[Entry] = deque(maxlen=MOST_KEPT)
+        self._stitched = 0
+        self._left: Counter[str] = Counter()
+
+    def add(self, entry: Entry) -> None:
+        with self._lock:
+            if entry.kernels:
+                self._stitched += 1
+            else:
+                self._left[entry.reason] += 1
+            if entry.reason != NOTHING:
+                self._kept.append(entry)
+
+    def replace(self, compiling: Compiling, reason: str) -> None:
+        """The program of a compile is left to XLA after all."""
+        assert compiling.entry
+        with self._lock:
+            self._stitched -= 1
+            self._left[reason] += 1
+            left = replace(compiling.entry, kernels=0, reason=reason)
+            self._kept = deque(
+                (left if kept is compiling.entry else kept for kept in self._kept), MOST_KEPT
+            )
+
+    def report(self) -> Report:
+        with self._lock:
+            return Report(tuple(self._kept), self._stitched, dict(self._left))
+
+
+journal = Journal()
+"""Of this process."""
+
+
+@dataclass(slots=True)
+class Compiling:
+    """One compile of JAX's that XLA may hand a module of to us.
+
+    settings: None where only marked functions are to be stitched.  devices: that it is compiled for.
+    off: leave the module as it is.  called, stitched: what happened.  entry: the same for the report.
+    refusal: what strict forbids.
+    """
+
+    settings: Settings | None
+    devices: Sequence[Any]
+    off: bool = False
+    called: bool = False
+    stitched: bool = False
+    entry: Entry | None = None
+    refusal: Exception | None = None
+
+    @property
+    def name(self) -> str:
+        return self.entry.name if self.entry else ""
+
+    @property
+    def is_strict(self) -> bool:
+        return bool(self.settings and self.settings.strict)
+
+
+def transform(data: bytes, compiling: Compiling) -> bytes | None:
+    """The module with kernels for it, or None: XLA goes on with its own.
+
+    data: a serialized HloModuleProto.  Raises nothing but interrupts.
+    """
+    if compiling.off or compiling.called:
+        return None
+    compiling.called = True
+    start = time.perf_counter()
+    module = read_module(data)
+    marks = () if compiling.settings else read_marks(module)
+    if compiling.settings is None and not marks:
+        return None
+    name = decode(module.name)
+    if not is_worth(module):
+        _note(compiling, Entry(name, 0, NOTHING, time.perf_counter() - start))
+        return None
+    try:
+        made = _stitch(module, data, compiling, marks)
+    except Exception as error:
+        pass_interrupt(error)
+        reason = _leave(error, name, data, compiling)
+        _note(compiling, Entry(name, 0, reason, time.perf_counter() - start))
+        return None
+    seconds = time.perf_counter() - start
+    _note(compiling, Entry(name, made.kernels, made.reason, seconds, made.compilation))
+    compiling.stitched = made.module is not None
+    return made.module
+
+
+def _note(compiling: Compiling, entry: Entry) -> None:
+    compiling.entry = entry
+    journal.add(entry)
+
+
+def _stitch(module: Any, data: bytes, compiling: Compiling, marks: Iterable[str]) -> Stitching:
+    settings = compiling.settings or read_settings(marks)
+    gpu, device = _choose_gpu(settings, compiling.devices)
+    with assemble_ahead(device) as assemble:
+        made = stitch_module(
+            module,
+            gpu,
+            only_marked=compiling.settings is None,
+            tune=options.tune() if settings.tune is None else settings.tune,
+            strict=settings.strict,
+            hand_out=assemble,
+        )
+    trace_compilation(data, made.compilation)
+    report_faults(decode(module.name), data, gpu.name, made.compilation.faults, inside_xla=True)
+    return made
+
+
+def _choose_gpu(settings: Settings, devices: Sequence[Any]) -> tuple[Gpu, Any | None]:
+    """The GPU that a program is planned for, and JAX's device where it is one of this process.
+
+    Raises UnsupportedOp where neither the device nor the settings say which GPU it is.
+    """
+    import jax
+
+    mine = [d for d in devices if d.process_index == jax.process_index()]
+    device = next((d for d in mine if d in _local_gpus()), None)
+    if settings.gpu is not None:
+        return preset(settings.gpu), device
+    if device is not None:
+        return from_device(device.local_hardware_id), device
+    kind = devices[0].device_kind.lower() if devices else ""
+    named = next((name for name in PRESETS if name != "host" and name in kind), None)
+    if named is None:
+        raise UnsupportedOp(
+            f"astitch has no preset for {kind or 'an unknown device'!r}\n"
+            f"  name the nearest with astitch.enable(gpu=...): {', '.join(PRESETS)}"
+        )
+    return preset(named), None
+
+
+def _local_gpus() -> Sequence[Any]:
+    import jax
+
+    try:
+        found: Sequence[Any] = jax.local_devices(backend="gpu")
+    except RuntimeError:
+        return ()
+    return found
+
+
+def _leave(error: Exception, name: str, data: bytes, compiling: Compiling) -> str:
+    """The reason for the report why XLA computes all of a program; warns of a fault."""
+    if compiling.is_strict:
+        compiling.refusal = error
+    if not is_fault(error):
+        return first_line(error)
+    faults = FaultLog(raises=False)
+    fault = faults.note(error, stage="hook", subject=name, cost="XLA computes all of it")
+    report_faults(name, data, "the GPU", faults.found, inside_xla=True)
+    return f"an error inside astitch: {fault.error}"
