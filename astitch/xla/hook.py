@@ -129,19 +129,54 @@ def graft(module: Any, new: Any) -> bytes:
     grafted.entry_computation_id = new.entry_computation_id
     grafted.entry_computation_name = new.entry_computation_name
     entry = next(c for c in grafted.computations if c.id == new.entry_computation_id)
+    _state_layouts(entry, module.host_program_shape)
     if module.host_program_shape.result.element_type != TUPLE:
-        root = next(i for i in entry.instructions if i.id == entry.root_id)
-        entry.root_id = root.operand_ids[0]
-        entry.program_shape.result.CopyFrom(root.shape.tuple_shapes[0])
-        entry.instructions.remove(root)
+        _unwrap_root(entry)
     return bytes(grafted.SerializeToString())
+
+
+def _state_layouts(entry: Any, shapes: Any) -> None:
+    """Parameters and results as the caller has them in memory: XLA reads it off the computation.
+
+    entry: an HloComputationProto whose root is a tuple.  shapes: the ProgramShapeProto of the module before.
+    """
+    for instruction in entry.instructions:
+        if instruction.opcode == b"parameter":
+            shape = shapes.parameters[instruction.parameter_number]
+            instruction.shape.CopyFrom(shape)
+            entry.program_shape.parameters[instruction.parameter_number].CopyFrom(shape)
+    results = shapes.result.tuple_shapes if shapes.result.element_type == TUPLE else [shapes.result]
+    root = next(i for i in entry.instructions if i.id == entry.root_id)
+    for held in (root.shape, entry.program_shape.result):
+        del held.tuple_shapes[:]
+        held.tuple_shapes.extend(results)
+
+
+def _unwrap_root(entry: Any) -> None:
+    """The one element of the root tuple becomes the root; by a copy where it lies in another order.
+
+    entry: an HloComputationProto.
+    """
+    root = next(i for i in entry.instructions if i.id == entry.root_id)
+    element = next(i for i in entry.instructions if i.id == root.operand_ids[0])
+    wanted = root.shape.tuple_shapes[0]
+    entry.program_shape.result.CopyFrom(wanted)
+    if element.shape.layout == wanted.layout:
+        entry.root_id = element.id
+        entry.instructions.remove(root)
+        return
+    copy = type(root)(id=root.id, name=root.name, opcode=b"copy", shape=wanted)
+    copy.operand_ids.append(element.id)
+    root.CopyFrom(copy)
 
 
 def _refuse_forms(module: Any) -> None:
     """Raises UnsupportedOp for modules of other forms than JAX's."""
-    name = decode(module.name)
-    shapes = [*module.host_program_shape.parameters, *module.host_program_shape.result.tuple_shapes]
-    if any(shape.element_type == TUPLE for shape in shapes):
+    name, shapes = decode(module.name), module.host_program_shape
+    arrays = [*shapes.parameters, *(shapes.result.tuple_shapes or [shapes.result])]
+    if any(shape.element_type == TUPLE for shape in arrays):
         raise UnsupportedOp(f"HLO module {name}: a parameter is a tuple, or a result in a tuple is")
+    if any(shape.layout.memory_space for shape in arrays):
+        raise UnsupportedOp(f"HLO module {name}: a parameter or result lies in the host's memory")
     if module.schedule.sequences:
         raise UnsupportedOp(f"HLO module {name}: it is scheduled")
