@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from astitch.graph.ir import (
+    ArrayType,
     BroadcastAttrs,
     ConvolutionAttrs,
     DimensionsAttrs,
@@ -103,13 +104,78 @@ def absorb_transpose_into_dot(node: Node, draft: Draft) -> Node | str | None:
     return None
 
 
+def absorb_merged_transpose_into_dot(node: Node, draft: Draft) -> Node | str | None:
+    """dot(reshape(transpose(x, p)), y) -> dot(reshape(x), y, contracting and batch permuted)
+
+    and alike for y, where the reshape merges dimensions that lie together in x, and a library can read that: see
+    absorb_transpose_into_dot.  XLA spells products of several contracted dimensions so.
+    """
+    a = node.attrs
+    assert isinstance(a, DotAttrs)
+    sides = ((a.lhs_contracting, a.lhs_batch), (a.rhs_contracting, a.rhs_batch))
+    for side, (contracting, batch) in enumerate(sides):
+        merged = _merge_before_transpose(draft, node.operands[side])
+        if merged is None:
+            continue
+        x, shape, permutation = merged
+        found = _permute_dimensions(permutation, contracting, batch)
+        if found is None:
+            continue
+        plain = draft.add(node, "reshape", ArrayType(draft[x].dtype, shape), (x,))
+        if side:
+            attrs = replace(a, rhs_contracting=found[0], rhs_batch=found[1])
+            return replace(node, operands=(node.operands[0], plain), attrs=attrs)
+        attrs = replace(a, lhs_contracting=found[0], lhs_batch=found[1])
+        return replace(node, operands=(plain, node.operands[1]), attrs=attrs)
+    return None
+
+
+def _merge_before_transpose(
+    draft: Draft, name: str
+) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
+    """(x, shape, permutation): the value is transpose(reshape(x, shape), permutation).
+
+    None if it is not reshape(transpose(x)), or if the reshape does more than to merge dimensions that lie together.
+    """
+    reshape = draft[name]
+    if reshape.op != "reshape":
+        return None
+    transpose = draft[reshape.operands[0]]
+    if not isinstance(transpose.attrs, TransposeAttrs):
+        return None
+    runs: list[list[int]] = []  # of each dimension of the reshape: the dimensions of x
+    rest = list(zip(transpose.attrs.permutation, transpose.shape, strict=True))
+    for extent in reshape.shape:
+        run: list[int] = []
+        size = 1
+        while rest and (not run or size < extent):
+            dimension, own = rest.pop(0)
+            run.append(dimension)
+            size *= own
+        if size != extent or not is_run(run):
+            return None
+        runs.append(run)
+    if rest:
+        return None
+    order = sorted(range(len(runs)), key=lambda i: runs[i][0])
+    shape = tuple(reshape.shape[i] for i in order)
+    permutation = tuple(order.index(i) for i in range(len(runs)))
+    return transpose.operands[0], shape, permutation
+
+
 def _absorb_transpose(
     operand: Node, contracting: Sequence[int], batch: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """(contracting, batch) as dimensions of the transpose's own operand."""
     if not isinstance(operand.attrs, TransposeAttrs):
         return None
-    p = operand.attrs.permutation
+    return _permute_dimensions(operand.attrs.permutation, contracting, batch)
+
+
+def _permute_dimensions(
+    p: Sequence[int], contracting: Sequence[int], batch: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(contracting, batch) of the array in front of a transpose; None where a library cannot read that as matrices."""
     free = [p[i] for i in range(len(p)) if i not in (*contracting, *batch)]
     c, b = tuple(p[i] for i in contracting), tuple(p[i] for i in batch)
     if not (is_run(free) and is_run(c) and is_run(b)) or len(p) - 1 in b:

@@ -63,6 +63,7 @@ from astitch.rewrite.movement_rules import (
     tighten_slice,
 )
 from astitch.rewrite.reduction_rules import (
+    absorb_merged_transpose_into_dot,
     absorb_reverse_into_convolution,
     absorb_transpose_into_dot,
     absorb_transpose_into_reduce,
@@ -192,7 +193,7 @@ _OWN_RULES: dict[str, tuple[Rule, ...]] = {
         absorb_transpose_into_reduce,
         sort_reduced_dimensions,
     ),
-    "dot": (absorb_transpose_into_dot,),
+    "dot": (absorb_transpose_into_dot, absorb_merged_transpose_into_dot),
     "convolution": (absorb_reverse_into_convolution,),
     "while": (choose_known_result,),
     "conditional": (choose_known_result,),

@@ -953,6 +953,22 @@ def absorb_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
     )
 
 
+@case("""
+%p0 = f32[5,6] parameter() (index=0)
+%p1 = f32[7,2,3] parameter() (index=1)
+%p2 = f32[2,3,5] parameter() (index=2)
+%p3 = f32[2,5,3] parameter() (index=3)
+%transpose.8 = f32[5,2,3] transpose(%p3) (permutation=(1, 0, 2))
+%reshape.9 = f32[5,6] reshape(%transpose.8)...
+""")
+def absorb_merged_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
+    x, w, v = g.parameter("f32[5,6]"), g.parameter("f32[7,2,3]"), g.parameter("f32[2,3,5]")
+    heads = g.reshape(g.transpose(w, (1, 2, 0)), (6, 7))
+    turned = g.reshape(g.transpose(v, (2, 0, 1)), (5, 6))
+    stays = g.reshape(g.transpose(g.parameter("f32[2,5,3]"), (1, 0, 2)), (5, 6))
+    return g.dot(x, heads, (1,), (0,)), g.dot(turned, x, (1,), (1,)), g.dot(stays, x, (1,), (1,))
+
+
 def _convolution(*window: WindowDimension) -> ConvolutionAttrs:
     """NHWC, HWIO."""
     return ConvolutionAttrs(window, 0, 3, (1, 2), 2, 3, (0, 1), 0, 3, (1, 2))
