@@ -33,8 +33,11 @@ class ArgumentMismatch(AstitchError, TypeError):
     """
 
 
-class OtherDevice(ArgumentMismatch):
-    """Arrays that lie on several devices, or on another one than the program's."""
+class OtherDevice(ArgumentMismatch, ValueError):
+    """Arrays that lie on several devices, or on another one than the program's.
+
+    A ValueError too, which is what JAX raises for it.
+    """
 
 
 class IllegalProduct(AstitchError):
@@ -88,6 +91,13 @@ class UnknownOption(InvalidOption, TypeError):
 
 class EngineUnavailable(AstitchError):
     """An engine misses what it runs on: CuPy or a GPU, or JAX for what XLA computes."""
+
+
+class JaxMissing(EngineUnavailable, ImportError):
+    """astitch.jit was asked for where JAX is not installed.
+
+    An ImportError too, which is what Python raises for it.
+    """
 
 
 def first_line(error: Exception) -> str:

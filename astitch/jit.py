@@ -17,47 +17,57 @@ from astitch import options
 from astitch.api.arguments import (
     are_same,
     array_type,
+    find_elsewhere,
+    find_place,
     find_statics,
-    is_jit_disabled,
     is_traced,
-    jax_settings,
 )
 from astitch.api.engines import choose_engine
 from astitch.api.inside_xla import call_directly, find_obstacle, name_of, stitch
+from astitch.api.jax_options import (
+    OF_ARGUMENTS,
+    check_compiler_options,
+    check_others,
+    find_place_option,
+    import_jax,
+    keep_given,
+)
+from astitch.api.jax_settings import (
+    bad_number,
+    forget_with_jax,
+    is_jit_disabled,
+    jax_settings,
+    may_not_run,
+    reuses_keys_checked,
+)
 from astitch.api.settings import OFF, Settings, current, mark
-from astitch.api.stages import Compiled, Lowered, LoweredForXla
+from astitch.api.stages import Compiled, Lowered, LoweredByXla, LoweredForXla
 from astitch.errors import (
     IllegalProduct,
     InvalidOption,
     KernelFault,
     LaunchRefused,
     OtherDevice,
-    UnknownOption,
-    UnsupportedOp,
 )
 from astitch.faults import leave_to_xla, leave_whole
 from astitch.system.forks import ForkLock, cached_property
-
-OPTIONS_OF_JAX = {
-    "in_shardings": "a program runs on one device; give functions over several to jax.jit",
-    "out_shardings": "a program runs on one device; give functions over several to jax.jit",
-    "device": "put the arguments where it is to run, with jax.device_put",
-    "backend": "put the arguments where it is to run, with jax.device_put",
-    "inline": "leave it out; inside an outer jax.jit use jax.jit(fn, inline=True)",
-    "compiler_options": "leave it out; XLA_FLAGS sets XLA's options for the whole process",
-}
-"""What jax.jit takes and we do not, and what to do instead."""
 
 
 @overload
 def jit(
     fn: None = None,
     *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: Any = False,
+    compiler_options: Mapping[str, Any] | None = None,
     tune: bool | None = None,
     strict: bool = False,
     engine: str | None = None,
@@ -68,11 +78,17 @@ def jit(
 def jit(
     fn: Callable[..., Any],
     *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: Any = False,
+    compiler_options: Mapping[str, Any] | None = None,
     tune: bool | None = None,
     strict: bool = False,
     engine: str | None = None,
@@ -82,22 +98,30 @@ def jit(
 def jit(
     fn: Callable[..., Any] | None = None,
     *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: Any = False,
+    compiler_options: Mapping[str, Any] | None = None,
     tune: bool | None = None,
     strict: bool = False,
     engine: str | None = None,
-    **others: object,
+    **others: Any,
 ) -> JitFunction | Callable[[Callable[..., Any]], JitFunction]:
     """Compile a JAX function with astitch.  The arguments are those of jax.jit; `@astitch.jit` and
-    `@astitch.jit(static_argnums=1)` both decorate.
+    `@astitch.jit(static_argnums=1)` both decorate.  docs/jit.md compares it with jax.jit.
 
     donate_argnums, donate_argnames: a permission to reuse memory, which XLA uses as in jax.jit; with the engines other
     than xla donated arrays stay valid unless the function is left to XLA.  keep_unused: as in jax.jit; a program takes
     every array, used or not.
+    in_shardings, out_shardings, device, backend: with the engine xla as in jax.jit; with the others, and where they
+    name several devices, XLA computes the function, with a warning.  compiler_options: for what XLA compiles.
     tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  Only speed and the order of sums depend on it.
     strict: raise UnsupportedOp for what no stitched kernel and no library computes; else it is left to XLA.  Inside a
@@ -106,39 +130,48 @@ def jit(
     (the emulation); None: as ASTITCH_ENGINE says, else gpu where there is one.  It is chosen at the first call, which
     raises EngineUnavailable where it cannot be had.
 
-    Raises InvalidOption for an engine that is not known, UnknownOption for an option that is not taken.
+    Raises InvalidOption for an engine that is not known, UnknownOption for an option that is not taken, JaxMissing.
     """
-    if others:
-        name, value = next(iter(others.items()))
-        taken = (
-            p.name for p in inspect.signature(jit).parameters.values() if p.kind is p.KEYWORD_ONLY
-        )
-        advice = OPTIONS_OF_JAX.get(name, f"it takes {', '.join(taken)}")
-        raise UnknownOption(f"astitch.jit: it does not take {name}={value!r}\n  {advice}")
-    if fn is None:
-        return lambda fn: jit(
-            fn,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            keep_unused=keep_unused,
-            tune=tune,
-            strict=strict,
-            engine=engine,
-        )
-    if engine not in (None, *options.ENGINES):
-        raise InvalidOption(
-            f"astitch.jit: engine={engine!r} is not known\n  it is one of {', '.join(options.ENGINES)}"
-        )
+    parameters = inspect.signature(jit).parameters.values()
+    taken = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     given = {
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
+        "keep_unused": keep_unused,
+        "device": device,
+        "backend": backend,
+        "inline": inline,
+        "compiler_options": compiler_options,
     }
-    jax_options = {name: value for name, value in given.items() if value is not None}
-    return JitFunction(fn, jax_options, keep_unused, tune, strict, engine)
+    jax_options = {**keep_given(given), **check_others(others, taken)}
+    if fn is None:
+        return lambda fn: jit(fn, **jax_options, tune=tune, strict=strict, engine=engine)
+    if engine not in (None, *options.ENGINES):
+        raise InvalidOption(
+            f"astitch.jit: engine={engine!r} is not known\n  it is one of {', '.join(options.ENGINES)}"
+        )
+    return JitFunction(fn, jax_options, tune, strict, engine)
+
+
+class Signatures:
+    """What was compiled for an engine of ours.
+
+    compiled: by what decides it; None: left to XLA.  latest: what decided the latest call, the types of its arrays, and
+    what ran it.
+    """
+
+    def __init__(self) -> None:
+        self.compiled: dict[Hashable, Compiled | None] = {}
+        self.latest: tuple[Hashable, list[Any], Compiled] | None = None
+
+    def cache_clear(self) -> None:
+        """Forgets all of them; jax.clear_caches calls it."""
+        self.compiled.clear()
+        self.latest = None
 
 
 class JitFunction:
@@ -152,44 +185,53 @@ class JitFunction:
         self,
         fn: Callable[..., Any],
         jax_options: Mapping[str, Any],
-        keep_unused: bool = False,
         tune: bool | None = None,
         strict: bool = False,
         engine: str | None = None,
     ) -> None:
-        import jax
+        jax = import_jax()
         from jax._src.core import trace_state_clean
 
-        from astitch.library.xla_fallback import AROUND_KERNELS
-
-        self._tune, self._strict, self._asked = tune, strict, engine
-
         functools.update_wrapper(self, fn)
+        # What fn has of an astitch.jit that it wraps, as jax.grad of one does, is not this one's.
+        for name in ("engine", "_stitched_jit"):
+            self.__dict__.pop(name, None)
+        self._fn, self._options = fn, jax_options
+        self._tune, self._strict, self._asked = tune, strict, engine
+        if not callable(fn):
+            jax.jit(fn)  # raises JAX's own words
+        marked = mark(fn, Settings(None, tune, strict))
+        # As the user asked for it: what runs whatever is left to XLA.
+        self._jax_jit: Any = jax.jit(marked, **jax_options)
+        of_arguments = {name: jax_options[name] for name in OF_ARGUMENTS if name in jax_options}
         # Unused parameters are kept, so that the program's parameters are the flat arguments one to one.
-        self._jax_jit = jax.jit(
-            mark(fn, Settings(None, tune, strict)), keep_unused=True, **jax_options
-        )
-        self._stitched_jit: Any = jax.jit(
-            stitch(fn, jax_options, tune, strict),
-            keep_unused=keep_unused,
-            compiler_options=dict(AROUND_KERNELS),
-            **jax_options,
-        )
+        self._traced_jit: Any = jax.jit(fn, keep_unused=True, **of_arguments)
         self._is_untraced = trace_state_clean
         self._statics = find_statics(
             fn, jax_options.get("static_argnums"), jax_options.get("static_argnames")
         )
-        # None: left to XLA.
-        self._compiled: dict[Hashable, Compiled | None] = {}
-        # What decided the latest call, the types of its arrays, and what ran it.
-        self._latest: tuple[Hashable, list[Any], Compiled] | None = None
+        self._signatures = Signatures()
+        forget_with_jax(self._signatures)
         # Reentrant: tracing runs the user's function, which may call this one on other arrays.
         self._lock = ForkLock()
+
+    def __repr__(self) -> str:
+        return f"<astitch.jit of {self._fn!r}>"
 
     @cached_property
     def engine(self) -> str:
         """ "xla", "executor" or "host".  Raises EngineUnavailable, InvalidOption."""
         return choose_engine(self._asked)
+
+    @cached_property
+    def _stitched_jit(self) -> Any:
+        """For the engine xla."""
+        from astitch.library.xla_fallback import AROUND_KERNELS
+
+        wished = self._options.get("compiler_options", {})
+        jax_options = {**self._options, "compiler_options": {**AROUND_KERNELS, **wished}}
+        stitched = stitch(self._fn, self._options, self._tune, self._strict)
+        return import_jax().jit(stitched, **jax_options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """The function's result, its leaves JAX arrays.  Raises what jax.jit raises for wrong arguments."""
@@ -203,32 +245,38 @@ class JitFunction:
         if jaxs_own or (not all_arrays and is_traced(leaves)):
             return self._jax_jit(*args, **kwargs)
         if self.engine == "xla":
-            self.__class__ = self._make_direct_class()
+            with self._lock:
+                self.__class__ = self._make_direct_class()
             return self(*args, **kwargs)
         try:
             avals = [leaf.aval if all_arrays else jax.typeof(leaf) for leaf in leaves]
             decided: Hashable = (tree, static, jax_settings())
-            latest = self._latest
+            latest = self._signatures.latest
             key: Hashable = None
             if latest is not None and latest[0] == decided and are_same(latest[1], avals):
                 compiled: Compiled | None = latest[2]
             else:
                 key = (decided, tuple(avals))
-                compiled = self._compiled.get(key)
-        except (TypeError, ValueError, OverflowError):
+                compiled = self._signatures.compiled.get(key)
+        except Exception:
             # A leaf that is no array or too large, a static value that has no hash or that does not compare.
             self._jax_jit.trace(*args, **kwargs)  # raises JAX's own words
             raise
         if compiled is None:
+            if may_not_run():
+                return self._jax_jit(*args, **kwargs)  # raises JAX's own words
+            if not all_arrays and reuses_keys_checked():
+                leave_to_xla(name_of(self), "jax.debug_key_reuse is set", self._strict)
+                return self._jax_jit(*args, **kwargs)
             with self._lock:
-                if key not in self._compiled:
-                    self._compiled[key] = self._compile_alone(args, kwargs)
-                compiled = self._compiled[key]
+                if key not in self._signatures.compiled:
+                    self._signatures.compiled[key] = self._compile_alone(args, kwargs)
+                compiled = self._signatures.compiled[key]
             if compiled is None:
                 return self._jax_jit(*args, **kwargs)
-        self._latest = decided, avals, compiled
+        self._signatures.latest = decided, avals, compiled
         try:
-            return compiled.run_flat(leaves, all_arrays=all_arrays)
+            return compiled.run_flat(leaves, find_place(leaves), all_arrays=all_arrays)
         except OtherDevice as error:
             leave_to_xla(name_of(self), str(error).splitlines()[0], self._strict)
             return self._jax_jit(*args, **kwargs)
@@ -236,15 +284,21 @@ class JitFunction:
             # Nothing that was computed is handed on, and the arguments are as they were.
             if self._strict:
                 raise
-            lowered = self._lower_traced(self._jax_jit.trace(*args, **kwargs))
+            lowered = self._lower_traced(self._traced_jit.trace(*args, **kwargs))
             leave_whole(name_of(self), lowered.hlo, lowered.gpu.name, error)
-            self._latest = None
-            self._compiled[key or (decided, tuple(avals))] = None
+            self._signatures.latest = None
+            self._signatures.compiled[key or (decided, tuple(avals))] = None
             return self._jax_jit(*args, **kwargs)
         except TypeError:
             if not all_arrays:  # a leaf that has a type and no value
                 self._jax_jit(*args, **kwargs)  # raises JAX's own words
             raise
+        except bad_number() as error:
+            self._jax_jit(*args, **kwargs)  # raises JAX's own words, which name the op
+            raise FloatingPointError(
+                f"invalid value encountered in what astitch computes of {name_of(self)}, and not in what XLA does: "
+                f"{error}\n  please report it"
+            ) from None
 
     def _make_direct_class(self) -> type[JitFunction]:
         """The class of this function once it runs inside XLA: its call is jax.jit's own.
@@ -267,10 +321,10 @@ class JitFunction:
         """As a method of a class."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered | LoweredForXla:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered | LoweredForXla | LoweredByXla:
         """Trace and lower to HLO for these arguments; each array may be a jax.ShapeDtypeStruct.
 
-        Raises UnsupportedOp for a function that XLA computes as a whole.
+        What XLA computes as a whole has JAX's stages, with a warning.  Raises UnsupportedOp for it where strict.
         """
         if self.engine == "xla":
             from astitch.xla.stitched_call import find_stitched
@@ -278,12 +332,19 @@ class JitFunction:
             traced = self._stitched_jit.trace(*args, **kwargs)
             stitched = find_stitched(traced.jaxpr)
             if stitched is None:
-                raise _no_program(name_of(self), "what the warning names")
+                return LoweredByXla(name_of(self), "what the warning names", traced.lower())
             return LoweredForXla(traced, stitched)
-        traced = self._jax_jit.trace(*args, **kwargs)
-        if reason := find_obstacle(traced.jaxpr):
-            raise _no_program(name_of(self), f"what keeps it from being one: {reason}")
-        return self._lower_traced(traced)
+        traced = self._traced_jit.trace(*args, **kwargs)
+        reason = self._find_reason(traced)
+        if not reason:
+            leaves = import_jax().tree_util.tree_leaves(self._statics.split(args, kwargs)[0])
+            lowered = self._lower_traced(traced, find_place(leaves))
+            device = lowered.jax_device
+            reason = "" if device is None else find_elsewhere(leaves, device)
+            if not reason:
+                return lowered
+        leave_to_xla(name_of(self), reason, self._strict)
+        return LoweredByXla(name_of(self), reason, self._jax_jit.lower(*args, **kwargs))
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """JAX's own: the function as it is, of which XLA computes all; lower shows what astitch makes of it."""
@@ -291,43 +352,58 @@ class JitFunction:
 
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """The types of the result, as jax.eval_shape."""
-        shapes: Any = self._jax_jit.eval_shape(*args, **kwargs)  # type: ignore[no-untyped-call]
+        shapes: Any = self._jax_jit.eval_shape(*args, **kwargs)
         return shapes
+
+    def _find_reason(self, traced: Any) -> str:
+        """Why an engine of ours leaves a function to XLA; nothing: the empty string."""
+        return find_place_option(self._options) or find_obstacle(traced)
 
     def _compile_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled | None:
         """For an engine of ours; None, with a warning, for what only XLA computes."""
-        traced = self._jax_jit.trace(*args, **kwargs)
-        if reason := find_obstacle(traced.jaxpr):
+        traced = self._traced_jit.trace(*args, **kwargs)
+        if reason := self._find_reason(traced):
             leave_to_xla(name_of(self), reason, self._strict)
             return None
+        wished = self._options.get("compiler_options", {})
+        check_compiler_options(wished)
         lowered = self._lower_traced(traced)
         try:
-            return lowered.compile()
+            return lowered.compile_stitched(wished)
         except Exception as error:
             if self._strict:
                 raise
             leave_whole(name_of(self), lowered.hlo, lowered.gpu.name, error)
             return None
 
-    def _lower_traced(self, traced: Any) -> Lowered:
-        """Lowered for an engine of ours."""
-        if self.engine == "host":
-            return Lowered(traced, traced.lower(), "host", self._tune, self._strict)
-        lowered = traced.lower(lowering_platforms=("cuda",))
-        return Lowered(traced, lowered, "executor", self._tune, self._strict)
+    def _lower_traced(self, traced: Any, place: Any | None = None) -> Lowered:
+        """Lowered for an engine of ours.  place: of an ahead-of-time call's results, see find_place."""
+        platforms = None if self.engine == "host" else ("cuda",)
+        lowered = traced.lower(lowering_platforms=platforms)
+        return Lowered(
+            traced,
+            lowered,
+            self.engine,
+            self._tune,
+            self._strict,
+            self._options.get("compiler_options"),
+            place,
+        )
 
     def clear_cache(self) -> None:
         """Forget every compiled signature, and which engine runs them."""
         with self._lock:
-            self._compiled.clear()
-            self._latest = None
-            self._stitched_jit.clear_cache()
+            self._signatures.cache_clear()
+            self._jax_jit.clear_cache()
+            if "_stitched_jit" in self.__dict__:
+                self._stitched_jit.clear_cache()
             self.__class__ = JitFunction
             self.__dict__.pop("engine", None)
 
-
-def _no_program(name: str, what: str) -> UnsupportedOp:
-    return UnsupportedOp(
-        f"astitch.jit of {name}: XLA computes all of it, there is no program to show\n"
-        f"  call it, or take out {what}"
-    )
+    def _cache_size(self) -> int:
+        """How many signatures are compiled."""
+        direct = type(self).__dict__.get("__call__")
+        if type(self) is JitFunction or not isinstance(direct, staticmethod):
+            return len(self._signatures.compiled)
+        size: Any = getattr(direct.__func__, "_cache_size", self._stitched_jit._cache_size)
+        return int(size())

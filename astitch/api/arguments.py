@@ -1,4 +1,4 @@
-"""The arguments of a call, as jax.jit takes them: static ones, donated ones, tracers, JAX's settings.
+"""The arguments of a call, as jax.jit takes them: static ones, donated ones, tracers, where they lie.
 
 Takes a function's options and a call's arguments, hands on what decides which compiled signature runs.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ def find_statics(
     names: str | Iterable[str] | None,
 ) -> Statics:
     """As jax.jit: where only one of the two is given, the other follows from the function's signature."""
-    given = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+    given = _list_numbers(numbers)
     named = {names} if isinstance(names, str) else set(names or ())
     try:
         parameters = list(inspect.signature(fn).parameters.values())
@@ -63,6 +64,15 @@ def find_statics(
     elif names is not None and numbers is None:
         given = tuple(i for i, name in enumerate(positional) if name in named and name in both)
     return Statics(given, frozenset(named))
+
+
+def _list_numbers(numbers: int | Sequence[int] | None) -> tuple[int, ...]:
+    if numbers is None:
+        return ()
+    try:
+        return (operator.index(numbers),)  # type: ignore[arg-type]  # as JAX asks
+    except TypeError:
+        return tuple(map(operator.index, numbers))  # type: ignore[arg-type]
 
 
 def is_traced(leaves: Sequence[Any]) -> bool:
@@ -87,19 +97,50 @@ def are_same(avals: Sequence[Any], others: Sequence[Any]) -> bool:
     )
 
 
-def jax_settings() -> Hashable:
-    """Every JAX setting that decides what a function lowers to (64-bit types, random numbers, precision ...)."""
-    from jax._src import config  # what jax.jit itself keys its cache by; there is no public name
+def find_place(leaves: Sequence[Any]) -> Any | None:
+    """Where a call's results are committed to: the sharding of its first committed argument, for arrays of any shape.
 
-    key: Hashable = config.trace_context()
-    return key
-
-
-def is_jit_disabled() -> bool:
+    leaves: the arrays of the call, or their jax.ShapeDtypeStruct.  None: no argument is committed, nor are the results.
+    """
     import jax
 
-    config: Any = jax.config  # its types do not name what it holds
-    return bool(config.jax_disable_jit)
+    kind: Any = array_type()
+    for leaf in leaves:
+        if type(leaf) is kind and not leaf._committed:  # committed, at half its time
+            continue
+        sharding = _find_sharding(leaf)
+        if isinstance(sharding, jax.sharding.NamedSharding):
+            spec: Any = jax.sharding.PartitionSpec
+            return jax.sharding.NamedSharding(sharding.mesh, spec())
+        if sharding is not None:
+            return sharding
+    return None
+
+
+def _find_sharding(leaf: Any) -> Any | None:
+    """Where an argument is committed to, or is to be."""
+    import jax
+
+    if isinstance(leaf, jax.core.Tracer):
+        return None
+    if isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False):
+        return leaf.sharding
+    return None
+
+
+def find_elsewhere(leaves: Sequence[Any], device: Any) -> str:
+    """Which argument is committed to another device than an engine's; nothing: the empty string."""
+    for number, leaf in enumerate(leaves):
+        place = find_place([leaf])
+        if place is not None and place.device_set != {device}:
+            places = ", ".join(sorted(map(str, place.device_set)))
+            return f"argument {number} lies on {places}; the engine runs on {device}"
+    return ""
+
+
+def lies_at(array: Any, place: Any) -> bool:
+    """Is a JAX array committed to a place, and says so in the same words?"""
+    return bool(array.committed and array.sharding == place)
 
 
 def is_key(type_: Any) -> bool:

@@ -9,14 +9,19 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from astitch import options
+from astitch.api.arguments import lies_at
 from astitch.errors import EngineUnavailable, OtherDevice
 
 if TYPE_CHECKING:  # importing astitch must stay cheap
     from astitch.device.gpu import Gpu
+    from astitch.library.xla_fallback import CompilerOptions
     from astitch.program.steps import Program
+    from astitch.run.executor import GpuExecutor
+    from astitch.run.host_engine import HostEngine
 
 NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
 
@@ -24,7 +29,14 @@ NO_GPU = "astitch: no GPU found; kernels run in the CPU emulation"
 class Engine(Protocol):
     """What runs a Program: flat arguments in, flat JAX arrays out."""
 
-    def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]: ...
+    @property
+    def runner(self) -> HostEngine | GpuExecutor:
+        """What holds the loaded kernels."""
+        ...
+
+    def __call__(self, arguments: Sequence[Any], place: Any | None) -> Sequence[Any]:
+        """The results; place: see find_place."""
+        ...
 
 
 def choose_engine(asked: str | None = None) -> str:
@@ -89,34 +101,71 @@ def _warn_no_gpu() -> None:
     warnings.warn(NO_GPU, RuntimeWarning, stacklevel=2)
 
 
-def make_engine(program: Program, device: int | None) -> Engine:
+def make_engine(
+    program: Program, device: int | None, compiler_options: CompilerOptions | None = None
+) -> Engine:
     """A function from flat NumPy, CuPy or JAX arrays to flat JAX arrays.
 
-    device: number of the CUDA device; None for the host emulation.
+    device: number of the CUDA device; None for the host emulation.  compiler_options: for the parts that XLA computes.
     """
-    import jax
-
+    wished = compiler_options or {}
     if device is not None:
         from astitch.run.executor import GpuExecutor
 
-        return GpuExecutor(program, device, moves=False).run_to_jax
+        return _OnGpu(
+            GpuExecutor(program, device, moves=False, compiler_options=wished),
+        )
 
-    from astitch.library.xla_fallback import find_device
     from astitch.run.host_engine import HostEngine
 
-    host, cpu = HostEngine(program), find_device("cpu")
+    return _OnHost(HostEngine(program, compiler_options=wished), find_jax_device(None))
 
-    def run_on_host(arguments: Sequence[Any]) -> list[Any]:
+
+@dataclass(frozen=True, slots=True)
+class _OnGpu:
+    """The engine executor."""
+
+    runner: GpuExecutor
+
+    def __call__(self, arguments: Sequence[Any], place: Any | None) -> Sequence[Any]:
+        results = self.runner.run_to_jax(arguments, committed=place is not None)
+        if place is None:
+            return results
+        return [result if lies_at(result, place) else _put(result, place) for result in results]
+
+
+@dataclass(frozen=True, slots=True)
+class _OnHost:
+    """The engine host.  cpu: JAX's device that stands for it."""
+
+    runner: HostEngine
+    cpu: Any
+
+    def __call__(self, arguments: Sequence[Any], place: Any | None) -> Sequence[Any]:
+        import jax
+
         for number, array in enumerate(arguments):
-            if isinstance(array, jax.Array) and array.committed and array.devices() != {cpu}:
+            if isinstance(array, jax.Array) and array.committed and array.devices() != {self.cpu}:
                 places = ", ".join(sorted(map(str, array.devices())))
                 raise OtherDevice(
-                    f"argument {number} lies on {places}; the engine host runs on {cpu}\n"
+                    f"argument {number} lies on {places}; the engine host runs on {self.cpu}\n"
                     "  bring it there with jax.device_put"
                 )
-        return [jax.device_put(array) for array in host.run(arguments)]
+        return [_put(array, place) for array in self.runner.run(arguments)]
 
-    return run_on_host
+
+def _put(array: Any, place: Any | None) -> Any:
+    """A JAX array, committed to a place where there is one."""
+    import jax
+
+    return jax.device_put(array, place)
+
+
+def find_jax_device(gpu: int | None) -> Any | None:
+    """JAX's name for an engine's device: the GPU with CUDA's number, or the CPU.  None: JAX has no such."""
+    from astitch.library.xla_fallback import find_device
+
+    return find_device("cpu") if gpu is None else find_device("gpu", gpu)
 
 
 def target_gpu() -> Gpu:

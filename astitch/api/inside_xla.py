@@ -14,6 +14,7 @@ from typing import Any
 from astitch import options
 from astitch.api.arguments import find_statics
 from astitch.api.engines import target_gpu
+from astitch.api.jax_options import find_spread_option
 from astitch.api.settings import current
 from astitch.faults import FaultWarning, leave_to_xla, leave_whole, show_error
 from astitch.hlo.stablehlo import hlo_of
@@ -105,6 +106,7 @@ def stitch(
         fn, jax_options.get("donate_argnums"), jax_options.get("donate_argnames")
     )
     statics = {name: jax_options[name] for name in STATIC_OPTIONS if name in jax_options}
+    spread = find_spread_option(jax_options)
 
     @functools.wraps(fn)
     def stitched(*args: Any, **kwargs: Any) -> Any:
@@ -125,7 +127,7 @@ def stitch(
         ]
         marks = [*donations.mark(len(args)), *(name in donations.names for name in kwargs)]
         name = name_of(fn)
-        if reason := _find_in_arguments(leaf.aval for leaf in leaves):
+        if reason := spread or _find_in_arguments(leaf.aval for leaf in leaves):
             leave_to_xla(name, reason, strict)
             return fn(*args, **kwargs)
         donated = [
@@ -150,7 +152,7 @@ def stitch(
         anew.__name__ = name
         named = dict(zip(kwargs, types[len(args) :], strict=True))
         traced = jax.jit(anew, keep_unused=True, **statics).trace(*types[: len(args)], **named)
-        if reason := _find_effects(traced.jaxpr):
+        if reason := _find_escaped(traced) or _find_effects(traced.jaxpr):
             leave_to_xla(name, reason, strict)
             return fn(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=("cuda",))
@@ -173,12 +175,20 @@ def _type_of(aval: Any) -> Any:
     return make(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def find_obstacle(jaxpr: Any) -> str:
+def find_obstacle(traced: Any) -> str:
     """Why a traced function is no program for an engine of ours; nothing: the empty string."""
-    # Arrays that change only inside it are none any more once it is lowered.
-    return _find_in_arguments(jaxpr.in_avals) or _find_effects(
-        jaxpr, besides="InternalMutableArrayEffect"
+    return (
+        _find_in_arguments(traced.jaxpr.in_avals)
+        or _find_escaped(traced)
+        # Arrays that change only inside it are none any more once it is lowered.
+        or _find_effects(traced.jaxpr, besides="InternalMutableArrayEffect")
     )
+
+
+def _find_escaped(traced: Any) -> str:
+    """Whether a function uses a tracer of another trace, for which JAX raises UnexpectedTracerError."""
+    is_alone = len(traced.jaxpr.in_avals) == traced.in_tree.num_leaves
+    return "" if is_alone else "it uses a tracer that escaped from another function"
 
 
 def _find_in_arguments(avals: Iterable[Any]) -> str:
@@ -190,6 +200,8 @@ def _find_in_arguments(avals: Iterable[Any]) -> str:
             return "it changes its arguments (jax.new_ref)"
         if aval.sharding.mesh.size > 1:
             return "its arguments are spread over several devices"
+        if aval.dtype == jax.dtypes.float0:
+            return "an argument has no values (float0)"
     return ""
 
 

@@ -19,6 +19,9 @@ from astitch.errors import EngineUnavailable, IslandRefused, OutOfMemory, first_
 from astitch.hlo.schema import CompileOptionsProto
 from astitch.hlo.stablehlo import to_stablehlo
 
+CompilerOptions = Mapping[str, bool | int | str]
+"""Settings of XLA's compiler by name, as jax.jit takes them."""
+
 MOST_COMPILED = 256
 """Islands whose code a process keeps for engines that are made later."""
 
@@ -108,12 +111,17 @@ class Island:
             ) from None
 
 
-def compile_island(hlo: bytes, device: Any, what: str) -> Island:
-    """Compiles a serialized HloModuleProto for a device of JAX.  Raises IslandRefused with XLA's words."""
+def compile_island(
+    hlo: bytes, device: Any, what: str, compiler_options: CompilerOptions = MappingProxyType({})
+) -> Island:
+    """Compiles a serialized HloModuleProto for a device of JAX.  Raises IslandRefused with XLA's words.
+
+    compiler_options: the user's settings of XLA, which come before ours.
+    """
     import jax
 
     try:
-        return Island(what, device, _compile(hlo, device))
+        return Island(what, device, _compile(hlo, device, tuple(compiler_options.items())))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise IslandRefused(
             f"{what}: XLA refuses to compile it for {device}: {first_line(error)}\n"
@@ -122,21 +130,21 @@ def compile_island(hlo: bytes, device: Any, what: str) -> Island:
 
 
 @functools.lru_cache(maxsize=MOST_COMPILED)
-def _compile(hlo: bytes, device: Any) -> Any:
+def _compile(hlo: bytes, device: Any, wished: tuple[tuple[str, bool | int | str], ...] = ()) -> Any:
     import jax
 
     try:
-        return compile_module(hlo, device, REPEATABLE)
+        return compile_module(hlo, device, {**REPEATABLE, **dict(wished)})
     except jax.errors.JaxRuntimeError as error:
         if device.platform != "gpu" or "RESOURCE_EXHAUSTED" in str(error):
             raise
-        return compile_module(hlo, device, BY_LIBRARIES)
+        return compile_module(hlo, device, {**BY_LIBRARIES, **dict(wished)})
 
 
 def compile_module(
     hlo: bytes,
     device: Any,
-    settings: Mapping[str, bool | int | str],
+    settings: CompilerOptions,
     *,
     tilings: int | None = None,
 ) -> Any:
@@ -147,9 +155,7 @@ def compile_module(
     return device.client.compile_and_load(to_stablehlo(hlo), _jax.DeviceList((device,)), options)
 
 
-def choose_options(
-    device: int, settings: Mapping[str, bool | int | str], tilings: int | None = None
-) -> Any:
+def choose_options(device: int, settings: CompilerOptions, tilings: int | None = None) -> Any:
     """XLA's CompileOptions for JAX's device of a number.
 
     settings: of XLA's compiler, by name.  tilings: how many of its own kernels XLA measures for a product, beside the

@@ -66,23 +66,23 @@ class DeviceArray:
             stream.synchronize()
         return array
 
-    def to_jax(self) -> Any:
-        """A JAX array on the same memory where JAX runs on the GPU, else a copy."""
+    def to_jax(self, *, committed: bool = True) -> Any:
+        """A JAX array on the same memory where JAX runs on the GPU, else a copy, which is never committed."""
         import jax
 
         if jax.default_backend() != "gpu" or not self.type.size:
             return jax.device_put(self.to_numpy())
-        return self.lend_to_jax()
+        return self.lend_to_jax(committed=committed)
 
-    def lend_to_jax(self) -> Any:
+    def lend_to_jax(self, *, committed: bool = True) -> Any:
         """A JAX array on the same memory, of at least one element; ready when CuPy's current stream has come here,
         and JAX, which does not own the memory, never gives it to another array."""
         import jax
 
         array = jax.dlpack.from_dlpack(self._to_dlpack())
-        return self._noted(array)
+        return self._noted(array if committed else _uncommit(array))
 
-    def adopt_by_jax(self, device: Any, queue: int) -> Any:
+    def adopt_by_jax(self, device: Any, queue: int, *, committed: bool = True) -> Any:
         """A JAX array of exactly this type on the same memory, of at least one element, for a device of JAX's and a
         stream of its own, which waits for this array already.
 
@@ -92,7 +92,7 @@ class DeviceArray:
 
         capsule = self._to_dlpack().__dlpack__(stream=_NO_WAIT)
         array = _jax.dlpack_managed_tensor_to_buffer(capsule, device, queue, None, _DLPACK_CUDA)
-        return self._noted(array)
+        return self._noted(array if committed else _uncommit(array))
 
     def _noted(self, array: Any) -> Any:
         """The JAX array that this one became; not where it only shows an argument of an island to XLA."""
@@ -112,6 +112,11 @@ class DeviceArray:
         words = cupy.ndarray(self.type.shape, carrier, cupy.cuda.MemoryPointer(memory, 0))
         is_known = dtype not in _DLPACK_CARRIER and words.__dlpack_device__()[0] != _DLPACK_MANAGED
         return words if is_known else _RenamedDlpack(words, dtype)
+
+
+def _uncommit(array: Any) -> Any:
+    """The same JAX array, free to move to another device.  DLPack's arrays are committed to theirs."""
+    return type(array)(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
 
 
 _DLPACK_CARRIER = {
@@ -175,18 +180,20 @@ class JaxHandover:
 
         return find_device("gpu", self._gpu.id) if jax.default_backend() == "gpu" else None
 
-    def adopt(self, arrays: Sequence[DeviceArray], device: Any, event: Any) -> list[Any]:
+    def adopt(
+        self, arrays: Sequence[DeviceArray], device: Any, event: Any, *, committed: bool = True
+    ) -> list[Any]:
         """The arrays as JAX's of exactly their types, on the same memory, ready when the stream has come to `event`."""
         if self._adopts:
             try:
                 # One wait for all: whatever JAX does with them comes after it.
                 queue = device.get_stream_for_external_ready_events()
                 self._cupy.cuda.runtime.streamWaitEvent(queue, event.ptr)
-                return [array.adopt_by_jax(device, queue) for array in arrays]
+                return [array.adopt_by_jax(device, queue, committed=committed) for array in arrays]
             except (AttributeError, TypeError, RuntimeError) as error:
                 log.warning("arrays go to JAX through jax.dlpack, which takes longer: %s", error)
                 self._adopts = False
         import jax
 
         with jax.enable_x64(True):  # else JAX takes 64-bit numbers for 32-bit ones
-            return [array.lend_to_jax() for array in arrays]
+            return [array.lend_to_jax(committed=committed) for array in arrays]

@@ -13,10 +13,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from astitch.errors import EngineUnavailable, OutOfMemory, UnsupportedType
 from astitch.graph.ir import ConvolutionAttrs, DotAttrs
+from astitch.library.xla_fallback import CompilerOptions
 from astitch.program.steps import Buffer, CudaKernel, KernelStep, LibraryStep, Program
 from astitch.run.cuda_graph import GraphCounts
 from astitch.run.device_array import DeviceArray, JaxHandover
@@ -107,15 +109,24 @@ class GpuExecutor:
     Consecutive kernels and products are launched as one CUDA graph where their addresses are those of an earlier call;
     graph_counts says what became of it.
     moves: copy JAX arrays that were put on another device, where JAX has this GPU; without it they raise OtherDevice.
+    compiler_options: see compile_island.
     Raises EngineUnavailable without CuPy or a GPU, UnsupportedType for buffers of types that CuPy does not know,
     KernelCompileError, IslandRefused, OutOfMemory, and LaunchRefused for a kernel whose blocks wait for each other but
     cannot all be resident.
     """
 
-    def __init__(self, program: Program, device: int | None = None, *, moves: bool = True) -> None:
+    def __init__(
+        self,
+        program: Program,
+        device: int | None = None,
+        *,
+        moves: bool = True,
+        compiler_options: CompilerOptions = MappingProxyType({}),
+    ) -> None:
         _refuse_opaque_buffers(program)
         cupy = self.cupy = import_cupy()
         self.program = program
+        self._compiler_options = compiler_options
         self.device = cupy.cuda.Device(device)
         self.graph_counts = GraphCounts()
         self._lock = threading.Lock()
@@ -148,7 +159,9 @@ class GpuExecutor:
         """What launches each step, and in which runs."""
         program, memory, cupy, number = self.program, self._memory, self.cupy, self.device.id
         self._kernels = KernelSteps(program, memory, cupy, self.device)
-        self._fallbacks = FallbackSteps(program, memory, self._turns, self._handover, number)
+        self._fallbacks = FallbackSteps(
+            program, memory, self._turns, self._handover, number, self._compiler_options
+        )
         self._products = ProductSteps(memory, cupy, number)
         self._convolutions = ConvolutionSteps(memory, cupy, number, self._fallbacks.prepare_library)
         makers = StepMakers(
@@ -220,8 +233,11 @@ class GpuExecutor:
             finally:  # what was launched before a failure still uses the arena and the arguments
                 self._turns.finish(stream, call.lent)
 
-    def run_to_jax(self, arguments: Sequence[Any]) -> list[Any]:
-        """What run gives, as JAX arrays: on the same memory where JAX runs on this GPU, else copies."""
+    def run_to_jax(self, arguments: Sequence[Any], *, committed: bool = True) -> list[Any]:
+        """What run gives, as JAX arrays: on the same memory where JAX runs on this GPU, else copies.
+
+        committed: is that memory where the arrays stay?  Copies are not committed.
+        """
         results = self.run(arguments)
         device = self._handover.device
         if device is None:
@@ -229,9 +245,12 @@ class GpuExecutor:
         # JAX may have to narrow wider numbers, and shares no array without elements.
         alike = [a for a in results if a.type.size and a.type.dtype.bytes <= _WORD_BYTES]
         with self.device:
-            adopted = iter(self._handover.adopt(alike, device, self._turns.end))
+            end = self._turns.end
+            adopted = iter(self._handover.adopt(alike, device, end, committed=committed))
         return [
-            next(adopted) if a.type.size and a.type.dtype.bytes <= _WORD_BYTES else a.to_jax()
+            next(adopted)
+            if a.type.size and a.type.dtype.bytes <= _WORD_BYTES
+            else a.to_jax(committed=committed)
             for a in results
         ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from astitch.errors import EngineUnavailable, IslandRefused
 from astitch.graph.reference import eval_node
 from astitch.hlo.export import export_call
 from astitch.library.xla_fallback import (
+    CompilerOptions,
     Island,
     compile_island,
     find_device,
@@ -42,6 +44,7 @@ class FallbackSteps:
     """Launches what XLA or NumPy computes of a program.
 
     device: CUDA's number of the current device.  made_by_xla: the buffers whose values lie where XLA puts them.
+    compiler_options: see compile_island.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class FallbackSteps:
         turns: StreamTurns,
         handover: JaxHandover,
         device: int,
+        compiler_options: CompilerOptions = MappingProxyType({}),
     ) -> None:
         self._program, self._device = program, device
+        self._compiler_options = compiler_options
         self._memory, self._turns, self._handover = memory, turns, handover
         self.made_by_xla: set[str] = set()
 
@@ -92,10 +97,10 @@ class FallbackSteps:
         device = find_device("gpu", self._device)
         if device is None:
             why = "JAX has no GPU here, so XLA computes this on the host; install jax[cuda13] or jax[cuda12]"
-            island = compile_island(hlo, host_device(), what)
+            island = compile_island(hlo, host_device(), what, self._compiler_options)
             return self._prepare_host_island(island, operands, results, f"{what}: {why}")
         try:
-            island = compile_island(hlo, device, what)
+            island = compile_island(hlo, device, what, self._compiler_options)
         except IslandRefused as refused:
             island = _compile_for_host(hlo, what, refused)
             why = f"{refused}\n  until then XLA computes it on the host"

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from astitch.device.gpu import ACCESS_BYTES
 from astitch.errors import AstitchError, KernelCompileError, OutOfMemory
 from astitch.graph.reference import eval_node
-from astitch.library.xla_fallback import compile_island, host_device, put_array
+from astitch.library.xla_fallback import (
+    CompilerOptions,
+    compile_island,
+    host_device,
+    put_array,
+)
 from astitch.program.steps import (
     ALIGNMENT_BYTES,
     IslandStep,
@@ -63,13 +69,21 @@ class HostEngine:
     """A Program ready to run; may be called from several threads, which take turns.
 
     check: kernels run in the emulation's check mode (races, bounds, uninitialised reads: 5 to 10 times slower), and
-    what a call must not read is filled with POISON before it.  Raises KernelCompileError where g++ is missing,
+    what a call must not read is filled with POISON before it.  compiler_options: see compile_island.
+    Raises KernelCompileError where g++ is missing,
     EngineUnavailable where JAX is and the program has islands, IslandRefused, OutOfMemory.
     """
 
-    def __init__(self, program: Program, *, check: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        *,
+        check: bool = False,
+        compiler_options: CompilerOptions = MappingProxyType({}),
+    ) -> None:
         self.program = program
         self.check = check
+        self._compiler_options = compiler_options
         sources = list(dict.fromkeys(kernel.source for kernel in program.kernels))
         try:
             compiled = compile_many(sources, check)
@@ -162,7 +176,8 @@ class HostEngine:
         return launch
 
     def _prepare_island(self, step: IslandStep) -> Launch:
-        island = compile_island(step.hlo, host_device(), f"{self.program.name}, {step.name}")
+        what = f"{self.program.name}, {step.name}"
+        island = compile_island(step.hlo, host_device(), what, self._compiler_options)
 
         def run(call: _Call) -> None:
             operands = [put_array(call.view(view), island.device) for view in step.operands]

@@ -322,7 +322,7 @@ def test_what_xla_refuses_for_the_gpu_runs_on_the_host(
 ) -> None:
     gpu, compile_one = object(), gpu_fallbacks.compile_island
 
-    def compile_island(hlo: bytes, device: Any, what: str) -> Any:
+    def compile_island(hlo: bytes, device: Any, what: str, *_: Any) -> Any:
         if device is gpu or refused_by == "all":
             where = "the GPU" if device is gpu else "the host"
             raise IslandRefused(f"{what}: XLA refuses to compile it for {where}")
@@ -434,7 +434,7 @@ def test_results_go_to_jax_behind_one_event(
 
     monkeypatch.setattr(_jax, "dlpack_managed_tensor_to_buffer", adopt)
     monkeypatch.setattr(DeviceArray, "_to_dlpack", lambda array: Words(array))
-    monkeypatch.setattr(DeviceArray, "lend_to_jax", lambda a: jax.device_put(a.to_numpy()))
+    monkeypatch.setattr(DeviceArray, "lend_to_jax", lambda a, **_: jax.device_put(a.to_numpy()))
     monkeypatch.setattr(JaxHandover, "device", Gpu())
     waits: list[Any] = []
     fake.cuda.runtime.streamWaitEvent = lambda *given: waits.append(given)
