@@ -959,7 +959,13 @@ def absorb_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
 %p2 = f32[2,3,5] parameter() (index=2)
 %p3 = f32[2,5,3] parameter() (index=3)
 %transpose.8 = f32[5,2,3] transpose(%p3) (permutation=(1, 0, 2))
-%reshape.9 = f32[5,6] reshape(%transpose.8)...
+%reshape.9 = f32[5,6] reshape(%transpose.8)
+%dot.10.reshape = f32[7,6] reshape(%p1)
+%dot.10 = f32[5,7] dot(%p0, %dot.10.reshape) (lhs_contracting=(1,), rhs_contracting=(1,))
+%dot.11.reshape = f32[6,5] reshape(%p2)
+%dot.11 = f32[5,5] dot(%dot.11.reshape, %p0) (lhs_contracting=(0,), rhs_contracting=(1,))
+%dot.12 = f32[5,5] dot(%reshape.9, %p0) (lhs_contracting=(1,), rhs_contracting=(1,))
+return %dot.10, %dot.11, %dot.12
 """)
 def absorb_merged_transpose_into_dot(g: GraphBuilder) -> str | tuple[str, ...]:
     x, w, v = g.parameter("f32[5,6]"), g.parameter("f32[7,2,3]"), g.parameter("f32[2,3,5]")
