@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WITH_TENSORFLOW := $(VENV)/.with-tensorflow
 
-.PHONY: demo profile test test-tf test-wheel tf-shim lint format gpu-test clean
+.PHONY: demo profile test test-tf test-xla test-wheel tf-shim lint format gpu-test clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m astitch.demo
@@ -31,6 +31,19 @@ format: $(INSTALLED)
 # The TensorFlow add-on; TensorFlow takes 2 GB on disk.  `make test` leaves these tests out where it is missing.
 test-tf: $(WITH_TENSORFLOW)
 	$(BIN)/python -m pytest -q tests/tf
+
+# Programs that XLA compiles for NVIDIA GPUs that are not here, with astitch in XLA's hook.  That needs Python 3.12 and
+# an environment of its own; where there is no such Python it says so and does nothing.
+PYTHON_XLA ?= python3.12
+test-xla:
+	@$(PYTHON_XLA) -c "" 2>/dev/null || { echo "make test-xla: skipped: there is no $(PYTHON_XLA)"; exit 0; }; \
+	$(MAKE) --no-print-directory $(VENV)-xla/.installed VENV=$(VENV) && \
+	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest -n $(WORKERS) -q -m ahead
+
+$(VENV)-xla/.installed: pyproject.toml
+	$(PYTHON_XLA) -m venv $(VENV)-xla
+	$(VENV)-xla/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,xla-cuda13]' 'jax>=0.11.2'
+	touch $@
 
 # The wheel, built and used in an environment of its own.
 test-wheel:

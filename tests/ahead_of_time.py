@@ -35,7 +35,10 @@ def why_not() -> str:
     return ""
 
 
-needs_hook = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it is there")
+needs_hook = [
+    pytest.mark.ahead,
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "it is there"),
+]
 
 
 @functools.cache

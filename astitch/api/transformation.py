@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ from astitch.hlo.schema import decode
 from astitch.show.trace import trace_compilation
 from astitch.system.callbacks import pass_interrupt
 from astitch.toolchain.driver_assembly import assemble_ahead
-from astitch.xla.hook import NOTHING, Stitching, is_worth, read_module, stitch_module
+from astitch.xla.agreement import Agreed, agree
+from astitch.xla.hook import NOTHING, Stitching, count_kernels, is_worth, read_module, stitch_module
 from astitch.xla.marks import read_marks
 
 if TYPE_CHECKING:
@@ -157,17 +158,33 @@ def transform(data: bytes, compiling: Compiling) -> bytes | None:
     if not is_worth(module):
         _note(compiling, Entry(name, 0, NOTHING, time.perf_counter() - start))
         return None
+    gpu = None
+    made: Stitching | None = None
+    reason = ""
     try:
-        made = _stitch(module, data, compiling, marks)
+        settings = compiling.settings or read_settings(marks)
+        gpu, device = _choose_gpu(settings, compiling.devices)
+        made = _stitch(module, data, compiling, settings, gpu, device)
+        reason = made.reason
     except Exception as error:
         pass_interrupt(error)
         reason = _leave(error, name, data, compiling)
-        _note(compiling, Entry(name, 0, reason, time.perf_counter() - start))
-        return None
+    own = made.module if made else None
+    # Without a GPU no process gets so far.
+    agreed = (
+        agree(module, own, gpu, reason=reason, devices=compiling.devices) if gpu else Agreed(None)
+    )
+    kernels = made.kernels if made and agreed.module == own else _count_kernels(agreed.module)
+    compilation = made.compilation if made and agreed.module == own else None
     seconds = time.perf_counter() - start
-    _note(compiling, Entry(name, made.kernels, made.reason, seconds, made.compilation))
-    compiling.stitched = made.module is not None
-    return made.module
+    _note(compiling, Entry(name, kernels, agreed.reason or reason, seconds, compilation))
+    compiling.stitched = agreed.module is not None
+    return agreed.module
+
+
+def _count_kernels(module: bytes | None) -> int:
+    """Of what another process made."""
+    return 0 if module is None else count_kernels(read_module(module))
 
 
 def _note(compiling: Compiling, entry: Entry) -> None:
@@ -175,15 +192,16 @@ def _note(compiling: Compiling, entry: Entry) -> None:
     journal.add(entry)
 
 
-def _stitch(module: Any, data: bytes, compiling: Compiling, marks: Iterable[str]) -> Stitching:
-    settings = compiling.settings or read_settings(marks)
-    gpu, device = _choose_gpu(settings, compiling.devices)
+def _stitch(
+    module: Any, data: bytes, compiling: Compiling, settings: Settings, gpu: Gpu, device: Any | None
+) -> Stitching:
+    tune = options.tune() if settings.tune is None else settings.tune
     with assemble_ahead(device) as assemble:
         made = stitch_module(
             module,
             gpu,
             only_marked=compiling.settings is None,
-            tune=options.tune() if settings.tune is None else settings.tune,
+            tune=tune,
             strict=settings.strict,
             hand_out=assemble,
         )

@@ -73,6 +73,12 @@ _FUSED = frozenset(
 """What XLA always fuses into one loop over the result."""
 
 
+def count_kernels(module: Any) -> int:
+    """How many calls of kernels are in an HloModuleProto, those in its loops and branches among them."""
+    target = TARGET.encode()
+    return sum(i.custom_call_target == target for c in module.computations for i in c.instructions)
+
+
 def stitch_module(
     module: Any,
     gpu: Gpu,
@@ -102,8 +108,7 @@ def stitch_module(
         hand_out=hand_out,
     )
     new = read_module(written)
-    target = TARGET.encode()
-    kernels = sum(i.custom_call_target == target for c in new.computations for i in c.instructions)
+    kernels = count_kernels(new)
     if not kernels:
         return Stitching(compilation, None, reason=NOTHING)
     return Stitching(compilation, graft(module, new), kernels)

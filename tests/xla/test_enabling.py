@@ -1,0 +1,374 @@
+"""astitch.enable and its kin: what is stitched when, what a fault costs, and how JAX's caches tell programs apart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from ahead_of_time import GPU, devices, needs_hook
+
+import astitch
+from astitch.api import enabling, transformation
+from astitch.errors import InvalidOption, UnsupportedOp
+from astitch.faults import FaultWarning
+
+pytestmark = needs_hook
+
+PTX = "xla.gpu.ptx"
+
+
+@pytest.fixture(autouse=True)
+def leave_it_as_it_was() -> Iterator[None]:
+    import jax
+
+    transformation.journal.clear()
+    yield
+    if enabling._has_seams():
+        enabling.context().set_global(None)
+    jax.clear_caches()
+
+
+def shape(*extents: int) -> Any:
+    import jax
+    import numpy as np
+    from jax.sharding import SingleDeviceSharding
+
+    kind: Any = jax.ShapeDtypeStruct
+    return kind(extents, np.float32, sharding=SingleDeviceSharding(devices()[0]))
+
+
+def layer_norm(x: Any, g: Any, b: Any) -> Any:
+    import jax
+
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5) * g + b
+
+
+ARGUMENTS = (256, 512), (512,), (512,)
+
+
+def count(fn: Any, *extents: tuple[int, ...]) -> int:
+    """Kernels in what JAX compiles, ahead of time for a GPU."""
+    import jax
+
+    jitted = fn if hasattr(fn, "trace") else jax.jit(fn)
+    traced = jitted.trace(*(shape(*e) for e in extents or ARGUMENTS))
+    return int(traced.lower(lowering_platforms=("cuda",)).compile().as_text().count(PTX))
+
+
+def test_the_wish_decides_also_for_what_was_compiled_before() -> None:
+    import jax
+
+    jitted = jax.jit(layer_norm)
+    assert count(jitted) == 0
+    astitch.enable()
+    assert count(jitted) == 1
+    with astitch.disabled():
+        assert count(jitted) == 0
+        with astitch.enabled():
+            assert count(jitted) == 1
+    astitch.disable()
+    assert count(jitted) == 0
+    with astitch.enabled():
+        assert count(jitted) == 1
+    assert count(jitted) == 0
+
+
+def test_a_block_holds_for_its_thread_only() -> None:
+    found: list[int] = []
+    with astitch.enabled():
+        thread = threading.Thread(target=lambda: found.append(count(layer_norm)))
+        thread.start()
+        thread.join()
+        assert count(layer_norm) == 1
+    assert found == [0]
+
+
+def test_threads_compile_at_the_same_time() -> None:
+    astitch.enable()
+    found: list[int] = []
+
+    def compile_one(rows: int) -> None:
+        found.append(count(lambda x: layer_norm(x, 1, 0), (rows, 512)))
+
+    threads = [threading.Thread(target=compile_one, args=(64 * n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [1] * 4
+    assert astitch.report().stitched == 4
+
+
+FIRST_LINE = """
+import os
+import astitch
+astitch.enable()
+import jax
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+jax.config.update("jax_platforms", "cpu")
+import socket
+with socket.socket() as s:
+    s.bind(("localhost", 0)); port = s.getsockname()[1]
+jax.distributed.initialize(f"localhost:{port}", 1, 0)
+assert not xla_bridge.backends_are_initialized()
+assert float(jax.numpy.ones(3).sum()) == 3
+assert jax.device_count() == 2
+from astitch.api.enabling import context, _register
+print("done", type(context().value).__name__)
+"""
+
+
+def test_as_a_first_line_it_starts_nothing() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST_LINE],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert run.stdout.splitlines()[-1:] == ["done Settings"], run.stderr
+
+
+def test_an_unknown_gpu_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="h100"):
+        astitch.enable(gpu="h1000")
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x: x + 1, lambda x: x.sum(), lambda x: x.T, lambda x: (x * 2).astype("int32")]
+)
+def test_a_single_op_is_not_worth_it(fn: Callable[[Any], Any]) -> None:
+    with astitch.enabled():
+        assert count(fn, (64, 128)) == 0
+    assert astitch.report().left == {"nothing in it is worth a kernel": 1}
+    assert astitch.report().programs == ()
+
+
+def test_the_report_has_each_program() -> None:
+    with astitch.enabled():
+        count(layer_norm)
+        count(lambda x: x + 1, (64, 512))
+    report = astitch.report()
+    assert [entry.kernels for entry in report.programs] == [1]
+    assert "jit_layer_norm: 1 kernels" in str(report)
+    assert "1 left to XLA: nothing in it is worth a kernel" in str(report)
+    assert "row" in report.programs[0].explain()
+
+
+# ---- faults ------------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_leaves_the_program_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("broken")
+
+    monkeypatch.setattr(transformation, "stitch_module", fail)
+    with astitch.enabled(), pytest.warns(FaultWarning, match="broken"):
+        assert count(layer_norm) == 0
+    (entry,) = astitch.report().programs
+    assert "ZeroDivisionError: broken" in entry.reason
+
+
+def test_strict_raises_what_stopped_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnsupportedOp("of no kind")
+
+    monkeypatch.setattr(transformation, "stitch_module", refuse)
+    with astitch.enabled(strict=True), pytest.raises(UnsupportedOp, match="of no kind"):
+        count(layer_norm)
+    with astitch.enabled():
+        assert count(layer_norm) == 0
+
+
+def test_an_interrupt_is_raised_behind_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transformation, "stitch_module", interrupt)
+    with astitch.enabled(), pytest.raises(KeyboardInterrupt):
+        count(layer_norm)
+    monkeypatch.undo()
+    with astitch.enabled():
+        assert count(layer_norm) == 1
+
+
+def test_what_xla_refuses_it_compiles_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    stitch = transformation.stitch_module
+
+    def damage(*arguments: Any, **options: Any) -> Any:
+        made = stitch(*arguments, **options)
+        return type(made)(made.compilation, b"no module", made.kernels)
+
+    monkeypatch.setattr(transformation, "stitch_module", damage)
+    with astitch.enabled(), pytest.warns(FaultWarning, match="XLA fails"):
+        assert count(layer_norm) == 0
+    assert astitch.report().stitched == 0
+    assert "XLA refuses the module" in astitch.report().programs[0].reason
+
+
+def test_what_astitch_compiles_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    stitch = transformation.stitch_module
+
+    def compile_inside(*arguments: Any, **options: Any) -> Any:
+        jax.clear_caches()
+        assert count(lambda x: layer_norm(x, 2, 1), (128, 512)) == 0
+        return stitch(*arguments, **options)
+
+    monkeypatch.setattr(transformation, "stitch_module", compile_inside)
+    with astitch.enabled():
+        assert count(layer_norm) == 1
+
+
+# ---- caches ------------------------------------------------------------------------------------------------------
+
+
+def test_the_key_on_disk_tells_stitched_from_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src import cache_key
+
+    enabling.install()
+    plain = cache_key.custom_hook()
+    keys = [plain]
+    for options in ({}, {"gpu": "a100"}, {"tune": True}):
+        with astitch.enabled(**options):
+            keys.append(cache_key.custom_hook())
+    with astitch.enabled():
+        monkeypatch.setenv("ASTITCH_DETERMINISTIC", "0")
+        keys.append(cache_key.custom_hook())
+    assert len(set(keys)) == len(keys)
+    with astitch.disabled():
+        assert cache_key.custom_hook() == plain
+
+
+def test_an_exported_file_has_no_kernels() -> None:
+    import jax
+    from jax import export
+
+    with astitch.enabled():
+        kinds = [jax.ShapeDtypeStruct(e, "float32") for e in ARGUMENTS]
+        exported = export.export(jax.jit(layer_norm), platforms=("cuda",))(*kinds)
+    assert PTX not in exported.mlir_module()
+    assert count(exported.call) == 0
+    with astitch.enabled():
+        assert count(exported.call) == 1
+
+
+# ---- functions of astitch.jit inside others ----------------------------------------------------------------------
+
+
+def loss(x: Any, g: Any, b: Any) -> Any:
+    return (layer_norm(x, g, b) ** 3).sum()
+
+
+def _nest(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, g, b: fn(x, g, b)
+
+
+def _differentiate(fn: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    return jax.grad(fn, argnums=(0, 1, 2))
+
+
+def _vectorise(fn: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    return lambda x, g, b: jax.vmap(fn, (0, None, None))(x.reshape(4, -1, x.shape[1]), g, b)
+
+
+def _push_forward(fn: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    return lambda x, g, b: jax.jvp(lambda y: fn(y, g, b), (x,), (x,))
+
+
+def _compute_again(fn: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    return jax.grad(jax.checkpoint(fn), argnums=(0, 1, 2))
+
+
+def _scan(fn: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    return lambda x, g, b: jax.lax.scan(lambda c, _: (fn(c, g, b), None), x, None, length=5)[0]
+
+
+def _choose(fn: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    return lambda x, g, b: jax.lax.cond(x[0, 0] > 0, lambda: fn(x, g, b), lambda: x)
+
+
+TRANSFORMATIONS = [
+    (_nest, layer_norm),
+    (_differentiate, loss),
+    (_vectorise, layer_norm),
+    (_push_forward, layer_norm),
+    (_compute_again, loss),
+    (_scan, layer_norm),
+    (_choose, layer_norm),
+]
+
+
+@pytest.mark.parametrize(("transform", "fn"), TRANSFORMATIONS)
+def test_a_marked_function_is_stitched_inside_another(
+    transform: Callable[..., Any], fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many kernels as where all is stitched, but for the predicate that chooses."""
+    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "1")
+    marked = count(transform(astitch.jit(fn)))
+    with astitch.enabled():
+        assert marked == count(transform(fn)) - (transform is _choose) >= 1
+
+
+def test_only_the_marked_function_is_stitched() -> None:
+    import jax
+
+    inner = astitch.jit(layer_norm)
+    assert count(lambda x, g, b: jax.nn.softmax(inner(jax.nn.softmax(x), g, b))) == 1
+    (entry,) = astitch.report().programs
+    assert "outside of astitch.jit's functions" in entry.explain()
+
+
+def test_disabled_means_marked_functions_too() -> None:
+    inner = astitch.jit(layer_norm)
+    with astitch.disabled():
+        assert count(lambda x, g, b: inner(x, g, b) + 1) == 0
+
+
+def test_the_gpu_is_read_off_the_device() -> None:
+    with astitch.enabled():
+        count(layer_norm)
+    assert astitch.report().programs[0].compilation is not None
+    assert astitch.report().programs[0].compilation.gpu.name == GPU
+
+
+def test_layouts_of_the_caller_are_kept() -> None:
+    import jax
+    from jax.experimental.layout import Format, Layout
+    from jax.sharding import SingleDeviceSharding
+
+    turned: Any = Format(Layout((1, 0)), SingleDeviceSharding(devices()[0]))
+    plain = shape(512)
+    kind: Any = jax.ShapeDtypeStruct
+    x = kind((256, 512), "float32", sharding=turned)
+    jit: Any = jax.jit
+    with astitch.enabled():
+        traced = jit(
+            layer_norm, in_shardings=(turned, plain.sharding, plain.sharding), out_shardings=turned
+        ).trace(x, plain, plain)
+        compiled = traced.lower(lowering_platforms=("cuda",)).compile()
+    assert compiled.as_text().count(PTX) == 1
+    assert compiled.input_formats[0][0].layout.major_to_minor == (1, 0)
+    assert compiled.output_formats.layout.major_to_minor == (1, 0)
