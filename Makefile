@@ -34,9 +34,10 @@ test-tf: $(WITH_TENSORFLOW)
 
 # Programs that XLA compiles for NVIDIA GPUs that are not here, with astitch in XLA's hook.  That needs Python 3.12 and
 # an environment of its own; where there is no such Python it says so and does nothing.
-PYTHON_XLA ?= python3.12
+WHERE := -c "import sys; print(sys.executable)" 2>/dev/null
+PYTHON_XLA ?= $(shell python3.12 $(WHERE) || PYENV_VERSION=$$(pyenv latest 3.12 2>/dev/null) python3.12 $(WHERE))
 test-xla:
-	@$(PYTHON_XLA) -c "" 2>/dev/null || { echo "make test-xla: skipped: there is no $(PYTHON_XLA)"; exit 0; }; \
+	@test -n "$(PYTHON_XLA)" || { echo "make test-xla: skipped: there is no Python 3.12"; exit 0; }; \
 	$(MAKE) --no-print-directory $(VENV)-xla/.installed VENV=$(VENV) && \
 	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest -n $(WORKERS) -q -m ahead
 
