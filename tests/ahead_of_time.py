@@ -16,29 +16,14 @@ from typing import Any
 import pytest
 
 from astitch.device.gpu import preset
-from astitch.profiling.xla_ahead import find_plugin, write_target_config
+from astitch.profiling.xla_ahead import write_target_config
 from astitch.xla.hook import Stitching, is_worth, read_module, stitch_module
 
 GPU = "h100"
 
 
-def why_not() -> str:
-    """What is missing to compile for a GPU that is not here; nothing: the empty string."""
-    if find_plugin() is None:
-        return "needs XLA's compiler for NVIDIA GPUs (make test-xla)"
-    try:
-        import jax.extend.xla
-
-        jax.extend.xla.register_hlo_module_transformation  # noqa: B018
-    except (ImportError, AttributeError):
-        return "needs a JAX with XLA's transformation hook (make test-xla)"
-    return ""
-
-
-needs_hook = [
-    pytest.mark.ahead,
-    pytest.mark.skipif(bool(why_not()), reason=why_not() or "it is there"),
-]
+needs_hook = pytest.mark.ahead
+"""Of a test: without the hook it is skipped."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Fixtures and rules for all tests: tests marked `gpu` are skipped where CuPy sees no GPU."""
+"""Fixtures and rules for all tests: those marked `gpu` want a GPU that CuPy sees, those marked `ahead` XLA's hook."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not count_gpus():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and CuPy"))
+    ahead = [item for item in items if item.get_closest_marker("ahead")]
+    if ahead and (reason := why_no_hook()):
+        for item in ahead:
+            item.add_marker(pytest.mark.skip(reason=f"{reason} (make test-xla)"))
+
+
+@functools.cache
+def why_no_hook() -> str:
+    """What is missing to compile for a GPU that is not here, through XLA's hook; nothing: the empty string."""
+    from astitch.profiling.xla_ahead import find_plugin
+
+    if find_plugin() is None:
+        return "needs XLA's compiler for NVIDIA GPUs"
+    from astitch.api.enabling import why_no_hook
+
+    return why_no_hook().partition("\n")[0]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -56,12 +56,14 @@ def compile_for_xla(
     tune: bool = False,
     strict: bool = False,
     code: Code = Code.PTX,
+    bodies: bool = False,
     on_scopes: Callable[[Scopes], object] = lambda scopes: None,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
+    bodies: stitch the bodies of loops and the branches of conditionals too, where the environment says nothing.
     on_scopes: is given what will have a kernel each, if none of them is split.
     hand_out: is given kernels that are PTX, in parts: most of those that XLA will load as soon as they are compiled,
     from several threads, all of them in the end, and some that it will not load.
@@ -70,6 +72,8 @@ def compile_for_xla(
     Raises AstitchError.
     """
     wanted = options.loops()
+    if bodies and wanted is options.Loops.KERNELS:
+        wanted = options.Loops.BODIES
     faults = FaultLog(strict or None)
     job = _Job(
         graph,

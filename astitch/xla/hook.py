@@ -105,6 +105,7 @@ def stitch_module(
         tune=tune,
         strict=strict,
         code=code,
+        bodies=True,
         hand_out=hand_out,
     )
     new = read_module(written)

@@ -323,10 +323,9 @@ TRANSFORMATIONS = [
 
 @pytest.mark.parametrize(("transform", "fn"), TRANSFORMATIONS)
 def test_a_marked_function_is_stitched_inside_another(
-    transform: Callable[..., Any], fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    transform: Callable[..., Any], fn: Callable[..., Any]
 ) -> None:
     """As many kernels as where all is stitched, but for the predicate that chooses."""
-    monkeypatch.setenv("ASTITCH_STITCH_LOOPS", "1")
     marked = count(transform(astitch.jit(fn)))
     with astitch.enabled():
         assert marked == count(transform(fn)) - (transform is _choose) >= 1
