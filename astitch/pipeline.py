@@ -16,6 +16,7 @@ from astitch import options
 from astitch.device.gpu import Gpu
 from astitch.faults import FaultLog
 from astitch.graph.check import check_graph
+from astitch.graph.collectives import find_scattered
 from astitch.graph.ir import Graph
 from astitch.library.xla_fallback import has_jax
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
@@ -160,7 +161,9 @@ def _leave(graph: Graph, job: Job) -> Left:
     """What the target computes in another way."""
     region, loops = job.target.region, job.target.loops
     left = region.leave(graph) if region else Left(graph)
-    return Left(*leave_starts(left.graph)) if loops else left
+    if loops:
+        left = Left(*leave_starts(left.graph))
+    return replace(left, reasons={**left.reasons, **find_scattered(left.graph)})
 
 
 def _stitch_remotely(found: Scopes, job: Job) -> Scopes:

@@ -8,6 +8,8 @@ An op that only reads what is in memory anyway is moved to the stage of its firs
 store and no load.  Between the two steps here, recompute.py gives stages ops of their own for what is cheaper to
 compute twice than to keep.  What is behind a barrier has no earlier stage than all that the barrier waits for; within
 a stage there are no barriers.
+A kernel ends at once for all its results.  So that no collective waits for more than it reads, stages are cut further:
+the ops of one are awaited by the same collectives.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from astitch.graph.collectives import communicates, find_awaited
 from astitch.graph.dimensions import array_of, is_embedded
 from astitch.graph.ir import (
     Graph,
@@ -172,6 +175,32 @@ def _choose_stages(graph: Graph, outside: dict[str, str]) -> dict[str, int]:
     return stage
 
 
+def _cut_stages(
+    graph: Graph, stage: Mapping[str, int], outside: Mapping[str, str]
+) -> Mapping[str, int]:
+    """Stages whose ops are awaited by the same collectives each, in the order of the given ones.
+
+    Within a stage the ops come first that more collectives wait for: an op is awaited by whatever awaits its readers.
+    Ops outside stay in front of what kernels compute in their stage.  Without collectives nothing changes.
+    """
+    if not any(map(communicates, graph)):
+        return stage
+    awaited = find_awaited(graph)
+    for node in graph:
+        if OPS[node.op].kind is Kind.PROJECTION:  # it is there as soon as what it belongs to
+            awaited[node.name] = awaited[node.operands[0]]
+
+    def place(name: str) -> tuple[int, int, int]:
+        if name in outside or OPS[graph[name].op].kind is Kind.SOURCE:
+            return stage[name], 0, 0
+        mask = awaited[name]
+        return stage[name], len(graph) - mask.bit_count(), mask
+
+    places = {name: place(name) for name in graph.nodes}
+    numbers = {found: number for number, found in enumerate(sorted(set(places.values())))}
+    return {name: numbers[found] for name, found in places.items()}
+
+
 class _Blockers:
     """Outside ops between two ops.  Sets of them are ints with a bit for each, so that no path is walked twice."""
 
@@ -211,10 +240,24 @@ class _Blockers:
                     queue.append(user)
 
 
+class _Awaited:
+    """By which collectives ops are awaited."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.collectives = [node.name for node in graph if communicates(node)]
+        self.masks = find_awaited(graph) if self.collectives else {}
+
+    def find(self, producer: str, consumer: str) -> str:
+        """The first that waits for the producer and not for the consumer; '' when there is none."""
+        more = self.masks.get(producer, 0) & ~self.masks.get(consumer, 0)
+        return self.collectives[(more & -more).bit_length() - 1] if more else ""
+
+
 def _refused_edge(
     blockers: _Blockers,
     outside: dict[str, str],
     stage: Mapping[str, int],
+    awaited: _Awaited,
     producer: str,
     consumer: str,
 ) -> str:
@@ -223,6 +266,8 @@ def _refused_edge(
     apart = stage[consumer] - stage[producer]
     if blocker := blockers.find(producer, consumer):
         return f"one kernel for both would close a cycle through %{blocker} ({graph[blocker].op})"
+    if collective := awaited.find(producer, consumer):
+        return f"%{collective} can start before %{consumer} is computed"
     if any(_needed_stage(stage[u], u in outside) <= stage[producer] for u in graph.users[producer]):
         return (
             f"%{producer} is needed {apart} library or other steps before %{consumer}, which is computed "
@@ -248,7 +293,8 @@ def choose_stages(left: Left) -> Staged:
             reason = "a result of an op that is not stitched"
         if reason is not None:
             outside[node.name] = reason
-    return Staged(graph, _choose_stages(graph, outside), outside, held)
+    stage = _cut_stages(graph, _choose_stages(graph, outside), outside)
+    return Staged(graph, stage, outside, held)
 
 
 def find_scopes(staged: Staged) -> Scopes:
@@ -291,7 +337,7 @@ def find_scopes(staged: Staged) -> Scopes:
                     scope_of[other] = len(found)
                     queue.append(other)
         found.append(members)
-    blockers = _Blockers(graph, outside)
+    blockers, awaited = _Blockers(graph, outside), _Awaited(graph)
     for node in graph:
         if not can_stitch(node.name):
             continue
@@ -299,7 +345,7 @@ def find_scopes(staged: Staged) -> Scopes:
             if operand in embedded or not can_stitch(operand):
                 continue
             if stage[operand] != stage[node.name]:
-                reason = _refused_edge(blockers, outside, stage, operand, node.name)
+                reason = _refused_edge(blockers, outside, stage, awaited, operand, node.name)
                 refusals.append(Refusal(operand, node.name, reason))
     order = {name: number for number, name in enumerate(graph.nodes)}
     scopes = tuple(

@@ -1,8 +1,8 @@
-"""Communication between devices: which ops of a Graph communicate, and which ops wait for them."""
+"""Communication between devices: which ops of a Graph communicate, which they wait for, which XLA joins to them."""
 
 from __future__ import annotations
 
-from astitch.graph.ir import Graph, Node, OpaqueAttrs
+from astitch.graph.ir import ArrayType, Graph, Node, OpaqueAttrs
 
 COLLECTIVES = frozenset(
     "all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all "
@@ -29,3 +29,61 @@ def find_awaited(graph: Graph) -> dict[str, int]:
             found |= awaited[user] | bits.get(user, 0)
         awaited[node.name] = found
     return awaited
+
+
+SLICED = frozenset({"all-reduce", "all-reduce-done"})
+"""What XLA turns into a reduce-scatter where each device reads only its own part of the result."""
+
+_PASSED = frozenset({"reshape", "convert"})
+"""Between such a collective and the slice."""
+
+
+def find_scattered(graph: Graph) -> dict[str, str]:
+    """The ops that XLA makes a part of a reduce-scatter, each with the reason: no kernel may compute them.
+
+    These are the slices of all-reduced values, what stands between, and what computes the offsets from the device's
+    number.
+    """
+    reasons: dict[str, str] = {}
+    collective: dict[str, str] = {}  # by value, which it is, as it came or reshaped
+    for node in graph:
+        if isinstance(node.attrs, OpaqueAttrs) and node.attrs.opcode in SLICED:
+            collective[node.name] = node.name
+            continue
+        source = collective.get(node.operands[0], "") if node.operands else ""
+        if source and node.op in _PASSED:
+            collective[node.name] = source
+        elif source and node.op == "dynamic-slice":
+            reason = f"XLA makes a reduce-scatter of it and %{source}"
+            reasons[node.name] = reason
+            reasons.update(dict.fromkeys(_list_passed(graph, node.operands[0], source), reason))
+            offsets = dict.fromkeys(_list_scalars(graph, node.operands[1:]), reason)
+            reasons = offsets | reasons
+    return reasons
+
+
+def _list_passed(graph: Graph, name: str, source: str) -> list[str]:
+    """From a value back to the collective that it comes from, which is not listed."""
+    passed: list[str] = []
+    while name != source:
+        passed.append(name)
+        name = graph[name].operands[0]
+    return passed
+
+
+def _list_scalars(graph: Graph, names: tuple[str, ...]) -> list[str]:
+    """What offsets are computed from, small values all, without parameters, constants and the device's number."""
+    found: dict[str, None] = {}
+    pending = list(names)
+    while pending:
+        node = graph[pending.pop()]
+        is_source = node.is_parameter or node.is_constant or isinstance(node.attrs, OpaqueAttrs)
+        small = isinstance(node.type, ArrayType) and node.type.size <= _MOST_OFFSETS
+        if node.name not in found and small and not is_source:
+            found[node.name] = None
+            pending += node.operands
+    return list(found)
+
+
+_MOST_OFFSETS = 4096
+"""Elements of a table with a number for each device."""

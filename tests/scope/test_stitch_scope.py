@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from graphs import GraphBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from astitch.graph.collectives import find_awaited, find_scattered
 from astitch.graph.dimensions import is_embedded
-from astitch.graph.ir import CholeskyAttrs, DimensionsAttrs, Graph, IotaAttrs, SortAttrs, TupleType
+from astitch.graph.ir import (
+    CholeskyAttrs,
+    DimensionsAttrs,
+    DynamicSliceAttrs,
+    Graph,
+    IotaAttrs,
+    OpaqueAttrs,
+    SortAttrs,
+    TupleType,
+)
 from astitch.graph.ops import OPS, Kind
 from astitch.scope import remote_stitch
 from astitch.scope.remote_stitch import stitch_remotely
@@ -339,3 +350,57 @@ def test_a_reshape_of_complex_numbers_is_no_step() -> None:
     g = GraphBuilder()
     view = g.reshape(g.parameter("c64[6]"), (2, 3))
     assert find_scopes(g.build(view)).outside == ()
+
+
+def all_reduce(g: GraphBuilder, value: str, name: str) -> str:
+    attrs = OpaqueAttrs("all-reduce", "", b"", (None,), has_effect=True)
+    return g.op("opaque", g.array(value), value, attrs=attrs, name=name)
+
+
+def layers_with_sums(count: int) -> Graph:
+    """A chain of layers, after each a sum over the devices that an update reads."""
+    g = GraphBuilder()
+    x = g.parameter("f32[64,256]", "x")
+    updates = []
+    for layer in range(count):
+        x = g.op("tanh", "f32[64,256]", x, name=f"layer.{layer}")
+        squared = g.op("multiply", "f32[64,256]", x, x, name=f"square.{layer}")
+        total = g.reduce(squared, (0,), "add", name=f"total.{layer}")
+        updates.append(
+            g.op("negate", "f32[256]", all_reduce(g, total, f"sum.{layer}"), name=f"update.{layer}")
+        )
+    return g.build(x, *updates)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_collective_waits_for_no_op_of_a_kernel_that_it_does_not_read(again):
+    graph = layers_with_sums(4)
+    found = stitch_remotely(find_scopes(graph, again=again))
+    awaited = find_awaited(graph)
+    for scope in found.scopes:
+        assert len({awaited[name] for name in scope.members if name in awaited}) == 1, str(scope)
+    # Each layer but the last is two kernels, since its sum waits for no later layer.
+    assert len(found.scopes) == 8
+    reasons = [str(refusal) for refusal in found.refusals]
+    assert (
+        "not stitched: %layer.0 -> %layer.1: %sum.0 can start before %layer.1 is computed"
+        in reasons
+    )
+
+
+def test_a_slice_behind_an_all_reduce_is_left_with_its_offset():
+    g = GraphBuilder()
+    x = g.parameter("f32[64,256]", "x")
+    number = g.op("opaque", "u32[]", attrs=OpaqueAttrs("partition-id", "", b""), name="number")
+    offset = g.op("convert", "s32[]", number, name="offset")
+    summed = all_reduce(g, x, "sum")
+    flat = g.op("reshape", "f32[128,128]", summed, name="flat")
+    zero = g.constant(np.int32(0), name="zero")
+    attrs = DynamicSliceAttrs((64, 128))
+    part = g.op("dynamic-slice", "f32[64,128]", flat, offset, zero, attrs=attrs, name="part")
+    other = g.op(
+        "dynamic-slice", "f32[64,128]", x, offset, zero, attrs=DynamicSliceAttrs((64, 128))
+    )
+    graph = g.build(g.op("negate", "f32[64,128]", part), other)
+    reason = "XLA makes a reduce-scatter of it and %sum"
+    assert find_scattered(graph) == dict.fromkeys(["part", "flat", "offset"], reason)
