@@ -468,7 +468,8 @@ class CustomCallAttrs:
     """What XLA needs to call `target`.
 
     aliases: (result, operand) pairs that share memory.  operand_layouts, result_layouts: the dimensions of each from
-    minor to major; both empty: row-major.  api_version, schedule: XLA's numbers.
+    minor to major; both empty: row-major.  api_version, schedule: XLA's numbers.  latency_ns: how long XLA's scheduler
+    shall think that it takes; 0: XLA's own number.
     """
 
     target: str
@@ -479,6 +480,7 @@ class CustomCallAttrs:
     operand_layouts: tuple[tuple[int, ...], ...] = ()
     result_layouts: tuple[tuple[int, ...], ...] = ()
     schedule: int = 0
+    latency_ns: int = 0
 
 
 Tree: TypeAlias = "tuple[Tree, ...] | None"

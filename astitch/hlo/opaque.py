@@ -19,6 +19,7 @@ from typing import Any
 from astitch.errors import MalformedHlo, UnsupportedOp
 from astitch.graph.ir import OpaqueAttrs, Tree
 from astitch.graph.ops import OPS
+from astitch.graph.ops.other import LATENCY
 from astitch.hlo import schema
 from astitch.hlo.schema import decode
 from astitch.hlo.shapes import shape_leaves
@@ -165,7 +166,9 @@ def why_carried(instruction: Any) -> str:
     calls_host = "python" in target and "callback" in target
     if opcode == "custom-call" and (calls_host or instruction.custom_call_has_side_effect):
         return f"a call of {target!r} with effects"
-    remarks = {decode(entry.key) for entry in instruction.frontend_attributes.map} - _OF_OURS
+    read = {decode(LATENCY)} if opcode == "custom-call" else set[str]()
+    keys = {decode(entry.key) for entry in instruction.frontend_attributes.map}
+    remarks = keys - _OF_OURS - read
     if remarks and opcode not in _STRUCTURE:
         return f"remarks to XLA ({', '.join(sorted(remarks))})"
     return ""

@@ -13,7 +13,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from astitch.cost.projected_latency import project
 from astitch.errors import IllegalProduct
+from astitch.graph.collectives import communicates
 from astitch.graph.ir import (
     ArrayType,
     ConstantAttrs,
@@ -75,6 +77,7 @@ class _ModuleWriter:
         self.graph = compilation.scopes.graph
         self.members = {plan.kernel.name: plan.scope.members for plan in compilation.plans}
         self.kernels = kernels
+        self.latencies_ns = _project_latencies(compilation)
         self.builder = ModuleBuilder(self.program.name)
         self.values: dict[str, tuple[str, ArrayType]] = {}
         self.views: dict[tuple[View, str], str] = {}
@@ -204,6 +207,7 @@ class _ModuleWriter:
             aliases=aliases,
             operand_layouts=tuple(_row_major(type_.rank) for _, type_ in given),
             result_layouts=tuple(_row_major(type_.rank) for type_ in types),
+            latency_ns=self.latencies_ns.get(kernel.name, 0),
         )
         type_ = types[0] if len(types) == 1 else TupleType(tuple(types))
         call = Node(name, "custom-call", type_, tuple(value for value, _ in given), attrs)
@@ -319,6 +323,16 @@ class _Part:
             return None
         view = View(storage_name(graph, node.name), node.type, behind)
         return self.writer.read(view) if view.buffer in self.writer.values else None
+
+
+def _project_latencies(compilation: Compilation) -> dict[str, int]:
+    """The projected times of kernels in nanoseconds, where XLA's scheduler has communication to hide behind them."""
+    if not any(map(communicates, compilation.scopes.graph)):
+        return {}
+    return {
+        plan.kernel.name: round(project(plan.kernel, compilation.gpu, work=plan.work).time_us * 1e3)
+        for plan in compilation.plans
+    }
 
 
 def _row_major(rank: int) -> tuple[int, ...]:

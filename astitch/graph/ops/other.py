@@ -400,6 +400,20 @@ def _leave_to_export(instruction: Any, name: str, layouts: Any) -> None:
     """Layouts are written with the operands' shapes, which the attributes lack: hlo/export.py."""
 
 
+LATENCY = b"latency_metadata"
+"""The frontend attribute that tells XLA's scheduler how many nanoseconds an instruction takes."""
+
+
+def _read_latency(instruction: Any, name: str) -> int:
+    texts = [e.value for e in instruction.frontend_attributes.map if e.key == LATENCY]
+    return int(texts[0]) if texts and texts[0].isdigit() else 0
+
+
+def _write_latency(instruction: Any, name: str, latency_ns: int) -> None:
+    if latency_ns:
+        instruction.frontend_attributes.map.add(key=LATENCY, value=b"%d" % latency_ns)
+
+
 _BATCH_NORM = Attributes(
     BatchNormAttrs, (Field("feature_index", "feature_index"), Field("epsilon", "epsilon"))
 )
@@ -454,6 +468,7 @@ _CUSTOM_CALL = Attributes(
         ),
         Field("result_layouts", "shape", Form(_read_result_layouts, _leave_to_export)),
         Field("schedule", "custom_call_schedule"),
+        Field("latency_ns", "frontend_attributes", Form(_read_latency, _write_latency)),
     ),
     place="output_operand_aliasing",
 )

@@ -1,0 +1,121 @@
+"""Programs for several devices, compiled ahead with astitch's hook and without it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from astitch.graph.collectives import communicates
+from astitch.graph.ir import CustomCallAttrs
+from astitch.hlo_import import import_from_compiler
+from astitch.xla.hook import read_module
+from astitch.xla.write_module import TARGET
+from tests.ahead_of_time import Seen, compile_ahead, devices, hooked, needs_hook
+
+pytestmark = needs_hook
+
+WIDTH, ROWS, LAYERS = 256, 256, 2
+_COLLECTIVE = re.compile(
+    r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\("
+)
+
+
+def norm(x: Any, gain: Any, bias: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * gain + bias
+
+
+def loss(parameters: Any, x: Any) -> Any:
+    """Of a Transformer's layers: attention with one head and two products, each behind a LayerNorm."""
+    import jax
+    import jax.numpy as jnp
+
+    for layer in parameters:
+        y = norm(x, layer["gain"], layer["bias"])
+        q, k, v = (y @ layer[name] for name in ("q", "k", "v"))
+        scores = jnp.einsum("bqd,bkd->bqk", q, k) / WIDTH**0.5
+        x = x + jax.nn.softmax(scores) @ v @ layer["o"]
+        x = x + jax.nn.gelu(norm(x, layer["gain2"], layer["bias2"]) @ layer["up"]) @ layer["down"]
+    return jnp.square(x).mean()
+
+
+def step(parameters: Any, momenta: Any, x: Any) -> Any:
+    import jax
+
+    value, gradients = jax.value_and_grad(loss)(parameters, x)
+    momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradients)
+    return jax.tree.map(lambda p, m: p - 1e-3 * m, parameters, momenta), momenta, value
+
+
+def arguments(count: int, sharding: str) -> tuple[Any, Any, Any]:
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(devices(count)), ("d",))
+
+    def array(shape: tuple[int, ...], *spec: str | None) -> Any:
+        partition = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(shape, np.float32, sharding=partition)
+
+    columns: tuple[str | None, ...] = {"tensor": (None, "d"), "fsdp": ("d",)}.get(sharding, ())
+    rows: tuple[str | None, ...] = ("d",) if sharding in ("tensor", "fsdp") else ()
+    layer = {name: array((WIDTH, WIDTH), *columns) for name in ("q", "k", "v", "up")}
+    layer |= {name: array((WIDTH, WIDTH), *rows) for name in ("o", "down")}
+    layer |= {name: array((WIDTH,)) for name in ("gain", "bias", "gain2", "bias2")}
+    x = array((8, ROWS, WIDTH), *(() if sharding == "tensor" else ("d",)))
+    parameters = [layer] * LAYERS
+    return parameters, parameters, x
+
+
+def collectives(text: str) -> Counter[str]:
+    """Of a scheduled module: kinds with how often, a start and its end counted once."""
+    return Counter(found[2] for found in _COLLECTIVE.finditer(text))
+
+
+def compile_both(count: int, sharding: str) -> tuple[Any, Any, Seen]:
+    given = arguments(count, sharding)
+    plain = compile_ahead(step, *given, donate_argnums=(0, 1))
+    with hooked() as seen:
+        stitched = compile_ahead(step, *given, donate_argnums=(0, 1))
+    return plain, stitched, seen
+
+
+def list_waits(data: bytes) -> Counter[tuple[str, tuple[int, ...], int, int]]:
+    """Of a module: for each collective what it waits for: parameters, and how many products and collectives."""
+    graph = import_from_compiler(read_module(data))
+    before: dict[str, frozenset[str]] = {}
+    waits: Counter[tuple[str, tuple[int, ...], int, int]] = Counter()
+    for node in graph:
+        found = frozenset[str]().union(*(before[o] for o in node.operands))
+        if communicates(node):
+            numbers = sorted(graph.parameters.index(n) for n in found if graph[n].is_parameter)
+            products = sum(graph[n].op == "dot" for n in found)
+            others = sum(communicates(graph[n]) for n in found)
+            waits[str(node.type), tuple(numbers), products, others] += 1
+        counted = node.is_parameter or node.op == "dot" or communicates(node)
+        before[node.name] = found | {node.name} if counted else found
+    return waits
+
+
+@pytest.mark.parametrize(
+    ("count", "sharding"),
+    [(1, "data"), *((n, sharding) for n in (2, 4) for sharding in ("data", "tensor", "fsdp"))],
+)
+def test_a_transformer_step_communicates_as_without_kernels(count, sharding):
+    plain, stitched, seen = compile_both(count, sharding)
+    assert stitched.as_text().count(f'custom_call_target="{TARGET}"') > LAYERS
+    assert collectives(stitched.as_text()) == collectives(plain.as_text())
+    before, after = plain.memory_analysis(), stitched.memory_analysis()
+    assert after.alias_size_in_bytes >= before.alias_size_in_bytes
+    (stitching,) = (s for s in seen.stitchings if s.module)
+    assert list_waits(stitching.module) == list_waits(max(seen.modules, key=len))
+    graph = import_from_compiler(read_module(stitching.module))
+    calls = [n.attrs for n in graph if isinstance(n.attrs, CustomCallAttrs)]
+    assert all((attrs.latency_ns > 0) == (count > 1) for attrs in calls if attrs.target == TARGET)
