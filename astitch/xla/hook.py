@@ -26,6 +26,7 @@ from astitch.toolchain.driver_assembly import Unit
 from astitch.xla.compile_module import compile_for_xla
 from astitch.xla.marks import OUTSIDE, find_unmarked
 from astitch.xla.prepare_kernels import Code
+from astitch.xla.room_for_collectives import leave_room
 from astitch.xla.write_module import TARGET
 
 NOTHING = "nothing in it is worth a kernel"
@@ -102,6 +103,7 @@ def stitch_module(
     _refuse_forms(module)
     kept = dict.fromkeys(find_unmarked(module), OUTSIDE) if only_marked else {}
     graph = restore_loops(import_from_compiler(module, kept), gpu)
+    gpu = leave_room(gpu, graph)
     compilation, written = compile_for_xla(
         graph,
         gpu,
