@@ -32,7 +32,7 @@ from astitch.show.compilation import Compilation
 from astitch.show.explain import (
     compile_resources,
     explain,
-    islands,
+    fallbacks,
     kernel_rows,
     library_steps,
     memory_ops,
@@ -120,7 +120,7 @@ def _collect(products: Mapping[str, Any], gpu: Gpu, seconds: dict[str, float]) -
 def leave_graph(graph: Graph, gpu: Gpu, seconds: dict[str, float]) -> Compilation:
     """The compilation of a graph without a stitch op, all of which is left to XLA."""
     reason = "an error inside astitch left the whole program to XLA"
-    program = leave_program(graph, reason, islands=has_jax())
+    program = leave_program(graph, reason, fallbacks=has_jax())
     return Compilation(gpu, graph, Scopes(graph, (), (), ()), (), program, seconds)
 
 
@@ -132,7 +132,7 @@ def leave_kernels(compilation: Compilation, left: Mapping[str, str]) -> Compilat
     plans = tuple(plan for plan in compilation.plans if plan.kernel.name not in left)
     all_left = {**compilation.left, **reasons}
     scopes = compilation.scopes
-    program = build_program(scopes.graph, scopes, plans, islands=has_jax(), left=all_left)
+    program = build_program(scopes.graph, scopes, plans, fallbacks=has_jax(), left=all_left)
     return replace(compilation, plans=plans, program=program, left=all_left)
 
 
@@ -200,7 +200,7 @@ def report(
 
     mem_ops: memory-intensive ops; mem_ops_outside: those that no stitched kernel computes.  mem_kernels: stitched
     kernels.  recomputed: what later stages compute again.  other_steps: what neither they nor a library compute, each
-    with its reason.  xla_islands: how many parts XLA computes them in.  loops: which of the loops among them are one
+    with its reason.  xla_fallbacks: how many parts XLA computes them in.  loops: which of the loops among them are one
     kernel each inside a program of XLA's.
     """
     inside = {member for plan in compilation.plans for member in plan.scope.members}
@@ -212,7 +212,7 @@ def report(
         "mem_ops_outside": [name for name in ops if name not in inside],
         "mem_kernels": len(compilation.program.kernels),
         "library_calls": len(library_steps(compilation.program)),
-        "xla_islands": len(islands(compilation.program)),
+        "xla_fallbacks": len(fallbacks(compilation.program)),
         "other_steps": [asdict(op) for op in compilation.program.outside],
         "loops": describe_loops(compilation.graph, compilation.gpu),
         "recomputed": [str(note) for note in compilation.scopes.recomputed],

@@ -57,7 +57,7 @@ class CompilerMissing(KernelCompileError):
     """There is no CUDA or host compiler that emitted text could be given to, or no room for it to work in."""
 
 
-class IslandRefused(AstitchError):
+class FallbackRefused(AstitchError):
     """XLA refused to compile the part of a program that no emitted kernel and no library computes."""
 
 

@@ -24,8 +24,8 @@ from astitch.errors import (
     AstitchError,
     CompilerMissing,
     DynamicShape,
+    FallbackRefused,
     IllegalProduct,
-    IslandRefused,
     KernelCompileError,
     KernelFault,
     LaunchRefused,
@@ -38,7 +38,7 @@ from astitch.system.private_files import PrivateFolder
 
 Product = TypeVar("Product")
 
-INTERNAL = (IllegalProduct, IslandRefused, KernelCompileError, KernelFault, LaunchRefused)
+INTERNAL = (IllegalProduct, FallbackRefused, KernelCompileError, KernelFault, LaunchRefused)
 """The errors raised on purpose that nobody but astitch is to blame for."""
 
 ONLY_XLA = (DynamicShape, MalformedHlo, UnsupportedOp, UnsupportedType)

@@ -209,7 +209,7 @@ def _build(emitted: Emitted, job: Job) -> Program:
         planned.scopes.graph,
         planned.scopes,
         planned.plans,
-        islands=has_jax(),
+        fallbacks=has_jax(),
         epilogues=job.target.names_epilogues,
         left=planned.left,
         kernels=emitted.kernels,

@@ -14,7 +14,7 @@ from astitch.compile import compile_hlo
 from astitch.device.gpu import from_device
 from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
-from astitch.program.steps import IslandStep, LibraryStep
+from astitch.program.steps import FallbackStep, LibraryStep
 from astitch.run.executor import GpuExecutor
 from tests.programs import PROGRAMS, TF32_SCALE, assert_matches, load
 
@@ -33,7 +33,7 @@ def main() -> int:
         kernels += len(compiled.kernels)
         got = [array.to_numpy() for array in GpuExecutor(compiled).run(inputs)]
         if any(
-            isinstance(step, LibraryStep | IslandStep) for step in compiled.steps
+            isinstance(step, LibraryStep | FallbackStep) for step in compiled.steps
         ):  # f32 products round to TF32
             scale = max(program.tolerance.scale, TF32_SCALE)
             program = replace(program, tolerance=replace(program.tolerance, scale=scale))

@@ -35,7 +35,7 @@ from astitch.hlo_import import serialize_module
 from astitch.profiling.report import PRODUCT
 from astitch.profiling.xla_ahead import AheadOfTime, find_plugin
 from astitch.profiling.xla_kernels import read_xla_kernels
-from astitch.program.steps import IslandStep
+from astitch.program.steps import FallbackStep
 from astitch.run.executor import count_gpus
 from benchmarks.tf_workloads import MODELS, make_model
 from tf_addon.launch_table import count_steps
@@ -64,7 +64,7 @@ class Kernels:
     """A model's function for a preset.
 
     xla: all of it through XLA; None where XLA's compiler for GPUs is not here, or failed.  stitched, library: kernels
-    of astitch, and products that it has a library do.  islands: parts that XLA computes for astitch (loops, for one),
+    of astitch, and products that it has a library do.  fallbacks: parts that XLA computes for astitch (loops, for one),
     and what they launch.
     """
 
@@ -76,8 +76,8 @@ class Kernels:
     xla: Launches | None
     stitched: int
     library: int
-    islands: int
-    in_islands: Launches | None
+    fallbacks: int
+    in_fallbacks: Launches | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ def count_kernels(name: str, part: str, size: str, gpu: str) -> Kernels:
     model, batch = make_model(name, size)
     hlo = getattr(model, part).experimental_get_compiler_ir(batch)(stage="hlo_serialized")
     compilation = compile_for(hlo, preset(gpu))
-    islands = [step.hlo for step in compilation.program.steps if isinstance(step, IslandStep)]
-    whole, *parts = (count_launches(module, gpu) for module in (hlo, *islands))
+    fallbacks = [step.hlo for step in compilation.program.steps if isinstance(step, FallbackStep)]
+    whole, *parts = (count_launches(module, gpu) for module in (hlo, *fallbacks))
     known = [found for found in parts if found is not None]
     inside = None
     if len(known) == len(parts):
@@ -283,7 +283,7 @@ def show_kernels(rows: list[Kernels]) -> str:
     for row in rows:
         lines.append(
             f"| {row.model} {row.part}, {row.size} | {row.operations} | {_show(row.xla)} "
-            f"| {row.stitched}, {row.library} | {row.islands} parts: {_show(row.in_islands)} |"
+            f"| {row.stitched}, {row.library} | {row.fallbacks} parts: {_show(row.in_fallbacks)} |"
         )
     return "\n".join(lines)
 

@@ -40,8 +40,8 @@ from astitch.graph.ops import OPS
 from astitch.graph.reference import run_graph
 from astitch.hlo import schema
 from astitch.hlo_import import import_hlo
-from astitch.library.xla_fallback import compile_island, host_device, put_array
-from astitch.program.steps import IslandStep, Program
+from astitch.library.xla_fallback import compile_fallback, host_device, put_array
+from astitch.program.steps import FallbackStep, Program
 from tests.hlo_runner import parse_hlo_text, random_arguments, random_array
 
 DATA = Path(__file__).parent / "data"
@@ -482,8 +482,8 @@ def try_module(data: bytes, seed: int = 0, what: str = "") -> Outcome:
             compilation = compile_graph(graph, preset("h100" if seed % 8 == 0 else "host"))
             small = _count_elements(graph) <= MOST_ELEMENTS
             if small:
-                stage = "islands"
-                _try_islands(compilation.program)
+                stage = "fallbacks"
+                _try_fallbacks(compilation.program)
         if small:
             stage = "run"
             try:
@@ -505,15 +505,15 @@ def try_module(data: bytes, seed: int = 0, what: str = "") -> Outcome:
     return Outcome(seed, what, stage, end, fault, time.perf_counter() - start)
 
 
-def _try_islands(program: Program) -> None:
+def _try_fallbacks(program: Program) -> None:
     """Compiles them through XLA, and runs those without loops: XLA lets nobody stop one."""
     rng = np.random.default_rng(0)
     for step in program.steps:
-        if isinstance(step, IslandStep):
-            island = compile_island(step.hlo, host_device(), step.name)
+        if isinstance(step, FallbackStep):
+            fallback = compile_fallback(step.hlo, host_device(), step.name)
             if not any(op.op in ("while", "conditional") for op in step.ops):
                 arrays = [random_array(rng, view.type, 2) for view in step.operands]
-                island.run([put_array(array, island.device) for array in arrays])
+                fallback.run([put_array(array, fallback.device) for array in arrays])
 
 
 def _count_elements(graph: Graph) -> int:

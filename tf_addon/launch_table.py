@@ -20,11 +20,11 @@ from astitch import options
 from astitch.device.cuda_driver import StreamAddress
 from astitch.graph.reference import eval_node
 from astitch.library.cublaslt import WORKSPACE_BYTES
-from astitch.library.xla_fallback import compile_island, host_device, put_array
+from astitch.library.xla_fallback import compile_fallback, host_device, put_array
 from astitch.program.steps import (
     Buffer,
     CudaKernel,
-    IslandStep,
+    FallbackStep,
     KernelStep,
     LibraryStep,
     Program,
@@ -81,7 +81,7 @@ class Runner(Protocol):
 
 class HostRunner:
     """The program's steps on a machine without a GPU: kernels through the emulation, products through the reference,
-    the rest through XLA for the CPU.  Raises KernelCompileError, EngineUnavailable, IslandRefused."""
+    the rest through XLA for the CPU.  Raises KernelCompileError, EngineUnavailable, FallbackRefused."""
 
     kind = rows.HOST_KERNEL
     staged = False
@@ -93,10 +93,10 @@ class HostRunner:
         self._modules = dict(zip(sources, compile_many(sources), strict=True))
         self._constants = [_copy_aligned(literal.numpy()) for _, literal in program.constants]
         self._numbers = {name: number for number, name in enumerate(program.buffers)}
-        self._islands = {
-            number: compile_island(step.hlo, host_device(), f"{program.name}, {step.name}")
+        self._fallbacks = {
+            number: compile_fallback(step.hlo, host_device(), f"{program.name}, {step.name}")
             for number, step in enumerate(program.steps)
-            if isinstance(step, IslandStep)
+            if isinstance(step, FallbackStep)
         }
 
     def constant_address(self, index: int) -> int:
@@ -113,9 +113,9 @@ class HostRunner:
         assert not isinstance(step, KernelStep)
         operands = [self._array(view, addresses) for view in step.operands]
         found: Sequence[Any]
-        if isinstance(step, IslandStep):
-            island = self._islands[number]
-            found = island.run([put_array(array, island.device) for array in operands])
+        if isinstance(step, FallbackStep):
+            fallback = self._fallbacks[number]
+            found = fallback.run([put_array(array, fallback.device) for array in operands])
         else:
             found = eval_node(step.node, operands)
         for view, result in zip(step.results, found, strict=True):
@@ -409,5 +409,5 @@ def _make_buffer(buffer: Buffer, runner: Runner, owners: dict[str, int]) -> rows
 def count_steps(program: Program) -> tuple[int, int, int]:
     """Stitched kernels, library calls, and parts that XLA or the reference computes."""
     library = sum(isinstance(step, LibraryStep) for step in program.steps)
-    others = sum(isinstance(step, IslandStep | ReferenceStep) for step in program.steps)
+    others = sum(isinstance(step, FallbackStep | ReferenceStep) for step in program.steps)
     return len(program.kernels), library, others

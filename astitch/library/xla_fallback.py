@@ -1,4 +1,4 @@
-"""Runs HLO through XLA: what no emitted kernel and no library computes is an *island* of XLA's in a program.
+"""Runs HLO through XLA: what no emitted kernel and no library computes is a *fallback subgraph* of a program.
 
 Takes a serialized HloModuleProto and a device of JAX, hands on a function of JAX arrays.  XLA compiles a module once
 in a process for each device; the engines say how their buffers become JAX arrays and back.
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from astitch.errors import EngineUnavailable, IslandRefused, OutOfMemory, first_line
+from astitch.errors import EngineUnavailable, FallbackRefused, OutOfMemory, first_line
 from astitch.hlo.schema import CompileOptionsProto
 from astitch.hlo.stablehlo import to_stablehlo
 
@@ -23,7 +23,7 @@ CompilerOptions = Mapping[str, bool | int | str]
 """Settings of XLA's compiler by name, as jax.jit takes them."""
 
 MOST_COMPILED = 256
-"""Islands whose code a process keeps for engines that are made later."""
+"""Fallbacks whose code a process keeps for engines that are made later."""
 
 EXACT = MappingProxyType({"xla_allow_excess_precision": False})
 """How XLA compiles what stands beside our kernels: 16-bit values are rounded where HLO rounds them, as everywhere."""
@@ -82,7 +82,7 @@ def host_device() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Island:
+class FallbackSubgraph:
     """A module compiled for one device.  what: its name in messages."""
 
     what: str
@@ -92,7 +92,7 @@ class Island:
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """The results, JAX arrays that are ready and row-major.
 
-        operands: JAX arrays on the island's device, one for each parameter; they are only read, and no longer in use
+        operands: JAX arrays on the fallback's device, one for each parameter; they are only read, and no longer in use
         when this returns.  Raises OutOfMemory, and JAX's own error for what else goes wrong while it runs.
         """
         import jax
@@ -111,19 +111,21 @@ class Island:
             ) from None
 
 
-def compile_island(
+def compile_fallback(
     hlo: bytes, device: Any, what: str, compiler_options: CompilerOptions = MappingProxyType({})
-) -> Island:
-    """Compiles a serialized HloModuleProto for a device of JAX.  Raises IslandRefused with XLA's words.
+) -> FallbackSubgraph:
+    """Compiles a serialized HloModuleProto for a device of JAX.  Raises FallbackRefused with XLA's words.
 
     compiler_options: the user's settings of XLA, which come before ours.
     """
     import jax
 
     try:
-        return Island(what, device, _compile(hlo, device, tuple(compiler_options.items())))
+        return FallbackSubgraph(
+            what, device, _compile(hlo, device, tuple(compiler_options.items()))
+        )
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        raise IslandRefused(
+        raise FallbackRefused(
             f"{what}: XLA refuses to compile it for {device}: {first_line(error)}\n"
             "  rewrite that part of the program; with strict=True the compilation lists every op that is left to XLA"
         ) from error

@@ -122,7 +122,7 @@ def prepare_function(target: Target, side: str, engine: str | None, *, strict: b
 def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prepared:
     """An HLO module by XLA, or by astitch through CuPy, on values made up for it.  Raises AstitchError."""
     from astitch.hlo_import import import_hlo
-    from astitch.library.xla_fallback import compile_island, find_device, put_array
+    from astitch.library.xla_fallback import compile_fallback, find_device, put_array
     from astitch.run.executor import GpuExecutor, current_gpu
 
     graph = import_hlo(target.hlo)
@@ -136,17 +136,17 @@ def prepare_module(target: Target, side: str, gpu: Gpu, *, strict: bool) -> Prep
     wait_for_jax(arrays)
     start = time.perf_counter()
     if side == "xla":
-        island = compile_island(serialize_module(target.hlo), device, target.name)
+        fallback = compile_fallback(serialize_module(target.hlo), device, target.name)
         compile_s = time.perf_counter() - start
 
         def run_xla() -> Any:
-            return island.executable.execute_sharded(arrays)
+            return fallback.executable.execute_sharded(arrays)
 
         def wait_for_xla(results: Any) -> None:
             wait_for_jax(results.disassemble_into_single_device_arrays())
 
         wait_for_xla(run_xla())
-        module = bytes(island.executable.hlo_modules()[0].as_serialized_hlo_module_proto())
+        module = bytes(fallback.executable.hlo_modules()[0].as_serialized_hlo_module_proto())
         return Prepared(Runner(side, run_xla, wait_for_xla, list), compile_s, module, None)
     compilation = compile_hlo(target.hlo, gpu=gpu, strict=strict)
     executor = GpuExecutor(compilation.program)

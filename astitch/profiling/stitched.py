@@ -37,7 +37,7 @@ from astitch.profiling.report import (
 from astitch.profiling.wording import format_ops, shorten_path
 from astitch.program.steps import (
     CudaKernel,
-    IslandStep,
+    FallbackStep,
     KernelStep,
     LibraryStep,
     Program,
@@ -92,7 +92,7 @@ def find_loop_steps(compilation: Compilation) -> dict[int, tuple[LoopKernel, ...
     taken: dict[int, list[LoopKernel]] = {}
     known: dict[Any, LoopKernel] | None = None
     for number, step in enumerate(compilation.program.steps):
-        if not isinstance(step, IslandStep):
+        if not isinstance(step, FallbackStep):
             continue
         left = {op.name for op in step.ops}
         graph = read_part(step.hlo)
@@ -295,7 +295,7 @@ def describe_steps(
                 yield Step(number, "kernel", kernel.name, label, producers)
             case LibraryStep(node=node):
                 yield Step(number, "library", node.name, f"{node.op} {node.type}", producers)
-            case IslandStep():
+            case FallbackStep():
                 found = loops.get(number, ())
                 label = f"{format_ops(len(step.ops))} left to XLA" if step.ops else "start values"
                 if found and not step.ops:
@@ -359,7 +359,7 @@ def find_separations(compilation: Compilation, steps: Sequence[Step]) -> Iterato
         before = [steps[n] for n in step.reads if steps[n].kind == "kernel"]
         after = [s for s in steps if step.number in s.reads and s.kind == "kernel"]
         names = [made.node.name] if isinstance(made, LibraryStep | ReferenceStep) else []
-        if isinstance(made, IslandStep):
+        if isinstance(made, FallbackStep):
             names = [op.name for op in made.ops if op.name in graph.nodes]
         for first in before:
             for second in after:

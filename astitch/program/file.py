@@ -16,7 +16,7 @@ from astitch.graph import ir
 from astitch.program import steps as programs
 from astitch.program.steps import Program
 
-MAGIC = b"astitch program 1\n"
+MAGIC = b"astitch program 2\n"
 
 _LENGTH_BYTES = 8
 _CLASSES: dict[str, Any] = {
@@ -28,7 +28,7 @@ _CLASSES: dict[str, Any] = {
 
 
 def pack_program(program: Program) -> bytes:
-    """The bytes of a program: a header in JSON, then the bytes of its constants and islands."""
+    """The bytes of a program: a header in JSON, then the bytes of its constants and fallbacks."""
     blobs: list[bytes] = []
     tree = _write(program, blobs)
     header = json.dumps([tree, [len(blob) for blob in blobs]], separators=(",", ":")).encode()

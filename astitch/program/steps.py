@@ -1,7 +1,7 @@
 """The Program: ordered steps over buffers, ready for an engine.
 
 A Program says everything an engine needs: which buffers exist and where they live, which kernels,
-library calls and islands of XLA run in which order on which buffers.  Engines decide nothing.
+library calls and fallbacks to XLA run in which order on which buffers.  Engines decide nothing.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class OutsideOp:
 
 
 @dataclass(frozen=True, slots=True)
-class IslandStep:
+class FallbackStep:
     """A part of the graph that XLA compiles for the engine's device.
 
     hlo: a serialized HloModuleProto.  operands: in the order of its parameters.  results: in the order of its root
@@ -148,7 +148,7 @@ class ReferenceStep:
     reason: str
 
 
-Step = KernelStep | LibraryStep | IslandStep | ReferenceStep
+Step = KernelStep | LibraryStep | FallbackStep | ReferenceStep
 
 
 class Activation(enum.Enum):
@@ -214,7 +214,7 @@ class Program:
         """The ops that no emitted kernel and no library computes, in the order of the steps."""
         found: list[OutsideOp] = []
         for step in self.steps:
-            if isinstance(step, IslandStep):
+            if isinstance(step, FallbackStep):
                 found += step.ops
             elif isinstance(step, ReferenceStep):
                 found.append(OutsideOp(step.node.name, step.node.opcode, step.reason))

@@ -95,7 +95,7 @@ class DeviceArray:
         return self._noted(array if committed else _uncommit(array))
 
     def _noted(self, array: Any) -> Any:
-        """The JAX array that this one became; not where it only shows an argument of an island to XLA."""
+        """The JAX array that this one became; not where it only shows an argument of a fallback to XLA."""
         if self.owner is not None:
             note_array(self.pointer, array)
         return array

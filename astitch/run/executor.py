@@ -109,10 +109,10 @@ class GpuExecutor:
     Consecutive kernels and products are launched as one CUDA graph where their addresses are those of an earlier call;
     graph_counts says what became of it.
     moves: copy JAX arrays that were put on another device, where JAX has this GPU; without it they raise OtherDevice.
-    compiler_options: see compile_island.
+    compiler_options: see compile_fallback.
     Raises EngineUnavailable without CuPy or a GPU, UnsupportedType for buffers of types that CuPy does not know,
-    KernelCompileError, IslandRefused, OutOfMemory, and LaunchRefused for a kernel whose blocks wait for each other but
-    cannot all be resident.
+    KernelCompileError, FallbackRefused, OutOfMemory, and LaunchRefused for a kernel whose blocks wait for each other
+    but cannot all be resident.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class GpuExecutor:
         self._convolutions = ConvolutionSteps(memory, cupy, number, self._fallbacks.prepare_library)
         makers = StepMakers(
             self._kernels.prepare,
-            self._fallbacks.prepare_island,
+            self._fallbacks.prepare_fallback,
             self._prepare_library,
             self._fallbacks.prepare_reference,
         )

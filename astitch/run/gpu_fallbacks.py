@@ -1,7 +1,7 @@
 """Steps of a program on a GPU that no kernel and no library call of ours computes: XLA does, or NumPy.
 
-Takes IslandSteps, LibrarySteps and ReferenceSteps, hands on what launches them.  XLA computes on the same GPU where JAX
-has it, else, with a warning, on the host.
+Takes steps for XLA, for a library and for the reference, hands on what launches them.  Where JAX has the GPU,
+XLA computes on it; else, with a warning, on the host.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from astitch.errors import EngineUnavailable, IslandRefused
+from astitch.errors import EngineUnavailable, FallbackRefused
 from astitch.graph.reference import eval_node
 from astitch.hlo.export import export_call
 from astitch.library.xla_fallback import (
     CompilerOptions,
-    Island,
-    compile_island,
+    FallbackSubgraph,
+    compile_fallback,
     find_device,
     has_jax,
     host_device,
@@ -27,7 +27,7 @@ from astitch.library.xla_fallback import (
 )
 from astitch.program.steps import (
     ALIGNMENT_BYTES,
-    IslandStep,
+    FallbackStep,
     LibraryStep,
     Program,
     ReferenceStep,
@@ -44,7 +44,7 @@ class FallbackSteps:
     """Launches what XLA or NumPy computes of a program.
 
     device: CUDA's number of the current device.  made_by_xla: the buffers whose values lie where XLA puts them.
-    compiler_options: see compile_island.
+    compiler_options: see compile_fallback.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FallbackSteps:
         self._memory, self._turns, self._handover = memory, turns, handover
         self.made_by_xla: set[str] = set()
 
-    def prepare_island(self, step: IslandStep) -> PreparedStep:
+    def prepare_fallback(self, step: FallbackStep) -> PreparedStep:
         """A part that XLA computes."""
         return self._prepare(step.name, step.hlo, step.operands, step.results)
 
@@ -97,18 +97,18 @@ class FallbackSteps:
         device = find_device("gpu", self._device)
         if device is None:
             why = "JAX has no GPU here, so XLA computes this on the host; install jax[cuda13] or jax[cuda12]"
-            island = compile_island(hlo, host_device(), what, self._compiler_options)
-            return self._prepare_host_island(island, operands, results, f"{what}: {why}")
+            fallback = compile_fallback(hlo, host_device(), what, self._compiler_options)
+            return self._prepare_host_fallback(fallback, operands, results, f"{what}: {why}")
         try:
-            island = compile_island(hlo, device, what, self._compiler_options)
-        except IslandRefused as refused:
-            island = _compile_for_host(hlo, what, refused)
+            fallback = compile_fallback(hlo, device, what, self._compiler_options)
+        except FallbackRefused as refused:
+            fallback = _compile_for_host(hlo, what, refused)
             why = f"{refused}\n  until then XLA computes it on the host"
-            return self._prepare_host_island(island, operands, results, why)
+            return self._prepare_host_fallback(fallback, operands, results, why)
         self.made_by_xla.update(view.buffer for view in results)
 
         def run(call: Call) -> None:
-            found = island.run(self._lend(call, operands, island))
+            found = fallback.run(self._lend(call, operands, fallback))
             for view, array in zip(results, found, strict=True):
                 # No copy: the steps that follow read it where XLA put it.
                 call.addresses[view.buffer] = (
@@ -120,17 +120,17 @@ class FallbackSteps:
 
         return PreparedStep(run)
 
-    def _lend(self, call: Call, views: Sequence[View], island: Island) -> list[Any]:
+    def _lend(self, call: Call, views: Sequence[View], fallback: FallbackSubgraph) -> list[Any]:
         """The JAX arrays of operands, on the same memory where they lie as XLA wants its own."""
         arrays = [self._align(call, view) for view in views if view.type.size]
         event = self._turns.take_event()
         event.record()
-        lent = iter(self._handover.adopt(arrays, island.device, event))
+        lent = iter(self._handover.adopt(arrays, fallback.device, event))
         self._turns.return_event(event)
         return [
             next(lent)
             if view.type.size
-            else put_array(np.empty(view.type.shape, view.type.dtype.numpy), island.device)
+            else put_array(np.empty(view.type.shape, view.type.dtype.numpy), fallback.device)
             for view in views
         ]
 
@@ -143,15 +143,19 @@ class FallbackSteps:
         self._memory.copy(int(memory.ptr), pointer, view.type.bytes, call.stream)
         return DeviceArray(int(memory.ptr), view.type, memory)
 
-    def _prepare_host_island(
-        self, island: Island, operands: Sequence[View], results: Sequence[View], why: str
+    def _prepare_host_fallback(
+        self,
+        fallback: FallbackSubgraph,
+        operands: Sequence[View],
+        results: Sequence[View],
+        why: str,
     ) -> PreparedStep:
-        """The island on the host, which a warning tells.  Its operands are fetched, its results sent back."""
+        """The fallback on the host, which a warning tells.  Its operands are fetched, its results sent back."""
         warnings.warn(why, RuntimeWarning, stacklevel=2)
 
         def run(call: Call) -> None:
             arrays = [self._fetch(call, view) for view in operands]
-            found = island.run([put_array(array, island.device) for array in arrays])
+            found = fallback.run([put_array(array, fallback.device) for array in arrays])
             for view, array in zip(results, found, strict=True):
                 self._memory.write(call.addresses[view.buffer], np.asarray(array), call.stream)
 
@@ -161,9 +165,9 @@ class FallbackSteps:
         return DeviceArray(call.addresses[view.buffer], view.type, None).to_numpy()
 
 
-def _compile_for_host(hlo: bytes, what: str, refused: IslandRefused) -> Island:
-    """The island for the host.  Raises what XLA said of the GPU where it refuses this too."""
+def _compile_for_host(hlo: bytes, what: str, refused: FallbackRefused) -> FallbackSubgraph:
+    """The fallback for the host.  Raises what XLA said of the GPU where it refuses this too."""
     try:
-        return compile_island(hlo, host_device(), what)
-    except (IslandRefused, EngineUnavailable):
+        return compile_fallback(hlo, host_device(), what)
+    except (FallbackRefused, EngineUnavailable):
         raise refused from None

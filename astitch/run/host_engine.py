@@ -17,13 +17,13 @@ from astitch.errors import AstitchError, KernelCompileError, OutOfMemory
 from astitch.graph.reference import eval_node
 from astitch.library.xla_fallback import (
     CompilerOptions,
-    compile_island,
+    compile_fallback,
     host_device,
     put_array,
 )
 from astitch.program.steps import (
     ALIGNMENT_BYTES,
-    IslandStep,
+    FallbackStep,
     KernelStep,
     LibraryStep,
     Program,
@@ -69,9 +69,9 @@ class HostEngine:
     """A Program ready to run; may be called from several threads, which take turns.
 
     check: kernels run in the emulation's check mode (races, bounds, uninitialised reads: 5 to 10 times slower), and
-    what a call must not read is filled with POISON before it.  compiler_options: see compile_island.
+    what a call must not read is filled with POISON before it.  compiler_options: see compile_fallback.
     Raises KernelCompileError where g++ is missing,
-    EngineUnavailable where JAX is and the program has islands, IslandRefused, OutOfMemory.
+    EngineUnavailable where JAX is and the program has fallbacks, FallbackRefused, OutOfMemory.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HostEngine:
             raise
         self._modules: dict[str, HostModule] = dict(zip(sources, compiled, strict=True))
         makers = StepMakers(
-            self._prepare_kernel, self._prepare_island, _prepare_reference, _prepare_reference
+            self._prepare_kernel, self._prepare_fallback, _prepare_reference, _prepare_reference
         )
         self._launches = makers.make_all(program)
         constants = store_constants(program, lambda array, _: _copy_aligned(array))
@@ -175,13 +175,13 @@ class HostEngine:
 
         return launch
 
-    def _prepare_island(self, step: IslandStep) -> Launch:
+    def _prepare_fallback(self, step: FallbackStep) -> Launch:
         what = f"{self.program.name}, {step.name}"
-        island = compile_island(step.hlo, host_device(), what, self._compiler_options)
+        fallback = compile_fallback(step.hlo, host_device(), what, self._compiler_options)
 
         def run(call: _Call) -> None:
-            operands = [put_array(call.view(view), island.device) for view in step.operands]
-            call.write(step.results, [np.asarray(result) for result in island.run(operands)])
+            operands = [put_array(call.view(view), fallback.device) for view in step.operands]
+            call.write(step.results, [np.asarray(result) for result in fallback.run(operands)])
 
         return run
 

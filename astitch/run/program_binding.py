@@ -16,7 +16,7 @@ from astitch.errors import ArgumentMismatch, UnsupportedType
 from astitch.graph.ir import ArrayType, DType
 from astitch.program.steps import (
     Buffer,
-    IslandStep,
+    FallbackStep,
     KernelStep,
     LibraryStep,
     Program,
@@ -121,7 +121,7 @@ class StepMakers(Generic[Prepared]):
     """What an engine makes of a step of each kind."""
 
     kernel: Callable[[KernelStep], Prepared]
-    island: Callable[[IslandStep], Prepared]
+    fallback: Callable[[FallbackStep], Prepared]
     library: Callable[[LibraryStep], Prepared]
     reference: Callable[[ReferenceStep], Prepared]
 
@@ -134,8 +134,8 @@ class StepMakers(Generic[Prepared]):
         match step:
             case KernelStep():
                 return self.kernel(step)
-            case IslandStep():
-                return self.island(step)
+            case FallbackStep():
+                return self.fallback(step)
             case LibraryStep():
                 return self.library(step)
             case ReferenceStep():
@@ -147,7 +147,7 @@ def name_step(step: Step) -> str:
     match step:
         case KernelStep(kernel=kernel):
             return kernel.name
-        case IslandStep(name=name):
+        case FallbackStep(name=name):
             return name
         case LibraryStep(node=node) | ReferenceStep(node=node):
             return node.name

@@ -1,6 +1,6 @@
 """Graph, Scopes and Plans -> Program: the order of the steps and a buffer for every stored value.
 
-A step runs in the stage of its scope or op; ops that nothing else computes and that follow each other are one island
+A step runs in the stage of its scope or op; ops that nothing else computes and that follow each other are one fallback
 of XLA's.  Intermediates share one arena by liveness.
 """
 
@@ -34,7 +34,7 @@ from astitch.program.steps import (
     Buffer,
     CudaKernel,
     Epilogue,
-    IslandStep,
+    FallbackStep,
     KernelStep,
     LibraryStep,
     OutsideOp,
@@ -51,7 +51,7 @@ from astitch.stitch_scope import Scope, Scopes
 NOT_EMITTED = "an error inside astitch while its kernel was emitted"
 
 EMBEDDED_BYTES = 1024
-"""A constant of at most so many bytes is part of the island that reads it, where XLA can reckon with its value."""
+"""A constant of at most so many bytes is part of the fallback that reads it, where XLA can reckon with its value."""
 
 
 def make_cuda_kernel(kernel: k.Kernel) -> CudaKernel:
@@ -96,19 +96,19 @@ class _ProgramBuilder:
         scopes: Scopes,
         plans: Sequence[Plan],
         *,
-        islands: bool,
+        fallbacks: bool,
         epilogues: bool,
         left: Mapping[str, str],
         kernels: Mapping[str, CudaKernel],
     ) -> None:
-        self.graph, self.scopes, self.islands = graph, scopes, islands
+        self.graph, self.scopes, self.fallbacks = graph, scopes, fallbacks
         self.wants_epilogues = epilogues
         self.left, self.kernels = left, kernels
         self.epilogues: tuple[Epilogue, ...] = ()
         self.no_epilogues: tuple[str, ...] = ()
         self.outside = {refusal.producer: refusal.reason for refusal in scopes.outside}
         self.reasons = dict(self.outside)  # those of stitch ops without a kernel join them
-        # Of the stitch ops that join the next island: their ops, and what they compute for themselves alone.
+        # Of the stitch ops that join the next fallback: their ops, and what they compute for themselves alone.
         self.joining: set[str] = set()
         self.repeated: set[str] = set()
         self.behind = find_behind(scopes.barriers)
@@ -120,7 +120,7 @@ class _ProgramBuilder:
         self.first: dict[str, int] = {}
         self.last: dict[str, int] = {}
         self.barriers: dict[str, int] = {}
-        self.island_count = 0
+        self.fallback_count = 0
 
     def view(self, name: str, behind: str = "") -> View:
         """A graph value as an argument of a step."""
@@ -201,8 +201,8 @@ class _ProgramBuilder:
     def add_others(self, nodes: Sequence[Node]) -> None:
         """Ops that follow each other and that nothing of ours computes."""
         nodes = list({node.name: node for node in nodes}.values())  # stitch ops share some
-        if self.islands and nodes:
-            self.add_island(nodes)
+        if self.fallbacks and nodes:
+            self.add_fallback(nodes)
             self.joining.clear()
             self.repeated.clear()
             return
@@ -231,8 +231,8 @@ class _ProgramBuilder:
             self.stored[result.buffer] = result.type
         return operands, results
 
-    def add_island(self, nodes: Sequence[Node]) -> None:
-        members = self.close_island(nodes)
+    def add_fallback(self, nodes: Sequence[Node]) -> None:
+        members = self.close_fallback(nodes)
         # One value for each buffer that somebody else reads.
         results: dict[str, str] = {}
         outputs = {*self.graph.outputs, *(stored_value(self.graph, o) for o in self.graph.outputs)}
@@ -254,10 +254,10 @@ class _ProgramBuilder:
         inner = members | (closed.nodes.keys() - self.graph.nodes.keys())
         part = export_nodes(closed, inner, tuple(results.values()))
         behind = self.find_barriers(members)
-        self.island_count += 1
+        self.fallback_count += 1
         self.add_step(
-            IslandStep(
-                f"island_{self.island_count}",
+            FallbackStep(
+                f"island_{self.fallback_count}",
                 part.hlo,
                 tuple(
                     self.view(name, behind.get(storage_name(self.graph, name), ""))
@@ -268,7 +268,7 @@ class _ProgramBuilder:
             )
         )
 
-    def close_island(self, nodes: Sequence[Node]) -> set[str]:
+    def close_fallback(self, nodes: Sequence[Node]) -> set[str]:
         """The names of the nodes, of the views through which they read each other, and of small constants."""
         members = {node.name for node in nodes}
         members |= {
@@ -287,11 +287,11 @@ class _ProgramBuilder:
         return members
 
     def is_view(self, name: str) -> bool:
-        """Is it a part of whatever island reads it: a reshape, or a number repeated?"""
+        """Is it a part of whatever fallback reads it: a reshape, or a number repeated?"""
         return OPS[self.graph[name].op].is_view or self.repeats(self.graph[name])
 
     def repeats(self, node: Node) -> bool:
-        """Is it a number repeated that no kernel writes?  Each island that reads it has its own."""
+        """Is it a number repeated that no kernel writes?  Each fallback that reads it has its own."""
         outside = OPS[node.op].is_broadcast and node.name in self.outside
         return outside and node.name in self.graph.embedded
 
@@ -421,14 +421,14 @@ def build_program(
     scopes: Scopes,
     plans: Sequence[Plan],
     *,
-    islands: bool = False,
+    fallbacks: bool = False,
     epilogues: bool = True,
     left: Mapping[str, str] = MappingProxyType({}),
     kernels: Mapping[str, CudaKernel] | None = None,
 ) -> Program:
     """The program that computes the graph's outputs with one kernel for each plan.
 
-    islands: leave what no kernel and no library computes to XLA; else to the reference interpreter.
+    fallbacks: leave what no kernel and no library computes to XLA; else to the reference interpreter.
     epilogues: name the kernels that a product's library could compute.  left: scopes whose ops XLA (or the
     reference) computes in place of a kernel, by name, each with the reason.  kernels: those of the plans, by scope, if
     they are emitted already; a plan without one is left.
@@ -440,7 +440,7 @@ def build_program(
         graph,
         scopes,
         [plan for plan in plans if plan.scope.name not in lost],
-        islands=islands,
+        fallbacks=fallbacks,
         epilogues=epilogues,
         left={**left, **lost},
         kernels=kernels,
@@ -448,10 +448,10 @@ def build_program(
     return builder.build(graph.name)
 
 
-def leave_program(graph: Graph, reason: str, *, islands: bool = False) -> Program:
-    """The program of a graph in which XLA, or without islands the reference interpreter, computes all."""
+def leave_program(graph: Graph, reason: str, *, fallbacks: bool = False) -> Program:
+    """The program of a graph in which XLA, or without fallbacks the reference interpreter, computes all."""
     scopes = Scopes(graph, (), (), ())
     builder = _ProgramBuilder(
-        graph, scopes, (), islands=islands, epilogues=False, left={}, kernels={}
+        graph, scopes, (), fallbacks=fallbacks, epilogues=False, left={}, kernels={}
     )
     return builder.build_whole(graph.name, reason)

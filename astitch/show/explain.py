@@ -14,7 +14,7 @@ from astitch.graph.dimensions import is_embedded
 from astitch.graph.ir import ConvolutionAttrs, Graph
 from astitch.graph.storage import storage_name
 from astitch.mapping.stitch_scheme import Scheme
-from astitch.program.steps import IslandStep, LibraryStep, Program
+from astitch.program.steps import FallbackStep, LibraryStep, Program
 from astitch.search.plan import Plan
 from astitch.search.split_scopes import Split
 from astitch.stitch_scope import Scopes, is_memory_op
@@ -130,9 +130,9 @@ def memory_ops(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def islands(program: Program) -> tuple[IslandStep, ...]:
+def fallbacks(program: Program) -> tuple[FallbackStep, ...]:
     """The parts that XLA compiles."""
-    return tuple(s for s in program.steps if isinstance(s, IslandStep))
+    return tuple(s for s in program.steps if isinstance(s, FallbackStep))
 
 
 def library_steps(program: Program) -> tuple[LibraryStep, ...]:
@@ -140,12 +140,12 @@ def library_steps(program: Program) -> tuple[LibraryStep, ...]:
 
 
 def show_outside(program: Program) -> list[str]:
-    """The ops that nothing of ours computes, each with its reason, under the island that it belongs to."""
-    if not islands(program):
+    """The ops that nothing of ours computes, each with its reason, under the fallback that it belongs to."""
+    if not fallbacks(program):
         runner = " (the NumPy reference runs them: JAX is not installed)" if program.outside else ""
         return [f"other ops: {len(program.outside)}{runner}", *(f"  {o}" for o in program.outside)]
-    lines = [f"XLA islands: {len(islands(program))}"]
-    for step in islands(program):
+    lines = [f"XLA fallbacks: {len(fallbacks(program))}"]
+    for step in fallbacks(program):
         lines.append(f"  {step.name}: {len(step.ops)} ops")
         lines += [f"    {op}" for op in step.ops]
     return lines

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from astitch import options
 from astitch.faults import file_name, write_repro
-from astitch.program.steps import IslandStep, KernelStep, LibraryStep, ReferenceStep
+from astitch.program.steps import FallbackStep, KernelStep, LibraryStep, ReferenceStep
 from astitch.show.compilation import Compilation
 from astitch.system.private_files import PrivateFolder
 
@@ -58,7 +58,7 @@ def _list_steps(compilation: Compilation) -> list[str]:
                 what += f", {kernel.global_barriers} global barriers"
             case LibraryStep(node=node):
                 what = f"library {node.op} %{node.name}: {node.type}"
-            case IslandStep():
+            case FallbackStep():
                 what = f"XLA {step.name}: {step.reason}"
             case ReferenceStep(node=node, reason=reason):
                 what = f"reference {node.op} %{node.name}: {node.type}: {reason}"

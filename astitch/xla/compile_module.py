@@ -23,7 +23,7 @@ from astitch.kernel.in_place import InPlace
 from astitch.loops.analysis import LoopKey, loop_key
 from astitch.loops.plan import START, LoopPlanner
 from astitch.pipeline import Launcher, Target
-from astitch.program.steps import IslandStep, Step
+from astitch.program.steps import FallbackStep, Step
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Left, Scopes
 from astitch.toolchain.driver_assembly import Unit
@@ -42,7 +42,7 @@ from astitch.xla.prepare_kernels import (
     prepare_loops,
     start_loops,
 )
-from astitch.xla.stitch_loops import find_loops, read_island
+from astitch.xla.stitch_loops import find_loops, read_fallback
 from astitch.xla.stitch_regions import find_unworthy, stitch_bodies
 from astitch.xla.write_module import export_program
 
@@ -239,8 +239,8 @@ def _note_loops(
     program = compilation.program
     steps: list[Step] = []
     for step in program.steps:
-        if isinstance(step, IslandStep):
-            graph = read_island(step.hlo)
+        if isinstance(step, FallbackStep):
+            graph = read_fallback(step.hlo)
             taken = {n.name for n in graph if n.op == "while" and loop_key(graph, n) in calls}
             left = (op for op in step.ops if op.name not in taken and op.reason != START)
             step = replace(step, ops=tuple(left))

@@ -1,7 +1,8 @@
 """Loops as steps of a program: for engines that launch kernels themselves.
 
-Takes a Compilation whose loops XLA was to run inside of islands, hands on it with a kernel in the program for each loop
-that can be one.  An island is cut before and after its loops; what the parts hand to each other gets room in the arena.
+Takes a Compilation in which XLA would run the loops inside fallbacks.  Hands on a Compilation whose program has a
+kernel for each loop that can be one.  A fallback is cut before and after its loops; the arena holds what its parts
+hand to each other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from astitch.loops.plan import LoopPlanner
 from astitch.program.steps import (
     ALIGNMENT_BYTES,
     Buffer,
-    IslandStep,
+    FallbackStep,
     KernelStep,
     Program,
     Space,
@@ -67,13 +68,13 @@ class _Taker:
         self.arena_bytes = self.program.arena_bytes
         steps: list[Step] = []
         for step in self.program.steps:
-            steps += self.cut(step) if isinstance(step, IslandStep) else [step]
+            steps += self.cut(step) if isinstance(step, FallbackStep) else [step]
         return replace(
             self.program, steps=tuple(steps), buffers=self.buffers, arena_bytes=self.arena_bytes
         )
 
-    def cut(self, step: IslandStep) -> list[Step]:
-        """The steps in place of an island: itself where it has no loop of ours."""
+    def cut(self, step: FallbackStep) -> list[Step]:
+        """The steps in place of a fallback: itself where it has no loop of ours."""
         graph = read_part(step.hlo)
         taken = {
             node.name: self.loops[key]
@@ -132,10 +133,10 @@ def end_counters(graph: Graph, taken: Mapping[str, LoopKernel]) -> Graph:
 
 @dataclass(slots=True)
 class _Cut:
-    """One island being cut.  taken: its loops that are kernels."""
+    """One fallback being cut.  taken: its loops that are kernels."""
 
     taker: _Taker
-    step: IslandStep
+    step: FallbackStep
     graph: Graph
     taken: Mapping[str, LoopKernel]
 
@@ -147,7 +148,7 @@ class _Cut:
         steps: list[Step] = []
         for turn in range(max(turns.values()) + 1):
             here = [n for n in self.graph if n.name in needed and turns[n.name] == turn]
-            steps += self.make_island(turn, here, turns, places)
+            steps += self.make_fallback(turn, here, turns, places)
             for node in here:
                 if node.name in self.taken:
                     steps.append(self.make_kernel(node, places))
@@ -176,7 +177,7 @@ class _Cut:
         return needed
 
     def place_values(self, turns: Mapping[str, int], needed: set[str]) -> dict[str, View]:
-        """Where the island's parameters, its results and the values lie that one part hands to another."""
+        """Where the fallback's parameters, its results and the values lie that one part hands to another."""
         places = dict(zip(self.graph.outputs, self.step.results, strict=True))
         for node in self.graph:
             if isinstance(node.attrs, ParameterAttrs):
@@ -201,7 +202,7 @@ class _Cut:
         if name not in places:
             places[name] = self.taker.add_buffer(f"{self.step.name}/{name}", self.graph[name].array)
 
-    def make_island(
+    def make_fallback(
         self,
         turn: int,
         here: list[Node],
@@ -222,7 +223,7 @@ class _Cut:
         exported = export_nodes(self.graph, names, results)
         chosen = set(names)
         return [
-            IslandStep(
+            FallbackStep(
                 f"{self.step.name}.{turn}",
                 exported.hlo,
                 tuple(places[name] for name in exported.operands),

@@ -14,13 +14,13 @@ from astitch.hlo_import import read_part
 from astitch.loops.analysis import LoopKey, loop_key
 from astitch.loops.emit import LoopKernel, emit_loop
 from astitch.loops.plan import LoopPlan, LoopPlanner
-from astitch.program.steps import IslandStep
+from astitch.program.steps import FallbackStep
 from astitch.show.compilation import Compilation
 
 
 @lru_cache(maxsize=64)
-def read_island(hlo: bytes) -> Graph:
-    """The graph of an island, which is looked at several times: for its loops, in notes, to be written down."""
+def read_fallback(hlo: bytes) -> Graph:
+    """The graph of a fallback, which is looked at several times: for its loops, in notes, to be written down."""
     return read_part(hlo)
 
 
@@ -32,9 +32,9 @@ def find_loops(
     found: dict[LoopKey, LoopKernel] = {}
     notes: list[str] = []
     for step in compilation.program.steps:
-        if not isinstance(step, IslandStep):
+        if not isinstance(step, FallbackStep):
             continue
-        graph = read_island(step.hlo)
+        graph = read_fallback(step.hlo)
         for node in graph:
             if not OPS[node.op].is_loop or not graph.users[node.name]:
                 continue

@@ -19,7 +19,7 @@ from astitch.graph.running import find_running
 from astitch.graph.stitchable import why_not_stitchable
 from astitch.hlo_import import read_part
 from astitch.pipeline import Launcher, RegionRules, Target
-from astitch.program.steps import IslandStep
+from astitch.program.steps import FallbackStep
 from astitch.show.compilation import Body, Compilation
 from astitch.stitch_scope import Left
 from astitch.system.callbacks import pass_interrupt
@@ -45,7 +45,7 @@ def stitch_bodies(
     bodies: dict[Graph, Body] = {}
     notes: list[str] = []
     for step in compilation.program.steps:
-        if not isinstance(step, IslandStep):
+        if not isinstance(step, FallbackStep):
             continue
         for node in read_part(step.hlo):
             for region in stitched_regions(node):

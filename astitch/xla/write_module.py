@@ -32,11 +32,11 @@ from astitch.graph.ops import OPS
 from astitch.graph.storage import storage_name
 from astitch.hlo.export import ModuleBuilder
 from astitch.loops.analysis import Counter, LoopKey, loop_key
-from astitch.program.steps import IslandStep, KernelStep, Step, View
+from astitch.program.steps import FallbackStep, KernelStep, Step, View
 from astitch.rewrite.barriers import Barrier, Held, find_behind
 from astitch.show.compilation import Compilation
 from astitch.xla.prepare_kernels import Kernels, LoopCall, XlaKernel
-from astitch.xla.stitch_loops import read_island
+from astitch.xla.stitch_loops import read_fallback
 from astitch.xla.stitch_regions import stitched_regions
 
 TARGET = "__gpu$xla.gpu.ptx"
@@ -161,8 +161,8 @@ class _ModuleWriter:
                 self.add_kernel(step, kernel)
             else:
                 self.add_ops(step)
-        elif isinstance(step, IslandStep):
-            self.add_island(step)
+        elif isinstance(step, FallbackStep):
+            self.add_fallback(step)
         else:
             operands = tuple(self.read(view) for view in step.operands)
             node = replace(step.node, name=f"step/{step.node.name}", operands=operands)
@@ -240,9 +240,9 @@ class _ModuleWriter:
         self.builder.add_node(Node("token", "constant", _TOKEN, attrs=ConstantAttrs(literal)))
         return "token"
 
-    def add_island(self, step: IslandStep) -> None:
+    def add_fallback(self, step: FallbackStep) -> None:
         """What XLA was to compile by itself, as a part of the module."""
-        graph = read_island(step.hlo)
+        graph = read_fallback(step.hlo)
         names: dict[str, str] = {}
         results: dict[str, list[str]] = {}
         for node in graph:

@@ -22,7 +22,7 @@ from astitch.graph.ir import ArrayType, ConvolutionAttrs, Node
 from astitch.hlo.export import export_call
 from astitch.hlo_import import import_hlo
 from astitch.library import cudnn
-from astitch.library.xla_fallback import compile_island, find_device, put_array
+from astitch.library.xla_fallback import compile_fallback, find_device, put_array
 from astitch.program.steps import LibraryStep, Program
 from astitch.run.executor import GpuExecutor
 from astitch.run.gpu_call import Call, PreparedStep
@@ -111,7 +111,7 @@ def test_explain_says_what_cudnn_does() -> None:
     ]
 
 
-def test_what_cudnn_has_not_is_an_island(library: FakeCudnn) -> None:
+def test_what_cudnn_has_not_is_a_fallback(library: FakeCudnn) -> None:
     library.names = ()
     check(compile_fn(layer, X, K), X, K)
     integers = compile_fn(layer, X.astype(np.int32), K.astype(np.int32))
@@ -119,7 +119,7 @@ def test_what_cudnn_has_not_is_an_island(library: FakeCudnn) -> None:
     assert library.launched == []
 
 
-def test_what_does_not_run_is_an_island_from_then_on(library: FakeCudnn) -> None:
+def test_what_does_not_run_is_a_fallback_from_then_on(library: FakeCudnn) -> None:
     library.names = ("eng0", "eng1")
     library.broken = {"eng0", "eng1"}
     program = compile_fn(layer, X, K)
@@ -300,6 +300,6 @@ def test_the_convolutions_of_a_training_step_of_crnn() -> None:
         hlo = export_call(node, types)
         arguments = [whole(*t.shape) for t in types]
         (result,) = run_with_cudnn(compile_hlo(hlo, gpu="h100").program, arguments, 1)
-        island = compile_island(hlo, device, node.name)
-        (want,) = island.run([put_array(a, device) for a in arguments])
+        fallback = compile_fallback(hlo, device, node.name)
+        (want,) = fallback.run([put_array(a, device) for a in arguments])
         assert_near(result, np.asarray(want), 1e-3)

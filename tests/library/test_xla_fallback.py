@@ -20,16 +20,16 @@ import pytest
 
 import astitch
 from astitch.compile import compile_hlo
-from astitch.errors import EngineUnavailable, IslandRefused, UnsupportedOp
+from astitch.errors import EngineUnavailable, FallbackRefused, UnsupportedOp
 from astitch.library import xla_fallback
 from astitch.library.xla_fallback import (
-    compile_island,
+    compile_fallback,
     default_gpu,
     find_device,
     host_device,
     put_array,
 )
-from astitch.program.steps import IslandStep, KernelStep, LibraryStep, ReferenceStep
+from astitch.program.steps import FallbackStep, KernelStep, LibraryStep, ReferenceStep
 from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
 from tests.hlo_runner import lower, run_xla
@@ -128,8 +128,8 @@ def compile_fn(fn: Callable[..., Any], *arguments: np.ndarray, **options: Any) -
     return compile_hlo(lower(fn, *arguments), **options)
 
 
-def islands(compilation: Compilation) -> list[IslandStep]:
-    return [s for s in compilation.program.steps if isinstance(s, IslandStep)]
+def fallbacks(compilation: Compilation) -> list[FallbackStep]:
+    return [s for s in compilation.program.steps if isinstance(s, FallbackStep)]
 
 
 def assert_close(results: Sequence[Any], wanted: Sequence[Any]) -> None:
@@ -165,8 +165,8 @@ ENTRY e { a = f32[8,8] parameter(0)
  ROOT r = f32[8,3] triangular-solve(c, b), left_side=true, lower=true, transpose_a=NO_TRANSPOSE }"""
     matrix, right = X @ X.T + 8 * np.eye(8, dtype=np.float32), X[:, :3].copy()
     compilation = compile_hlo(text)
-    (island,) = islands(compilation)
-    assert [op.op for op in island.ops] == ["cholesky", "triangular-solve"]
+    (fallback,) = fallbacks(compilation)
+    assert [op.op for op in fallback.ops] == ["cholesky", "triangular-solve"]
     (out,) = HostEngine(compilation.program).run([matrix, right])
     want = np.linalg.solve(np.linalg.cholesky(matrix), right)
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-5)
@@ -180,7 +180,7 @@ def test_what_xla_computes_agrees_with_jax_on_the_gpu(fn):
     by_jax = jax.jit(fn).lower(*arguments).compile(compiler_options=exact)
     wanted = jax.tree.leaves(by_jax(*arguments))
     compiled = astitch.jit(fn).lower(*arguments).compile()
-    assert any(isinstance(s, IslandStep) for s in compiled.program.steps)
+    assert any(isinstance(s, FallbackStep) for s in compiled.program.steps)
     for _ in range(3):  # the memory of earlier calls is used again
         assert_close(jax.tree.leaves(compiled(*arguments)), wanted)
 
@@ -201,7 +201,7 @@ def test_results_of_xla_on_the_gpu_outlive_the_call_and_are_arguments_again():
 
 
 @pytest.mark.gpu
-def test_work_before_and_after_an_island_is_in_order_on_every_stream():
+def test_work_before_and_after_a_fallback_is_in_order_on_every_stream():
     import cupy
 
     from astitch.run.executor import GpuExecutor
@@ -237,33 +237,33 @@ def test_a_convolution_on_the_gpu_runs_through_xla():
     np.testing.assert_allclose(result.to_numpy(), want, rtol=1e-4, atol=1e-4)
 
 
-# ---- what an island holds ------------------------------------------------------------------------
+# ---- what a fallback holds ------------------------------------------------------------------------
 
 
-def test_ops_that_follow_each_other_are_one_island():
+def test_ops_that_follow_each_other_are_one_fallback():
     def chain(x):
         return jnp.sort(jnp.sort(x, axis=0).reshape(64), axis=0), jax.lax.top_k(x, 2)
 
     compilation = compile_fn(chain, X)
-    (island,) = islands(compilation)
-    assert sorted(op.op for op in island.ops) == ["sort", "sort", "topk"]
+    (fallback,) = fallbacks(compilation)
+    assert sorted(op.op for op in fallback.ops) == ["sort", "sort", "topk"]
     # The sort in the middle is nobody else's: it has no buffer.
-    assert len(island.results) == 3 and [v.buffer for v in island.operands] == [
+    assert len(fallback.results) == 3 and [v.buffer for v in fallback.operands] == [
         compilation.graph.parameters[0]
     ]
     assert_close(HostEngine(compilation.program).run([X]), jax.tree.leaves(jax.jit(chain)(X)))
 
 
-def test_a_kernel_that_reads_an_island_parts_it_from_the_next():
+def test_a_kernel_that_reads_a_fallback_parts_it_from_the_next():
     def chain(x):
         return jnp.sort(jnp.exp(jnp.sort(x, axis=0)), axis=1)
 
     compilation = compile_fn(chain, X)
     kinds = [type(s) for s in compilation.program.steps]
-    assert kinds == [IslandStep, KernelStep, IslandStep]
+    assert kinds == [FallbackStep, KernelStep, FallbackStep]
 
 
-def test_a_kernel_and_a_product_that_do_not_wait_go_before_the_island():
+def test_a_kernel_and_a_product_that_do_not_wait_go_before_the_fallback():
     def model(x):
         first = jnp.sort(x, axis=0)
         other = jnp.exp(x @ x)
@@ -271,12 +271,12 @@ def test_a_kernel_and_a_product_that_do_not_wait_go_before_the_island():
 
     compilation = compile_fn(model, X)
     kinds = [type(s) for s in compilation.program.steps]
-    assert kinds == [LibraryStep, KernelStep, IslandStep]
+    assert kinds == [LibraryStep, KernelStep, FallbackStep]
     assert_close(HostEngine(compilation.program).run([X]), jax.tree.leaves(jax.jit(model)(X)))
 
 
 @pytest.mark.parametrize("count", [4, 4096])
-def test_small_constants_are_part_of_the_island_and_large_ones_are_operands(count):
+def test_small_constants_are_part_of_the_fallback_and_large_ones_are_operands(count):
     rows = (np.arange(count, dtype=np.int32) % 3)[:, None]
 
     def keep_least(v):
@@ -285,29 +285,29 @@ def test_small_constants_are_part_of_the_island_and_large_ones_are_operands(coun
         return jax.lax.scatter_min(v, jnp.asarray(rows), ones, dimensions)
 
     compilation = compile_fn(keep_least, V)
-    (island,) = islands(compilation)
+    (fallback,) = fallbacks(compilation)
     constants = {name for name, _ in compilation.program.constants}
-    assert bool(constants & {v.buffer for v in island.operands}) == (count > 4)
+    assert bool(constants & {v.buffer for v in fallback.operands}) == (count > 4)
     (out,) = HostEngine(compilation.program).run([V])
     np.testing.assert_array_equal(out, np.where(np.arange(32) < 3, np.minimum(V, 1), V))
 
 
-def test_the_module_of_an_island_runs_alone():
-    (island,) = islands(compile_fn(sort_rows, X))
+def test_the_module_of_a_fallback_runs_alone():
+    (fallback,) = fallbacks(compile_fn(sort_rows, X))
     operand = np.tanh(X)
-    (out,) = run_xla(island.hlo, [operand])
+    (out,) = run_xla(fallback.hlo, [operand])
     np.testing.assert_array_equal(out, np.sort(operand, axis=1))
 
 
 # ---- what is said --------------------------------------------------------------------------------
 
 
-def test_explain_lists_islands_with_reasons():
+def test_explain_lists_fallbacks_with_reasons():
     compilation = compile_fn(sort_rows, X)
-    (island,) = islands(compilation)
-    (op,) = island.ops
-    assert str(op) == f"%{op.name} = sort: 'sort' has no emitted form" == island.reason
-    assert f"XLA islands: 1\n  island_1: 1 ops\n    {op}" in compilation.explain()
+    (fallback,) = fallbacks(compilation)
+    (op,) = fallback.ops
+    assert str(op) == f"%{op.name} = sort: 'sort' has no emitted form" == fallback.reason
+    assert f"XLA fallbacks: 1\n  island_1: 1 ops\n    {op}" in compilation.explain()
 
 
 def test_without_jax_the_reference_computes_and_explain_says_so(monkeypatch):
@@ -343,12 +343,12 @@ def test_strict_jit_refuses_and_lets_pass():
         assert_close([astitch.jit(sort_rows)(X)], [jax.jit(sort_rows)(X)])
 
 
-def test_an_island_that_xla_refuses_is_named_with_xlas_words():
+def test_a_fallback_that_xla_refuses_is_named_with_xlas_words():
     text = """HloModule m
 ENTRY e { x = f32[4] parameter(0)
  ROOT r = f32[4] custom-call(x), custom_call_target="nobody_has_this", api_version=API_VERSION_TYPED_FFI }"""
     program = compile_hlo(text).program
-    with pytest.raises(IslandRefused) as caught:
+    with pytest.raises(FallbackRefused) as caught:
         HostEngine(program)
     message = str(caught.value)
     assert message.startswith(f"{program.name}, island_1: XLA refuses to compile it for ")
@@ -400,9 +400,9 @@ def test_few_tilings_of_a_product_are_measured(wish, top):
 
 
 def test_a_module_is_compiled_with_few_tilings():
-    (step,) = islands(compile_fn(sort_rows, X))
+    (step,) = fallbacks(compile_fn(sort_rows, X))
     module = xla_fallback.compile_module(step.hlo, host_device(), xla_fallback.EXACT, tilings=2)
-    (result,) = xla_fallback.Island("sorted", host_device(), module).run(
+    (result,) = xla_fallback.FallbackSubgraph("sorted", host_device(), module).run(
         [put_array(X, host_device())]
     )
     np.testing.assert_array_equal(result, np.sort(X))
@@ -420,27 +420,27 @@ def test_devices_of_jax_are_found_or_missed(monkeypatch):
         xla_fallback.host_device()
 
 
-def test_arrays_keep_their_dtype_and_islands_are_compiled_once():
+def test_arrays_keep_their_dtype_and_fallbacks_are_compiled_once():
     for dtype in (np.int64, np.float64, np.uint8, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, bool):
         array = np.ones((2, 3), dtype)
         assert put_array(array, host_device()).dtype == array.dtype
-    (step,) = islands(compile_fn(sort_rows, X))
-    compiled = functools.partial(compile_island, step.hlo, host_device())
+    (step,) = fallbacks(compile_fn(sort_rows, X))
+    compiled = functools.partial(compile_fallback, step.hlo, host_device())
     first, second = compiled("a"), compiled("b")
     assert first.executable is second.executable and (first.what, second.what) == ("a", "b")
 
 
 TWO_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np
-from astitch.library.xla_fallback import compile_island, put_array
+from astitch.library.xla_fallback import compile_fallback, put_array
 from tests.hlo_runner import lower
 device, x = jax.devices()[1], np.array([3, 1, 2], np.float32)
-(result,) = compile_island(lower(jnp.sort, x), device, "sort").run([put_array(x, device)])
+(result,) = compile_fallback(lower(jnp.sort, x), device, "sort").run([put_array(x, device)])
 assert result.devices() == {device} and result.tolist() == [1, 2, 3]
 """
 
 
-def test_an_island_runs_on_the_device_that_it_was_compiled_for():
+def test_a_fallback_runs_on_the_device_that_it_was_compiled_for():
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     root = Path(__file__).parents[2]
     subprocess.run(
@@ -448,7 +448,7 @@ def test_an_island_runs_on_the_device_that_it_was_compiled_for():
     )
 
 
-def test_an_island_runs_with_empty_arrays_and_64_bit_numbers():
+def test_a_fallback_runs_with_empty_arrays_and_64_bit_numbers():
     with jax.enable_x64(True):
         proto = lower(
             lambda e, n: (jnp.sort(e), jnp.sort(n)), np.zeros((0, 3)), np.arange(3)[::-1] + 2**40

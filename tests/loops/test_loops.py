@@ -49,7 +49,7 @@ from astitch.loops.plan import (
     leave_starts,
 )
 from astitch.pipeline import Target
-from astitch.program.steps import IslandStep, KernelStep, Step, View
+from astitch.program.steps import FallbackStep, KernelStep, Step, View
 from astitch.rewrite.simplify import simplify
 from astitch.run.emulate import Order, compile_host
 from astitch.scope.structure import structure_of
@@ -539,7 +539,7 @@ def test_loops_that_follow_each_other_have_their_own_starts() -> None:
     compilation = compile_graph(
         import_hlo(lower(layers, w, z)), few_sms(8), Target(loops=LoopPlanner(few_sms(8)))
     )
-    assert len([step for step in compilation.program.steps if isinstance(step, IslandStep)]) == 2
+    assert len([step for step in compilation.program.steps if isinstance(step, FallbackStep)]) == 2
     for found in (find_loops(compilation)[0], {}):
         calls = {key: LoopCall(made, as_call(made)) for key, made in found.items()}
         module = import_hlo(export_program(compilation, as_text(compilation), loops=calls))

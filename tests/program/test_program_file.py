@@ -16,7 +16,7 @@ from astitch.hlo_import import import_hlo
 from astitch.loops.plan import LoopPlanner
 from astitch.pipeline import Target
 from astitch.program.file import MAGIC, pack_program, unpack_program
-from astitch.program.steps import IslandStep, KernelStep, LibraryStep, Program
+from astitch.program.steps import FallbackStep, KernelStep, LibraryStep, Program
 from astitch.run.host_engine import HostEngine
 from astitch.xla.loop_steps import take_loops
 from tests.hlo_runner import lower
@@ -34,7 +34,7 @@ def products(x: Any) -> Any:
     return jnp.tanh(x.astype(jnp.bfloat16) @ weight), x
 
 
-def islands(x: Any) -> Any:
+def fallbacks(x: Any) -> Any:
     return jnp.sort(x * 2, axis=1) + 1, jnp.cumsum(x, axis=0), (x > 0).any(1)
 
 
@@ -53,7 +53,7 @@ def make_program(fn: Callable[..., Any], gpu: str) -> Program:
 
 
 @pytest.mark.parametrize("gpu", ["host", "h100"])
-@pytest.mark.parametrize("fn", [softmax, products, islands, loops, convolution])
+@pytest.mark.parametrize("fn", [softmax, products, fallbacks, loops, convolution])
 def test_a_program_is_read_as_it_was(fn: Callable[..., Any], gpu: str) -> None:
     program = make_program(fn, gpu)
     data = pack_program(program)
@@ -64,12 +64,12 @@ def test_a_program_is_read_as_it_was(fn: Callable[..., Any], gpu: str) -> None:
 
 
 def test_steps_of_each_kind_were_written() -> None:
-    steps = {type(s) for fn in (products, islands) for s in make_program(fn, "host").steps}
-    assert steps >= {KernelStep, LibraryStep, IslandStep}
+    steps = {type(s) for fn in (products, fallbacks) for s in make_program(fn, "host").steps}
+    assert steps >= {KernelStep, LibraryStep, FallbackStep}
 
 
 def test_a_read_program_runs() -> None:
-    program = make_program(islands, "host")
+    program = make_program(fallbacks, "host")
     found = unpack_program(pack_program(program))
     assert found is not None
     for mine, theirs in zip(HostEngine(found).run([X]), HostEngine(program).run([X]), strict=True):

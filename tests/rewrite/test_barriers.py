@@ -22,7 +22,7 @@ from astitch.hlo_import import import_hlo
 from astitch.loops.plan import LoopPlan, LoopPlanner, hoist_planned
 from astitch.profiling import xla_ahead
 from astitch.profiling.xla_ahead import AheadOfTime, Compiled
-from astitch.program.steps import IslandStep, LibraryStep
+from astitch.program.steps import FallbackStep, LibraryStep
 from astitch.rewrite.barriers import is_held, open_barriers
 from astitch.rewrite.expand import expand
 from astitch.rewrite.products import arrange_products
@@ -96,8 +96,8 @@ def count_ops(hlo: bytes | str, op: str) -> int:
 def count_products(compilation: Compilation) -> int:
     """Those of libraries, and those in what is left to XLA."""
     steps = compilation.program.steps
-    islands = sum(count_ops(s.hlo, "dot") for s in steps if isinstance(s, IslandStep))
-    return islands + sum(isinstance(step, LibraryStep) for step in steps)
+    fallbacks = sum(count_ops(s.hlo, "dot") for s in steps if isinstance(s, FallbackStep))
+    return fallbacks + sum(isinstance(step, LibraryStep) for step in steps)
 
 
 policies = jax.checkpoint_policies
@@ -267,7 +267,7 @@ def test_what_xla_computes_alone_keeps_its_barriers() -> None:
         return jnp.sort(x), jnp.sort(lax.optimization_barrier(x))
 
     program = compile_hlo(lower(fn, normal(64))).program
-    steps = [step for step in program.steps if isinstance(step, IslandStep)]
+    steps = [step for step in program.steps if isinstance(step, FallbackStep)]
     assert sum(count_ops(step.hlo, "sort") for step in steps) == 2
     assert sum(count_ops(step.hlo, "optimization-barrier") for step in steps) == 1
 

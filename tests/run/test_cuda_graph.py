@@ -392,18 +392,18 @@ def test_steps_that_cannot_be_captured_part_the_graphs(fake: Streams) -> None:
     assert found == ["graph", "half", "total"]  # two kernels are no graph
 
 
-def test_results_of_islands_are_read_where_xla_put_them(
+def test_results_of_fallbacks_are_read_where_xla_put_them(
     fake: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In another place each time, and their buffers' own place in the arena is not used."""
     program = training_program(interrupted=True)
     first, *rest = program.steps
-    island = next(step for step in rest if isinstance(step, ReferenceStep))
+    fallback = next(step for step in rest if isinstance(step, ReferenceStep))
     w, a, b, c, d, y = (programs.view(name, SIZE) for name in "wabcdy")
     loss = programs.view("loss")
     steps = (
         first,
-        replace(island, operands=(a,), results=(d,)),
+        replace(fallback, operands=(a,), results=(d,)),
         launch("twice", d, b),
         launch("add_two", w, b, c),
         launch("half", c, y),

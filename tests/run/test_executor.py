@@ -26,7 +26,7 @@ from astitch.device import launch_time
 from astitch.errors import (
     ArgumentMismatch,
     EngineUnavailable,
-    IslandRefused,
+    FallbackRefused,
     LaunchRefused,
     OtherDevice,
     OutOfMemory,
@@ -320,18 +320,18 @@ def test_products_without_types_of_cublas_go_through_xla_on_the_host(
 def test_what_xla_refuses_for_the_gpu_runs_on_the_host(
     refused_by: str, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, compile_one = object(), gpu_fallbacks.compile_island
+    gpu, compile_one = object(), gpu_fallbacks.compile_fallback
 
-    def compile_island(hlo: bytes, device: Any, what: str, *_: Any) -> Any:
+    def compile_fallback(hlo: bytes, device: Any, what: str, *_: Any) -> Any:
         if device is gpu or refused_by == "all":
             where = "the GPU" if device is gpu else "the host"
-            raise IslandRefused(f"{what}: XLA refuses to compile it for {where}")
+            raise FallbackRefused(f"{what}: XLA refuses to compile it for {where}")
         return compile_one(hlo, device, what)
 
     monkeypatch.setattr(gpu_fallbacks, "find_device", lambda *_: gpu)
-    monkeypatch.setattr(gpu_fallbacks, "compile_island", compile_island)
+    monkeypatch.setattr(gpu_fallbacks, "compile_fallback", compile_fallback)
     if refused_by == "all":
-        with pytest.raises(IslandRefused, match="main, %[zw]: .* for the GPU"):
+        with pytest.raises(FallbackRefused, match="main, %[zw]: .* for the GPU"):
             GpuExecutor(product_program(dtype=DType.S32))
         return
     x, y = (count_up(*shape).astype(np.int32) for shape in ((3, 4, 5, 2), (3, 4, 6, 2)))

@@ -10,7 +10,7 @@ import stepped_programs as programs
 
 from astitch.errors import ArgumentMismatch
 from astitch.graph.ir import ArrayType, DType, Literal
-from astitch.program.steps import IslandStep, KernelStep, Program, Space
+from astitch.program.steps import FallbackStep, KernelStep, Program, Space
 from astitch.run.program_binding import (
     ArgumentTypes,
     ProgramBinding,
@@ -65,14 +65,14 @@ def test_steps_are_made_by_kind_in_their_order() -> None:
     (kernel,) = program.steps
     assert isinstance(kernel, KernelStep)
     x, factor, y = kernel.arguments
-    island = IslandStep("part", b"", (x, factor), (y,), ())
+    fallback = FallbackStep("part", b"", (x, factor), (y,), ())
     makers = StepMakers(
         lambda step: f"kernel {name_step(step)}",
-        lambda step: f"island {name_step(step)}",
+        lambda step: f"fallback {name_step(step)}",
         lambda step: f"library {name_step(step)}",
         lambda step: f"reference {name_step(step)}",
     )
-    made = makers.make_all(replace(program, steps=(kernel, island, kernel)))
+    made = makers.make_all(replace(program, steps=(kernel, fallback, kernel)))
     name = kernel.kernel.name
-    assert made == [f"kernel {name}", "island part", f"kernel {name}"]
-    assert views_of(kernel) == views_of(island) == (x, factor, y)
+    assert made == [f"kernel {name}", "fallback part", f"kernel {name}"]
+    assert views_of(kernel) == views_of(fallback) == (x, factor, y)

@@ -329,7 +329,7 @@ def test_a_variable_may_be_a_shape() -> None:
     assert len(function.compiled) == 2
 
 
-def test_values_of_dynamic_shape_are_an_island() -> None:
+def test_values_of_dynamic_shape_are_a_fallback() -> None:
     @tf.function(jit_compile=True)
     def total(x: Any) -> Any:
         return tf.reduce_sum(tf.boolean_mask(tf.tanh(x), x > 0) ** 2)
@@ -352,7 +352,7 @@ def test_a_table_that_is_updated_by_unique_rows() -> None:
     check_stitched(lambda: update(table, rows, gradient))
 
 
-def test_an_op_without_a_kernel_is_an_island() -> None:
+def test_an_op_without_a_kernel_is_a_fallback() -> None:
     @tf.function(jit_compile=True)
     def ordered(x: Any) -> Any:
         return tf.sort(tf.exp(x), axis=-1) + 1.0

@@ -171,7 +171,7 @@ def test_sigterm_with_sys_exit_ends_the_program(tier: str) -> None:
             assert catch(lambda: order(x), Late) == "Late"
             assert np.array_equal(order(x), x * 2 + 1)
         assert "Late" not in str(tf_addon.report())
-        signal_inside(xla_fallback.Island, "run", signal.SIGTERM)
+        signal_inside(xla_fallback.FallbackSubgraph, "run", signal.SIGTERM)
         order(tensors[1])
         print("swallowed")
     """)

@@ -34,7 +34,7 @@ from tests.small_gpu import few_sms
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 STEPS: dict[str, tuple[int, int, int]] = {
-    # (kernels, library calls, XLA islands); each program that is not here is one kernel
+    # (kernels, library calls, XLA fallbacks); each program that is not here is one kernel
     "dropout_add_layer_norm": (2, 0, 1),
     "lstm_cell_dots": (1, 2, 0),
     "lstm_scan": (1, 0, 1),
@@ -198,7 +198,7 @@ def test_a_program_runs_again_with_other_arguments() -> None:
 
 
 def count_steps(compiled: Compilation) -> tuple[int, int, int]:
-    """(kernels, library calls, XLA islands)"""
+    """(kernels, library calls, XLA fallbacks)"""
     steps = compiled.program.steps
     kernels = sum(isinstance(s, KernelStep) for s in steps)
     library = sum(isinstance(s, LibraryStep) for s in steps)

@@ -1,4 +1,4 @@
-"""Loops as steps of a program, for engines that launch kernels themselves: values, what is left in islands."""
+"""Loops as steps of a program, for engines that launch kernels themselves: values, what is left in fallbacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from astitch.graph.reference import run_graph
 from astitch.hlo_import import import_hlo
 from astitch.loops.plan import LoopPlanner
 from astitch.pipeline import Target
-from astitch.program.steps import IslandStep, KernelStep
+from astitch.program.steps import FallbackStep, KernelStep
 from astitch.rewrite.simplify import simplify
 from astitch.run.host_engine import HostEngine
 from astitch.show.compilation import Compilation
@@ -53,7 +53,7 @@ def once(x: Any, w: Any) -> Any:
     return run_cell(jnp.zeros((BATCH, WIDTH)), x, w)
 
 
-def with_islands_around(x: Any, w: Any) -> Any:
+def with_fallbacks_around(x: Any, w: Any) -> Any:
     """Sorted before and after; a counter is read."""
     last, all_ = run_cell(jnp.sort(x[0]), x, w)
     return jnp.sort(last), jnp.sort(all_, axis=0)[0], jnp.sort(x[1])
@@ -70,7 +70,7 @@ def gradients(x: Any, w: Any) -> Any:
 
 @pytest.mark.parametrize(
     "fn, loops",
-    [(once, 1), (with_islands_around, 1), (one_after_the_other, 2), (gradients, 2)],
+    [(once, 1), (with_fallbacks_around, 1), (one_after_the_other, 2), (gradients, 2)],
 )
 def test_loops_become_kernels(fn: Callable[..., Any], loops: int) -> None:
     args = draw(TIME, BATCH, WIDTH), draw(WIDTH, WIDTH)
@@ -79,7 +79,7 @@ def test_loops_become_kernels(fn: Callable[..., Any], loops: int) -> None:
     kernels = [s.kernel.name for s in program.steps if isinstance(s, KernelStep)]
     assert sum(name.startswith("loop_") for name in kernels) == loops, compilation.loops
     for step in program.steps:
-        if isinstance(step, IslandStep):
+        if isinstance(step, FallbackStep):
             assert all(node.op != "while" for node in import_hlo(step.hlo))
     found = HostEngine(program, check=True).run(args)
     wanted = jax.tree.leaves(fn(*args))
@@ -143,7 +143,7 @@ def test_a_loop_that_is_no_kernel_stays_where_it_is() -> None:
 
     x = np.abs(draw(8))
     compilation = compile_loops(halve, x)
-    (step,) = (s for s in compilation.program.steps if isinstance(s, IslandStep))
+    (step,) = (s for s in compilation.program.steps if isinstance(s, FallbackStep))
     assert any(node.op == "while" for node in import_hlo(step.hlo))
     (found,) = HostEngine(compilation.program).run([x])
     np.testing.assert_allclose(found, halve(x), rtol=1e-6)
