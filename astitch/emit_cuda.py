@@ -175,7 +175,7 @@ class _Printer:
         yield "  static __device__ __forceinline__ State combine(const State a, const State b) {"
         yield from self.region(reducer)
         yield "  }"
-        if self.kernel.teams:
+        if self.kernel.block_groups:
             yield from self.exchanged_fields(reducer)
         taken = ", ".join(f"value_of_lane(s.f{i}, lane)" for i, _ in fields)
         yield "  static __device__ __forceinline__ State take(const State s, int lane) {"
@@ -267,11 +267,11 @@ class _Printer:
                 else STORAGE[slot.dtype or DType.F32]
             )
             yield f"  ASTITCH_SHARED({kind}, {slot.name}, {slot.offset}, {slot.count});"
-        if kernel.teams:
+        if kernel.block_groups:
             yield "  const unsigned tag = astitch_launch_tag(barrier);"
             yield "  unsigned long long* const exchange = astitch_tagged_words(barrier);"
         yield from indent(self.sections(kernel.body))
-        if kernel.teams:
+        if kernel.block_groups:
             yield "  astitch_end_launch(barrier);"
         yield "}"
 
@@ -570,7 +570,8 @@ def _emit_finish(printer: _Printer, step: k.Finish) -> Iterator[str]:
     yield f"for (int i = 0; i < {step.count}; ++i) {state} = {combined};"
 
 
-# ---- teams ------------------------------------------------------------------------------------------------------
+# ---- block groups
+# ------------------------------------------------------------------------------------------------------
 
 
 def _emit_publish(printer: _Printer, step: k.Publish) -> Iterator[str]:
@@ -591,7 +592,7 @@ def _emit_collect(printer: _Printer, step: k.Collect) -> Iterator[str]:
 def _emit_meeting(printer: _Printer, meeting: k.Meeting) -> Iterator[str]:
     ago = f", {meeting.lag} tasks ago" if meeting.lag else ""
     warps = max(printer.kernel.block // 32, 1)
-    yield f"// parts of {meeting.team} blocks{ago}"
+    yield f"// parts of {meeting.blocks} blocks{ago}"
     if meeting.packed <= warps:
         yield f"if (const int warp = thread / 32; warp < {meeting.packed}) {{"
     else:

@@ -35,7 +35,7 @@ BEGIN, REFUSED, FAILED, END = "== begin", "== refused", "== failed", "== end"
 """How the process that launches tells how far it is; the first three with the number of a specimen."""
 
 FEW_SMS = 4
-"""Planned for so few, blocks have many tasks each, and teams meet, on small data."""
+"""Planned for so few, blocks have many tasks each, and block groups meet, on small data."""
 
 
 class Fill(enum.Enum):

@@ -294,7 +294,7 @@ program(normal(24, 130, dtype=F64), name="softmax_f64", x64=True)(softmax_over(1
 
 @program(normal(6, 40_004, dtype=BF16, scale=3))
 def softmax_long_rows_bf16(x: jax.Array) -> jax.Array:
-    """Rows for teams of blocks; on few SMs each block works on several."""
+    """Rows for block groups; on few SMs each block works on several."""
     return jax.nn.softmax(x.astype(jnp.float32), axis=1).astype(x.dtype)
 
 

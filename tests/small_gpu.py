@@ -1,4 +1,4 @@
-"""An H100 of few SMs, for tests: blocks then have many tasks, and teams meet, on data small enough to emulate.
+"""An H100 of few SMs, for tests: blocks then have many tasks, and block groups meet, on data small enough to emulate.
 
 run_on(few_sms(4), jax.nn.softmax, x, check=True)   # a list of arrays, from the emulated kernels
 """
@@ -65,10 +65,10 @@ class Planned:
         return "\n".join(kernel.source for kernel in self.program.kernels)
 
     @property
-    def teams(self) -> tuple[int, ...]:
-        """Blocks in a team, for each task loop whose blocks meet so."""
+    def block_groups(self) -> tuple[int, ...]:
+        """Blocks in a block group, for each task loop whose blocks meet so."""
         loops = [loop.mapping for plan in self.plans for loop in plan.arrangement.loops]
-        return tuple(m.parts for m in loops if m.team)
+        return tuple(m.parts for m in loops if m.cooperative)
 
     @property
     def notes(self) -> str:

@@ -127,11 +127,11 @@ def show_plan(plan: Plan, gpu: Gpu, *, loops: bool) -> list[str]:
     projected = project(kernel, gpu, None, plan.work)
     us = projected.time_us
     meets = f"{kernel.global_barriers} grid and {kernel.block_barriers} block barriers"
-    teams = f", {kernel.teams} teams" if kernel.teams else ""
+    block_groups = f", {kernel.block_groups} teams" if kernel.block_groups else ""
     schemes = Counter(place.scheme.value for place in arrangement.placements.values())
     lines = [
         f"{plan.scope.name}: {len(plan.scope.members)} ops, {kernel.grid} x {kernel.block} threads, "
-        f"{kernel.blocks_per_sm} blocks an SM, {kernel.shared_bytes} B shared, {meets}{teams}, "
+        f"{kernel.blocks_per_sm} blocks an SM, {kernel.shared_bytes} B shared, {meets}{block_groups}, "
         f"{_show_counts(schemes)}, reads {kernel.reads_bytes}, writes {kernel.writes_bytes}, {us:.2f} us; "
         f"{plan.schedule}"
     ]

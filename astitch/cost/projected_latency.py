@@ -57,15 +57,16 @@ BARRIER_SKEW_US = 1.45
 NEAR_CYCLES = 300.0
 """Until a load of what all tasks read has come: from the L2, since what streams through takes the L1."""
 
-WAITING_TEAM_SHARE = 0.84
-"""Of the memory's speed, what teams reach whose blocks have nothing on its way while they meet: on an H100 softmax
-f32 16x1048576 0.72 to 0.87, instance-norm f32 32x64x64x512 0.75 with two blocks an SM, 0.82 with four."""
+WAITING_GROUP_SHARE = 0.84
+"""Of the memory's speed, what block groups reach whose blocks have nothing on its way while they meet: on an H100
+softmax f32 16x1048576 0.72 to 0.87, instance-norm f32 32x64x64x512 0.75 with two blocks an SM, 0.82 with four."""
 
 MEETING_BLOCK_US = 0.01
-"""What each block of a team adds to a meeting, beside its parts that are read: that it may be the last."""
+"""What each block of a block group adds to a meeting, beside its parts that are read: that it may be the last."""
 
 MEETING_TURN_US = 0.4
-"""What each block of an SM beyond the second adds: they take turns, and a team waits for the last of all its SMs."""
+"""What each block of an SM beyond the second adds: they take turns, and a block group waits for the last of all its
+SMs."""
 
 LEAST_FREE_REGISTERS = 8
 """Registers for loads in flight, however few there are."""
@@ -327,7 +328,7 @@ class _Projector:
         if any(
             loop.meetings and not loop.prefetched and loop.tasks > kernel.grid for loop in loops
         ):
-            dram_us /= WAITING_TEAM_SHARE
+            dram_us /= WAITING_GROUP_SHARE
         return LevelTime(
             (("DRAM", dram_us), ("L2", l2 / (gpu.l2_gbs * 1e3))),
             tuple((name, float(used[name].max()) / lanes[name] / clock) for name in lanes),
@@ -352,9 +353,9 @@ class _Projector:
         # A scheduler issues for all warps of the block in turn.
         issued = sum(loop.mix.values()) * kernel.block / (4 * gpu.warp_size)
         chain = loop.chain_cycles + ISSUE_SHARE * issued + self.spill_bytes / 4 * SPILL_CYCLES
-        # Blocks of a team wait for the slowest of them, with nothing else to do.
+        # Blocks of a block group wait for the slowest of them, with nothing else to do.
         chain_us = chain / clock
-        meeting_us = gpu.barrier_us + BARRIER_SKEW_US + MEETING_BLOCK_US * loop.team
+        meeting_us = gpu.barrier_us + BARRIER_SKEW_US + MEETING_BLOCK_US * loop.group_blocks
         meeting_us += MEETING_TURN_US * max(self.blocks_per_sm - 2, 0)
         chain_us += loop.meetings * meeting_us
         task_us = max(memory_us, chain_us) if loop.prefetched else memory_us + chain_us

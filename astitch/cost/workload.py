@@ -74,8 +74,8 @@ class LoopWork:
     chain_cycles: of a warp through one task, were it alone and memory at no distance.  batches: how often it then waits
     for memory that it touches for the first time; rereads: for memory that this section touched before; near: for small
     arrays that every task reads.
-    barriers: block barriers of one task.  meetings: of the `team` blocks that share a task's row; exchanged_bytes: of
-    their parts, which a block reads from the L2 for one task.
+    barriers: block barriers of one task.  meetings: of the `group_blocks` blocks that share a task's row;
+    exchanged_bytes: of their parts, which a block reads from the L2 for one task.
     load_bytes: what a thread asks for before it waits, the most; kept_words: what its registers hold meanwhile.
     once_batches: waits for memory before the loop.
     prefetched: the next task's loads are under way while a task is worked on.
@@ -93,7 +93,7 @@ class LoopWork:
     near: float = 0.0
     barriers: float = 0.0
     meetings: float = 0.0
-    team: int = 0
+    group_blocks: int = 0
     exchanged_bytes: float = 0.0
     load_bytes: float = 0.0
     kept_words: float = 0.0
@@ -135,7 +135,8 @@ LOADED_WORDS, LEAST_LOADED_WORDS = 32, 8
 """Words of vectors that the compiler keeps in flight where registers suffice, and where they do not."""
 
 TAGGED_BYTES, TURNS_TOGETHER, L2_CYCLES = 8, 4, 300.0
-"""Of a word that teams exchange; parts that a thread asks for at once (cuda/collectives.cuh), and until they come."""
+"""Of a word that block groups exchange; parts that a thread asks for at once (cuda/collectives.cuh), and until they
+come."""
 
 LATE_SHARE = 0.25
 """Of a meeting's cost: what waiting costs blocks that arrived a task earlier, and the share of that a task before."""
@@ -594,7 +595,7 @@ def _price_scan(counter: Counter, step: k.ScanAcross, frame: Frame) -> None:
     if step.handover is not None:
         parts = step.handover.area.parts
         counter.loop.meetings += frame.trips
-        counter.loop.team = max(counter.loop.team, parts)
+        counter.loop.group_blocks = max(counter.loop.group_blocks, parts)
         turns = math.ceil(parts / WARP)
         exchanges.add(_I, 6.0 * turns)
         exchanges.add_combinations(turns)
@@ -607,7 +608,7 @@ def _price_scan(counter: Counter, step: k.ScanAcross, frame: Frame) -> None:
     counter.delay(chain * frame.trips)
 
 
-# ---- teams
+# ---- block groups
 
 
 def _price_publish(counter: Counter, step: k.Publish, frame: Frame) -> None:
@@ -618,7 +619,7 @@ def _price_collect(counter: Counter, step: k.Collect, frame: Frame) -> None:
     area, loop = step.area, counter.loop
     # Columns are collected where they are needed, without a Meeting.
     loop.meetings = max(loop.meetings, LATE_SHARE**counter.lag)
-    loop.team = max(loop.team, area.parts)
+    loop.group_blocks = max(loop.group_blocks, area.parts)
     turns = math.ceil(area.parts / step.members)
     loop.exchanged_bytes += frame.threads * counter.kernel.block * turns * area.words * TAGGED_BYTES
     counter.delay(L2_CYCLES * (math.ceil(turns / TURNS_TOGETHER) - 1) * frame.trips)
@@ -633,7 +634,10 @@ def _price_meeting(counter: Counter, meeting: k.Meeting, frame: Frame) -> None:
     met = counter.loop.meetings + frame.trips * LATE_SHARE**meeting.lag
     share = meeting.packed * 32 / counter.kernel.block
     counter.walk(meeting.body, frame.scaled(share, share))
-    counter.loop.meetings, counter.loop.team = met, max(counter.loop.team, meeting.team)
+    counter.loop.meetings, counter.loop.group_blocks = (
+        met,
+        max(counter.loop.group_blocks, meeting.blocks),
+    )
 
 
 # ---- nests

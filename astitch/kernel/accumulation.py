@@ -19,7 +19,7 @@ from astitch.kernel.nest import LANE, Depth
 from astitch.kernel.states import States, find_state, space_axes
 from astitch.kernel.values import Values
 from astitch.mapping.roots import RootKind, root_starts
-from astitch.mapping.stitch_scheme import Placement, Span
+from astitch.mapping.stitch_scheme import Placement, ReductionScope
 
 
 class Accumulation:
@@ -38,10 +38,18 @@ class Accumulation:
         guards = (
             *(outer_guard(self.mapping) if outer_reduced or not self.mapping.outer else ()),
             *leader_guard(
-                self.mapping, row=row, col=col, in_nest=True, in_each_tile=place.span is Span.TASK
+                self.mapping,
+                row=row,
+                col=col,
+                in_nest=True,
+                in_each_tile=place.reduction_scope is ReductionScope.TASK,
             ),
             # Summed over all tasks it counts in one tile only; complete within a task, every tile has it.
-            *(tile_guard(self.mapping, row=row, col=col) if place.span is Span.LOOP else ()),
+            *(
+                tile_guard(self.mapping, row=row, col=col)
+                if place.reduction_scope is ReductionScope.LOOP
+                else ()
+            ),
         )
         reducer = self.declarations.reducer(root.name)
         state = self.states.names[root.name]

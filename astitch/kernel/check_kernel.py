@@ -75,7 +75,7 @@ Trace = list[SlotUse | None]
 class KernelCheck:
     """The rules for all statements, and what they have seen of the kernel so far.
 
-    scopes: variables by name, innermost last.  level: global barriers passed; meetings: with those of teams.
+    scopes: variables by name, innermost last.  level: global barriers passed; meetings: with those of block groups.
     """
 
     def __init__(self, kernel: k.Kernel):
@@ -611,7 +611,7 @@ def _check_handover(check: KernelCheck, step: k.ScanAcross, given: k.Handover) -
     return _exchange_through(check, step, given.slot, k.count_handed(step))
 
 
-# -- teams
+# -- block groups
 
 
 def _check_area(check: KernelCheck, area: k.Area, reducer: int) -> None:
@@ -641,7 +641,7 @@ def _check_collect(check: KernelCheck, step: k.Collect, uniform: bool) -> Trace:
 
 def _check_meeting(check: KernelCheck, meeting: k.Meeting, uniform: bool) -> Trace:
     """All threads write and read the shared totals, a block barrier between."""
-    check.require(check.kernel.grid % meeting.team == 0, f"a meeting of {meeting.team} blocks")
+    check.require(check.kernel.grid % meeting.blocks == 0, f"a meeting of {meeting.blocks} blocks")
     check.require(check.kernel.block % 32 == 0, f"warps of {check.kernel.block} threads gather")
     check.meetings += 1
     trace = check.follow(meeting, uniform)

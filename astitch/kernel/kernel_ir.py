@@ -7,7 +7,7 @@
                                                                                  (prefetch_statements.py)
               | States | Accumulate | AccumulateProduct | AccumulateElement | Batch | BatchSet | AccumulateBatch
               | AccumulateState | ReduceAcross | ScanAcross | Finish            (reduction_statements.py)
-              | Publish | Collect | Meeting                                          (team_statements.py)
+              | Publish | Collect | Meeting                                          (block_group_statements.py)
               | Loop | If | Switch | Choose | Rounds | TaskLoop | Current | Previous | Section | Common | Barrier
                                                                                      (nest_statements.py)
     Expr      = Name | Number | Call | Position | Lane | Element | Field                 (expressions.py)
@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from astitch.graph.ir import ArrayType, DType, Graph, Literal
+from astitch.kernel.block_group_statements import Area, Collect, Meeting, Publish, Total
 from astitch.kernel.element_statements import (
     ChooseIndex,
     Index,
@@ -93,7 +94,6 @@ from astitch.kernel.reduction_statements import (
     count_scanned,
 )
 from astitch.kernel.statement import Statement
-from astitch.kernel.team_statements import Area, Collect, Meeting, Publish, Total
 
 __all__ = [
     "BARRIER_STRIDE",
@@ -306,8 +306,9 @@ class Scratch:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """grid, block, shared_bytes: the launch.  blocks_per_sm: residency that the launch bounds ask for (0: free).
-    global_barriers: meetings of the whole grid.  teams: how many teams the grid is cut into that meet by themselves.
-    tagged_words: of all areas in which teams exchange states.
+    global_barriers: meetings of the whole grid.  block_groups: how many groups the grid is cut into whose blocks meet
+    by themselves.
+    tagged_words: of all areas in which block groups exchange states.
     sources: op_name metadata of the ops inside, for the comment at the top."""
 
     name: str
@@ -327,7 +328,7 @@ class Kernel:
     reads_bytes: int
     writes_bytes: int
     sources: tuple[str, ...]
-    teams: int = 0
+    block_groups: int = 0
     tagged_words: int = 0
 
     @property
@@ -343,11 +344,12 @@ class Kernel:
     @property
     def cooperative(self) -> bool:
         """Do blocks wait for each other, so that all must be resident together?"""
-        return self.global_barriers > 0 or self.teams > 0
+        return self.global_barriers > 0 or self.block_groups > 0
 
     @property
     def barrier_words(self) -> int:
-        """32-bit words that start at zero: the grid's, those that number the launches, and the areas of teams."""
-        if not self.teams:
+        """32-bit words that start at zero: the grid's, those that number the launches, and the areas of block
+        groups."""
+        if not self.block_groups:
             return BARRIER_STRIDE if self.cooperative else 0
         return FIRST_TAGGED_WORD + 2 * self.tagged_words

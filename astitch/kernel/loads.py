@@ -83,5 +83,7 @@ class Loads:
 
     def is_own_element(self, form: Linear) -> bool:
         """A single element for each step of a thread, where cooperating blocks may copy it early, like a vector."""
-        together = self.mapping.team and self.mapping.vector == 1 and not self.nest.conditionals
+        together = (
+            self.mapping.cooperative and self.mapping.vector == 1 and not self.nest.conditionals
+        )
         return together and self.nest.express_base(form)[1] is Depth.COLUMN

@@ -106,7 +106,7 @@ def _place_loops(arrangement: Arrangement, grid: int) -> list[int]:
     for loop in arrangement.loops:
         if loop.level != level:
             level, offset = loop.level, 0
-        offsets.append(offset % grid if arrangement.team_parts == 1 else 0)
+        offsets.append(offset % grid if arrangement.group_blocks == 1 else 0)
         offset += loop.mapping.tasks
     return offsets
 
@@ -205,7 +205,7 @@ def _assemble(
         shared_bytes=0,
         blocks_per_sm=blocks_per_sm,
         global_barriers=arrangement.levels - 1,
-        teams=grid // arrangement.team_parts if arrangement.team_parts > 1 else 0,
+        block_groups=grid // arrangement.group_blocks if arrangement.group_blocks > 1 else 0,
         tagged_words=declarations.tagged_words,
         block_barriers=declarations.block_barriers + _count_block_barriers(body),
         wide_index=max(sizes, default=0) >= 1 << 31,

@@ -37,7 +37,7 @@ from astitch.kernel.task_indices import index_task, number_partial, wrap_rounds
 from astitch.kernel.thread_exchange import ThreadExchange
 from astitch.kernel.values import Values
 from astitch.mapping.roots import RootKind
-from astitch.mapping.stitch_scheme import Placement, Span, TaskLoop
+from astitch.mapping.stitch_scheme import Placement, ReductionScope, TaskLoop
 
 
 class LoopLowering:
@@ -93,7 +93,7 @@ class LoopLowering:
         m = self.mapping
         self.prefetch.choose(self.find_loads)
         fetch_first, fetch_next, fetch_last = self.prefetch.emit()
-        across = [p for p in self.nest.places if p.span is Span.LOOP]
+        across = [p for p in self.nest.places if p.reduction_scope is ReductionScope.LOOP]
         states, body = self.lower_body(across)
         before = [*self.on_chip.declare_registers(), *states]
         if self.must_wait_for_next():
@@ -138,7 +138,7 @@ class LoopLowering:
             schedule=self.schedule,
             backward=self.loops.backward,
         )
-        trial.lower_body([p for p in trial.nest.places if p.span is Span.LOOP])
+        trial.lower_body([p for p in trial.nest.places if p.reduction_scope is ReductionScope.LOOP])
         return list(trial.values.loads.found.values())
 
     def must_wait_for_next(self) -> bool:
@@ -186,7 +186,10 @@ class LoopLowering:
         """What a task does between two barriers of its reduces."""
         roots = self.nest.phase_roots(phase)
         complete = [
-            p for p in roots if p.root.kind is not RootKind.POINTWISE and p.span is not Span.LOOP
+            p
+            for p in roots
+            if p.root.kind is not RootKind.POINTWISE
+            and p.reduction_scope is not ReductionScope.LOOP
         ]
         before = [self.states.declare(place) for place in complete]
         self.nest.frames[Depth.TASK].statements = []
@@ -196,7 +199,7 @@ class LoopLowering:
         running = [place for place in complete if place.root.kind is RootKind.RUNNING]
         result += self.exchange.reduce_across([p for p in complete if p not in running])
         result += [self.scans.scan_across(place) for place in running]
-        group = [place for place in complete if place.span is Span.TEAM]
+        group = [place for place in complete if place.reduction_scope is ReductionScope.BLOCK_GROUP]
         for place in group:
             result += self.results.store_partials(place, number_partial(self.mapping, place))
         then = result

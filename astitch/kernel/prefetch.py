@@ -32,7 +32,7 @@ from astitch.kernel.residency import find_late_loads
 from astitch.kernel.states import count_states
 from astitch.kernel.task_indices import index_own_tile, index_task
 from astitch.kernel.values import is_input
-from astitch.mapping.stitch_scheme import Span
+from astitch.mapping.stitch_scheme import ReductionScope
 from astitch.tiling.space import ceil_div
 
 MAX_PREFETCH_BYTES = 32
@@ -136,13 +136,13 @@ class Prefetch:
             self.choose_depth(fitting, lags=lags)
             self.budget.shared_bytes -= self.buffers * task_bytes
             why = f"{self.buffers} tasks of {task_bytes} B a block lie in a ring, {self.ahead} on their way"
-            why += f", blocks wait for a team {self.lag} tasks later" if self.lag else ""
+            why += f", blocks wait for a block group {self.lag} tasks later" if self.lag else ""
             self.add(moving, Buffer.CIRCULAR, why)
 
     def choose_once(self, still: Sequence[VectorLoad], moving_bytes: int) -> None:
         """Load what is the same for every task once.  moving_bytes: of a thread, for this task and the next."""
         reducer = self.declarations.reducer
-        sums = [p for p in self.nest.places if p.span is Span.LOOP]
+        sums = [p for p in self.nest.places if p.reduction_scope is ReductionScope.LOOP]
         filled = moving_bytes + sum(
             count_states(self.mapping, p) * reducer(p.root.name).state_bytes for p in sums
         )
@@ -213,9 +213,15 @@ class Prefetch:
 
         It must need nothing of the first phase but the reductions that they meet for, and what is in the buffer.
         """
-        first = [p.span is Span.TEAM for p in self.nest.places if p.phase == 0]
-        later = [p.span is Span.TEAM for p in self.nest.places if p.phase > 0]
-        return self.mapping.team and all(first) and not any(later)
+        first = [
+            p.reduction_scope is ReductionScope.BLOCK_GROUP
+            for p in self.nest.places
+            if p.phase == 0
+        ]
+        later = [
+            p.reduction_scope is ReductionScope.BLOCK_GROUP for p in self.nest.places if p.phase > 0
+        ]
+        return self.mapping.cooperative and all(first) and not any(later)
 
     def add(self, loads: Sequence[VectorLoad], buffer: Buffer, why: str) -> None:
         """Declare where vectors lie that are loaded early.  why: a note for people."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from astitch.graph.index import Linear
 from astitch.graph.ir import DType
+from astitch.kernel.block_group_statements import Area
 from astitch.kernel.expressions import Expr
 from astitch.kernel.statement import (
     Compute,
@@ -19,7 +20,6 @@ from astitch.kernel.statement import (
     Together,
     Use,
 )
-from astitch.kernel.team_statements import Area
 
 STRIDED_CHUNK = 4
 """States of a thread that are exchanged at once when a reduction runs across strided threads."""
@@ -176,9 +176,9 @@ class ReduceAcross(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A row, or the columns of a block, are scanned by the blocks of a team together: this one's total is part number
-    `part` of result `element`, or of those from it on, and what the parts before it have comes to all threads through
-    two shared states of `slot` for each."""
+    """A row, or the columns of a block, are scanned by the blocks of a block group together: this one's total is part
+    number `part` of result `element`, or of those from it on, and what the parts before it have comes to all threads
+    through two shared states of `slot` for each."""
 
     area: Area
     element: Linear

@@ -268,7 +268,7 @@ def find_carried(
             same = replace(last.mapping, reason="") == replace(m, reason="")
             once = m.tasks <= grid and offsets[first.number] == offsets[last.number]
             apart = first.level == 0 < last.level  # at level 0 nothing is walked over backward
-            plain = m.vector > 1 and not m.carried and not m.team
+            plain = m.vector > 1 and not m.carried and not m.cooperative
             if not (same and once and apart and plain) or first.number in taken:
                 continue
             keys = _find_common(arrangement, first, last)

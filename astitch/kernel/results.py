@@ -19,7 +19,7 @@ from astitch.kernel.states import States, count_states, find_state, kept_axes, s
 from astitch.kernel.stores import Stores
 from astitch.kernel.task_indices import number_partial
 from astitch.kernel.values import Values
-from astitch.mapping.stitch_scheme import Placement, Span
+from astitch.mapping.stitch_scheme import Placement, ReductionScope
 
 
 class Results:
@@ -36,7 +36,7 @@ class Results:
     def complete(self, place: Placement) -> list[k.Statement]:
         """After the nest and the exchange between threads: the init value, then memory."""
         m, nest = self.mapping, self.nest
-        if place.span is Span.TILE:
+        if place.reduction_scope is ReductionScope.TILE:
             return self.store_partials(place, number_partial(m, place))
         result: list[k.Statement] = []
         state = self.states.names[place.root.name]
@@ -89,7 +89,7 @@ class Results:
         shape = array_of(self.graph[name]).shape
         row, _ = kept_axes(self.mapping, place)
         guards = result_guard(self.mapping, place)
-        if place.span is not Span.LOOP:
+        if place.reduction_scope is not ReductionScope.LOOP:
             in_row, in_col = space_axes(self.mapping, place)
             guards += tile_guard(self.mapping, row=in_row, col=in_col)
         saved = self.nest.frames[Depth.TASK].statements
@@ -101,7 +101,7 @@ class Results:
         level = max(depth, Depth.TASK)
         reducer = self.declarations.reducer(name)
         stores: list[k.Statement] = []
-        if place.span is Span.TEAM:
+        if place.reduction_scope is ReductionScope.BLOCK_GROUP:
             area = self.declarations.area(place)
             stores.append(k.Publish(area, element, part, state, slot, reducer.number))
         else:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.loop_nest import LoopNest
 from astitch.kernel.states import States, count_states, kept_axes
-from astitch.mapping.stitch_scheme import Placement, Scheme, Span
+from astitch.mapping.stitch_scheme import Placement, ReductionScope, Scheme
 
 MAX_OWN_STATES = 16
 """States of other warps that each thread combines by itself; one that is no simple sum or extreme counts for four."""
@@ -139,12 +139,16 @@ class ThreadExchange:
 
     def first_warp_suffices(self, places: Sequence[Placement], stride: int) -> bool:
         """Do only threads of the first warp need what the whole block combines, to hand it on?"""
-        if all(place.span is Span.TEAM for place in places):
+        if all(place.reduction_scope is ReductionScope.BLOCK_GROUP for place in places):
             return self.publishes_alone
         last = max(place.phase for place in self.nest.places)
         for place in places:
-            ends = place.span in (Span.TILE, Span.LOOP)
-            ends |= place.span is Span.TASK and place.phase == last and not place.shared
+            ends = place.reduction_scope in (ReductionScope.TILE, ReductionScope.LOOP)
+            ends |= (
+                place.reduction_scope is ReductionScope.TASK
+                and place.phase == last
+                and not place.shared
+            )
             if not ends:
                 return False
         return self.mapping.outer_threads == 1 and stride <= 32

@@ -45,7 +45,7 @@ CLOCK_SHARE = 1.75 / 1.98
 class Cut:
     """How the work is cut: `members` blocks a group share the units, each group has `rows` rows.
 
-    A team of `lanes` lanes has `width` units: its lanes split k, then the (row, unit) pairs.
+    A group of `lanes` lanes has `width` units: its lanes split k, then the (row, unit) pairs.
     """
 
     members: int

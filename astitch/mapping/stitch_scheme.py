@@ -44,11 +44,12 @@ PARTIAL_BYTES, FEW_PARTIAL_BYTES = 4, 1 << 20
 """Of a partial result, where sums are of f32; and of so few in all that their number does not matter."""
 
 MOST_IDLE = 0.125
-"""Of the blocks that the GPU holds, those that may stay idle since they are no whole team while others have more than a
-task each: a team spares its own loop a reading, and that is not worth a longer time for the loops beside it."""
+"""Of the blocks that the GPU holds, those that may stay idle since they are no whole block group while others have more
+than a task each: a block group spares its own loop a reading, and that is not worth a longer time for the loops beside
+it."""
 
 MAX_WAVES = 8
-"""How often a scope is arranged for fewer blocks, so that they are whole teams: one time nearly always."""
+"""How often a scope is arranged for fewer blocks, so that they are whole block groups: one time nearly always."""
 
 MAX_INLINE_PARTIALS = 32
 """A reader adds up to this many partials of a split reduce itself; more get a task loop of their own."""
@@ -61,11 +62,11 @@ class Scheme(enum.Enum):
     GLOBAL = "global"
 
 
-class Span(enum.Enum):
+class ReductionScope(enum.Enum):
     """Over what a reduce is complete."""
 
     TASK = "task"  # complete in every task that reads it
-    TEAM = "team"  # the same, after the blocks of a team have met in the task
+    BLOCK_GROUP = "block group"  # the same, after the blocks of a block group have met in the task
     LOOP = "loop"  # registers accumulate over all tasks of a block: one partial for each block
     TILE = "tile"  # each task leaves a partial
 
@@ -74,8 +75,9 @@ class Span(enum.Enum):
 class Placement:
     """Where and how a root is computed.
 
-    loop: number of its task loop.  phase: its turn in the task.  span and partials: see Span; partials is how many
-    partial results each element of the result has (1 if complete in a task).  inline: readers add the partials.
+    loop: number of its task loop.  phase: its turn in the task.  reduction_scope and partials: see ReductionScope;
+    partials is how many partial results each element of the result has (1 if complete in a task).  inline: readers add
+    the partials.
     stored: written to global memory (an output or scratch).  shared: kept in shared memory for block-local readers
     at other indices.  reason: why this scheme.
     """
@@ -83,7 +85,7 @@ class Placement:
     root: Root
     loop: int
     phase: int
-    span: Span
+    reduction_scope: ReductionScope
     partials: int
     inline: bool
     scheme: Scheme
@@ -94,7 +96,7 @@ class Placement:
     @property
     def in_task(self) -> bool:
         """Is it complete within a task?"""
-        return self.span in (Span.TASK, Span.TEAM)
+        return self.reduction_scope in (ReductionScope.TASK, ReductionScope.BLOCK_GROUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +125,14 @@ class Arrangement:
         return max((loop.level for loop in self.loops), default=-1) + 1
 
     @property
-    def team_parts(self) -> int:
-        """The grid is a multiple of this: blocks of a team, 1 without teams."""
-        return math.lcm(*(loop.mapping.parts for loop in self.loops if loop.mapping.team))
+    def group_blocks(self) -> int:
+        """The grid is a multiple of this: blocks of a block group, 1 without block groups."""
+        return math.lcm(*(loop.mapping.parts for loop in self.loops if loop.mapping.cooperative))
 
     @property
     def cooperative(self) -> bool:
         """Do blocks wait for each other?"""
-        return self.levels > 1 or self.team_parts > 1
+        return self.levels > 1 or self.group_blocks > 1
 
     def __str__(self) -> str:
         lines = [f"arrangement of {self.groups.scope.name}: {self.levels - 1} global barriers"]
@@ -149,10 +151,10 @@ def combine_name(name: str) -> str:
     return f"{name}#combine"
 
 
-def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
+def find_reduction_scope(root: Root, mapping: Mapping) -> tuple[ReductionScope, int | None]:
     """Where a reduce is complete, and how many partials an element has (None: one for each block)."""
     if root.kind in (RootKind.POINTWISE, RootKind.RUNNING):
-        return Span.TASK, 1
+        return ReductionScope.TASK, 1
     here = frozenset(root.space.atoms)
 
     def status(axis: tuple[Symbol, ...]) -> tuple[bool, bool]:
@@ -167,20 +169,20 @@ def reduce_span(root: Root, mapping: Mapping) -> tuple[Span, int | None]:
     }
     spanned = [count for (reduced, _), count in tiles.values() if reduced and count > 1]
     if not spanned:
-        return Span.TASK, 1
+        return ReductionScope.TASK, 1
     # An outer row that is kept exists inside a task only, also where all rows are one tile.
     outer_kept = tiles["outer"][0][1] and mapping.outer_size > 1
     (row_reduced, row_kept), (_, col_kept) = tiles["row"][0], tiles["col"][0]
-    # The tiles of a team are those along what it reduces.
+    # The tiles of a block group are those along what it reduces.
     meets = row_reduced and col_kept if mapping.rows_last else not row_kept and not col_kept
-    if mapping.team and meets and not tiles["outer"][0][0]:
-        return Span.TEAM, mapping.parts
+    if mapping.cooperative and meets and not tiles["outer"][0][0]:
+        return ReductionScope.BLOCK_GROUP, mapping.parts
     if outer_kept or any(kept and count > 1 for (_, kept), count in tiles.values()):
         parts = 1
         for count in spanned:
             parts *= count
-        return Span.TILE, parts
-    return Span.LOOP, None
+        return ReductionScope.TILE, parts
+    return ReductionScope.LOOP, None
 
 
 def why_not_hosted(root: Root, mapping: Mapping) -> str | None:
@@ -209,7 +211,7 @@ class _Draft:
 
     root: Root
     loop: _Loop
-    span: Span
+    reduction_scope: ReductionScope
     partials: int
     available: int  # the first level at which other loops can read it
     inline: bool = False
@@ -248,12 +250,12 @@ class _Arranger:
         demoted: frozenset[str],
         schedule: Schedule,
         *,
-        teams: bool = True,
+        may_cooperate: bool = True,
     ):
-        self.demoted, self.schedule, self.teams = demoted, schedule, teams
+        self.demoted, self.schedule, self.may_cooperate = demoted, schedule, may_cooperate
         self.known, self.graph, self.groups = known, known.graph, known.groups
         self.gpu, self.block, self.wave = gpu, block, wave
-        self.team_parts = 0
+        self.group_blocks = 0
         self.loops: list[_Loop] = []
         self.loops_of_group: dict[int, dict[int, _Loop]] = {}
         self.loops_reading: dict[str, dict[int, _Loop]] = {}
@@ -302,14 +304,20 @@ class _Arranger:
     def is_better_apart(self, root: Root, group: Group, mapping: Mapping) -> bool:
         """A sum over all tasks that the group's dominant waits for: nothing stays on chip from the one to the other,
         and threads that own columns leave fewer partials."""
-        if root.kind is not RootKind.REDUCE or reduce_span(root, mapping)[0] is not Span.LOOP:
+        if (
+            root.kind is not RootKind.REDUCE
+            or find_reduction_scope(root, mapping)[0] is not ReductionScope.LOOP
+        ):
             return False
         return self.known.is_needed(root.name, group)
 
     def partials_outweigh(self, root: Root, mapping: Mapping) -> bool:
         """Would the blocks write and read more partials of a sum over all tasks than another reading of its operand
         is?"""
-        if root.kind is not RootKind.REDUCE or reduce_span(root, mapping)[0] is not Span.LOOP:
+        if (
+            root.kind is not RootKind.REDUCE
+            or find_reduction_scope(root, mapping)[0] is not ReductionScope.LOOP
+        ):
             return False
         blocks = min(self.wave, mapping.tasks)
         exchanged = 2 * blocks * size_of(root.space.kept) * PARTIAL_BYTES
@@ -318,37 +326,40 @@ class _Arranger:
 
     def is_for_one_block(self, root: Root, mapping: Mapping) -> bool:
         """A sum of few elements that all tasks of a new loop would share: one block sums it without another barrier."""
-        if root.kind is not RootKind.REDUCE or reduce_span(root, mapping)[0] is not Span.LOOP:
+        if (
+            root.kind is not RootKind.REDUCE
+            or find_reduction_scope(root, mapping)[0] is not ReductionScope.LOOP
+        ):
             return False
         axes = (*mapping.outer, *mapping.row, *mapping.col)
         return size_of(root.space.atoms) <= ONE_BLOCK_ELEMENTS and len(root.space.atoms) < len(axes)
 
     def map_space(self, space: Space) -> Mapping:
-        """The mapping of a space; teams of one kernel all have the same number of blocks."""
+        """The mapping of a space; block groups of one kernel all have the same number of blocks."""
         mapping = map_space(space, self.gpu, self.block, self.wave, self.schedule)
-        if not mapping.team:
+        if not mapping.cooperative:
             return mapping
-        if self.teams:
-            self.team_parts = self.team_parts or mapping.parts
-            if mapping.parts == self.team_parts:
+        if self.may_cooperate:
+            self.group_blocks = self.group_blocks or mapping.parts
+            if mapping.parts == self.group_blocks:
                 return mapping
-        why = "blocks that are no whole team would stay idle"
-        if self.teams:
-            why = f"its teams would have {mapping.parts} blocks, others of the kernel have {self.team_parts}"
+        why = "blocks that are no whole block group would stay idle"
+        if self.may_cooperate:
+            why = f"its block groups would have {mapping.parts} blocks, others of the kernel have {self.group_blocks}"
         refused = NotTaken(mapping.strategy, why)
-        if space.running:  # its tiles are those of a block without a team
+        if space.running:  # its tiles are those of a block without a block group
             mapping = map_space(space, self.gpu, self.block, 1, self.schedule)
             before = tuple(n for n in mapping.not_taken if n.strategy != refused.strategy)
             return replace(mapping, not_taken=(refused, *before))
         strategy = f"partial results of the tiles of a {mapping.strategy}"
         not_taken = (*mapping.not_taken, refused)
-        return replace(mapping, team=False, strategy=strategy, not_taken=not_taken)
+        return replace(mapping, cooperative=False, strategy=strategy, not_taken=not_taken)
 
-    def most_tasks_beside_teams(self) -> int:
-        """Tasks of the loops of one level that are not worked on by teams, the most of any level."""
+    def most_tasks_beside_groups(self) -> int:
+        """Tasks of the loops of one level that are not worked on by block groups, the most of any level."""
         by_level: Counter[int] = Counter()
         for loop in self.loops:
-            by_level[loop.level] += 0 if loop.mapping.team else loop.mapping.tasks
+            by_level[loop.level] += 0 if loop.mapping.cooperative else loop.mapping.tasks
         return max(by_level.values(), default=0)
 
     def why_not_local(self, draft: _Draft, index: Index) -> str | None:
@@ -361,7 +372,10 @@ class _Arranger:
         level = 0
         for read in reads:
             draft = self.drafts[self.computed_in(loop, read.operand)]
-            same = draft.loop is loop and draft.span in (Span.TASK, Span.TEAM)
+            same = draft.loop is loop and draft.reduction_scope in (
+                ReductionScope.TASK,
+                ReductionScope.BLOCK_GROUP,
+            )
             if same and self.why_not_local(draft, read.index) is None:
                 continue
             level = max(level, draft.available)
@@ -423,19 +437,23 @@ class _Arranger:
         more partials than it sums."""
         if root.kind is not RootKind.REDUCE:
             return True
-        span, partials = reduce_span(root, loop.mapping)
-        own_span, _ = reduce_span(root, self.group_mapping(root))
-        if span is Span.TEAM:
-            return own_span is not Span.TASK
-        if span is Span.TILE:
-            return own_span is not Span.TASK and partials is not None and partials <= self.wave
+        reduction_scope, partials = find_reduction_scope(root, loop.mapping)
+        own_scope, _ = find_reduction_scope(root, self.group_mapping(root))
+        if reduction_scope is ReductionScope.BLOCK_GROUP:
+            return own_scope is not ReductionScope.TASK
+        if reduction_scope is ReductionScope.TILE:
+            return (
+                own_scope is not ReductionScope.TASK
+                and partials is not None
+                and partials <= self.wave
+            )
         return not self.partials_outweigh(root, loop.mapping)
 
     def join(self, root: Root, loop: _Loop, reads: Sequence[Read], arrays: Iterable[str]) -> None:
-        span, partials = reduce_span(root, loop.mapping)
+        reduction_scope, partials = find_reduction_scope(root, loop.mapping)
         blocks = min(self.wave, loop.mapping.tasks)
         count = blocks if partials is None else partials
-        draft = _Draft(root, loop, span, count, loop.level + 1)
+        draft = _Draft(root, loop, reduction_scope, count, loop.level + 1)
         loop.roots.append(root.name)
         self.loops_of_group.setdefault(self.group_of[root.name], {})[loop.number] = loop
         for array in arrays:
@@ -448,7 +466,7 @@ class _Arranger:
                 producer.global_reason = (
                     producer.global_reason or "its readers run in another task loop"
                 )
-            elif producer.span not in (Span.TASK, Span.TEAM):
+            elif producer.reduction_scope not in (ReductionScope.TASK, ReductionScope.BLOCK_GROUP):
                 producer.global_reason = (
                     producer.global_reason or "its reduction spans several tasks"
                 )
@@ -461,14 +479,14 @@ class _Arranger:
                 draft.depends[key] = draft.depends.get(key, True) and own
                 producer.shared |= not own
         self.drafts[root.name] = draft
-        if span not in (Span.TASK, Span.TEAM):
+        if reduction_scope not in (ReductionScope.TASK, ReductionScope.BLOCK_GROUP):
             self.add_combine(draft)
 
     def add_combine(self, draft: _Draft) -> None:
         """The second half of a split reduce: fixed-order sum of the partials, after a global barrier."""
         kept = draft.root.space.kept
         if (
-            draft.span is Span.TILE
+            draft.reduction_scope is ReductionScope.TILE
             and draft.partials <= MAX_INLINE_PARTIALS
             and self.read_per_task(draft)
         ):
@@ -483,7 +501,7 @@ class _Arranger:
         mapping = map_space(space, self.gpu, self.block, 1, whole)
         loop = _Loop(len(self.loops), draft.loop.level + 1, mapping)
         self.loops.append(loop)
-        combine = _Draft(root, loop, Span.TASK, 1, loop.level + 1)
+        combine = _Draft(root, loop, ReductionScope.TASK, 1, loop.level + 1)
         loop.roots.append(combine_name(draft.root.name))
         self.drafts[combine_name(draft.root.name)] = combine
         draft.available = loop.level + 1
@@ -538,7 +556,7 @@ class _Arranger:
         scheme, reason = self.choose_scheme(draft)
         if draft.root.kind is RootKind.COMBINE:
             stored, shared = True, False
-        elif draft.span not in (Span.TASK, Span.TEAM):
+        elif draft.reduction_scope not in (ReductionScope.TASK, ReductionScope.BLOCK_GROUP):
             stored, shared = False, False  # partials in scratch, which the combine adds
         else:
             stored = draft.root.name in produced or bool(draft.global_reason)
@@ -547,7 +565,7 @@ class _Arranger:
             draft.root,
             draft.loop.number,
             phase,
-            draft.span,
+            draft.reduction_scope,
             draft.partials,
             draft.inline,
             scheme,
@@ -564,8 +582,8 @@ class _Arranger:
             partials = self.drafts[root.name].partials
             scheme = Scheme.GLOBAL if readers else Scheme.INDEPENDENT
             return scheme, f"adds {partials} partials in a fixed order"
-        if draft.span not in (Span.TASK, Span.TEAM):
-            where = "tasks" if draft.span is Span.TILE else "blocks"
+        if draft.reduction_scope not in (ReductionScope.TASK, ReductionScope.BLOCK_GROUP):
+            where = "tasks" if draft.reduction_scope is ReductionScope.TILE else "blocks"
             return Scheme.GLOBAL, f"split over {draft.partials} {where}: partials in scratch"
         if not draft.readers:
             scheme, reason = Scheme.INDEPENDENT, "an output that no op of the kernel reads"
@@ -573,9 +591,9 @@ class _Arranger:
             scheme, reason = Scheme.GLOBAL, draft.global_reason
         elif root.kind in (RootKind.POINTWISE, RootKind.RUNNING) and not draft.shared:
             scheme, reason = Scheme.LOCAL, "its readers stand at the same index"
-        elif draft.span is Span.TEAM:
+        elif draft.reduction_scope is ReductionScope.BLOCK_GROUP:
             scheme = Scheme.GLOBAL
-            reason = f"split over the {draft.partials} blocks of a team: they exchange their parts"
+            reason = f"split over the {draft.partials} blocks of a block group: they exchange their parts"
         else:
             scheme, reason = Scheme.REGIONAL, "each block reads just the elements that it computed"
         if root.kind is RootKind.RUNNING and draft.apart:
@@ -600,8 +618,10 @@ def choose_schemes(
     """
     known = known or RootReads(graph, groups)
 
-    def arrange(blocks: int, *, teams: bool = True) -> _Arranger:
-        arranger = _Arranger(known, gpu, block, blocks, demoted, schedule, teams=teams)
+    def arrange(blocks: int, *, may_cooperate: bool = True) -> _Arranger:
+        arranger = _Arranger(
+            known, gpu, block, blocks, demoted, schedule, may_cooperate=may_cooperate
+        )
         for candidate in groups.candidates:
             arranger.place(known.root_of(candidate.name))
         return arranger
@@ -609,15 +629,15 @@ def choose_schemes(
     blocks = wave
     for _ in range(MAX_WAVES):
         arranger = arrange(blocks)
-        idle = blocks % max(arranger.team_parts, 1)
+        idle = blocks % max(arranger.group_blocks, 1)
         if not idle:
             return arranger.finish()
-        if idle > blocks * MOST_IDLE and arranger.most_tasks_beside_teams() > blocks - idle:
+        if idle > blocks * MOST_IDLE and arranger.most_tasks_beside_groups() > blocks - idle:
             break
-        blocks -= idle  # blocks that are no whole team take no part, and leave no partials
+        blocks -= idle  # blocks that are no whole block group take no part, and leave no partials
         if not blocks:
             break
-    return arrange(wave, teams=False).finish()
+    return arrange(wave, may_cooperate=False).finish()
 
 
 def shared_elements(place: Placement, mapping: Mapping) -> int:

@@ -444,7 +444,7 @@ def unroll_window(node: Node, draft: Draft) -> Node | str | None:
 def scan_in_pieces(node: Node, draft: Draft) -> Node | str | None:
     """reduce-window(x, e) from the start to each element, or from each to the end: itself, which a kernel scans.
 
-    Few long ones of a region that no team of blocks scans together would leave most of a GPU idle:
+    Few long ones of a region that no block group scans together would leave most of a GPU idle:
     y[i, j] = f(scan(sums of the pieces)[i - 1], scan(x[i])[j]).  f must be associative, as HLO asks of it.
     """
     running, found = find_running(node), _fold_window(node, draft)
@@ -458,7 +458,7 @@ def scan_in_pieces(node: Node, draft: Draft) -> Node | str | None:
     if shape[d] <= SHORT_SCAN and node.array.size <= SMALL_SCAN:
         return None
     if folding.op is not None:
-        return node  # a team of blocks scans a long row together, or long columns
+        return node  # a block group scans a long row together, or long columns
     beside = math.prod(shape[d + 1 :])
     width = min(beside, SECTOR_BYTES // node.dtype.bytes)
     blocks = math.prod(shape[:d]) * -(-beside // width)

@@ -17,8 +17,8 @@ from astitch.mapping.roots import RootKind, reduce_behind, root_starts
 from astitch.mapping.stitch_scheme import (
     Arrangement,
     Placement,
+    ReductionScope,
     Scheme,
-    Span,
     combine_name,
     why_not_block_local,
 )
@@ -78,11 +78,11 @@ class _PlanCheck:
             plan.launch.block == kernel.block == self.arrangement.block,
             f"blocks of {plan.launch.block}, {self.arrangement.block} and {kernel.block} threads",
         )
-        parts = self.arrangement.team_parts
-        teams = kernel.grid // parts if parts > 1 else 0
+        parts = self.arrangement.group_blocks
+        block_groups = kernel.grid // parts if parts > 1 else 0
         self.require(
-            kernel.teams == teams and kernel.grid % parts == 0,
-            f"{kernel.grid} blocks in {kernel.teams} teams of {parts}",
+            kernel.block_groups == block_groups and kernel.grid % parts == 0,
+            f"{kernel.grid} blocks in {kernel.block_groups} block groups of {parts}",
         )
         if kernel.cooperative:
             self.require(
@@ -124,11 +124,11 @@ class _PlanCheck:
         self.require(
             key == expected, f"the placement of %{expected} is stored under the name {key!r}"
         )
-        if place.span is Span.TEAM:
-            team = self.arrangement.loops[place.loop].mapping.team
-            self.require(team, f"%{key} is split over a team, and its loop has none")
+        if place.reduction_scope is ReductionScope.BLOCK_GROUP:
+            block_group = self.arrangement.loops[place.loop].mapping.cooperative
+            self.require(block_group, f"%{key} is split over a block group, and its loop has none")
             return
-        if place.span is Span.TASK:
+        if place.reduction_scope is ReductionScope.TASK:
             stored = place.stored or place.scheme is not Scheme.GLOBAL
             self.require(stored, f"%{key} is Global and not stored")
             return
@@ -137,7 +137,7 @@ class _PlanCheck:
         )
         blocks = self.plan.kernel.grid
         self.require(
-            place.span is not Span.LOOP or place.partials <= blocks,
+            place.reduction_scope is not ReductionScope.LOOP or place.partials <= blocks,
             f"%{key} has {place.partials} partials, one of each block, and there are {blocks} blocks",
         )
         combine = self.placements.get(combine_name(key))

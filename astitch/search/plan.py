@@ -128,7 +128,7 @@ def _grid(arrangement: Arrangement, schedule: Schedule) -> int:
     most = max(tasks.values(), default=1)
     if not (arrangement.cooperative or schedule.persistent):
         return max(min(most, MOST_BLOCKS), 1)
-    parts = arrangement.team_parts
+    parts = arrangement.group_blocks
     return max(min(most, arrangement.wave) // parts, 1) * parts
 
 

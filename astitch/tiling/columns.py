@@ -1,7 +1,7 @@
 """Strategies of column-reduces: the reduced dimensions are strided, and threads own the columns that are kept.
 
-Columns that are needed again after their reduction stay on chip: in a block, or in the blocks of a team.  Others are
-summed block by block, and their rows are split over blocks where columns leave most of the GPU idle.
+Columns that are needed again after their reduction stay on chip: in a block, or in the blocks of a block group.  Others
+are summed block by block, and their rows are split over blocks where columns leave most of the GPU idle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from astitch.tiling.space import (
     power_of_two_at_least,
     size_of,
 )
-from astitch.tiling.strategy import SPLIT_MIN_BYTES, TEAM_THREAD_BYTES, Request, Strategy, always
+from astitch.tiling.strategy import (
+    BLOCK_GROUP_THREAD_BYTES,
+    SPLIT_MIN_BYTES,
+    Request,
+    Strategy,
+    always,
+)
 
 SPLIT_COLUMN_BYTES = 3 * SPLIT_MIN_BYTES
 """What splitting the rows of a column-reduce must spare a block, whose threads have several loads on their way (H100:
@@ -37,13 +43,13 @@ ELEMENTS_TOGETHER = 8
 """Elements of a column-reduce that a thread has on their way at once: as many come as soon as one."""
 
 EXCHANGED_BYTES, EXCHANGED_SHARE = 16, 3
-"""A column's part, three words beside their tag, of which each block of a team reads all: of what it keeps of a column
-they may be one in so many (instance-norm 32x64x64x512: f32, one in 4, 227 us beside 282 when read twice; bf16, one
-in 2, 175 beside 155, while lines of shared memory met in one bank)."""
+"""A column's part, three words beside their tag, of which each block of a block group reads all: of what it keeps of a
+column they may be one in so many (instance-norm 32x64x64x512: f32, one in 4, 227 us beside 282 when read twice; bf16,
+one in 2, 175 beside 155, while lines of shared memory met in one bank)."""
 
-TEAM_BYTES, TEAM_LINE_BYTES = 4, 128
-"""What a thread and a block read of a row whose columns a team sums and keeps.  Fewer columns in a thread are fewer
-sums to combine, and half the columns in a block are twice the rows, half the parts, a quarter of the exchange."""
+BLOCK_GROUP_BYTES, BLOCK_GROUP_LINE_BYTES = 4, 128
+"""What a thread and a block read of a row whose columns a block group sums and keeps.  Fewer columns in a thread are
+fewer sums to combine, and half the columns in a block are twice the rows, half the parts, a quarter of the exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,9 @@ class BlockTile:
         outer_tiles = ceil_div(problem.outers, self.outer_threads)
         return outer_tiles * ceil_div(problem.cols, self.col_tile)
 
-    def map(self, problem: Columns, row_tile: int, reason: str, *, team: bool = False) -> Mapping:
+    def map(
+        self, problem: Columns, row_tile: int, reason: str, *, cooperative: bool = False
+    ) -> Mapping:
         return Mapping(
             problem.outer,
             problem.row,
@@ -105,14 +113,16 @@ class BlockTile:
             self.col_tile,
             reason,
             packed_inside=self.packed > 1,
-            team=team,
+            cooperative=cooperative,
         )
 
 
 def rows_of_part(problem: Columns, row_threads: int, width: float) -> tuple[int, int]:
     """(rows that a block keeps on chip, parts): `width` elements of a row in each thread."""
     rows, split = problem.rows, problem.schedule.split
-    held = max(int(TEAM_THREAD_BYTES / (width * problem.space.element_bytes)), 1) * row_threads
+    held = (
+        max(int(BLOCK_GROUP_THREAD_BYTES / (width * problem.space.element_bytes)), 1) * row_threads
+    )
     if split is not None:
         held = min(held, ceil_div(ceil_div(rows, split), row_threads) * row_threads)
     return held, ceil_div(rows, held)
@@ -136,9 +146,9 @@ class _Kept:
 def _cut_kept(problem: Columns) -> _Kept:
     """As narrow blocks as run all at once, but no narrower than a sector."""
     space, block = problem.space, problem.block
-    widest = min(space.widest(problem.schedule), TEAM_BYTES)
+    widest = min(space.widest(problem.schedule), BLOCK_GROUP_BYTES)
     vector = choose_vector(problem.col, space.element_bytes, widest)
-    lanes = max(TEAM_LINE_BYTES // (vector * space.element_bytes), 1)
+    lanes = max(BLOCK_GROUP_LINE_BYTES // (vector * space.element_bytes), 1)
     col_threads = min(lanes, block, power_of_two_at_least(ceil_div(problem.cols, vector)))
     width = vector * max(space.again_words * 4 / space.element_bytes, 1)
 
@@ -163,7 +173,7 @@ def _cut_kept(problem: Columns) -> _Kept:
 NOT_AGAIN = "no array is read again after the reduction"
 
 
-def _why_not_kept_by_team(problem: Columns) -> str | None:
+def _why_not_cooperative(problem: Columns) -> str | None:
     if not problem.space.again_words:
         return NOT_AGAIN
     cut, wave, split = _cut_kept(problem), problem.wave, problem.schedule.split
@@ -171,7 +181,7 @@ def _why_not_kept_by_team(problem: Columns) -> str | None:
         return f"a block keeps all {problem.rows} rows of its columns"
     if cut.parts > wave:
         return f"columns have {cut.parts} parts, and {wave} blocks run at once"
-    # Every block of a team reads the parts of all.
+    # Every block of a block group reads the parts of all.
     if cut.parts * EXCHANGED_BYTES * EXCHANGED_SHARE > cut.held * problem.space.element_bytes:
         return f"exchanging {cut.parts} parts takes too long beside the {cut.held} rows of a part"
     if problem.rows <= wave:
@@ -212,7 +222,7 @@ def _map_kept(problem: Columns) -> Mapping:
         held,
         cut.col_threads * cut.vector,
         reason,
-        team=cut.parts > 1,
+        cooperative=cut.parts > 1,
         rows_last=cut.parts > 1,
     )
 
@@ -324,7 +334,7 @@ def _map_columns(problem: Columns) -> Mapping:
 
 
 COLUMNS: tuple[Strategy[Columns], ...] = (
-    Strategy("cooperative column reduction", _why_not_kept_by_team, _map_kept),
+    Strategy("cooperative column reduction", _why_not_cooperative, _map_kept),
     Strategy("column reduction kept in a block", _why_not_kept_by_block, _map_kept),
     Strategy("split column reduction", _why_columns_not_split, _map_columns),
     Strategy("column reduction within a block", always, _map_columns),

@@ -1,7 +1,7 @@
 """Strategies of mixed reduces: strided rows and the contiguous columns of a group are summed.
 
 The dimensions between them are kept.  Normalizations are the usual case: group norm, and batch norm of channels first.
-A group that is needed again stays on chip, its rows shared by the blocks of a team.
+A group that is needed again stays on chip, its rows shared by the blocks of a block group.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from astitch.tiling.space import (
     choose_vector,
     power_of_two_at_least,
 )
-from astitch.tiling.strategy import TEAM_THREAD_BYTES, Strategy, always
+from astitch.tiling.strategy import BLOCK_GROUP_THREAD_BYTES, Strategy, always
 
 NEIGHBOUR_BYTES = 256
-"""Of neighbouring rows that a block walks over side by side: as much as keeps the memory fast, since a block of a team
-exchanges a part for each of them with as many more blocks (group-norm f32 32x64x64x512 by hand: 256 bytes 187 us, 512
-192, 2048 233).  And where all blocks run at once, so that nothing hides what meeting takes: as little as a sector."""
+"""Of neighbouring rows that a block walks over side by side: as much as keeps the memory fast, since a block of a block
+group exchanges a part for each of them with as many more blocks (group-norm f32 32x64x64x512 by hand: 256 bytes 187 us,
+512 192, 2048 233).  And where all blocks run at once, so that nothing hides what meeting takes: as little as a
+sector."""
 
 
 def _is_beside(outer: Atoms, col: Atoms, atoms: Atoms) -> bool:
@@ -69,11 +70,11 @@ def _tile_groups(problem: Columns) -> BlockTile:
 
 
 def _parts(problem: Columns, tile: BlockTile) -> tuple[int, int]:
-    """(rows that a block of a team keeps, blocks of a team)"""
+    """(rows that a block of a block group keeps, blocks of a block group)"""
     return rows_of_part(problem, tile.row_threads, tile.col_tile // tile.col_threads)
 
 
-def _why_no_team(problem: Columns, tile: BlockTile) -> str | None:
+def _why_not_cooperative(problem: Columns, tile: BlockTile) -> str | None:
     _, parts = _parts(problem, tile)
     split = problem.schedule.split
     if parts == 1:
@@ -91,7 +92,7 @@ def _why_not_neighbours(problem: Columns) -> str | None:
         return "groups do not lie side by side in memory"
     if tile.packed == 1:
         return f"a block takes one run of {problem.cols} elements of a row"
-    return _why_no_team(problem, tile)
+    return _why_not_cooperative(problem, tile)
 
 
 def _why_not_alone(problem: Columns) -> str | None:
@@ -100,14 +101,14 @@ def _why_not_alone(problem: Columns) -> str | None:
     run_bytes = tile.col_tile * problem.space.element_bytes
     if tile.outer_threads > 1:
         return f"a block takes {tile.outer_threads} groups at once"
-    if run_bytes > 2 * TEAM_THREAD_BYTES * problem.block:
+    if run_bytes > 2 * BLOCK_GROUP_THREAD_BYTES * problem.block:
         return f"a run of {run_bytes} B does not stay on chip"
     if not problem.space.awaited:
         return "no value of the space's size needs the sum, so no block has to wait for it"
-    return _why_no_team(problem, tile)
+    return _why_not_cooperative(problem, tile)
 
 
-def _map_team(problem: Columns) -> Mapping:
+def _map_cooperative(problem: Columns) -> Mapping:
     tile = _tile_groups(problem)
     held, parts = _parts(problem, tile)
     beside = f" x {tile.outer_threads} neighbours" if tile.packed > 1 else ""
@@ -115,7 +116,7 @@ def _map_team(problem: Columns) -> Mapping:
         f"mixed reduce: {tile.row_threads} rows{beside} x {tile.col_threads} threads a block, "
         f"rows split over {parts} blocks that keep their parts and meet"
     )
-    return tile.map(problem, held, reason, team=True)
+    return tile.map(problem, held, reason, cooperative=True)
 
 
 def _why_groups_not_split(problem: Columns) -> str | None:
@@ -127,8 +128,8 @@ def _map_groups(problem: Columns) -> Mapping:
 
 
 GROUPS: tuple[Strategy[Columns], ...] = (
-    Strategy("cooperative reduction of neighbouring groups", _why_not_neighbours, _map_team),
-    Strategy("cooperative reduction of a group", _why_not_alone, _map_team),
+    Strategy("cooperative reduction of neighbouring groups", _why_not_neighbours, _map_cooperative),
+    Strategy("cooperative reduction of a group", _why_not_alone, _map_cooperative),
     Strategy("split group reduction", _why_groups_not_split, _map_groups),
     Strategy("group reduction within a block", always, _map_groups),
 )

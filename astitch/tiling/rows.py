@@ -18,7 +18,13 @@ from astitch.tiling.space import (
     power_of_two_at_least,
     size_of,
 )
-from astitch.tiling.strategy import SPLIT_MIN_BYTES, TEAM_THREAD_BYTES, Request, Strategy, always
+from astitch.tiling.strategy import (
+    BLOCK_GROUP_THREAD_BYTES,
+    SPLIT_MIN_BYTES,
+    Request,
+    Strategy,
+    always,
+)
 
 MOST_ACCESSES, MOST_LOOKUPS = 5, 24
 """Of a thread for its row, and lines that its warp looks up for all of its rows: it walks over all of them again with
@@ -64,8 +70,10 @@ class Rows(Request):
 
     @property
     def resident_parts(self) -> int:
-        """Parts of a row, the fewest that stay on chip, each in a block of a team."""
-        return ceil_div(self.vectors, self.block * max(TEAM_THREAD_BYTES // self.vector_bytes, 1))
+        """Parts of a row, the fewest that stay on chip, each in a block of a block group."""
+        return ceil_div(
+            self.vectors, self.block * max(BLOCK_GROUP_THREAD_BYTES // self.vector_bytes, 1)
+        )
 
 
 def describe_rows(request: Request) -> Rows:
@@ -123,7 +131,7 @@ def _why_not_split(problem: Rows) -> str | None:
     return None
 
 
-def _why_not_split_by_team(problem: Rows) -> str | None:
+def _why_not_cooperative(problem: Rows) -> str | None:
     why = _why_not_split(problem)
     if why is not None:
         return why
@@ -137,19 +145,21 @@ def _why_not_split_by_team(problem: Rows) -> str | None:
     return None
 
 
-def _map_split(problem: Rows, *, team: bool = False) -> Mapping:
+def _map_split(problem: Rows, *, cooperative: bool = False) -> Mapping:
     tile = _part_of_row(problem)
     why = "as asked"
     if problem.schedule.split is None:
         why = f"{problem.rows} rows < {problem.wave} blocks a wave"
     reason = f"row-reduce, {why}: each row split over {ceil_div(problem.cols, tile)} blocks"
-    reason += " that keep their parts and meet" if team else ""
+    reason += " that keep their parts and meet" if cooperative else ""
     outer, col, block = problem.outer, problem.col, problem.block
-    return Mapping(outer, (), col, 1, 1, block, problem.vector, 1, tile, reason, team=team)
+    return Mapping(
+        outer, (), col, 1, 1, block, problem.vector, 1, tile, reason, cooperative=cooperative
+    )
 
 
-def _map_split_by_team(problem: Rows) -> Mapping:
-    return _map_split(problem, team=True)
+def _map_cooperative(problem: Rows) -> Mapping:
+    return _map_split(problem, cooperative=True)
 
 
 # ---- rows within a block
@@ -219,7 +229,7 @@ def _pack_rows(problem: Rows, threads: int) -> Mapping:
 
 ROWS: tuple[Strategy[Rows], ...] = (
     TWO_ORDERS,
-    Strategy("cooperative row reduction", _why_not_split_by_team, _map_split_by_team),
+    Strategy("cooperative row reduction", _why_not_cooperative, _map_cooperative),
     Strategy("split row reduction", _why_not_split, _map_split),
     Strategy("short rows, few threads each", _why_not_short, _map_short),
     Strategy("row reduction within a block", always, _map_within_block),

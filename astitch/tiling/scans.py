@@ -203,7 +203,7 @@ def _map_scan(problem: Scan, *, carried: bool = False, abreast: int = 1) -> Mapp
         carried=problem.axis if carried else "",
         backward=problem.space.running == "backward",
         abreast=abreast,
-        team=abreast > 1,
+        cooperative=abreast > 1,
         rows_together=down,
     )
 
@@ -247,7 +247,7 @@ def why_not_in_order(space: Space, mapping: Mapping) -> str | None:
     if mapping.carried and mapping.backward != (space.running == "backward"):
         return "the rounds of the mapping run the other way"
     if mapping.abreast > 1 and not space.parted:
-        return "what the blocks of a team have is joined in any order"
+        return "what the blocks of a block group have is joined in any order"
     if mapping.col == along and not mapping.row:
         if mapping.col_tiles > 1 and mapping.carried != "col":
             return "the blocks that share a row do not hand on their totals"

@@ -57,12 +57,12 @@ class Mapping:
     reason: how the mapping was chosen, for people.
     packed_inside: the outer threads of a block stand between its row and its column threads, not around both.  That
     suits rows whose neighbours on the outer axis are their neighbours in memory.
-    team: as many blocks as an outer tile has tiles, a team, work on them at the same time.  They exchange their parts
-    in each task; a tile is small enough to stay on chip until then.
-    rows_last: tasks with neighbouring numbers are row tiles, not column tiles: a team shares one column tile.
+    cooperative: as many blocks as an outer tile has tiles, a block group, work on them at the same time.  They exchange
+    their parts in each task; a tile is small enough to stay on chip until then.
+    rows_last: tasks with neighbouring numbers are row tiles, not column tiles: a block group shares one column tile.
     carried: "row" or "col": a task has all tiles along that axis.  Its block works on one after the other, from the
     first or, backward, from the last.  "": each tile is a task.
-    abreast: tiles of a round, each worked on by a block of its own: a team.
+    abreast: tiles of a round, each worked on by a block of its own: a block group.
     rows_together: the rows of a tile that a thread visits are neighbours.
     strategy, not_taken: the name of the strategy, and those that were tried before it.  Mappings that differ only in
     these are equal: the same kernel follows from them.
@@ -79,7 +79,7 @@ class Mapping:
     col_tile: int
     reason: str = ""
     packed_inside: bool = False
-    team: bool = False
+    cooperative: bool = False
     rows_last: bool = False
     carried: str = ""
     backward: bool = False
@@ -95,7 +95,7 @@ class Mapping:
 
     @property
     def parts(self) -> int:
-        """Tiles that share a result: the blocks of a team."""
+        """Tiles that share a result: the blocks of a block group."""
         if self.carried:
             return self.abreast
         return self.row_tiles if self.rows_last else self.row_tiles * self.col_tiles

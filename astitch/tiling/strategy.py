@@ -18,9 +18,10 @@ SPLIT_MIN_BYTES = 64 * 1024
 """Shorter rows are never split over blocks: one block reads them in less time than meeting at a barrier takes.
 (The paper's bound is 1024 columns on a V100; an SM of an H100 reads some 50 bytes a nanosecond.)"""
 
-TEAM_THREAD_BYTES = 64
-"""What a thread keeps of its row in a block of a team: three tasks of so much lie in the shared memory of two blocks of
-512 threads on an SM.  Fewer bytes, also of narrow types, are more parts, and each block reads those of all."""
+BLOCK_GROUP_THREAD_BYTES = 64
+"""What a thread keeps of its row in a block of a block group: three tasks of so much lie in the shared memory of two
+blocks of 512 threads on an SM.  Fewer bytes, also of narrow types, are more parts, and each block reads those of
+all."""
 
 Problem = TypeVar("Problem", contravariant=True)
 

@@ -178,7 +178,7 @@ def test_who_waits_tasks_later_waits_less(lag):
     kernel = dataclasses.replace(found.kernel, body=with_lag(found.kernel.body))
     (loop,) = count_workload(kernel).loops
     meetings = len(find_statements(kernel.body, k.Meeting))
-    assert loop.team == parts > 1
+    assert loop.group_blocks == parts > 1
     assert loop.meetings == meetings * LATE_SHARE**lag
 
 

@@ -36,7 +36,7 @@ FUNCTIONS = {f.__name__: f for f in (lax.cumsum, lax.cumprod, lax.cummax, lax.cu
 SMALL = Schedule(block=64, split=1)
 """Small blocks: rounds and several warps on data small enough to emulate."""
 
-TEAMS = Schedule(block=64)
+BLOCK_GROUPS = Schedule(block=64)
 """Blocks scan long rows together."""
 
 ROOMY = Schedule(block=64, blocks_per_sm=4)
@@ -235,10 +235,10 @@ HANDED_ON: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...], int]] = {
 
 
 @pytest.mark.parametrize("name", HANDED_ON)
-def test_blocks_of_a_team_hand_on_their_totals(name: str) -> None:
+def test_blocks_of_a_block_group_hand_on_their_totals(name: str) -> None:
     fn, arguments, blocks = HANDED_ON[name]
-    planned = plan(fn, *arguments, schedule=TEAMS)
-    assert planned.teams == (blocks,)
+    planned = plan(fn, *arguments, schedule=BLOCK_GROUPS)
+    assert planned.block_groups == (blocks,)
     assert planned.plan.kernel.global_barriers == 0
     want = by_jax(fn, *arguments)
     exact = [w.dtype for w in want if w.dtype.kind in "iu"]
@@ -256,41 +256,41 @@ def test_rounds_are_copied_ahead(name: str) -> None:
 
 
 @pytest.mark.parametrize("order", [Order.REVERSE, Order.RANDOM])
-def test_teams_give_the_same_bits_in_any_order(order: Order) -> None:
+def test_block_groups_give_the_same_bits_in_any_order(order: Order) -> None:
     fn, arguments, _ = HANDED_ON["in three rounds"]
-    planned = plan(fn, *arguments, schedule=TEAMS)
+    planned = plan(fn, *arguments, schedule=BLOCK_GROUPS)
     (plain,) = planned.run(*arguments)
     for seed in range(2):
         (other,) = planned.engine(order=order, seed=seed).run(list(arguments))
         np.testing.assert_array_equal(plain, other)
 
 
-def test_a_kernel_of_teams_runs_again() -> None:
+def test_a_kernel_of_block_groups_runs_again() -> None:
     fn, arguments, _ = HANDED_ON["in three rounds"]
-    engine = plan(fn, *arguments, schedule=TEAMS).engine()
+    engine = plan(fn, *arguments, schedule=BLOCK_GROUPS).engine()
     first, second = (engine.run([x]) for x in (arguments[0], -arguments[0]))
     np.testing.assert_array_equal(first[0], -second[0])
 
 
-def test_teams_of_two_sizes_do_not_share_a_kernel() -> None:
+def test_block_groups_of_two_sizes_do_not_share_a_kernel() -> None:
     fn = lambda x, y: (jnp.cumsum(x), jnp.cumsum(y, 1))  # noqa: E731
     arguments = (numbers(20_001), numbers(2, 18_500))
-    planned = plan(fn, *arguments, schedule=TEAMS)
-    assert len(set(planned.teams)) == 1
+    planned = plan(fn, *arguments, schedule=BLOCK_GROUPS)
+    assert len(set(planned.block_groups)) == 1
     assert_close(planned.run(*arguments), by_jax(fn, *arguments), TOLERANCE)
 
 
 def test_an_associative_region_keeps_its_order() -> None:
-    """What the blocks of a team have is joined in any order, which only simple ones allow."""
-    planned = plan(lambda x: lax.cumlogsumexp(x, 1), numbers(1, 9000), schedule=TEAMS)
-    assert planned.teams == ()
+    """What the blocks of a block group have is joined in any order, which only simple ones allow."""
+    planned = plan(lambda x: lax.cumlogsumexp(x, 1), numbers(1, 9000), schedule=BLOCK_GROUPS)
+    assert planned.block_groups == ()
 
 
 def test_long_scans_of_a_region_go_in_pieces_of_one_kernel() -> None:
     x = numbers(3, 40_001)
     planned = plan(lambda a: lax.cumlogsumexp(a, 1), x, schedule=None)
     assert len(planned.plans) == 1
-    assert planned.teams == ()
+    assert planned.block_groups == ()
     want = np.logaddexp.accumulate(x.astype(F64), 1).astype(np.float32)
     assert_close(planned.run(x), [want], TOLERANCE)
 
@@ -393,10 +393,10 @@ def test_mappings_that_cannot_scan_say_why() -> None:
     assert why_not_in_order(down, replace(apart, rows_together=True)) is None
     alone = replace(down, atoms=(row,))
     assert "scan the same" in (why_not_in_order(alone, replace(apart, rows_together=True)) or "")
-    team = replace(carried, abreast=4, team=True)
-    assert "in any order" in (why_not_in_order(space, team) or "")
-    assert why_not_in_order(replace(space, parted=True), team) is None
-    below = replace(apart, rows_together=True, abreast=4, team=True)
+    block_group = replace(carried, abreast=4, cooperative=True)
+    assert "in any order" in (why_not_in_order(space, block_group) or "")
+    assert why_not_in_order(replace(space, parted=True), block_group) is None
+    below = replace(apart, rows_together=True, abreast=4, cooperative=True)
     assert "in any order" in (why_not_in_order(down, below) or "")
     assert why_not_in_order(replace(down, parted=True), below) is None
 
@@ -436,7 +436,7 @@ def replaced(statement: Any, old: Any, new: tuple[Any, ...]) -> Any:
 
 
 KERNEL, STEP = scanning(SMALL)
-TEAM_KERNEL, HANDED = scanning(TEAMS)
+BLOCK_GROUP_KERNEL, HANDED = scanning(BLOCK_GROUPS)
 assert HANDED.handover is not None
 AREA = HANDED.handover.area
 (ROUNDS,) = find_statements(KERNEL.body, k.Rounds)
@@ -502,7 +502,7 @@ def test_a_broken_fetch_is_refused(name: str) -> None:
         check_kernel(replace(AHEAD_KERNEL, body=body))
 
 
-def test_the_next_round_of_a_team_is_on_its_way() -> None:
+def test_the_next_round_of_a_block_group_is_on_its_way() -> None:
     assert [f.first for f in FETCHES] == [True, False]
     planned = plan(lambda a: jnp.cumsum(a, 1), numbers(2, 40_000), schedule=ROOMY)
     assert "B a block of the next round are copied ahead" in planned.notes
@@ -512,7 +512,7 @@ def test_the_next_round_of_a_team_is_on_its_way() -> None:
     assert not find_statements(without.plan.kernel.body, k.FetchRound)
 
 
-BROKEN_TEAMS: dict[str, tuple[k.ScanAcross, str]] = {
+BROKEN_BLOCK_GROUPS: dict[str, tuple[k.ScanAcross, str]] = {
     "no carry": (replace(HANDED, carry=""), "has more than one row, or no carry"),
     "more rows": (replace(HANDED, threads=32), "has more than one row"),
     "one slot for both": (handed(slot=HANDED.slot), "is read and written over"),
@@ -522,13 +522,13 @@ BROKEN_TEAMS: dict[str, tuple[k.ScanAcross, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN_TEAMS)
+@pytest.mark.parametrize("name", BROKEN_BLOCK_GROUPS)
 def test_a_broken_handover_is_refused(name: str) -> None:
-    step, sentence = BROKEN_TEAMS[name]
-    check_kernel(TEAM_KERNEL)
-    body = tuple(replaced(s, HANDED, (step,)) for s in TEAM_KERNEL.body)
+    step, sentence = BROKEN_BLOCK_GROUPS[name]
+    check_kernel(BLOCK_GROUP_KERNEL)
+    body = tuple(replaced(s, HANDED, (step,)) for s in BLOCK_GROUP_KERNEL.body)
     with pytest.raises(IllegalProduct, match=sentence):
-        check_kernel(replace(TEAM_KERNEL, body=body))
+        check_kernel(replace(BLOCK_GROUP_KERNEL, body=body))
 
 
 @pytest.mark.gpu

@@ -1,5 +1,5 @@
 """cuda/collectives.cuh in the checked emulation: each way to reduce over threads gives every thread its set's total,
-and what the blocks of a team publish arrives."""
+and what the blocks of a block group publish arrives."""
 
 from __future__ import annotations
 
@@ -423,7 +423,7 @@ def test_infinite_sums_add_up(means: tuple[float, ...], wanted: float) -> None:
         assert np.isnan(got[..., 3]).all(), way.name
 
 
-# ---- states of the blocks of a team ----------------------------------------------------------------------
+# ---- states of the blocks of a block group ----------------------------------------------------------------------
 
 
 def sum_of(kind: str) -> Graph:
@@ -517,7 +517,8 @@ class Exchange:
             name="exchange", parameters=(*inputs, *outputs), scratch=(), reducers=(self.reducer,), slots=slots,
             body=(k.Section(0, "exchange", 0, 1, 1, 32, (loop,)),), grid=self.parts, block=32, shared_bytes=256,
             blocks_per_sm=1, global_barriers=0, block_barriers=0, wide_index=False, pointer_table=False,
-            reads_bytes=0, writes_bytes=0, sources=(), teams=1, tagged_words=4 + results * self.parts * area.words,
+            reads_bytes=0, writes_bytes=0, sources=(), block_groups=1, tagged_words=4 + results * self.parts *
+            area.words,
         )  # fmt: skip
         return check_kernel(made)
 

@@ -693,8 +693,8 @@ def test_only_the_last_step_over_a_row_is_tested_for_its_end() -> None:
     assert count_branches(loose) - count_branches(kernel.source) > 14, "of two loops of 15 steps"
 
 
-def test_a_kernel_of_teams_counts_its_launches() -> None:
-    text = emit_cuda(replace(small_kernel(), teams=1, tagged_words=12))
+def test_a_kernel_of_block_groups_counts_its_launches() -> None:
+    text = emit_cuda(replace(small_kernel(), block_groups=1, tagged_words=12))
     head, _, body = text.rpartition("    unsigned int* barrier) {\n")
     assert body == (
         "  assume_threads<256>();\n"
@@ -704,7 +704,7 @@ def test_a_kernel_of_teams_counts_its_launches() -> None:
         "}\n"
     )
     assert "static constexpr int payload = 1, words = 1;" in head
-    assert "words" not in emit_cuda(small_kernel()), "what no team exchanges needs no words"
+    assert "words" not in emit_cuda(small_kernel()), "what no block group exchanges needs no words"
 
 
 def test_a_pointer_that_is_written_and_read_may_have_other_names() -> None:
@@ -752,7 +752,9 @@ def test_a_state_travels_as_words(
     best = g.arg_max(x, g.iota(f"{index}[4,6]", 1), (1,))
     reducer = make_reducer(g.build(g.element(best, 0)), best, 0)
     assert (reducer.payload, reducer.words) == (payload, words)
-    text = emit_cuda(replace(small_kernel(), reducers=(reducer,), teams=1, tagged_words=words))
+    text = emit_cuda(
+        replace(small_kernel(), reducers=(reducer,), block_groups=1, tagged_words=words)
+    )
     assert f"static constexpr int payload = {payload}, words = {words};" in text
     first, second = (text.index(f"words_of_field(next, s.f{i});") for i in range(2))
     assert first < second

@@ -20,7 +20,7 @@ from astitch.graph.storage import storage_name
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.lower import MAX_POINTERS
 from astitch.kernel.reducers import make_reducer
-from astitch.mapping.stitch_scheme import Span
+from astitch.mapping.stitch_scheme import ReductionScope
 from astitch.run.host_engine import HostEngine
 from astitch.scope.remote_stitch import stitch_remotely
 from astitch.search.build_program import build_program
@@ -139,12 +139,12 @@ def test_a_row_that_fits_nowhere_is_read_again() -> None:
     assert note.endswith("do not fit on chip: read again")
 
 
-def test_a_row_that_fits_no_block_stays_with_a_team() -> None:
+def test_a_row_that_fits_no_block_stays_with_a_block_group() -> None:
     found = plan(softmax(60, 100_000), schedule=DEFAULT)
     (loop,) = found.arrangement.loops
-    assert loop.mapping.team
+    assert loop.mapping.cooperative
     assert loads_of(found.kernel, "x") <= 1  # none but through a ring
-    assert found.kernel.teams * loop.mapping.parts == found.kernel.grid
+    assert found.kernel.block_groups * loop.mapping.parts == found.kernel.grid
     assert found.kernel.global_barriers == 0
 
 
@@ -479,7 +479,7 @@ def test_each_tile_of_rows_has_a_sum_that_is_complete_in_a_task() -> None:
         for a in arranged
         for place in a.placements.values()
         if a.loops[place.loop].mapping.row_tiles > 1
-        and place.span is Span.TASK
+        and place.reduction_scope is ReductionScope.TASK
         and not set(place.root.space.atoms) & set(a.loops[place.loop].mapping.row)
     ]
     assert mixed, "a sum of columns alone, in a loop of several tiles of rows"

@@ -565,7 +565,7 @@ def test_equal_loops_are_one_kernel() -> None:
 
 
 def test_padded_rows_are_zero_before_anybody_writes_them() -> None:
-    """Widths that fill no whole vectors of a team: the gradient's loop has no rows before its first turn."""
+    """Widths that fill no whole vectors of a group of lanes: the gradient's loop has no rows before its first turn."""
     fn, arguments, _ = HOISTED["reverse"]
     graph = simplify(hoist_loops(read(fn, arguments), lambda *_: True))
     values = evaluate(graph, arguments)

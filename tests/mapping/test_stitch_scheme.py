@@ -26,11 +26,11 @@ from astitch.mapping.roots import Root, RootKind
 from astitch.mapping.stitch_scheme import (
     MAX_INLINE_PARTIALS,
     Arrangement,
+    ReductionScope,
     Scheme,
-    Span,
     choose_schemes,
     combine_name,
-    reduce_span,
+    find_reduction_scope,
     shared_elements,
     why_not_block_local,
 )
@@ -93,26 +93,30 @@ def test_softmax_of_few_long_rows_meets_at_global_barriers() -> None:
     arrangement = arrange(softmax(2, 1 << 23))
     places = arrangement.placements
     for name in ("largest", "total"):
-        assert places[name].span is not Span.TASK
+        assert places[name].reduction_scope is not ReductionScope.TASK
         assert places[name].scheme is Scheme.GLOBAL
         assert "partials in scratch" in places[name].reason
     assert arrangement.levels > 2
     assert places["y"].scheme is Scheme.INDEPENDENT
 
 
-def test_softmax_of_rows_that_fit_a_team_is_one_loop() -> None:
+def test_softmax_of_rows_that_fit_a_block_group_is_one_loop() -> None:
     """Its blocks meet in each task, twice; no barrier joins the grid."""
     arrangement = arrange(softmax(60, 100_000))
     assert where(arrangement) == {"largest": (0, 0, 0), "total": (0, 0, 1), "y": (0, 0, 2)}
     assert (arrangement.levels, arrangement.cooperative) == (1, True)
     parts = arrangement.loops[0].mapping.parts
-    assert arrangement.team_parts == parts > 1
+    assert arrangement.group_blocks == parts > 1
     for name in ("largest", "total"):
         place = arrangement.placements[name]
-        assert (place.span, place.partials, place.in_task) == (Span.TEAM, parts, True)
+        assert (place.reduction_scope, place.partials, place.in_task) == (
+            ReductionScope.BLOCK_GROUP,
+            parts,
+            True,
+        )
         assert (place.scheme, place.stored, place.inline) == (Scheme.GLOBAL, False, False)
         assert place.reason == (
-            f"split over the {parts} blocks of a team: they exchange their parts"
+            f"split over the {parts} blocks of a block group: they exchange their parts"
         )
 
 
@@ -126,19 +130,23 @@ def softmax_of_columns(rows: int, cols: int) -> Graph:
 
 
 def test_columns_that_are_needed_again_are_one_loop() -> None:
-    """Its teams are of row tiles, and exchange a part for each column."""
+    """Its block groups are of row tiles, and exchange a part for each column."""
     arrangement = arrange(softmax_of_columns(8192, 256))
     assert where(arrangement) == {"largest": (0, 0, 0), "total": (0, 0, 1), "y": (0, 0, 2)}
     assert (arrangement.levels, arrangement.cooperative) == (1, True)
     mapping = arrangement.loops[0].mapping
     assert mapping.rows_last and mapping.col_tiles > 1
-    assert arrangement.team_parts == mapping.parts == mapping.row_tiles > 1
+    assert arrangement.group_blocks == mapping.parts == mapping.row_tiles > 1
     for name in ("largest", "total"):
         place = arrangement.placements[name]
-        assert (place.span, place.partials, place.in_task) == (Span.TEAM, mapping.parts, True)
+        assert (place.reduction_scope, place.partials, place.in_task) == (
+            ReductionScope.BLOCK_GROUP,
+            mapping.parts,
+            True,
+        )
 
 
-def test_a_kernel_has_teams_of_one_size() -> None:
+def test_a_kernel_has_block_groups_of_one_size() -> None:
     g = GraphBuilder()
     outputs = []
     for number, (rows, cols) in enumerate(((4, 60_000), (16, 60_000), (4, 150_000))):
@@ -146,9 +154,9 @@ def test_a_kernel_has_teams_of_one_size() -> None:
         total = g.reduce(x, (1,), "add", name=f"total{number}")
         outputs.append(g.same("subtract", x, g.broadcast(total, (rows, cols), (0,))))
     arrangement = arrange(g.build(*outputs))
-    sizes = {loop.mapping.parts for loop in arrangement.loops if loop.mapping.team}
+    sizes = {loop.mapping.parts for loop in arrangement.loops if loop.mapping.cooperative}
     assert len(sizes) == 1
-    assert arrangement.team_parts == sizes.pop()
+    assert arrangement.group_blocks == sizes.pop()
 
 
 def test_an_element_wise_group_joins_the_loop_of_its_producer() -> None:
@@ -241,7 +249,7 @@ def test_layer_norm_backward_accumulates_columns_while_it_walks_rows() -> None:
     y = g.same("subtract", dy, g.broadcast(row, (rows, cols), (0,)), name="y")
     arrangement = arrange(g.build(column, y))
     places = arrangement.placements
-    assert places["column"].span is Span.LOOP
+    assert places["column"].reduction_scope is ReductionScope.LOOP
     assert places["column"].loop == places["row"].loop == places["y"].loop == 0
     assert places["column"].partials == min(264, arrangement.loops[0].mapping.tasks)
     combine = places[combine_name("column")]
@@ -263,7 +271,7 @@ def few_long_rows(rows: int, cols: int) -> Graph:
 def test_few_partials_are_added_by_their_readers() -> None:
     arrangement = arrange(few_long_rows(64, 30_000), schedule=Schedule(split=2))
     place = arrangement.placements["total"]
-    assert place.span is Span.TILE
+    assert place.reduction_scope is ReductionScope.TILE
     assert 1 < place.partials <= MAX_INLINE_PARTIALS
     assert place.inline
     assert combine_name("total") not in arrangement.placements
@@ -314,16 +322,18 @@ def test_an_arrangement_prints_its_levels() -> None:
     )
 
 
-# ---- the passive check and the span, by hand
+# ---- the passive check and the reduction scope, by hand
 
 A, B = Symbol("a", 8), Symbol("b", 16)
 A_INDEX, B_INDEX = ix.of_symbol(A), ix.of_symbol(B)
 WHOLE = Mapping((A,), (), (B,), 1, 1, 16, 1, 1, 16)
 TILED = Mapping((A,), (), (B,), 1, 1, 8, 1, 1, 8)
 C = Symbol("c", 4)
-ROW_TEAM = Mapping((A,), (), (B,), 1, 1, 8, 1, 1, 8, team=True)
-GROUP_TEAM = Mapping((A,), (B,), (C,), 2, 4, 4, 1, 4, 4, packed_inside=True, team=True)
-COLUMN_TEAM = replace(GROUP_TEAM, packed_inside=False, rows_last=True)
+COOPERATIVE_ROW = Mapping((A,), (), (B,), 1, 1, 8, 1, 1, 8, cooperative=True)
+COOPERATIVE_GROUP = Mapping(
+    (A,), (B,), (C,), 2, 4, 4, 1, 4, 4, packed_inside=True, cooperative=True
+)
+COOPERATIVE_COLUMN = replace(COOPERATIVE_GROUP, packed_inside=False, rows_last=True)
 KEPT = Root(
     "kept",
     RootKind.POINTWISE,
@@ -362,35 +372,35 @@ def group_root(*reduced: Symbol) -> Root:
 
 
 @pytest.mark.parametrize(
-    ("mapping", "root", "span"),
+    ("mapping", "root", "reduction_scope"),
     [
-        (WHOLE, reduce_root(B), (Span.TASK, 1)),
-        (TILED, reduce_root(B), (Span.TILE, 2)),
-        (WHOLE, reduce_root(A), (Span.LOOP, None)),
-        (WHOLE, reduce_root(A, B), (Span.LOOP, None)),
-        (TILED, reduce_root(A), (Span.TILE, 8)),
-        (Mapping((A,), (), (B,), 8, 1, 16, 1, 1, 16), reduce_root(A), (Span.TASK, 1)),
-        (Mapping((), (A,), (B,), 1, 2, 16, 1, 2, 16), reduce_root(A), (Span.LOOP, None)),
-        (Mapping((), (A,), (B,), 1, 2, 8, 1, 2, 8), reduce_root(A), (Span.TILE, 4)),
-        (WHOLE, KEPT, (Span.TASK, 1)),
-        (ROW_TEAM, reduce_root(B), (Span.TEAM, 2)),
-        (ROW_TEAM, reduce_root(A), (Span.TILE, 8)),
-        (ROW_TEAM, KEPT, (Span.TASK, 1)),
-        (GROUP_TEAM, group_root(B, C), (Span.TEAM, 4)),
-        (GROUP_TEAM, group_root(B), (Span.TILE, 4)),  # every column has a sum of its own
-        (GROUP_TEAM, group_root(C), (Span.TASK, 1)),
-        (COLUMN_TEAM, group_root(B), (Span.TEAM, 4)),
-        (replace(COLUMN_TEAM, col_tile=2), group_root(B), (Span.TEAM, 4)),
-        (COLUMN_TEAM, group_root(B, C), (Span.TILE, 4)),  # a sum over the columns too is another
-        (COLUMN_TEAM, group_root(C), (Span.TASK, 1)),
-        (replace(COLUMN_TEAM, col_tile=2), group_root(C), (Span.TILE, 2)),
-        (COLUMN_TEAM, group_root(A), (Span.TILE, 4)),
+        (WHOLE, reduce_root(B), (ReductionScope.TASK, 1)),
+        (TILED, reduce_root(B), (ReductionScope.TILE, 2)),
+        (WHOLE, reduce_root(A), (ReductionScope.LOOP, None)),
+        (WHOLE, reduce_root(A, B), (ReductionScope.LOOP, None)),
+        (TILED, reduce_root(A), (ReductionScope.TILE, 8)),
+        (Mapping((A,), (), (B,), 8, 1, 16, 1, 1, 16), reduce_root(A), (ReductionScope.TASK, 1)),
+        (Mapping((), (A,), (B,), 1, 2, 16, 1, 2, 16), reduce_root(A), (ReductionScope.LOOP, None)),
+        (Mapping((), (A,), (B,), 1, 2, 8, 1, 2, 8), reduce_root(A), (ReductionScope.TILE, 4)),
+        (WHOLE, KEPT, (ReductionScope.TASK, 1)),
+        (COOPERATIVE_ROW, reduce_root(B), (ReductionScope.BLOCK_GROUP, 2)),
+        (COOPERATIVE_ROW, reduce_root(A), (ReductionScope.TILE, 8)),
+        (COOPERATIVE_ROW, KEPT, (ReductionScope.TASK, 1)),
+        (COOPERATIVE_GROUP, group_root(B, C), (ReductionScope.BLOCK_GROUP, 4)),
+        (COOPERATIVE_GROUP, group_root(B), (ReductionScope.TILE, 4)),  # every column has a sum of its own
+        (COOPERATIVE_GROUP, group_root(C), (ReductionScope.TASK, 1)),
+        (COOPERATIVE_COLUMN, group_root(B), (ReductionScope.BLOCK_GROUP, 4)),
+        (replace(COOPERATIVE_COLUMN, col_tile=2), group_root(B), (ReductionScope.BLOCK_GROUP, 4)),
+        (COOPERATIVE_COLUMN, group_root(B, C), (ReductionScope.TILE, 4)),  # a sum over the columns too is another
+        (COOPERATIVE_COLUMN, group_root(C), (ReductionScope.TASK, 1)),
+        (replace(COOPERATIVE_COLUMN, col_tile=2), group_root(C), (ReductionScope.TILE, 2)),
+        (COOPERATIVE_COLUMN, group_root(A), (ReductionScope.TILE, 4)),
     ],
 )  # fmt: skip
 def test_where_a_reduce_is_complete(
-    mapping: Mapping, root: Root, span: tuple[Span, int | None]
+    mapping: Mapping, root: Root, reduction_scope: tuple[ReductionScope, int | None]
 ) -> None:
-    assert reduce_span(root, mapping) == span
+    assert find_reduction_scope(root, mapping) == reduction_scope
 
 
 # ---- every graph
@@ -411,7 +421,7 @@ def test_levels_follow_the_data(graph: Graph) -> None:
         for place in arrangement.placements.values():
             if place.scheme is Scheme.LOCAL:
                 assert place.root.kind is RootKind.POINTWISE and not place.shared
-            if place.scheme is Scheme.GLOBAL and place.span is Span.TASK:
+            if place.scheme is Scheme.GLOBAL and place.reduction_scope is ReductionScope.TASK:
                 assert place.stored
 
 
@@ -427,8 +437,8 @@ def test_a_column_sum_of_few_long_rows_reads_again_what_its_partials_would_outwe
         return arrange(g.build(y, g.reduce(y, (0,), "add", name="columns")))
 
     long, short = norm_and_columns(160, 60_000), norm_and_columns(100_000, 512)
-    assert short.placements["columns"].span is Span.LOOP
-    assert long.placements["columns"].span is not Span.LOOP
+    assert short.placements["columns"].reduction_scope is ReductionScope.LOOP
+    assert long.placements["columns"].reduction_scope is not ReductionScope.LOOP
     assert long.loops[long.placements["columns"].loop].level > 0
 
 
@@ -441,7 +451,7 @@ def test_a_small_sum_after_a_tall_one_is_one_block_s() -> None:
     squares = g.same("multiply", columns, columns, name="squares")
     arrangement = arrange(g.build(columns, g.reduce(squares, (0,), "add", name="norm")))
     place = arrangement.placements["norm"]
-    assert (place.span, place.partials) == (Span.TASK, 1)
+    assert (place.reduction_scope, place.partials) == (ReductionScope.TASK, 1)
     assert arrangement.levels == 3  # partials of the columns, the columns, their norm
 
 
@@ -538,7 +548,7 @@ def test_a_row_repeated_shares_no_loop_whose_vectors_cross_rows() -> None:
         np.testing.assert_array_equal(got, want)
 
 
-# ---- teams of one kernel
+# ---- block groups of one kernel
 
 
 def two_softmaxes(columns: int, others: int) -> Graph:
@@ -552,16 +562,19 @@ def two_softmaxes(columns: int, others: int) -> Graph:
     return g.build(*outputs)
 
 
-def test_teams_of_one_kernel_have_as_many_blocks() -> None:
-    """A loop whose teams would be of another size leaves partial results instead, and says why."""
+def test_block_groups_of_one_kernel_have_as_many_blocks() -> None:
+    """A loop whose block groups would be of another size leaves partial results instead, and says why."""
     alike = arrange(two_softmaxes(100_000, 100_000))
-    assert [loop.mapping.parts for loop in alike.loops if loop.mapping.team] == [13, 13]
+    assert [loop.mapping.parts for loop in alike.loops if loop.mapping.cooperative] == [13, 13]
     other = arrange(two_softmaxes(100_000, 60_000))
     mappings = {loop.mapping.col_size: loop.mapping for loop in other.loops}
-    assert mappings[100_000].strategy == "cooperative row reduction" and mappings[100_000].team
+    assert (
+        mappings[100_000].strategy == "cooperative row reduction" and mappings[100_000].cooperative
+    )
     found = mappings[60_000]
-    assert not found.team
+    assert not found.cooperative
     assert found.strategy == "partial results of the tiles of a cooperative row reduction"
     assert found.not_taken[-1] == NotTaken(
-        "cooperative row reduction", "its teams would have 8 blocks, others of the kernel have 13"
+        "cooperative row reduction",
+        "its block groups would have 8 blocks, others of the kernel have 13",
     )

@@ -13,7 +13,7 @@ from astitch.device.gpu import PRESETS, preset
 from astitch.device.schedule import Schedule
 from astitch.graph.index import Symbol
 from astitch.thread_mapping import map_space, why_not_aligned
-from astitch.tiling.columns import TEAM_BYTES, TEAM_LINE_BYTES
+from astitch.tiling.columns import BLOCK_GROUP_BYTES, BLOCK_GROUP_LINE_BYTES
 from astitch.tiling.groups import NEIGHBOUR_BYTES
 from astitch.tiling.rows import MAX_ROW_ELEMENTS
 from astitch.tiling.space import (
@@ -24,7 +24,7 @@ from astitch.tiling.space import (
     choose_vector,
     power_of_two_at_least,
 )
-from astitch.tiling.strategy import SPLIT_MIN_BYTES, TEAM_THREAD_BYTES
+from astitch.tiling.strategy import BLOCK_GROUP_THREAD_BYTES, SPLIT_MIN_BYTES
 
 LARGEST = 5000
 H100 = preset("h100")
@@ -213,42 +213,46 @@ GROUPS = [
 
 @pytest.mark.parametrize("wave", [4, 16, 40, 264])
 @pytest.mark.parametrize(("space", "block"), GROUPS)
-def test_the_law_holds_for_groups_and_teams(space: Space, block: int, wave: int) -> None:
+def test_the_law_holds_for_groups_and_block_groups(space: Space, block: int, wave: int) -> None:
     mapping = map_space(space, preset("h100"), block, wave)
     check_law(space, mapping, block)
-    teams = mapping.outer_tiles * (mapping.col_tiles if mapping.rows_last else 1)
-    assert mapping.tasks == teams * mapping.parts
-    if mapping.team:
+    block_groups = mapping.outer_tiles * (mapping.col_tiles if mapping.rows_last else 1)
+    assert mapping.tasks == block_groups * mapping.parts
+    if mapping.cooperative:
         assert 1 < mapping.parts <= wave
-        held = max(TEAM_THREAD_BYTES, mapping.vector * space.element_bytes)
+        held = max(BLOCK_GROUP_THREAD_BYTES, mapping.vector * space.element_bytes)
         assert mapping.elements_per_thread * space.element_bytes <= held
-        check_teams(mapping, space)
+        check_block_groups(mapping, space)
     if mapping.packed_inside:
         assert mapping.outer_threads > 1 and set(mapping.row) <= space.reduced
 
 
-def check_teams(mapping: Mapping, space: Space) -> None:
-    """Neighbouring tasks, as many as a team has blocks, hold all that a result sums; no other team has any of it."""
+def check_block_groups(mapping: Mapping, space: Space) -> None:
+    """Neighbouring tasks, as many as a block group has blocks, hold all that a result sums; no other block group has
+    any of it."""
     axes = (mapping.outer, mapping.row, mapping.col)
     kept = [bool(axis) and axis[0] not in space.reduced for axis in axes]
-    team_of: dict[tuple[int, ...], int] = {}
+    block_group_of: dict[tuple[int, ...], int] = {}
     for task in range(mapping.tasks):
         for thread in range(mapping.block):
             for element in mapping.elements(task, thread):
                 result = tuple(at for at, keep in zip(element, kept, strict=True) if keep)
-                assert team_of.setdefault(result, task // mapping.parts) == task // mapping.parts
+                assert (
+                    block_group_of.setdefault(result, task // mapping.parts)
+                    == task // mapping.parts
+                )
 
 
-def test_groups_and_teams_are_among_them() -> None:
+def test_groups_and_block_groups_are_among_them() -> None:
     found = [map_space(s, preset("h100"), b, w) for s, b in GROUPS for w in (16, 40, 264)]
-    assert any(m.team and m.packed_inside for m in found)
-    assert any(m.team and not m.packed_inside and not m.rows_last for m in found)
-    assert any(m.team and m.rows_last and m.col_tiles > 1 for m in found)
-    assert any(m.packed_inside and not m.team for m in found)
+    assert any(m.cooperative and m.packed_inside for m in found)
+    assert any(m.cooperative and not m.packed_inside and not m.rows_last for m in found)
+    assert any(m.cooperative and m.rows_last and m.col_tiles > 1 for m in found)
+    assert any(m.packed_inside and not m.cooperative for m in found)
 
 
 def test_rows_last_orders_the_tasks() -> None:
-    """Neighbouring tasks share a column tile: those of a team."""
+    """Neighbouring tasks share a column tile: those of a block group."""
     axes = tuple((Symbol(name, n),) for name, n in (("o", 2), ("r", 3), ("c", 2)))
     columns_last = Mapping(*axes, 1, 1, 1, 1, 1, 1)
     rows_last = replace(columns_last, rows_last=True)
@@ -302,30 +306,30 @@ def test_few_long_rows_are_split() -> None:
 
 
 def test_parts_that_stay_on_chip_meet() -> None:
-    """A team: every block holds a part of the row until all of them are summed."""
+    """A block group: every block holds a part of the row until all of them are summed."""
     mapping = map_space(space((60, 100_000), (1,), held=1), preset("h100"), 512, 264)
-    assert mapping.team
+    assert mapping.cooperative
     assert mapping.parts == mapping.col_tiles > 1
     assert mapping.elements_per_thread <= MAX_ROW_ELEMENTS
-    assert mapping.parts * 2 <= 264, "several teams side by side"
+    assert mapping.parts * 2 <= 264, "several block groups side by side"
     assert mapping.reason.endswith(
         f"split over {mapping.parts} blocks that keep their parts and meet"
     )
     too_long = map_space(space((2, 1 << 24), (1,), held=1), preset("h100"), 512, 264)
-    assert not too_long.team and too_long.col_tiles > 1
+    assert not too_long.cooperative and too_long.col_tiles > 1
     as_asked = map_space(
         space((60, 100_000), (1,), held=1), preset("h100"), 512, 264, Schedule(split=2)
     )
-    assert not as_asked.team and as_asked.col_tiles == 2, "two parts are too long to stay"
+    assert not as_asked.cooperative and as_asked.col_tiles == 2, "two parts are too long to stay"
     summed = map_space(space((60, 100_000), (1,)), preset("h100"), 512, 264)
-    assert not summed.team and summed.col_tiles > 1, "nothing is kept, so nobody waits"
+    assert not summed.cooperative and summed.col_tiles > 1, "nothing is kept, so nobody waits"
 
 
 def test_groups_whose_neighbours_are_neighbours_in_memory_are_packed_inside() -> None:
     """Group norm of NHWC: the channels of a group are few, those of the next group follow them."""
     x = space((16, 4096, 32, 10), (1, 3))
     mapping = map_space(x, preset("h100"), 512, 264)
-    assert mapping.packed_inside and mapping.team
+    assert mapping.packed_inside and mapping.cooperative
     assert (mapping.outer_size, mapping.row_size, mapping.col_size) == (16 * 32, 4096, 10)
     assert mapping.outer_threads * mapping.col_threads == 32, "a warp reads one run of memory"
     assert mapping.parts == mapping.row_tiles > 1
@@ -357,38 +361,40 @@ def test_a_tall_column_reduce_splits_its_rows() -> None:
     assert f"rows split over {mapping.row_tiles} blocks" in mapping.reason
 
 
-def test_columns_that_are_needed_again_are_a_team_s() -> None:
+def test_columns_that_are_needed_again_are_a_block_group_s() -> None:
     """Its blocks share some columns, a run of memory in each row, and each keeps its rows of them."""
     mapping = map_space(space((4096, 8192), (0,), held=1), preset("h100"), 512, 264)
-    assert mapping.team and mapping.rows_last and mapping.parts == mapping.row_tiles > 1
-    assert mapping.vector * 4 <= TEAM_BYTES and mapping.col_tile * 4 == TEAM_LINE_BYTES
+    assert mapping.cooperative and mapping.rows_last and mapping.parts == mapping.row_tiles > 1
+    assert (
+        mapping.vector * 4 <= BLOCK_GROUP_BYTES and mapping.col_tile * 4 == BLOCK_GROUP_LINE_BYTES
+    )
     assert mapping.elements_per_thread <= MAX_ROW_ELEMENTS
     assert mapping.reason.startswith("column-reduce: ")
     assert mapping.reason.endswith(
         f"rows split over {mapping.parts} blocks that keep their parts and meet"
     )
     sums_only = map_space(space((4096, 256), (0,)), preset("h100"), 512, 264)
-    assert not sums_only.team, "what is not read again need not stay"
+    assert not sums_only.cooperative, "what is not read again need not stay"
     too_tall = map_space(space((1 << 22, 256), (0,), held=1), preset("h100"), 512, 264)
-    assert not too_tall.team and too_tall.row_tiles > 1
+    assert not too_tall.cooperative and too_tall.row_tiles > 1
     split = map_space(
         space((4096, 8192), (0,), held=1), preset("h100"), 512, 264, Schedule(split=18)
     )
-    assert split.team and 16 < split.parts <= 18
+    assert split.cooperative and 16 < split.parts <= 18
 
 
 def test_few_columns_are_kept_by_narrow_blocks() -> None:
     """Where all blocks run at once: what a meeting takes is more than narrow accesses lose."""
     gpu = preset("h100")
     kept = map_space(space((1024, 2048), (0,), held=1), gpu, 512, 264)
-    assert not kept.team and kept.tasks == 256 and kept.col_tile * 4 == SECTOR_BYTES
+    assert not kept.cooperative and kept.tasks == 256 and kept.col_tile * 4 == SECTOR_BYTES
     assert kept.row_tile == 1024 and kept.elements_per_thread <= MAX_ROW_ELEMENTS
     few = map_space(space((1568, 64), (0,), held=1), gpu, 512, 264)
-    assert not few.team and few.tasks == 8, "64 KB of a block need not stay in registers"
+    assert not few.cooperative and few.tasks == 8, "64 KB of a block need not stay in registers"
     tall = map_space(space((4096, 256), (0,), held=1), gpu, 512, 264)
-    assert tall.team and tall.col_tile * 4 == SECTOR_BYTES and tall.tasks <= 264
+    assert tall.cooperative and tall.col_tile * 4 == SECTOR_BYTES and tall.tasks <= 264
     short = map_space(space((300, 2048), (0,), held=1), gpu, 512, 264)
-    assert not short.team and short.row_steps == 5, "no more steps than rows"
+    assert not short.cooperative and short.row_steps == 5, "no more steps than rows"
     flat = map_space(space((100, 2048), (0,), held=1), gpu, 512, 264)
     assert flat.vector == 4, "a thread has less than two rows of so narrow a block"
 
@@ -406,27 +412,27 @@ def test_few_columns_are_summed_by_narrow_blocks(columns: int, wanted: int) -> N
     assert tall.row_tiles > 1 and tall.col_tile * 4 >= min(columns * 4, 128)
 
 
-def test_groups_without_neighbours_are_a_team_s_if_they_are_awaited() -> None:
+def test_groups_without_neighbours_are_a_block_group_s_if_they_are_awaited() -> None:
     gpu = preset("h100")
     channels = map_space(space((64, 256, 3136), (0, 2), held=1), gpu, 512, 264)
-    assert channels.team and channels.outer_threads == 1 and not channels.packed_inside
+    assert channels.cooperative and channels.outer_threads == 1 and not channels.packed_inside
     assert channels.parts == channels.row_tiles == 32 and channels.col_tiles == 1
     assert "neighbours" not in channels.reason
     alone = replace(space((64, 256, 3136), (0, 2), held=1), awaited=False)
-    assert not map_space(alone, gpu, 512, 264).team
+    assert not map_space(alone, gpu, 512, 264).cooperative
     long = map_space(space((64, 16, 1 << 18), (0, 2), held=1), gpu, 512, 264)
-    assert not long.team, "a run of a megabyte does not stay on chip"
+    assert not long.cooperative, "a run of a megabyte does not stay on chip"
 
 
 def test_neighbours_of_groups_are_few_where_all_blocks_run_at_once() -> None:
     gpu = preset("h100")
     groups = map_space(space((8, 1024, 32, 8), (1, 3), held=1), gpu, 512, 264)
-    assert not groups.team and groups.tasks == 256 and not groups.packed_inside
+    assert not groups.cooperative and groups.tasks == 256 and not groups.packed_inside
     many = map_space(space((32, 4096, 32, 16), (1, 3), held=1), gpu, 512, 264)
-    assert many.team and many.outer_threads * 16 * 4 == NEIGHBOUR_BYTES
+    assert many.cooperative and many.outer_threads * 16 * 4 == NEIGHBOUR_BYTES
     narrow = map_space(space((32, 4096, 32, 16), (1, 3), 2, held=1), gpu, 512, 264)
     assert narrow.outer_threads * 16 * 2 == NEIGHBOUR_BYTES
-    assert narrow.elements_per_thread * 2 == TEAM_THREAD_BYTES
+    assert narrow.elements_per_thread * 2 == BLOCK_GROUP_THREAD_BYTES
 
 
 def test_a_wide_column_reduce_keeps_its_rows() -> None:

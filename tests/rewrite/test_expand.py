@@ -358,7 +358,7 @@ def test_scans_stay_for_kernels(dtype: str, op: str, extent: int, forward: bool)
 
 @pytest.mark.parametrize("type", ["f32[300000]", "f32[2,300000]", "f32[300000,2]"])
 def test_known_ops_are_scanned_whole(type: str) -> None:
-    """Blocks of a team hand on their totals."""
+    """Blocks of a block group hand on their totals."""
     shape = [int(n) for n in type[4:-1].split(",")]
     d = shape.index(300_000)
     own = WindowDimension(300_000, padding_low=299_999)
@@ -378,7 +378,7 @@ def test_sums_of_bf16_round_once() -> None:
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("shape", [(LONG_SCAN + 1,), (40_960,), (2, 50_021), (50_021, 2)])
 def test_few_long_scans_of_a_region_go_in_pieces(shape: tuple[int, ...], reverse: bool) -> None:
-    """Its order counts, which a team does not keep."""
+    """Its order counts, which a block group does not keep."""
     axis = int(np.argmax(shape))
     specs = jax.ShapeDtypeStruct(shape, "float32")
     graph = import_hlo(lower(lambda x: lax.cumlogsumexp(x, axis, reverse=reverse), specs))

@@ -332,7 +332,7 @@ def test_a_broken_kernel_is_refused(broken: k.Kernel, sentence: str) -> None:
     assert str(caught.value).startswith(f"kernel {broken.name}")
 
 
-# ---- teams, by hand
+# ---- block groups, by hand
 
 
 def sum_reducer(dtype: str = "f32") -> k.Reducer:
@@ -377,11 +377,13 @@ def meeting(
 PUT_TOTAL = k.Store("y", THREAD, F32, k.Field("total", Linear(0), 0))
 
 
-def team_kernel(*body: k.Statement, loop: k.TaskLoop | None = None, **changes: object) -> k.Kernel:
+def block_group_kernel(
+    *body: k.Statement, loop: k.TaskLoop | None = None, **changes: object
+) -> k.Kernel:
     """Three rows of four tasks each, four blocks."""
     made = kernel(
         section(loop or k.TaskLoop(12, False, body)), reducers=(SUM,), slots=(MEETS, RING), grid=4,
-        shared_bytes=1024, blocks_per_sm=1, teams=1, tagged_words=12,
+        shared_bytes=1024, blocks_per_sm=1, block_groups=1, tagged_words=12,
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -400,24 +402,26 @@ def lagging_kernel(
     later = k.Prefetch(False, 12, fetch, ahead, ring)
     loop = k.TaskLoop(12, False, (current, previous, later), ring, lag)
     body = (*(k.Prefetch(True, 12, fetch, number, ring) for number in (0, first)), loop)
-    made = team_kernel()
+    made = block_group_kernel()
     return replace(made, body=(section(*body),))
 
 
-def test_legal_teams() -> None:
-    check_kernel(team_kernel(LOAD, *publish(), meeting(), PUT_TOTAL, BLOCK))
+def test_legal_block_groups() -> None:
+    check_kernel(block_group_kernel(LOAD, *publish(), meeting(), PUT_TOTAL, BLOCK))
     check_kernel(lagging_kernel())
     inside = replace(AREA, elements_inside=True)
-    check_kernel(team_kernel(LOAD, *publish(area=inside), meeting(area=inside), PUT_TOTAL, BLOCK))
+    check_kernel(
+        block_group_kernel(LOAD, *publish(area=inside), meeting(area=inside), PUT_TOTAL, BLOCK)
+    )
     case = k.If((FIRST_OF_WARP,), (k.Index("at", THREAD),))
     check_kernel(kernel(section(task_loop(LOAD, STORE, k.Switch((case, k.If((), ())))))))
 
 
-def team_task(*body: k.Statement) -> k.Kernel:
-    return team_kernel(LOAD, *body)
+def block_group_task(*body: k.Statement) -> k.Kernel:
+    return block_group_kernel(LOAD, *body)
 
 
-BROKEN_TEAMS: list[tuple[Callable[[], k.Kernel], str]] = [
+BROKEN_BLOCK_GROUPS: list[tuple[Callable[[], k.Kernel], str]] = [
     (lambda: lagging_kernel(lag=5), "5 tasks behind in a ring of 5"),
     (lambda: lagging_kernel(back=5), "5 tasks behind in a ring of 5"),
     (lambda: lagging_kernel(back=0), "0 tasks behind in a ring of 5"),
@@ -426,73 +430,73 @@ BROKEN_TEAMS: list[tuple[Callable[[], k.Kernel], str]] = [
     (lambda: lagging_kernel(ahead=0), "a prefetch of the task itself"),
     (lambda: lagging_kernel(lag=0, ring=1), "a ring of 1"),
     (
-        lambda: team_kernel(loop=k.TaskLoop(12, False, (LOAD, STORE), 0, 1)),
+        lambda: block_group_kernel(loop=k.TaskLoop(12, False, (LOAD, STORE), 0, 1)),
         "1 tasks behind in a ring of 0",
     ),
     (
-        lambda: team_task(*publish(), meeting(body=()), PUT_TOTAL, BLOCK),
+        lambda: block_group_task(*publish(), meeting(body=()), PUT_TOTAL, BLOCK),
         "a total that no warp gathers",
     ),
     (
-        lambda: team_task(*publish(), meeting(totals=()), PUT_TOTAL, BLOCK),
+        lambda: block_group_task(*publish(), meeting(totals=()), PUT_TOTAL, BLOCK),
         "total is used before it is defined",
     ),
     (
-        lambda: team_task(*publish(), meeting(team=3), PUT_TOTAL, BLOCK),
+        lambda: block_group_task(*publish(), meeting(blocks=3), PUT_TOTAL, BLOCK),
         "a meeting of 3 blocks",
     ),
     (
-        lambda: team_task(*publish(), meeting(totals=(replace(TOTAL, slot="ring"),)), PUT_TOTAL, BLOCK),
+        lambda: block_group_task(*publish(), meeting(totals=(replace(TOTAL, slot="ring"),)), PUT_TOTAL, BLOCK),
         "total comes through ring, which holds no such states",
     ),
     (
-        lambda: team_task(*publish(), meeting(totals=(replace(TOTAL, slot="none"),)), PUT_TOTAL, BLOCK),
+        lambda: block_group_task(*publish(), meeting(totals=(replace(TOTAL, slot="none"),)), PUT_TOTAL, BLOCK),
         "total comes through none, which holds no such states",
     ),
     (
-        lambda: team_task(*publish(), k.If((FIRST_OF_WARP,), (meeting(),)), STORE),
+        lambda: block_group_task(*publish(), k.If((FIRST_OF_WARP,), (meeting(),)), STORE),
         "a meeting of blocks where not all threads come by",
     ),
     (
-        lambda: team_task(*publish(), meeting(), PUT_TOTAL),
+        lambda: block_group_task(*publish(), meeting(), PUT_TOTAL),
         "shared met (read) and met (write) meet in one place",
     ),
-    (lambda: team_task(*publish(), meeting(members=0), PUT_TOTAL, BLOCK), "0 threads collect"),
+    (lambda: block_group_task(*publish(), meeting(members=0), PUT_TOTAL, BLOCK), "0 threads collect"),
     (
-        lambda: replace(team_task(*publish(), meeting(), PUT_TOTAL, BLOCK), tagged_words=11),
+        lambda: replace(block_group_task(*publish(), meeting(), PUT_TOTAL, BLOCK), tagged_words=11),
         "does not lie in 11 tagged words",
     ),
     (
-        lambda: team_task(*publish(area=replace(AREA, offset=1)), meeting(), PUT_TOTAL, BLOCK),
+        lambda: block_group_task(*publish(area=replace(AREA, offset=1)), meeting(), PUT_TOTAL, BLOCK),
         "does not lie in 12 tagged words",
     ),
     (
-        lambda: team_task(*publish(), meeting(area=replace(AREA, results=4)), PUT_TOTAL, BLOCK),
+        lambda: block_group_task(*publish(), meeting(area=replace(AREA, results=4)), PUT_TOTAL, BLOCK),
         "does not lie in 12 tagged words",
     ),
     (
-        lambda: team_task(*publish(area=replace(AREA, parts=2, words=2)), meeting(), PUT_TOTAL, BLOCK),
+        lambda: block_group_task(*publish(area=replace(AREA, parts=2, words=2)), meeting(), PUT_TOTAL, BLOCK),
         "does not lie in 12 tagged words",
     ),
     (
         lambda: replace(
-            team_task(*publish(area=replace(AREA, offset=1, words=2)), meeting(), PUT_TOTAL, BLOCK),
+            block_group_task(*publish(area=replace(AREA, offset=1, words=2)), meeting(), PUT_TOTAL, BLOCK),
             reducers=(sum_reducer("f64"),), tagged_words=30,
         ),
         "does not lie in whole pairs of tagged words",
     ),
     (
-        lambda: team_task(*publish(state="other"), meeting(), PUT_TOTAL, BLOCK),
+        lambda: block_group_task(*publish(state="other"), meeting(), PUT_TOTAL, BLOCK),
         "other is used before it is defined",
     ),
     (
-        lambda: team_task(*publish(part=of_symbol(Symbol("nowhere", 4))), meeting(), PUT_TOTAL, BLOCK),
+        lambda: block_group_task(*publish(part=of_symbol(Symbol("nowhere", 4))), meeting(), PUT_TOTAL, BLOCK),
         "nowhere is used before it is defined",
     ),
-    (lambda: team_task(k.Barrier("team", "why"), STORE), "a team barrier inside a section: why"),
-    (lambda: team_task(k.Switch(()), STORE), "a choice of nothing"),
+    (lambda: block_group_task(k.Barrier("team", "why"), STORE), "a team barrier inside a section: why"),
+    (lambda: block_group_task(k.Switch(()), STORE), "a choice of nothing"),
     (
-        lambda: team_task(k.Switch((k.If((FIRST_OF_WARP,), (BLOCK,)), k.If((), ()))), STORE),
+        lambda: block_group_task(k.Switch((k.If((FIRST_OF_WARP,), (BLOCK,)), k.If((), ()))), STORE),
         "a barrier where not all threads come by: why",
     ),
     (
@@ -505,9 +509,11 @@ BROKEN_TEAMS: list[tuple[Callable[[], k.Kernel], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("broken", "sentence"), BROKEN_TEAMS, ids=[f"{i} {s}" for i, (_, s) in enumerate(BROKEN_TEAMS)]
+    ("broken", "sentence"),
+    BROKEN_BLOCK_GROUPS,
+    ids=[f"{i} {s}" for i, (_, s) in enumerate(BROKEN_BLOCK_GROUPS)],
 )
-def test_a_broken_team_is_refused(broken: Callable[[], k.Kernel], sentence: str) -> None:
+def test_a_broken_block_group_is_refused(broken: Callable[[], k.Kernel], sentence: str) -> None:
     with pytest.raises(IllegalProduct) as caught:
         check_kernel(broken())
     assert sentence in str(caught.value)

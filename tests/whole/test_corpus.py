@@ -88,12 +88,12 @@ LARGE_GRIDS = """
 FEW_SMS = {
     "layer_norm_backward": 2,  # the next task's vectors in registers
     "layer_norm_backward_mixed": 2,  # and gamma in shared memory
-    "softmax_long_rows": 8,  # blocks wait for their team a task later; a ring of three
+    "softmax_long_rows": 8,  # blocks wait for their block group a task later; a ring of three
     "group_norm_many_pixels": 8,  # three tasks later, for groups; neighbours packed inside
-    "batch_norm_training_nhwc": 2,  # a team for columns; a part of each is exchanged
-    "layer_norm_4x20000": 16,  # a team that meets once, one task a block
+    "batch_norm_training_nhwc": 2,  # a block group for columns; a part of each is exchanged
+    "layer_norm_4x20000": 16,  # a block group that meets once, one task a block
 }
-"""Programs that an H100 of so few SMs runs with many tasks a block, or with blocks that meet as teams."""
+"""Programs that an H100 of so few SMs runs with many tasks a block, or with blocks that meet as block groups."""
 
 LIMIT = {F64: 1e-13, F32: 1e-5, F16: 2 * 2.0**-10, BF16: 2 * 2.0**-7, E4M3: 2.0**-3, E5M2: 2.0**-2}
 """Largest error of an element relative to its size, or to the mean size of its array."""

@@ -43,7 +43,7 @@ def test_errors_are_at_most_twice_those_of_xla(title: str) -> None:
 
 
 def on_few_sms(case: Case, sms: int = 4) -> Callable[..., Any]:
-    """Where blocks have many tasks, and parts of a reduction meet at a barrier or in a team."""
+    """Where blocks have many tasks, and parts of a reduction meet at a barrier or in a block group."""
     with jax.enable_x64(True):
         return plan_for(few_sms(sms), case.function, *case.arguments(0)).run
 

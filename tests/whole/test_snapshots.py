@@ -38,7 +38,7 @@ XLA_FORMS = {
     "newton_loop": "a loop that XLA runs",
     "branches": "a conditional",
     "bert_layer": "products between kernels",
-    "softmax_long_full_f32": "teams of blocks",
+    "softmax_long_full_f32": "block groups",
 }
 """Programs, by what their form for XLA shows."""
 

@@ -1,4 +1,4 @@
-"""Statements by which the blocks of a team exchange the states of a reduction."""
+"""Statements by which the blocks of a block group exchange the states of a reduction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Where the blocks of a team exchange the states of one reduction: `results` elements with `parts` parts each.
+    """Where the blocks of a block group exchange the states of one reduction: `results` elements with `parts` parts
+    each.
 
     It starts `offset` tagged words after the words of the grid's barrier; a state takes `words` of them.  The parts
     of an element lie side by side, or with elements_inside all elements of a part.
@@ -55,7 +56,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class Publish(Statement):
-    """Part number `part` of result `element` is state[at], for all blocks of the team."""
+    """Part number `part` of result `element` is state[at], for all blocks of the block group."""
 
     area: Area
     element: Linear
@@ -89,13 +90,13 @@ class Collect(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Meeting(Nest):
-    """The warps of a block gather what the `team` blocks published `lag` tasks ago: one warp for each of the `packed`
-    rows of a task, in turns.
+    """The warps of a block gather what the `blocks` blocks of a group published `lag` tasks ago: one warp for each of
+    the `packed` rows of a task, in turns.
 
     body: what a warp does for row `to`.
     """
 
-    team: int
+    blocks: int
     lag: int
     packed: int
     body: tuple[Statement, ...]

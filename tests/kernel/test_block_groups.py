@@ -1,4 +1,4 @@
-"""Teams of blocks on few SMs: rows, groups and columns whose parts stay with the blocks that meet, lagged by up to
+"""Block groups on few SMs: rows, groups and columns whose parts stay with the blocks that meet, lagged by up to
 three tasks or not."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from astitch.device.schedule import DEFAULT, Schedule
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.kernel_ir import BARRIER_STRIDE
 from astitch.kernel.on_chip import MAX_LAG
-from astitch.mapping.stitch_scheme import Span
+from astitch.mapping.stitch_scheme import ReductionScope
 from astitch.program.steps import KernelStep
 from astitch.run.emulate import Order
 from astitch.run.host_engine import HostEngine
@@ -146,22 +146,23 @@ def planned(name: str) -> Planned:
     return plan_for(few_sms(sms), fn, *arguments, schedule=schedule)
 
 
-def assert_legal_teams(found: Planned, gpu: Gpu) -> None:
-    """All blocks are resident, each belongs to one team of the one size, and all parts have words of their own."""
+def assert_legal_block_groups(found: Planned, gpu: Gpu) -> None:
+    """All blocks are resident, each belongs to one block group of the one size, and all parts have words of their
+    own."""
     kernel = found.plan.kernel
-    (parts,) = set(found.teams)
+    (parts,) = set(found.block_groups)
     assert kernel.cooperative and parts > 1
-    assert kernel.grid % parts == 0 and kernel.teams == kernel.grid // parts
+    assert kernel.grid % parts == 0 and kernel.block_groups == kernel.grid // parts
     assert kernel.barrier_words == 2 * BARRIER_STRIDE + 2 * kernel.tagged_words
     blocks_per_sm = gpu.blocks_per_sm(kernel.block, 64, found.program.kernels[0].shared_bytes)
     assert kernel.grid <= gpu.sms * max(blocks_per_sm, 1)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_teams_compute_what_jax_computes(name: str) -> None:
+def test_block_groups_compute_what_jax_computes(name: str) -> None:
     fn, arguments, sms, _ = CASES[name]
     found = planned(name)
-    assert_legal_teams(found, few_sms(sms))
+    assert_legal_block_groups(found, few_sms(sms))
     assert "collect_parts" in found.text and "ASTITCH_GLOBAL_BARRIER" not in found.text
     assert_close(found.run(*arguments), by_jax(fn, *arguments), TOLERANCE)
 
@@ -227,7 +228,7 @@ def edge_rows(columns: int) -> np.ndarray:
 def test_nans_and_infinities_are_where_jax_has_them(columns: int) -> None:
     x = edge_rows(columns)
     found = plan_for(few_sms(8), softmax_and_logsumexp, x, schedule=FIFTHS)
-    assert found.teams
+    assert found.block_groups
     assert_close(found.run(x), by_jax(softmax_and_logsumexp, x), 2e-5)
 
 
@@ -310,7 +311,7 @@ def test_equal_elements_have_no_variance(value: float) -> None:
     """Their squares would overflow, or vanish; joining with the identity of idle threads must not."""
     x = np.full((3, 40_001), value, np.float32)
     found = plan_for(few_sms(8), layer_norm, x, schedule=FIFTHS)
-    assert found.teams
+    assert found.block_groups
     _, mean, variance = found.run(x)
     np.testing.assert_allclose(mean, value, rtol=1e-6)
     assert np.all(variance <= (value * 1e-6) ** 2) and np.all(variance >= 0)
@@ -327,7 +328,7 @@ def loop_of(found: Planned) -> k.TaskLoop:
 @pytest.mark.parametrize(
     "name", ["softmax", "softmax of halves", "layer norm", "group norm", "instance norm", "softmax of columns"]
 )  # fmt: skip
-def test_a_team_meets_once_a_task(name: str) -> None:
+def test_a_block_group_meets_once_a_task(name: str) -> None:
     """Max and sum, mean and variance are one reduction each: one meeting, and each element is read once."""
     found = planned(name)
     body = found.plan.kernel.body
@@ -346,7 +347,7 @@ def test_every_part_has_words_of_its_own(name: str) -> None:
     """For each result one of each block; what the areas of several reductions take adds up."""
     found = planned(name)
     areas = {s.area for s in find_statements(found.plan.kernel.body, k.Publish)}
-    assert {a.parts for a in areas} == set(found.teams)
+    assert {a.parts for a in areas} == set(found.block_groups)
     end = 0
     for area in sorted(areas, key=lambda a: a.offset):
         assert area.offset == (end if area.words == 1 else end + end % 2)
@@ -401,7 +402,7 @@ def test_blocks_with_many_tasks_wait_tasks_later(name: str) -> None:
     """The parts of a task are published, the next ones are begun, then the sums of the first are read and its place
     in the ring is free for the task after the next."""
     what, found, loop = LAGGING[name], lagging(name), loop_of(lagging(name))
-    assert_legal_teams(found, few_sms(what.sms))
+    assert_legal_block_groups(found, few_sms(what.sms))
     assert (loop.lag, loop.ring) == (what.lag, what.lag + 2)
     assert loop.lag <= -(-loop.tasks // found.plan.kernel.grid)
     current, previous, fetch = loop.body
@@ -417,7 +418,7 @@ def test_blocks_with_many_tasks_wait_tasks_later(name: str) -> None:
     assert [s.ahead for s in first] == [0, 1]
     (wait,) = find_statements(current.body, k.CopyWait)
     assert wait.pending == 1, "the next task's may be on their way"
-    assert f"blocks wait for a team {what.lag} tasks later" in found.notes
+    assert f"blocks wait for a block group {what.lag} tasks later" in found.notes
     engine = found.engine()
     for turn in range(2):
         argument = (what.argument * (turn + 1)).astype(what.argument.dtype)
@@ -431,7 +432,7 @@ def test_no_lag_changes_a_bit(name: str) -> None:
     wanted = [a.tobytes() for a in lagging(name).run(what.argument)]
     at_once = dataclasses.replace(what.schedule, prefetch=False)
     plain = plan_for(few_sms(what.sms), what.fn, what.argument, schedule=at_once)
-    assert plain.teams == lagging(name).teams and loop_of(plain).lag == 0
+    assert plain.block_groups == lagging(name).block_groups and loop_of(plain).lag == 0
     assert [a.tobytes() for a in plain.run(what.argument)] == wanted
     engine = lagging(name).engine(order=Order.RANDOM, seed=1)
     assert [a.tobytes() for a in engine.run([what.argument])] == wanted
@@ -451,8 +452,8 @@ def test_lags_end_with_the_tasks(rows: int) -> None:
     x = normal(rows, 17_000)
     schedule = Schedule(block=256, blocks_per_sm=2, split=6)
     found = plan_for(few_sms(6), softmax, x, schedule=schedule)
-    assert found.teams == (6,) and found.plan.kernel.grid == 12
-    tasks = -(-rows // 2)  # of a block: there are two teams
+    assert found.block_groups == (6,) and found.plan.kernel.grid == 12
+    tasks = -(-rows // 2)  # of a block: there are two block groups
     assert loop_of(found).lag == (min(max(tasks - 1, 1), MAX_LAG) if tasks > 1 else 0)
     assert_close(found.run(x, check=True), by_jax(softmax, x), TOLERANCE)
 
@@ -475,7 +476,7 @@ def test_a_tile_too_large_for_a_ring_of_three_does_not_lag() -> None:
     schedule = Schedule(block=1024, blocks_per_sm=2, split=4)
     found = plan_for(few_sms(2), softmax, x, schedule=schedule)
     loop = loop_of(found)
-    assert found.teams and loop.tasks > found.plan.kernel.grid and loop.lag == 0
+    assert found.block_groups and loop.tasks > found.plan.kernel.grid and loop.lag == 0
     assert_close(found.run(x, check=True), by_jax(softmax, x), TOLERANCE)
 
 
@@ -483,7 +484,7 @@ def test_kernels_of_one_task_a_block_do_not_lag() -> None:
     found = plan_for(few_sms(8), softmax, normal(2, 60_000), schedule=DEFAULT)
     (meeting,) = find_statements(found.plan.kernel.body, k.Meeting)
     loop = loop_of(found)
-    assert found.teams and (meeting.lag, loop.once, loop.lag, loop.ring) == (0, True, 0, 0)
+    assert found.block_groups and (meeting.lag, loop.once, loop.lag, loop.ring) == (0, True, 0, 0)
     assert "tasks ago" not in found.text
 
 
@@ -522,11 +523,11 @@ def one_after_the_other(axis: int, x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     "fn", [largest_and_where, any_and_all, whole_numbers, three_sums, one_after_the_other]
 )
-def test_teams_exchange_states_of_all_kinds(fn: Callable[..., Any], axis: int) -> None:
+def test_block_groups_exchange_states_of_all_kinds(fn: Callable[..., Any], axis: int) -> None:
     x = normal(5, 30_000) if axis else normal(1000, 72)
     schedule = Schedule(block=512, blocks_per_sm=2, split=8)
     found = plan_for(few_sms(4), functools.partial(fn, axis), x, schedule=schedule)
-    assert set(found.teams) == {8} and found.plan.kernel.teams > 0
+    assert set(found.block_groups) == {8} and found.plan.kernel.block_groups > 0
     wanted = by_jax(functools.partial(fn, axis), x)
     engine = found.engine(check=True)
     for _ in range(2):
@@ -537,7 +538,7 @@ def test_teams_exchange_states_of_all_kinds(fn: Callable[..., Any], axis: int) -
 
 
 def test_rows_of_different_lengths_do_not_share_words() -> None:
-    """The blocks of a team of one loop are not those of a team of the other."""
+    """The blocks of a block group of one loop are not those of a block group of the other."""
 
     def both(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jax.nn.softmax(x, -1), jax.nn.softmax(y, -1)
@@ -545,14 +546,14 @@ def test_rows_of_different_lengths_do_not_share_words() -> None:
     for rows, sms in (((3, 3), 11), ((2, 5), 8), ((1, 4), 16)):
         x, y = normal(rows[0], 60_000), normal(rows[1], 90_000, seed=1)
         found = plan_for(few_sms(sms), both, x, y)
-        assert len(set(found.teams)) <= 1
+        assert len(set(found.block_groups)) <= 1
         assert_close(found.run(x, y, check=True), by_jax(both, x, y), 2e-5)
 
 
 @pytest.mark.parametrize(
     ("rows", "columns"), [((4, 4), (60_000, 150_000)), ((4, 16), (60_000, 60_000)), ((16, 64), (60_000, 150_000))]
 )  # fmt: skip
-def test_an_h100_has_one_team_size_in_a_kernel(
+def test_an_h100_has_one_block_group_size_in_a_kernel(
     rows: tuple[int, int], columns: tuple[int, int]
 ) -> None:
     def both(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -560,12 +561,12 @@ def test_an_h100_has_one_team_size_in_a_kernel(
 
     shapes = [jax.ShapeDtypeStruct(s, np.float32) for s in zip(rows, columns, strict=True)]
     for plan in plan_for(preset("h100"), both, *shapes).plans:
-        sizes = {loop.mapping.parts for loop in plan.arrangement.loops if loop.mapping.team}
+        sizes = {loop.mapping.parts for loop in plan.arrangement.loops if loop.mapping.cooperative}
         assert len(sizes) <= 1
-        assert plan.kernel.teams == (plan.kernel.grid // max(sizes) if sizes else 0)
+        assert plan.kernel.block_groups == (plan.kernel.grid // max(sizes) if sizes else 0)
 
 
-def test_a_sum_that_keeps_the_channels_is_no_matter_of_the_team() -> None:
+def test_a_sum_that_keeps_the_channels_is_no_matter_of_the_block_group() -> None:
     """Group norm's blocks hold all channels of a group for some pixels; a sum over pixels only has another end."""
 
     def norm_and_pool(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -581,7 +582,7 @@ def test_a_sum_that_keeps_the_channels_is_no_matter_of_the_team() -> None:
 
 
 def test_a_row_sum_beside_a_column_sum() -> None:
-    """Columns are summed over the tasks of all teams."""
+    """Columns are summed over the tasks of all block groups."""
 
     def norm_and_columns(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = layer_norm(x)[0]
@@ -597,8 +598,8 @@ def test_a_row_sum_beside_a_column_sum() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
-def test_teams_on_a_gpu(name: str) -> None:
-    """On the device as it is: the plan may have other teams, the results are the same."""
+def test_block_groups_on_a_gpu(name: str) -> None:
+    """On the device as it is: the plan may have other block groups, the results are the same."""
     import astitch
 
     fn, arguments, *_ = CASES[name]
@@ -608,8 +609,8 @@ def test_teams_on_a_gpu(name: str) -> None:
         assert_close(got, by_jax(fn, *arguments), TOLERANCE | {F32: 1e-4})
 
 
-def test_only_blocks_of_whole_teams_leave_partials() -> None:
-    """A sum over all rows beside a team: blocks beyond the last whole team have no part of it."""
+def test_only_blocks_of_whole_block_groups_leave_partials() -> None:
+    """A sum over all rows beside a block group: blocks beyond the last whole block group have no part of it."""
 
     def loss_and_softmax(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         spread = jnp.exp(x - x.max(-1, keepdims=True))
@@ -619,18 +620,18 @@ def test_only_blocks_of_whole_teams_leave_partials() -> None:
     x = normal(11, 36_000)
     found = plan_for(few_sms(8), loss_and_softmax, x, schedule=Schedule(split=5))
     arrangement = found.plan.arrangement
-    assert arrangement.team_parts == 5 and found.plan.kernel.grid % 5 == 0
-    split = [p for p in arrangement.placements.values() if p.span is Span.LOOP]
+    assert arrangement.group_blocks == 5 and found.plan.kernel.grid % 5 == 0
+    split = [p for p in arrangement.placements.values() if p.reduction_scope is ReductionScope.LOOP]
     assert split and all(place.partials == found.plan.kernel.grid for place in split)
     assert_close(found.run(x, check=True), by_jax(loss_and_softmax, x), TOLERANCE)
 
 
-def test_where_no_number_of_blocks_is_whole_teams_there_are_none(
+def test_where_no_number_of_blocks_is_whole_block_groups_there_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Fewer blocks may make other teams, and so on: at some point there are none."""
+    """Fewer blocks may make other block groups, and so on: at some point there are none."""
     monkeypatch.setattr("astitch.mapping.stitch_scheme.MAX_WAVES", 1)
     x = normal(11, 36_000)
     found = plan_for(few_sms(8), softmax, x, schedule=Schedule(split=5))
-    assert found.plan.arrangement.team_parts == 1 and not found.teams
+    assert found.plan.arrangement.group_blocks == 1 and not found.block_groups
     assert_close(found.run(x), by_jax(softmax, x), TOLERANCE)
