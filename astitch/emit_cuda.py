@@ -17,14 +17,14 @@ from astitch.kernel.cuda_text import (
     STORAGE,
     comment,
     compute_type,
-    spell,
-    spell_form,
-    spell_guards,
-    spell_number,
-    spell_store,
-    spell_value,
+    render,
+    render_form,
+    render_guards,
+    render_number,
+    render_store,
+    render_value,
 )
-from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, spell_entry
+from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, render_entry
 from astitch.kernel.visit_statements import list_statements
 
 SCALARS_TOGETHER = 32
@@ -170,7 +170,7 @@ class _Printer:
         yield f"  static constexpr Joint joint = {joint};"
         members = " ".join(f"{compute_type(d)} f{i};" for i, d in fields)
         yield f"  struct State {{ {members} }};"
-        values = ", ".join(spell_number(v) for v in reducer.identity)
+        values = ", ".join(render_number(v) for v in reducer.identity)
         yield f"  static __device__ __forceinline__ State identity() {{ return State{{{values}}}; }}"
         yield "  static __device__ __forceinline__ State combine(const State a, const State b) {"
         yield from self.region(reducer)
@@ -218,14 +218,14 @@ class _Printer:
             if node.op == "parameter":
                 continue
             if isinstance(node.attrs, ConstantAttrs):
-                names[node.name] = spell_number(node.attrs.value)
+                names[node.name] = render_number(node.attrs.value)
                 continue
             dtypes = tuple(region[o].dtype for o in node.operands)
             operands = tuple(k.Name(names[o]) for o in node.operands)
             call = k.Call(node.op, node.dtype, operands, dtypes, node.attrs)
             # A wider accumulator than the region's type (sums of f16 and bf16) is not rounded at every step.
             widened = reducer.fields[0] is not region[region.outputs[0]].dtype
-            text = spell(call) if widened else spell_value(node.dtype, call)
+            text = render(call) if widened else render_value(node.dtype, call)
             names[node.name] = f"v{len(names)}"
             yield f"    const {compute_type(node.dtype)} {names[node.name]} = {text};"
         yield f"    return State{{{', '.join(names[o] for o in region.outputs)}}};"
@@ -252,7 +252,7 @@ class _Printer:
             yield f"//   and {len(kernel.sources) - 8} more"
         for reducer in kernel.reducers:
             yield from self.reducer(reducer)
-        yield from spell_entry(self.entry(), self.abi)
+        yield from render_entry(self.entry(), self.abi)
         named = {p.source: p for p in kernel.parameters}
         for array in kernel.scratch:
             kind, name = STORAGE[named[array.source].dtype], named[array.source].name
@@ -280,41 +280,41 @@ class _Printer:
 
 
 def _emit_index(printer: _Printer, index: k.Index) -> Iterator[str]:
-    yield f"const {printer.integer} {index.name} = {spell_form(index.form)};"
+    yield f"const {printer.integer} {index.name} = {render_form(index.form)};"
 
 
 def _emit_choose_index(printer: _Printer, choice: k.ChooseIndex) -> Iterator[str]:
     *tests, (_, last) = choice.cases
-    chosen = [f"{spell_guards(g)} ? {spell_form(form)} : " for g, form in tests]
-    yield f"const {printer.integer} {choice.name} = {''.join(chosen)}{spell_form(last)};"
+    chosen = [f"{render_guards(g)} ? {render_form(form)} : " for g, form in tests]
+    yield f"const {printer.integer} {choice.name} = {''.join(chosen)}{render_form(last)};"
 
 
 def _emit_start(printer: _Printer, start: k.Start) -> Iterator[str]:
     # Unsigned starts are never negative, but may exceed what an int holds.
     size = "int" if start.dtype.bytes <= 4 and start.limit < 1 << 31 else "long long"
     kind = f"unsigned {size}" if start.dtype.is_unsigned else size
-    clamped = f"hlo_clamp(({kind})0, ({kind}){spell(start.expr)}, ({kind}){start.limit})"
+    clamped = f"hlo_clamp(({kind})0, ({kind}){render(start.expr)}, ({kind}){start.limit})"
     yield f"const {printer.integer} {start.name} = ({printer.integer}){clamped};"
 
 
 def _emit_value(printer: _Printer, value: k.Value) -> Iterator[str]:
     kind = compute_type(value.dtype)
-    yield f"const {kind} {value.name} = {spell_value(value.dtype, value.expr)};"
+    yield f"const {kind} {value.name} = {render_value(value.dtype, value.expr)};"
 
 
 def _emit_load(printer: _Printer, load: k.Load) -> Iterator[str]:
     kind = compute_type(load.dtype)
-    element = f"{load.array}[{spell_form(load.position)}]"
+    element = f"{load.array}[{render_form(load.position)}]"
     yield f"const {kind} {load.name} = load_as<{kind}>({element});"
 
 
 def _emit_load_vector(printer: _Printer, load: k.LoadVector) -> Iterator[str]:
     vector = _vector_type(load.dtype, load.width)
-    at = f"{load.array} + ({spell_form(load.position)})"
+    at = f"{load.array} + ({render_form(load.position)})"
     loaded = f"{load.name} = *reinterpret_cast<const {vector}*>({at});"
     if load.guards:
         yield f"{vector} {load.name}{{}};"
-        yield f"if ({spell_guards(load.guards)}) {loaded}"
+        yield f"if ({render_guards(load.guards)}) {loaded}"
     else:
         yield f"const {vector} {loaded}"
 
@@ -330,12 +330,12 @@ def _emit_vector_variable(printer: _Printer, variable: k.VectorVariable) -> Iter
 
 def _emit_store_lane(printer: _Printer, store: k.StoreLane) -> Iterator[str]:
     unrounded = store.unrounded or store.dtype in F8
-    value = spell(store.expr) if unrounded else spell_store(store.dtype, store.expr)
+    value = render(store.expr) if unrounded else render_store(store.dtype, store.expr)
     yield f"{store.vector}.v[lane] = {value};"
 
 
 def _emit_store_vector(printer: _Printer, store: k.StoreVector) -> Iterator[str]:
-    at = f"{store.array} + ({spell_form(store.position)})"
+    at = f"{store.array} + ({render_form(store.position)})"
     if store.unrounded or store.dtype in F8:
         yield f"store_lanes({at}, {store.vector});"
     else:
@@ -344,8 +344,8 @@ def _emit_store_vector(printer: _Printer, store: k.StoreVector) -> Iterator[str]
 
 
 def _emit_store(printer: _Printer, store: k.Store) -> Iterator[str]:
-    element = f"{store.array}[{spell_form(store.position)}]"
-    yield f"{element} = {spell_store(store.dtype, store.expr)};"
+    element = f"{store.array}[{render_form(store.position)}]"
+    yield f"{element} = {render_store(store.dtype, store.expr)};"
 
 
 def _emit_keep(printer: _Printer, keep: k.Keep) -> Iterator[str]:
@@ -354,8 +354,8 @@ def _emit_keep(printer: _Printer, keep: k.Keep) -> Iterator[str]:
 
 
 def _emit_keep_set(printer: _Printer, keep: k.KeepSet) -> Iterator[str]:
-    value = spell_store(keep.dtype, keep.expr) if keep.raw else spell(keep.expr)
-    yield f"{keep.name}[{spell_form(keep.position)}] = {value};"
+    value = render_store(keep.dtype, keep.expr) if keep.raw else render(keep.expr)
+    yield f"{keep.name}[{render_form(keep.position)}] = {value};"
 
 
 # ---- prefetches -------------------------------------------------------------------------------------------------
@@ -366,17 +366,17 @@ def _emit_ahead(printer: _Printer, ahead: k.Ahead) -> Iterator[str]:
     yield f"words_of<{kind}>::type {ahead.name}[{ahead.count}];"
 
 
-def _spell_shared(step: k.KeepVector | k.Fetch | k.TakeVector, slot: str) -> str:
+def _render_shared(step: k.KeepVector | k.Fetch | k.TakeVector, slot: str) -> str:
     """A vector of a shared slot."""
     kind = f"{STORAGE[step.dtype]}, {step.width}"
-    return f"shared_vec<{kind}>({slot}, ({spell_form(step.at)}) * {step.width})"
+    return f"shared_vec<{kind}>({slot}, ({render_form(step.at)}) * {step.width})"
 
 
 def _emit_keep_vector(printer: _Printer, keep: k.KeepVector) -> Iterator[str]:
     if keep.target in printer.slot_names:
-        yield f"{_spell_shared(keep, keep.target)} = {keep.vector};"
+        yield f"{_render_shared(keep, keep.target)} = {keep.vector};"
     else:
-        yield f"{keep.target}[{spell_form(keep.at)}] = to_words({keep.vector});"
+        yield f"{keep.target}[{render_form(keep.at)}] = to_words({keep.vector});"
 
 
 def _emit_advance(printer: _Printer, step: k.Advance) -> Iterator[str]:
@@ -385,13 +385,13 @@ def _emit_advance(printer: _Printer, step: k.Advance) -> Iterator[str]:
 
 
 def _emit_fetch(printer: _Printer, fetch: k.Fetch) -> Iterator[str]:
-    source = f"{fetch.array} + ({spell_form(fetch.position)})"
+    source = f"{fetch.array} + ({render_form(fetch.position)})"
     if fetch.target in printer.slot_names:
-        yield f"copy_async(&{_spell_shared(fetch, fetch.target)}, {source});"
+        yield f"copy_async(&{_render_shared(fetch, fetch.target)}, {source});"
     else:
         words = f"words_of<{_vector_type(fetch.dtype, fetch.width)}>::type"
         loaded = f"*reinterpret_cast<const {words}*>({source})"
-        yield f"{fetch.target}[{spell_form(fetch.at)}] = {loaded};"
+        yield f"{fetch.target}[{render_form(fetch.at)}] = {loaded};"
 
 
 def _emit_copy_wait(printer: _Printer, wait: k.CopyWait) -> Iterator[str]:
@@ -402,9 +402,9 @@ def _emit_copy_wait(printer: _Printer, wait: k.CopyWait) -> Iterator[str]:
 
 def _emit_take_vector(printer: _Printer, take: k.TakeVector) -> Iterator[str]:
     kind = _vector_type(take.dtype, take.width)
-    taken = f"from_words<{kind}>({take.source}[{spell_form(take.at)}])"
+    taken = f"from_words<{kind}>({take.source}[{render_form(take.at)}])"
     if take.source in printer.slot_names:
-        taken = _spell_shared(take, take.source)
+        taken = _render_shared(take, take.source)
     yield f"const {kind} {take.name} = {taken};"
 
 
@@ -456,24 +456,24 @@ _Accumulation = (
 )
 
 
-def _spell_state(step: _Accumulation) -> str:
-    return f"{step.state}[{spell_form(step.position)}]"
+def _render_state(step: _Accumulation) -> str:
+    return f"{step.state}[{render_form(step.position)}]"
 
 
 def _emit_accumulate(printer: _Printer, step: k.Accumulate) -> Iterator[str]:
-    at, reducer = _spell_state(step), f"Reduce{step.reducer}"
-    fields = ", ".join(spell(v) for v in step.values)
+    at, reducer = _render_state(step), f"Reduce{step.reducer}"
+    fields = ", ".join(render(v) for v in step.values)
     yield f"{at} = {reducer}::combine({at}, {reducer}::State{{{fields}}});"
 
 
 def _emit_accumulate_product(printer: _Printer, step: k.AccumulateProduct) -> Iterator[str]:
-    field = f"{_spell_state(step)}.f0"
-    yield f"{field} = hlo_multiply_add({spell(step.a)}, {spell(step.b)}, {field});"
+    field = f"{_render_state(step)}.f0"
+    yield f"{field} = hlo_multiply_add({render(step.a)}, {render(step.b)}, {field});"
 
 
 def _emit_accumulate_element(printer: _Printer, step: k.AccumulateElement) -> Iterator[str]:
     kind = printer.kernel.reducers[step.reducer].joint
-    yield f"add_to_{kind}({_spell_state(step)}, {spell(step.value)});"
+    yield f"add_to_{kind}({_render_state(step)}, {render(step.value)});"
 
 
 def _emit_batch(printer: _Printer, batch: k.Batch) -> Iterator[str]:
@@ -481,18 +481,18 @@ def _emit_batch(printer: _Printer, batch: k.Batch) -> Iterator[str]:
 
 
 def _emit_batch_set(printer: _Printer, step: k.BatchSet) -> Iterator[str]:
-    yield f"{step.name}[lane] = {spell(step.expr)};"
+    yield f"{step.name}[lane] = {render(step.expr)};"
 
 
 def _emit_accumulate_batch(printer: _Printer, step: k.AccumulateBatch) -> Iterator[str]:
     kind = printer.kernel.reducers[step.reducer].joint
-    yield f"add_batch_to_{kind}({_spell_state(step)}, {step.batch});"
+    yield f"add_batch_to_{kind}({_render_state(step)}, {step.batch});"
 
 
 def _emit_accumulate_state(printer: _Printer, step: k.AccumulateState) -> Iterator[str]:
-    at, reducer = _spell_state(step), f"Reduce{step.reducer}"
+    at, reducer = _render_state(step), f"Reduce{step.reducer}"
     fields = ", ".join(
-        f"load_as<{compute_type(d)}>({a}[{spell_form(step.at)}])"
+        f"load_as<{compute_type(d)}>({a}[{render_form(step.at)}])"
         for a, d in zip(step.arrays, printer.kernel.reducers[step.reducer].fields, strict=True)
     )
     yield f"{at} = {reducer}::combine({at}, {reducer}::State{{{fields}}});"
@@ -538,10 +538,10 @@ def _emit_reduction_of_warps(step: k.ReduceAcross) -> Iterator[str]:
 
 
 def _emit_scan(printer: _Printer, step: k.ScanAcross) -> Iterator[str]:
-    yield _spell_scan(step)
+    yield _render_scan(step)
 
 
-def _spell_scan(step: k.ScanAcross) -> str:
+def _render_scan(step: k.ScanAcross) -> str:
     arguments = ", ".join((step.state, step.slot or "nullptr", step.carry or "no_carry()"))
     sizes = f"{step.steps}, {step.width}, {step.threads}"
     given = step.handover
@@ -550,7 +550,7 @@ def _spell_scan(step: k.ScanAcross) -> str:
         each, _ = given.area.strides
         start = ix.offset(ix.scale(given.element, each), given.area.offset)
         arguments += (
-            f", exchange + ({spell_form(start)}), {spell_form(given.part)}, {given.slot}, tag"
+            f", exchange + ({render_form(start)}), {render_form(given.part)}, {given.slot}, tag"
         )
         if step.columns:
             sizes += f", {step.stride}"
@@ -563,7 +563,7 @@ def _spell_scan(step: k.ScanAcross) -> str:
 
 
 def _emit_finish(printer: _Printer, step: k.Finish) -> Iterator[str]:
-    fields = ", ".join(spell(v) for v in step.inits)
+    fields = ", ".join(render(v) for v in step.inits)
     state, reducer = f"{step.state}[i]", f"Reduce{step.reducer}"
     combined = f"{reducer}::combine({reducer}::State{{{fields}}}, {state})"
     yield "#pragma unroll"
@@ -577,14 +577,14 @@ def _emit_finish(printer: _Printer, step: k.Finish) -> Iterator[str]:
 def _emit_publish(printer: _Printer, step: k.Publish) -> Iterator[str]:
     each, other = step.area.strides
     word = ix.add(ix.scale(step.element, each), ix.scale(step.part, other))
-    to = f"exchange + ({spell_form(ix.offset(word, step.area.offset))})"
-    yield f"Reduce{step.reducer}::publish({step.state}[{spell_form(step.at)}], {to}, tag);"
+    to = f"exchange + ({render_form(ix.offset(word, step.area.offset))})"
+    yield f"Reduce{step.reducer}::publish({step.state}[{render_form(step.at)}], {to}, tag);"
 
 
 def _emit_collect(printer: _Printer, step: k.Collect) -> Iterator[str]:
     each, other = step.area.strides
-    start = f"exchange + ({spell_form(ix.offset(ix.scale(step.element, each), step.area.offset))})"
-    arguments = f"{step.state}[{spell_form(step.at)}], {start}, {spell_form(step.rank)}, tag"
+    start = f"exchange + ({render_form(ix.offset(ix.scale(step.element, each), step.area.offset))})"
+    arguments = f"{step.state}[{render_form(step.at)}], {start}, {render_form(step.rank)}, tag"
     kinds = f"Reduce{step.reducer}, {step.members}, {step.area.parts}, {other}"
     yield f"collect_parts<{kinds}>({arguments});"
 
@@ -613,7 +613,7 @@ def _emit_meeting(printer: _Printer, meeting: k.Meeting) -> Iterator[str]:
 def _emit_loop(printer: _Printer, loop: k.Loop) -> Iterator[str]:
     variable, count = loop.variable, loop.count
     if loop.bound is not None:
-        end = spell_form(loop.bound)
+        end = render_form(loop.bound)
         yield f"#pragma unroll {loop.together}"
         yield (
             f"for (int {variable} = 0, {variable}_end = {end} < {count} ? {end} : {count}; "
@@ -641,31 +641,31 @@ def _emit_rounds(printer: _Printer, rounds: k.Rounds) -> Iterator[str]:
 
 
 def _emit_if(printer: _Printer, statement: k.If) -> Iterator[str]:
-    yield f"if ({spell_guards(statement.guards)}) {{"
+    yield f"if ({render_guards(statement.guards)}) {{"
     yield from printer.inner(statement.body)
     yield "}"
 
 
 def _emit_switch(printer: _Printer, switch: k.Switch) -> Iterator[str]:
     for number, case in enumerate(switch.cases):
-        yield _spell_case(number, case)
+        yield _render_case(number, case)
         yield from printer.inner(case.body)
     yield "}"
 
 
-def _spell_case(number: int, case: k.If | k.Branch) -> str:
+def _render_case(number: int, case: k.If | k.Branch) -> str:
     """The line in front of a case."""
     head = "" if number == 0 else "} else "
-    test = f"if ({spell_guards(case.guards)}) " if case.guards else ""
+    test = f"if ({render_guards(case.guards)}) " if case.guards else ""
     return f"{head}{test}{{"
 
 
 def _emit_choose(printer: _Printer, choice: k.Choose) -> Iterator[str]:
     yield f"{compute_type(choice.dtype)} {choice.name};"
     for number, branch in enumerate(choice.branches):
-        yield _spell_case(number, branch)
+        yield _render_case(number, branch)
         yield from printer.inner(branch.body)
-        yield f"  {choice.name} = {spell(branch.result)};"
+        yield f"  {choice.name} = {render(branch.result)};"
     yield "}"
 
 

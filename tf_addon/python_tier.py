@@ -201,12 +201,12 @@ def _make_custom_call(
 def _write_module(program: Program, handle: int) -> bytes:
     """StableHLO with one custom call, which names the handle."""
 
-    def spell(type_: Any) -> str:
+    def render(type_: Any) -> str:
         extents = "".join(f"{extent}x" for extent in type_.shape)
         return f"tensor<{extents}{_MLIR[type_.dtype.numpy.name]}>"
 
-    operands = [spell(view.type) for view in program.parameters]
-    results = [spell(view.type) for view in program.outputs]
+    operands = [render(view.type) for view in program.parameters]
+    results = [render(view.type) for view in program.outputs]
     names = [f"%a{i}" for i in range(len(operands))]
     count = len(results)
     head, shown = (

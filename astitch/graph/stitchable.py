@@ -8,7 +8,7 @@ from astitch.graph.ops import OPS, Kind, monoid_of, neutral_element
 from astitch.graph.running import find_running, why_not_liftable
 
 STITCHABLE_DTYPES = frozenset(d for d in DType if not d.is_complex and not d.is_opaque)
-"""Element types that the emitter spells."""
+"""Element types that the emitter renders."""
 
 
 def is_computed(graph: Graph, node: Node) -> bool:

@@ -365,7 +365,7 @@ class _Computation:
     def _add_upper_half(self, node: Node, operands: Sequence[_Value]) -> _Value:
         """mulhi by older ops: XLA before JAX 0.11 has it not, and no XLA reads it back from HLO into StableHLO."""
         values = dict(zip(node.operands, operands, strict=True))
-        for part in _spell_upper_half(node):
+        for part in _render_upper_half(node):
             values[part.name] = self._add(part, part.type, [values[o] for o in part.operands])
         return values[node.name]
 
@@ -432,7 +432,7 @@ _TWICE = {
 """The integer types with one of twice the size."""
 
 
-def _spell_upper_half(node: Node) -> tuple[Node, ...]:
+def _render_upper_half(node: Node) -> tuple[Node, ...]:
     """mulhi(x, y): the upper half of x * y in a type of twice the size; of 64 bits by products of halves."""
     array, parts = node.array, list[Node]()
 

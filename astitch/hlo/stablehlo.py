@@ -106,7 +106,7 @@ def _rewrite(module: bytes) -> bytes:
         for operation in found:
             held = [operation.attributes[i] for i in range(len(operation.attributes))]
             attributes = {
-                attribute.name: ir.Attribute.parse(_spell_in_chlo(str(attribute.attr)))
+                attribute.name: ir.Attribute.parse(_render_in_chlo(str(attribute.attr)))
                 for attribute in held
             }
             product = ir.Operation.create(
@@ -125,6 +125,6 @@ def _rewrite(module: bytes) -> bytes:
         return written.getvalue()
 
 
-def _spell_in_chlo(attribute: str) -> str:
+def _render_in_chlo(attribute: str) -> str:
     """An attribute's text: CHLO names the dimensions of the product beside the ragged ones."""
     return _DOT_NUMBERS.sub(r"\1", attribute).replace("<, ", "<").replace("#mhlo", "#chlo")

@@ -217,7 +217,7 @@ class KernelCheck:
                 )
                 self.require(
                     dtype is None or variable.dtype is dtype,
-                    f"{name} of {_spell(variable.dtype)} is used as {_spell(dtype)}",
+                    f"{name} of {_render(variable.dtype)} is used as {_render(dtype)}",
                 )
                 return variable
         raise self.fault(f"{name} is used before it is defined")
@@ -252,7 +252,8 @@ class KernelCheck:
     def check_type(self, array: str, dtype: DType | None, done: str) -> None:
         own = self.slots[array].dtype if array in self.slots else self.parameters[array].dtype
         self.require(
-            dtype is None or own is dtype, f"{array} of {_spell(own)} is {done} as {_spell(dtype)}"
+            dtype is None or own is dtype,
+            f"{array} of {_render(own)} is {done} as {_render(dtype)}",
         )
 
     def use_own(self, use: UseOwn) -> Trace:
@@ -367,7 +368,7 @@ class KernelCheck:
     def check_width(self, name: str, dtype: DType | None, width: int | None) -> None:
         self.require(
             width is None or (width > 1 and width & (width - 1) == 0),
-            f"{name} is a vector of {width} {_spell(dtype)}",
+            f"{name} is a vector of {width} {_render(dtype)}",
         )
 
     def check_expr(self, expr: Expression) -> Trace:
@@ -426,7 +427,7 @@ def _overlap(a: k.Slot, b: k.Slot) -> bool:
     return a.offset < b.offset + b.bytes and b.offset < a.offset + a.bytes
 
 
-def _spell(dtype: DType | None) -> str:
+def _render(dtype: DType | None) -> str:
     return dtype.value if dtype is not None else "no type"
 
 

@@ -111,7 +111,7 @@ def _find_candidates(
             for operand in operands:
                 candidates[operand].users.add(name)
             loop.names[statement.name] = name
-        # Once for each loop, however often it spells a value: what that is computed from is in as many loops.
+        # Once for each loop, however often it renders a value: what that is computed from is in as many loops.
         for name in set(loop.names.values()):
             candidates[name].times += _count_times(section, blocks)
         loops.append(loop)

@@ -57,18 +57,18 @@ def comment(text: str) -> str:
 # ---- expressions -----------------------------------------------------------------------------------------------
 
 
-def spell_term(term: Term) -> str:
+def render_term(term: Term) -> str:
     match term:
         case Symbol(name, _):
             return name
         case Quotient(dividend, divisor):
             if is_cut(dividend, divisor):
-                return f"({spell_form(dividend)}) >> {divisor.bit_length() - 1}"
-            return f"({spell_form(dividend)}) / {divisor}"
+                return f"({render_form(dividend)}) >> {divisor.bit_length() - 1}"
+            return f"({render_form(dividend)}) / {divisor}"
         case Remainder(dividend, divisor):
             if is_cut(dividend, divisor):
-                return f"({spell_form(dividend)}) & {divisor - 1}"
-            return f"({spell_form(dividend)}) % {divisor}"
+                return f"({render_form(dividend)}) & {divisor - 1}"
+            return f"({render_form(dividend)}) % {divisor}"
 
 
 def is_cut(dividend: Linear, divisor: int) -> bool:
@@ -76,12 +76,12 @@ def is_cut(dividend: Linear, divisor: int) -> bool:
     return divisor & (divisor - 1) == 0 and ix.bounds(dividend)[0] >= 0
 
 
-def spell_form(form: Linear) -> str:
+def render_form(form: Linear) -> str:
     parts = []
     # Lanes and loop counters are ints: what they are multiplied with, and the first term of a sum, say how wide it is.
     wide = not _is_int(form)
     for number, (term, coefficient) in enumerate(form.terms):
-        text = spell_term(term)
+        text = render_term(term)
         if not isinstance(term, Symbol):
             text = f"({text})"
         if wide and (number == 0 or not _is_int(Linear(0, ((term, coefficient),)))):
@@ -90,7 +90,7 @@ def spell_form(form: Linear) -> str:
             text = f"{text} * {coefficient}"
         parts.append(text)
     if form.constant or not parts:
-        parts.append(spell_integer(form.constant))
+        parts.append(render_integer(form.constant))
     return " + ".join(parts).replace("+ -", "- ")
 
 
@@ -111,12 +111,12 @@ _LANE = Symbol(LANE.name, ACCESS_BYTES)
 """No vector has more lanes."""
 
 
-def spell_integer(value: int) -> str:
+def render_integer(value: int) -> str:
     """As an int, or as a long long, of which hlo_math.cuh knows the type; C++ would take long for it."""
     return str(value) if -(2**31) < value < 2**31 else f"{value}LL"
 
 
-def spell_number(literal: Literal) -> str:
+def render_number(literal: Literal) -> str:
     """A literal that the compiler reads back to exactly the same bits (NaNs: a NaN)."""
     dtype, value = literal.dtype, literal.numpy().reshape(())
     if dtype is DType.PRED:
@@ -142,7 +142,7 @@ def spell_number(literal: Literal) -> str:
     return text if wide else text + "f"
 
 
-def spell_call(call: k.Call, operands: Sequence[str]) -> str:
+def render_call(call: k.Call, operands: Sequence[str]) -> str:
     match call.op, call.attrs:
         case "compare", CompareAttrs(direction, total_order):
             suffix = "_total" if total_order else ""
@@ -168,55 +168,55 @@ def spell_call(call: k.Call, operands: Sequence[str]) -> str:
     return row.cuda.format(*operands)
 
 
-def spell_store(dtype: DType, expr: k.Expr) -> str:
+def render_store(dtype: DType, expr: k.Expr) -> str:
     """The element of storage type that holds the expression; a name is a value of `dtype` already."""
     exact = dtype is DType.BF16 and isinstance(expr, k.Name | k.Number | k.Lane)
-    return f"{'store_exact' if exact else 'store_as'}<{STORAGE[dtype]}>({spell(expr)})"
+    return f"{'store_exact' if exact else 'store_as'}<{STORAGE[dtype]}>({render(expr)})"
 
 
-def spell(expr: k.Expr) -> str:
+def render(expr: k.Expr) -> str:
     """A scalar in its compute type."""
     match expr:
         case k.Name(name):
             return name
         case k.Number(value):
-            return spell_number(value)
+            return render_number(value)
         case k.Call():
-            return spell_call(expr, [spell(o) for o in expr.operands])
+            return render_call(expr, [render(o) for o in expr.operands])
         case k.Position(form, dtype):
-            return f"hlo_convert<{STORAGE[dtype]}>({spell_form(form)})"
+            return f"hlo_convert<{STORAGE[dtype]}>({render_form(form)})"
         case k.Lane(vector, DType.BF16):
             return f"bf16_lane({vector}, lane)"
         case k.Lane(vector, dtype):
             return f"load_as<{compute_type(dtype)}>({vector}.v[lane])"
         case k.Element(array, position, dtype, raw):
-            element = f"{array}[{spell_form(position)}]"
+            element = f"{array}[{render_form(position)}]"
             return f"load_as<{compute_type(dtype)}>({element})" if raw else element
         case k.Field(state, position, number):
-            return f"{state}[{spell_form(position)}].f{number}"
+            return f"{state}[{render_form(position)}].f{number}"
 
 
-def spell_value(dtype: DType, expr: k.Expr) -> str:
+def render_value(dtype: DType, expr: k.Expr) -> str:
     """The expression, rounded once to its HLO dtype."""
     narrow = dtype.is_narrow_float
     exact = (isinstance(expr, k.Call) and expr.op in k.EXACT) or isinstance(
         expr, k.Lane | k.Element | k.Name | k.Number
     )
-    text = spell(expr)
+    text = render(expr)
     return f"round_to<{STORAGE[dtype]}>({text})" if narrow and not exact else text
 
 
-def spell_guard(guard: Guard) -> str:
+def render_guard(guard: Guard) -> str:
     match guard:
         case Within(form, low, high):
             least, most = ix.bounds(form)
-            text = spell_form(form)
+            text = render_form(form)
             tests = [f"{text} >= {low}"] if least < low else []
             tests += [f"{text} < {high}"] if most >= high or not tests else []
             return " && ".join(tests)
         case Divisible(form, by):
-            return f"({spell_form(form)}) % {by} == 0"
+            return f"({render_form(form)}) % {by} == 0"
 
 
-def spell_guards(guards: Sequence[Guard]) -> str:
-    return " && ".join(spell_guard(g) for g in guards)
+def render_guards(guards: Sequence[Guard]) -> str:
+    return " && ".join(render_guard(g) for g in guards)

@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"_[0-9]+$")
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _spell_identifier(hint: str) -> str:
+def _render_identifier(hint: str) -> str:
     """A C identifier close to a name: the same for many values of many candidates."""
     base = "".join(c if c.isascii() and c.isalnum() else "_" for c in hint).strip("_")
     base = base if base[:1].isalpha() else f"v_{base}".rstrip("_")
@@ -66,7 +66,7 @@ class Declarations:
 
         It ends in _ and a digit, which no keyword, macro or function of the device library does.
         """
-        name = base = _spell_identifier(hint[:MAX_NAME])
+        name = base = _render_identifier(hint[:MAX_NAME])
         while name in self.taken:
             self.numbers[base] = self.numbers.get(base, 0) + 1
             name = f"{base}__{self.numbers[base]}"

@@ -48,7 +48,7 @@ class Pointer:
     def type(self) -> str:
         return f"{self.kind}* __restrict__" if self.restrict else f"{self.kind}*"
 
-    def spell_cast(self, source: str) -> str:
+    def render_cast(self, source: str) -> str:
         """The definition of the pointer from an untyped one."""
         return f"{self.type} const {self.name} = reinterpret_cast<{self.kind}*>({source});"
 
@@ -81,7 +81,7 @@ _BARRIER = Pointer("unsigned int", "barrier")
 _TOKENS = "const unsigned int* before, unsigned int* done"
 
 
-def spell_entry(entry: Entry, abi: LaunchAbi) -> Iterator[str]:
+def render_entry(entry: Entry, abi: LaunchAbi) -> Iterator[str]:
     """The lines up to the body: the array of barrier words, the parameters, the pointers made of them.
 
     Raises IllegalProduct where the ABI names a parameter that the kernel has not.
@@ -94,7 +94,7 @@ def spell_entry(entry: Entry, abi: LaunchAbi) -> Iterator[str]:
     if own_words:
         yield f"__device__ __align__(256) unsigned int {entry.words}[{entry.barrier_words}];"
     if entry.many:
-        yield from _spell_untyped(entry, abi, pointers, tokens, own_words)
+        yield from _render_untyped(entry, abi, pointers, tokens, own_words)
         return
     parameters = [*(f"{p.type} {p.name}" for p in pointers), *tokens]
     yield entry.head
@@ -117,7 +117,7 @@ def _share_memory(entry: Entry, abi: LaunchAbi) -> list[Pointer]:
     return pointers
 
 
-def _spell_untyped(
+def _render_untyped(
     entry: Entry, abi: LaunchAbi, pointers: list[Pointer], tokens: list[str], own_words: bool
 ) -> Iterator[str]:
     """The parameters on one line, as a table or one by one; below, a typed pointer for each."""
@@ -131,4 +131,4 @@ def _spell_untyped(
     if own_words:
         pointers, sources = [*pointers, _BARRIER], [*sources, entry.words]
     for pointer, source in zip(pointers, sources, strict=True):
-        yield f"  {pointer.spell_cast(source)}"
+        yield f"  {pointer.render_cast(source)}"

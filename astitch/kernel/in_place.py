@@ -139,48 +139,48 @@ def _in_equal_nests(load: tuple[_Place, ...], store: tuple[_Place, ...]) -> bool
         return False
     if not any(isinstance(place.statement, k.TaskLoop) for place in store[:depth]):
         return False
-    read, written = _spell_nest(load[depth:]), _spell_nest(store[depth:])
+    read, written = _render_nest(load[depth:]), _render_nest(store[depth:])
     return read is not None and read == written
 
 
-def _spell_nest(path: tuple[_Place, ...]) -> tuple[Any, ...] | None:
+def _render_nest(path: tuple[_Place, ...]) -> tuple[Any, ...] | None:
     """Loops, guards and the position, in which each index that the nest defines is written out; None where something
     else stands in it."""
     known: dict[str, Any] = {}
-    spelled: list[Any] = []
+    rendered: list[Any] = []
     for depth, place in enumerate(path[:-1]):
         match statement := place.statement:
             case k.Loop(variable=variable):
                 known[variable] = ("turn", depth)
-                spelled.append(("loop", statement.count, _spell(statement.bound, known)))
+                rendered.append(("loop", statement.count, _render(statement.bound, known)))
             case k.If(guards=guards):
-                spelled.append(("if", _spell(guards, known)))
+                rendered.append(("if", _render(guards, known)))
             case _:
                 return None
         inner = path[depth + 1]
         for before in inner.body[: inner.number]:
             if isinstance(before, k.Index):
-                known[before.name] = _spell(before.form, known)
+                known[before.name] = _render(before.form, known)
     match path[-1].statement:
         case k.Load(position=position) | k.Store(position=position):
-            return (*spelled, 1, _spell(position, known))
+            return (*rendered, 1, _render(position, known))
         case k.LoadVector(position=position, width=w) | k.StoreVector(position=position, width=w):
-            return (*spelled, w, _spell(position, known))
+            return (*rendered, w, _render(position, known))
         case k.Fetch(position=position, width=w):
             # In such a nest into registers, for a later phase.
-            return (*spelled, w, _spell(position, known))
+            return (*rendered, w, _render(position, known))
     return None
 
 
-def _spell(value: Any, known: Mapping[str, Any]) -> Any:
+def _render(value: Any, known: Mapping[str, Any]) -> Any:
     """A part of a statement as nested tuples.  known: what stands for a symbol."""
     if isinstance(value, Symbol):
         return known.get(value.name, value.name)
     if isinstance(value, tuple):
-        return tuple(_spell(part, known) for part in value)
+        return tuple(_render(part, known) for part in value)
     if is_dataclass(value):
         names = (field.name for field in fields(value) if field.compare)
-        return (type(value).__name__, *(_spell(getattr(value, name), known) for name in names))
+        return (type(value).__name__, *(_render(getattr(value, name), known) for name in names))
     return value
 
 

@@ -184,7 +184,7 @@ class Prefetch:
 
     def find_late_vectors(self) -> list[VectorLoad]:
         """What only phases after the first load, at positions that do not depend on data."""
-        other = self.nest.for_another_task()  # what it spells is nowhere emitted
+        other = self.nest.for_another_task()  # what it renders is nowhere emitted
         found = []
         for key in find_late_loads(self.declarations.arrangement, self.nest.loop):
             name, index = key

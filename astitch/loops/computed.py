@@ -9,7 +9,7 @@ import numpy as np
 from astitch.graph.ir import Literal, Node, PadAttrs, SliceAttrs
 from astitch.graph.ops import OPS, monoid_of
 from astitch.kernel import kernel_ir as k
-from astitch.kernel.cuda_text import compute_type, spell_call, spell_number
+from astitch.kernel.cuda_text import compute_type, render_call, render_number
 from astitch.loops.axes import NEUTRAL, Axis
 from astitch.loops.schedule import Part, is_shift
 from astitch.loops.share_text import ShareText
@@ -33,7 +33,7 @@ class Computed:
             dtypes = tuple(self.body[o].dtype for o in node.operands)
             call = k.Call(node.op, node.dtype, (), dtypes, node.attrs)
             value = self.text.round(
-                node.name, spell_call(call, [self.text.render(o) for o in operands])
+                node.name, render_call(call, [self.text.render(o) for o in operands])
             )
         if self.text.is_local(part):
             return f"const {compute_type(node.dtype)} {self.text.variable(part)} = {value};"
@@ -55,7 +55,7 @@ class Computed:
         """A reduction over the small columns of a row, by the lanes that have them."""
         op = monoid_of(node.regions[0])
         assert op is not None
-        neutral = spell_number(Literal.of(np.asarray(NEUTRAL[op], np.float32)))
+        neutral = render_number(Literal.of(np.asarray(NEUTRAL[op], np.float32)))
         combine = f"[](float a, float b) {{ return {OPS[op].cuda.format('a', 'b')}; }}"
         value = f"{self.text.live(node.operands[0])} ? {self.text.render(operand)} : {neutral}"
         return self.text.round(node.name, f"reduce_row<{self.cut.small_width}>({value}, {combine})")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.cuda_text import STORAGE, comment
-from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, spell_entry
+from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, render_entry
 from astitch.loops.analysis import Carried, Loop, Stack
 from astitch.loops.computed import Computed
 from astitch.loops.crossings import Crossings
@@ -69,7 +69,7 @@ def emit_loop(plan: LoopPlan, name: str, abi: LaunchAbi = CUPY) -> LoopKernel:
         '#include "loops.cuh"',
         "",
         f"// {comment(str(plan))}",
-        *spell_entry(Entry(name, bounds, tuple(pointers), barrier_words), abi),
+        *render_entry(Entry(name, bounds, tuple(pointers), barrier_words), abi),
     ]
     kernel = CudaKernel(
         name,

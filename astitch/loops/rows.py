@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from astitch.kernel.cuda_text import spell_number
+from astitch.kernel.cuda_text import render_number
 from astitch.loops.analysis import Carried
 from astitch.loops.layout import Layout
 from astitch.loops.share_text import ShareText
@@ -60,7 +60,7 @@ class RowExchange:
                 )
                 start = self.loop.starts.get(read.state)
                 value = (
-                    spell_number(start)
+                    render_number(start)
                     if start is not None
                     else f"load_as<float>({self.text.operand(read.state)}[{access.render('r', 'u', '0')}])"
                 )

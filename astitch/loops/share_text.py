@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from astitch.graph.ir import ConstantAttrs, Node
-from astitch.kernel.cuda_text import STORAGE, compute_type, spell_number
+from astitch.kernel.cuda_text import STORAGE, compute_type, render_number
 from astitch.loops.analysis import Affine, Carried, Loop, Place
 from astitch.loops.axes import Axis
 from astitch.loops.cuts import Share
@@ -132,7 +132,7 @@ class ShareText:
             return self.render_integer(node, self.loop.integers[part.name])
         if isinstance(node.attrs, ConstantAttrs):
             value = node.attrs.value
-            return spell_number(type(value)(value.dtype, (), value.data))
+            return render_number(type(value)(value.dtype, (), value.data))
         name = self.variable(part)
         return name if self.is_local(part) else f"{name}[{q}]"
 
@@ -189,7 +189,7 @@ class ShareText:
     def load(self, read: Read, part: Part, turn: str, q: str = "q") -> str:
         """What pair q reads in a turn."""
         if (start := self.loop.starts.get(read.state)) is not None:
-            return spell_number(start)
+            return render_number(start)
         access = self.access(read.name, read.state, read.place)
         dtype = self.body[read.name].dtype
         at = access.render(*self.place(part, q), turn)

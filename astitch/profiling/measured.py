@@ -274,7 +274,7 @@ def sum_calls(launches: Sequence[Launch], calls: int) -> Traced:
         us, count, first = found.get(launch.name, (0.0, 0.0, launch))
         found[launch.name] = (us + launch.us / calls, count + 1 / calls, first)
         if launch.op:
-            of_op = ops.setdefault(spell_as_xla(launch.op), {})
+            of_op = ops.setdefault(render_as_xla(launch.op), {})
             us, count = of_op.get(launch.name, (0.0, 0.0))
             of_op[launch.name] = (us + launch.us / calls, count + 1 / calls)
     parts = [launches]
@@ -294,7 +294,7 @@ def sum_calls(launches: Sequence[Launch], calls: int) -> Traced:
     return Traced(found, gpu, timeline, ops)
 
 
-def spell_as_xla(name: str) -> str:
+def render_as_xla(name: str) -> str:
     """An HLO instruction's name as XLA names its kernel."""
     return re.sub(r"[^\w]", "_", name)
 
@@ -312,12 +312,12 @@ def join_traced(traced: Traced, known: Launches, gpu: Gpu) -> tuple[Kernel, ...]
     """One row for each name that the profiler saw, with what is known of it besides."""
     by_name: dict[str, Kernel] = {}
     for kernel in known.kernels:
-        by_name.setdefault(spell_as_xla(kernel.name), kernel)
+        by_name.setdefault(render_as_xla(kernel.name), kernel)
     called = {**find_in_order(traced, known), **find_called(traced, by_name)}
     rows = []
     for name, (us, count, first) in traced.launches.items():
         kernel = (
-            by_name.get(spell_as_xla(name))
+            by_name.get(render_as_xla(name))
             or called.get(name)
             or Kernel(name, classify_kernel(name), count)
         )
@@ -332,7 +332,7 @@ def find_called(traced: Traced, known: Mapping[str, Kernel]) -> dict[str, Kernel
     """
     parts: dict[str, list[Kernel]] = {}
     for op, names in traced.ops.items():
-        if op in known and not any(spell_as_xla(name) in known for name in names):
+        if op in known and not any(render_as_xla(name) in known for name in names):
             name = max(names, key=lambda name: names[name][0])
             called = known[op]
             parts.setdefault(name, []).append(repeat(called, names[name][1] / called.launches))
@@ -353,14 +353,14 @@ def find_in_order(traced: Traced, known: Launches) -> dict[str, Kernel]:
     and where the GPU exchanges two calls of one stretch, each gets the work of the other; in different stretches only
     where it exchanges as many for as many.
     """
-    own = {spell_as_xla(kernel.name) for kernel in known.kernels}
-    seen = Counter(spell_as_xla(event.name) for event in traced.timeline)
+    own = {render_as_xla(kernel.name) for kernel in known.kernels}
+    seen = Counter(render_as_xla(event.name) for event in traced.timeline)
     landmarks = {
-        name for name in map(spell_as_xla, known.once - known.libraries) if seen[name] == 1
+        name for name in map(render_as_xla, known.once - known.libraries) if seen[name] == 1
     }
     libraries = known.libraries & known.once
-    scheduled = ((spell_as_xla(k.name), k if k.name in libraries else None) for k in known.kernels)
-    launched = ((spell_as_xla(e.name), e) for e in traced.timeline)
+    scheduled = ((render_as_xla(k.name), k if k.name in libraries else None) for k in known.kernels)
+    launched = ((render_as_xla(e.name), e) for e in traced.timeline)
     calls = cut_at(landmarks, scheduled)
     nameless = cut_at(
         landmarks, ((n, None if n in own or e.kind == COPY else e) for n, e in launched)

@@ -178,8 +178,8 @@ class Epilogue:
     def __str__(self) -> str:
         terms = [f"%{view.buffer}" for view in (self.residual, self.bias) if view]
         name = None if self.activation is Activation.NONE else self.activation.value
-        spelled = " + ".join([f"%{self.product}", *terms])
-        return f"{self.kernel} = {f'{name}({spelled})' if name else spelled}"
+        rendered = " + ".join([f"%{self.product}", *terms])
+        return f"{self.kernel} = {f'{name}({rendered})' if name else rendered}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def test_two_loops_share_a_value_and_what_it_is_computed_from() -> None:
     assert second == loop(1, k.Value("c1", F32, k.Name("c0")), reads=["c1"])
 
 
-def test_a_value_of_two_that_come_from_other_loops_is_spelled_in_their_first_names() -> None:
+def test_a_value_of_two_that_come_from_other_loops_is_rendered_in_their_first_names() -> None:
     """c = a + b + 1 is met first in the third loop, where a and b have names of their own."""
     a = [load(f"a{i}") for i in range(4)]
     b = [load(f"b{i}", "t") for i in range(4)]
@@ -136,7 +136,7 @@ def test_no_more_values_are_held_than_there_are_registers_for() -> None:
     assert len(first.body) == 1 + (wanted - MOST_HELD) * LEAST_STATEMENTS
 
 
-def test_what_a_loop_spells_twice_counts_once() -> None:
+def test_what_a_loop_renders_twice_counts_once() -> None:
     """exp(n) of two shapes is two ops to the loop, and one value."""
     twice = load("a"), value("b", "a"), value("c", "b"), value("d", "b"), value("e", "c", "d")
     alone = loop(0, *twice, reads=["e"]), loop(1, reads=[])

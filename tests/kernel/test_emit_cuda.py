@@ -28,11 +28,11 @@ from astitch.kernel.cuda_text import (
     STORAGE,
     comment,
     compute_type,
-    spell,
-    spell_form,
-    spell_guards,
-    spell_number,
-    spell_value,
+    render,
+    render_form,
+    render_guards,
+    render_number,
+    render_value,
 )
 from astitch.kernel.reducers import make_reducer
 from astitch.run.emulate import compile_host
@@ -42,11 +42,11 @@ from astitch.toolchain.nvrtc import compile_cuda
 DTYPES = sorted(STORAGE, key=lambda d: d.value)
 
 
-def test_every_stitchable_type_has_a_spelling() -> None:
+def test_every_stitchable_type_has_a_rendering() -> None:
     assert set(STORAGE) == STITCHABLE_DTYPES
 
 
-def test_every_element_wise_op_has_a_spelling() -> None:
+def test_every_element_wise_op_has_a_rendering() -> None:
     named = {"compare", "convert", "bitcast-convert", "reduce-precision"}
     for name, op in OPS.items():
         if op.kind is Kind.ELEMENTWISE:
@@ -96,7 +96,7 @@ def test_the_compiler_reads_every_number_back(tmp_path: Path) -> None:
         with np.errstate(invalid="ignore"):
             held_numbers = random_numbers(dtype).astype(held.numpy)
         for number, value in zip(random_numbers(dtype), held_numbers, strict=True):
-            text = spell_number(Literal.of(number))
+            text = render_number(Literal.of(number))
             lines.append(f"show<{compute_type(dtype)}>({text});")
             is_nan = bool(np.isnan(value)) if dtype.is_float else False
             expected.append("nan" if is_nan else value.tobytes()[::-1].hex())
@@ -120,7 +120,7 @@ def test_the_compiler_reads_every_number_back(tmp_path: Path) -> None:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_floats_round_trip(value: float) -> None:
-    text = spell_number(Literal.of(np.float32(value)))
+    text = render_number(Literal.of(np.float32(value)))
     assert text.endswith("f")
     assert np.float32(text[:-1]).tobytes() == np.float32(value).tobytes()
     assert "." in text or "e" in text
@@ -129,7 +129,7 @@ def test_floats_round_trip(value: float) -> None:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_doubles_round_trip(value: float) -> None:
-    text = spell_number(Literal.of(np.float64(value)))
+    text = render_number(Literal.of(np.float64(value)))
     assert not text.endswith("f")
     assert np.float64(text).tobytes() == np.float64(value).tobytes()
 
@@ -151,7 +151,7 @@ def test_doubles_round_trip(value: float) -> None:
     ],
 )
 def test_numbers(value: float, dtype: DType, text: str) -> None:
-    assert spell_number(Literal.of(np.asarray(value).astype(dtype.numpy))) == text
+    assert render_number(Literal.of(np.asarray(value).astype(dtype.numpy))) == text
 
 
 # ---- comments
@@ -238,7 +238,7 @@ I, J = Symbol("i", 10), Symbol("j", 4)
     ],
 )
 def test_forms(form: Linear, text: str) -> None:
-    assert spell_form(form) == text
+    assert render_form(form) == text
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -251,7 +251,7 @@ def test_a_printed_form_means_the_same(parts: list[tuple[int, int, int]], consta
     for a, b, divisor in parts:
         inner = ix.add(form, ix.scale(of_symbol(I), a), ix.scale(of_symbol(J), b))
         form = ix.add(ix.divide(inner, divisor), ix.modulo(inner, divisor + 1))
-    text = spell_form(form).replace("/", "//")
+    text = render_form(form).replace("/", "//")
     for i in range(I.extent):
         for j in range(J.extent):
             assert eval(text, {}, {"i": i, "j": j}) == ix.evaluate(form, {I: i, J: j})
@@ -284,7 +284,7 @@ F32, BF16 = DType.F32, DType.BF16
     ],
 )  # fmt: skip
 def test_expressions(expr: k.Expr, text: str) -> None:
-    assert spell(expr) == text
+    assert render(expr) == text
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_expressions(expr: k.Expr, text: str) -> None:
     ],
 )
 def test_narrow_values_are_rounded_once(dtype: DType, expr: k.Expr, text: str) -> None:
-    assert spell_value(dtype, expr) == text
+    assert render_value(dtype, expr) == text
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_narrow_values_are_rounded_once(dtype: DType, expr: k.Expr, text: str) -
     ],
 )
 def test_guards(guards: tuple[Within | Divisible, ...], text: str) -> None:
-    assert spell_guards(guards) == text
+    assert render_guards(guards) == text
 
 
 # ---- statements

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from astitch.errors import IllegalProduct
-from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, spell_entry
+from astitch.kernel.entry import CUPY, Entry, LaunchAbi, Pointer, render_entry
 
 XLA = LaunchAbi(pointer_table=False, own_words=True, tokens=True)
 POINTERS = Pointer("const float", "x", restrict=True), Pointer("float", "y", restrict=True)
@@ -67,13 +67,13 @@ WORDS = "__device__ __align__(256) unsigned int k_words[64];"
 def test_parameters_are_those_of_the_launcher(
     abi: LaunchAbi, words: int, many: bool, lines: list[str]
 ) -> None:
-    found = "\n".join(spell_entry(Entry("k", "32", POINTERS, words, many), abi))
+    found = "\n".join(render_entry(Entry("k", "32", POINTERS, words, many), abi))
     array = f"{WORDS}\n" if words and abi.own_words else ""
     assert found == f"{array}{HEAD}{'' if many else chr(10)}" + "\n".join(lines)
 
 
 def test_parameters_that_share_memory_are_not_restrict() -> None:
-    found = list(spell_entry(Entry("k", "32", POINTERS), LaunchAbi(aliased=frozenset({1}))))
+    found = list(render_entry(Entry("k", "32", POINTERS), LaunchAbi(aliased=frozenset({1}))))
     assert found == [HEAD, "    const float* __restrict__ x,", "    float* y) {"]
     with pytest.raises(IllegalProduct, match="kernel k: parameter 2 may share memory"):
-        list(spell_entry(Entry("k", "32", POINTERS), LaunchAbi(aliased=frozenset({2}))))
+        list(render_entry(Entry("k", "32", POINTERS), LaunchAbi(aliased=frozenset({2}))))

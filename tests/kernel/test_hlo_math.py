@@ -130,7 +130,7 @@ class Case:
 
 
 def _table_cases() -> Iterator[Case]:
-    """Every element-wise row of the op table that spells its CUDA, for every type it is defined on."""
+    """Every element-wise row of the op table that renders its CUDA, for every type it is defined on."""
     for op, row in OPS.items():
         if row.kind is not Kind.ELEMENTWISE or not row.cuda:
             continue
@@ -141,7 +141,7 @@ def _table_cases() -> Iterator[Case]:
 
 
 def _typed_cases() -> Iterator[Case]:
-    """Ops that are spelled by their attributes and types."""
+    """Ops that are rendered by their attributes and types."""
     for dtype, direction, total in itertools.product(
         ALL, ("EQ", "NE", "LT", "LE", "GT", "GE"), (False, True)
     ):
@@ -175,18 +175,20 @@ CASES = {case.name: case for case in (*_table_cases(), *_typed_cases())}
 
 
 def _narrow_cases() -> Iterator[Case]:
-    """What is spelled otherwise where the result is rounded to 16 bits."""
+    """What is rendered otherwise where the result is rounded to 16 bits."""
     for op, row in OPS.items():
         if row.narrow_cuda:
             for dtype in (DType.F16, DType.BF16):
                 operands = (dtype,) * (1 + ("{1}" in row.narrow_cuda))
-                spelled = row.narrow_cuda.replace("{T}", CPP[dtype])
-                yield Case(op, operands, dtype, spelled, variant="narrow")
+                rendered = row.narrow_cuda.replace("{T}", CPP[dtype])
+                yield Case(op, operands, dtype, rendered, variant="narrow")
     # An f32 function that only a conversion to 16 bits reads.
     for op in sorted(op for op, row in OPS.items() if row.is_approximate):
-        spelled = OPS[op].narrow_cuda.replace("{T}", CPP[DType.F16])
+        rendered = OPS[op].narrow_cuda.replace("{T}", CPP[DType.F16])
         for dtype in (DType.F16, DType.BF16):
-            yield Case(op, (DType.F32,), dtype, f"round_to<{CPP[dtype]}>({spelled})", variant="end")
+            yield Case(
+                op, (DType.F32,), dtype, f"round_to<{CPP[dtype]}>({rendered})", variant="end"
+            )
 
 
 NARROW = {case.name: case for case in _narrow_cases()}
@@ -396,9 +398,9 @@ def test_op_agrees_with_its_meaning(library: ctypes.CDLL, op: str) -> None:
         _assert_agree(case, operands, _run(library, case, operands), _meaning(case, operands))
 
 
-def test_every_spelled_op_is_covered() -> None:
-    spelled = {op for op, row in OPS.items() if row.kind is Kind.ELEMENTWISE and row.cuda}
-    assert spelled - {case.op for case in CASES.values()} == set()
+def test_every_rendered_op_is_covered() -> None:
+    rendered = {op for op, row in OPS.items() if row.kind is Kind.ELEMENTWISE and row.cuda}
+    assert rendered - {case.op for case in CASES.values()} == set()
 
 
 # ---- what XLA does where the meaning is not obvious --------------------------------------------------
@@ -485,7 +487,7 @@ def test_f8_rounds_to_even_at_every_boundary(
             _assert_agree(case, [operand], operand.astype(to.numpy), wanted)
 
 
-# ---- other spellings of an op -------------------------------------------------------------------------
+# ---- other renderings of an op -------------------------------------------------------------------------
 
 
 def _assert_narrow(

@@ -20,7 +20,7 @@ from astitch.graph.propagation import Within
 from astitch.kernel import check_kernel as checking
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.check_kernel import check_kernel
-from astitch.kernel.cuda_text import spell, spell_form
+from astitch.kernel.cuda_text import render, render_form
 from astitch.kernel.statement import Body, Compute, Define, Effect, Held, Nest, Read, Write
 from astitch.kernel.visit_statements import (
     find_read,
@@ -54,7 +54,7 @@ class LoadSum(k.Statement):
 
 
 def emit_load_sum(printer: object, step: LoadSum) -> Iterator[str]:
-    yield f"const float {step.name} = {step.array}[{spell_form(step.position)}] + {spell(step.expr)};"
+    yield f"const float {step.name} = {step.array}[{render_form(step.position)}] + {render(step.expr)};"
 
 
 @pytest.fixture

@@ -257,12 +257,12 @@ def test_inside_of_another_function_and_tf_data() -> None:
 
 def test_strings_run_op_by_op() -> None:
     @tf.function(jit_compile=True)
-    def spell(x: Any) -> Any:
+    def render(x: Any) -> Any:
         return tf.strings.join(["<", tf.strings.as_string(x), ">"])
 
     tf_addon.report(reset=True)
     with tf_addon.enabled(engine="host"), tf.device("CPU"):
-        assert spell(tf.constant([1, 20])).numpy().tolist() == [b"<1>", b"<20>"]
+        assert render(tf.constant([1, 20])).numpy().tolist() == [b"<1>", b"<20>"]
     (function,) = tf_addon.report().functions
     assert function.op_by_op_runs == 1 and function.stitched_runs == 0
     (refused,) = function.refused
@@ -273,7 +273,7 @@ def test_strings_run_op_by_op() -> None:
         tf.device("CPU"),
         pytest.raises(tf.errors.InvalidArgumentError),
     ):
-        spell(tf.constant([1, 20]))
+        render(tf.constant([1, 20]))
 
 
 def test_an_error_of_the_user_s_leaves_nothing_behind() -> None:

@@ -154,8 +154,8 @@ def test_temporary_arrays_are_written_over(
     for kernel in planned_kernels(compilation):
         kernels[kernel.name] = with_text(kernel, in_place.get(kernel.name, ()))
     for plan, kernel in zip(compilation.plans, compilation.program.kernels, strict=True):
-        spelled = emit_plan_for_xla(plan, (False, False)).encode()
-        assert spelled == kernels[kernel.name].code  # type: ignore[union-attr]
+        rendered = emit_plan_for_xla(plan, (False, False)).encode()
+        assert rendered == kernels[kernel.name].code  # type: ignore[union-attr]
     got = run_module(export_program(compilation, kernels), arguments)
     for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(*arguments)), strict=True):
         rtol = 1e-5 if a.dtype == np.float32 else 2**-7  # a tie may be rounded the other way

@@ -698,15 +698,15 @@ ROWS: dict[str, Op] = {
         "hlo_clz({0})", _plain(_count_leading_zeros), _same_type(1, _is_integer)
     ),
     "is-finite": light("hlo_is_finite({0})", meaning_of_is_finite, _infer_is_finite),
-    # Spelled by direction, see emit_cuda.
+    # Rendered by direction, see emit_cuda.
     "compare": light("", meaning_of_compare, _infer_compare, attributes=_COMPARE),
     "select": light(
         "({0} ? {1} : {2})", _plain(np.where), _infer_select, is_exact=True, carries_narrow=True
     ),
     "clamp": light("hlo_clamp({0}, {1}, {2})", meaning_of_clamp, _infer_clamp, is_exact=True),
-    # Spelled by the two types.
+    # Rendered by the two types.
     "convert": light("", meaning_of_convert, _infer_convert, is_exact=True, is_conversion=True),
-    # Spelled by the two types; between sizes a dimension of parts comes or goes.
+    # Rendered by the two types; between sizes a dimension of parts comes or goes.
     "bitcast-convert": Op(
         Kind.ELEMENTWISE,
         meaning=meaning_of_bitcast_convert,

@@ -90,8 +90,8 @@ class Op:
     """One op.
 
     kind: what the stitcher does with it.  cost, flops: of one element, flops being rough.
-    cuda: how the scalar is spelled, `{0}` `{1}` `{2}` being the operands in their compute type (f32 for f16 and bf16);
-    the functions are in cuda/hlo_math.cuh.  An empty text means that emit_cuda spells it by types or attributes.
+    cuda: how the scalar is rendered, `{0}` `{1}` `{2}` being the operands in their compute type (f32 for f16 and bf16);
+    the functions are in cuda/hlo_math.cuh.  An empty text means that emit_cuda renders it by types or attributes.
     narrow_cuda: the same where the result is rounded to f16 or bf16, `{T}` being that storage type.
     meaning: the op in NumPy; none where reference.py interprets a region.
     rule: the type of the result (graph/check.py).  regions: how many the op has, None for any number.
