@@ -27,6 +27,7 @@ from jax import lax
 
 from astitch.profiling.timing import Runner
 from benchmarks import kernels, peers, prepare
+from benchmarks.device_timing import DeviceTimes, GpuTime, split_times
 from benchmarks.patterns import F32, Argument, Built, Case
 from benchmarks.results import (
     NOTHING,
@@ -38,7 +39,6 @@ from benchmarks.results import (
     load_results,
     save_results,
 )
-from benchmarks.spans import GpuTime, Spans, split_times
 
 TURNS = 3
 CALLS = 15
@@ -158,7 +158,7 @@ def measure_point(
     x: jax.Array,
     run: str,
     to_array: Callable[[Any], Any],
-    spans: Spans,
+    spans: DeviceTimes,
     seconds: Counter[str],
 ) -> Row:
     """One row, which lacks the times until `spans` has been recorded; its error is against XLA's result.  to_array: a
@@ -258,7 +258,7 @@ def measure_together(
     """The rows of points in one recording of the profiler."""
     import cupy
 
-    spans = Spans()
+    spans = DeviceTimes()
     rows: list[Row] = []
 
     def measure() -> None:

@@ -35,6 +35,7 @@ from astitch.profiling.kernel_trace import NothingRecorded
 from astitch.profiling.timing import Runner, measure_wall
 from astitch.run.executor import import_cupy
 from benchmarks import peers, prepare
+from benchmarks.device_timing import measure_gap, measure_gpu, split_times
 from benchmarks.patterns import DTYPES, PATTERNS, SIZES, Case, choose_cases
 from benchmarks.results import (
     HEADER,
@@ -51,7 +52,6 @@ from benchmarks.results import (
     load_results,
     save_results,
 )
-from benchmarks.spans import measure_gap, measure_gpu, split_times
 from benchmarks.timing import measure_limits
 
 MOST_FLOAT64_BYTES = 8 << 30

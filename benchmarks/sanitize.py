@@ -26,17 +26,17 @@ from pathlib import Path
 
 from astitch.device.gpu import Gpu, from_device, preset
 from astitch.errors import AstitchError
-from benchmarks.results import describe
-from benchmarks.specimens import (
+from benchmarks.kernel_samples import (
     BEGIN,
     END,
     FAILED,
     REFUSED,
+    KernelSample,
     Source,
-    Specimen,
     collect,
     list_sources,
 )
+from benchmarks.results import describe
 
 TOOLS = {
     "memcheck": ("--report-api-errors", "no"),
@@ -49,7 +49,7 @@ TOOLS = {
 USUAL_PATHS = ("/usr/local/cuda/bin", "/opt/cuda/bin")
 
 ENTRY = (
-    "import sys; from pathlib import Path; from benchmarks.specimens import launch_all;"
+    "import sys; from pathlib import Path; from benchmarks.kernel_samples import launch_all;"
     "launch_all(Path(sys.argv[1]), *map(int, sys.argv[2:]))"
 )
 """What the watched process runs."""
@@ -71,8 +71,8 @@ SHOWN = 3
 
 @dataclass(slots=True)
 class Log:
-    """What a tool said.  begun, ended: numbers of specimens.  findings: by number, each with its first lines; under -1
-    what no kernel could be told for.  refused: why a specimen could not be launched.  whole: it came to its end."""
+    """What a tool said.  begun, ended: numbers of samples.  findings: by number, each with its first lines; under -1
+    what no kernel could be told for.  refused: why a sample could not be launched.  whole: it came to its end."""
 
     begun: list[int] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
@@ -92,8 +92,8 @@ class Log:
 
 
 def read_log(lines: Iterable[str], numbers: Mapping[str, int]) -> Log:
-    """numbers: of the specimens by symbol.  A finding begins at the margin of the report; the lines that belong to it
-    are indented, and one of them names the kernel.  One that names none is of the specimen that was running."""
+    """numbers: of the samples by symbol.  A finding begins at the margin of the report; the lines that belong to it
+    are indented, and one of them names the kernel.  One that names none is of the sample that was running."""
     log = Log()
     finding: list[str] = []
 
@@ -155,15 +155,15 @@ def find_sanitizer() -> str:
 
 
 def run_tool(
-    tool: str, specimens: Sequence[Specimen], file: Path, jobs: int, seconds: float
+    tool: str, samples: Sequence[KernelSample], file: Path, jobs: int, seconds: float
 ) -> Log:
-    """All specimens under a tool, in `jobs` processes side by side; those that do not end in time are not in `ended`.
+    """All samples under a tool, in `jobs` processes side by side; those that do not end in time are not in `ended`.
 
-    file: the pickled specimens.
+    file: the pickled samples.
     """
-    numbers = {specimen.symbol: number for number, specimen in enumerate(specimens)}
+    numbers = {sample.symbol: number for number, sample in enumerate(samples)}
     deadline = time.monotonic() + seconds
-    parts = min(jobs, max(len(specimens), 1))
+    parts = min(jobs, max(len(samples), 1))
     whole = Log()
     with ThreadPoolExecutor(parts) as pool:
         for log in pool.map(
@@ -176,7 +176,7 @@ def run_tool(
 def run_part(
     tool: str, file: Path, numbers: Mapping[str, int], part: int, parts: int, deadline: float
 ) -> Log:
-    """A part of the specimens, in a new process after each that breaks the CUDA context."""
+    """A part of the samples, in a new process after each that breaks the CUDA context."""
     whole, after = Log(), -1
     while (left := deadline - time.monotonic()) > 0:
         command = [
@@ -232,9 +232,9 @@ def run_command(command: Sequence[str], seconds: float) -> tuple[str, bool]:
 
 def collect_all(
     sources: Sequence[Source], gpu: Gpu, jobs: int
-) -> tuple[list[Specimen], dict[str, str]]:
-    """The specimens, one of those that are alike, and by source what failed."""
-    found: dict[str, Specimen] = {}
+) -> tuple[list[KernelSample], dict[str, str]]:
+    """The samples, one of those that are alike, and by source what failed."""
+    found: dict[str, KernelSample] = {}
     failed: dict[str, str] = {}
     # Spawned: a CUDA context does not survive a fork.
     context = multiprocessing.get_context("spawn")
@@ -242,11 +242,11 @@ def collect_all(
         futures = [pool.submit(collect, source, gpu) for source in sources]
         for source, future in zip(sources, futures, strict=True):
             try:
-                for specimen in future.result():
-                    found.setdefault(specimen.symbol, specimen)
+                for sample in future.result():
+                    found.setdefault(sample.symbol, sample)
             except Exception as error:  # the others go on
                 failed[str(source)] = describe(error)
-    return sorted(found.values(), key=lambda specimen: specimen.name), failed
+    return sorted(found.values(), key=lambda sample: sample.name), failed
 
 
 def _start_worker() -> None:
@@ -258,14 +258,14 @@ def _start_worker() -> None:
 # ---- the table ---------------------------------------------------------------------------------------------------
 
 
-def format_table(specimens: Sequence[Specimen], logs: Mapping[str, Log]) -> list[str]:
+def format_table(samples: Sequence[KernelSample], logs: Mapping[str, Log]) -> list[str]:
     """A line for each kernel: ok, the number of findings, refused, or a dash where it did not run to its end."""
-    width = max((len(specimen.name) for specimen in specimens), default=6)
+    width = max((len(sample.name) for sample in samples), default=6)
     lines = [f"{'kernel':{width}} {'grid':>6} {'block':>5}" + "".join(f"{t:>11}" for t in logs)]
-    for number, specimen in enumerate(specimens):
-        kernel = specimen.kernel
+    for number, sample in enumerate(samples):
+        kernel = sample.kernel
         cells = "".join(f"{_verdict(log, number):>11}" for log in logs.values())
-        lines.append(f"{specimen.name:{width}} {kernel.grid:6} {kernel.block:5}{cells}")
+        lines.append(f"{sample.name:{width}} {kernel.grid:6} {kernel.block:5}{cells}")
     return lines
 
 
@@ -277,12 +277,12 @@ def _verdict(log: Log, number: int) -> str:
     return "ok" if number in log.ended else "-"
 
 
-def format_findings(specimens: Sequence[Specimen], logs: Mapping[str, Log]) -> list[str]:
+def format_findings(samples: Sequence[KernelSample], logs: Mapping[str, Log]) -> list[str]:
     """The words of what was found or refused."""
     lines = []
     for tool, log in logs.items():
         for number in sorted({*log.findings, *log.refused}):
-            name = specimens[number].name if number >= 0 else "(no kernel)"
+            name = samples[number].name if number >= 0 else "(no kernel)"
             told = log.findings.get(number, [])[:SHOWN]
             if number in log.refused:
                 told = [*told, f"refused: {log.refused[number]}"]
@@ -290,10 +290,10 @@ def format_findings(specimens: Sequence[Specimen], logs: Mapping[str, Log]) -> l
     return lines
 
 
-def count_unclean(specimens: Sequence[Specimen], logs: Mapping[str, Log]) -> dict[str, int]:
+def count_unclean(samples: Sequence[KernelSample], logs: Mapping[str, Log]) -> dict[str, int]:
     """By tool, the kernels that are not ok, and what was found of none."""
     return {
-        tool: sum(_verdict(log, n) != "ok" for n in range(len(specimens)))
+        tool: sum(_verdict(log, n) != "ok" for n in range(len(samples)))
         + len(log.findings.get(-1, ()))
         for tool, log in logs.items()
     }
@@ -352,32 +352,30 @@ def run(sources: Sequence[Source], tools: Sequence[str], options: argparse.Names
     start = time.monotonic()
     failed: dict[str, str] = {}
     if options.kernels:
-        specimens: list[Specimen] = pickle.loads(options.kernels.read_bytes())
+        samples: list[KernelSample] = pickle.loads(options.kernels.read_bytes())
     else:
         gpu = preset(options.gpu) if options.gpu else from_device()
-        specimens, failed = collect_all(sources, gpu, options.jobs)
+        samples, failed = collect_all(sources, gpu, options.jobs)
         print(
-            f"{len(specimens)} kernels of {len(sources)} programs compiled for {gpu.name} in "
+            f"{len(samples)} kernels of {len(sources)} programs compiled for {gpu.name} in "
             f"{time.monotonic() - start:.0f} s"
         )
     for name, words in failed.items():
         print(f"{name}: {words}")
     if options.collect:
-        options.collect.write_bytes(pickle.dumps(specimens))
+        options.collect.write_bytes(pickle.dumps(samples))
         return 1 if failed else 0
     logs: dict[str, Log] = {}
     with tempfile.TemporaryDirectory(prefix="astitch_sanitize_") as folder:
         file = Path(folder) / "kernels.pickle"
-        file.write_bytes(pickle.dumps(specimens))
+        file.write_bytes(pickle.dumps(samples))
         for tool in tools:
             begun = time.monotonic()
-            logs[tool] = run_tool(tool, specimens, file, options.watched, options.seconds)
+            logs[tool] = run_tool(tool, samples, file, options.watched, options.seconds)
             print(f"{tool}: {time.monotonic() - begun:.0f} s", flush=True)
-    print(*format_table(specimens, logs), *format_findings(specimens, logs), sep="\n")
-    unclean = count_unclean(specimens, logs)
-    print(
-        *(f"{tool}: {len(specimens)} kernels, {n} not ok" for tool, n in unclean.items()), sep="\n"
-    )
+    print(*format_table(samples, logs), *format_findings(samples, logs), sep="\n")
+    unclean = count_unclean(samples, logs)
+    print(*(f"{tool}: {len(samples)} kernels, {n} not ok" for tool, n in unclean.items()), sep="\n")
     return 1 if failed or any(unclean.values()) else 0
 
 

@@ -38,9 +38,9 @@ from astitch.profiling.xla_kernels import read_xla_kernels
 from astitch.program.steps import FallbackStep
 from astitch.run.executor import count_gpus
 from benchmarks.tf_workloads import MODELS, make_model
+from tf_addon.enabling import the_switch
 from tf_addon.launch_table import count_steps
 from tf_addon.programs import compile_for
-from tf_addon.switch import the_switch
 
 PARTS = ("infer", "train_step")
 CALLS, ROUNDS = 100, 5

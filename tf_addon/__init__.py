@@ -10,8 +10,8 @@ Importing it imports neither TensorFlow nor JAX.
 
 from __future__ import annotations
 
+from tf_addon.enabling import disable, enable, enabled, report
 from tf_addon.functions import function
 from tf_addon.report import Report
-from tf_addon.switch import disable, enable, enabled, report
 
 __all__ = ["Report", "disable", "enable", "enabled", "function", "report"]

@@ -13,10 +13,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, overload
 
 from astitch.errors import InvalidOption
+from tf_addon.enabling import the_switch
 from tf_addon.errors import ShimUnavailable
 from tf_addon.methods import Method
 from tf_addon.signatures import is_tensor, list_statics, make_key
-from tf_addon.switch import the_switch
 
 log = logging.getLogger("tf_addon")
 

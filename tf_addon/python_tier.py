@@ -18,6 +18,7 @@ from typing import Any
 from astitch.errors import AstitchError
 from astitch.program.steps import Program
 from astitch.system.callbacks import pass_interrupt
+from tf_addon.enabling import the_switch
 from tf_addon.errors import UnsupportedSignature
 from tf_addon.ffi import TARGET, the_handlers
 from tf_addon.marked_function import options_of
@@ -31,7 +32,6 @@ from tf_addon.programs import (
 )
 from tf_addon.shim_library import STITCHED, XLA
 from tf_addon.signatures import is_tensor, list_statics, make_key
-from tf_addon.switch import the_switch
 from tf_addon.whole_program import make_launch
 
 log = logging.getLogger("tf_addon")

@@ -27,6 +27,7 @@ from astitch.profiling.timing import Runner
 from astitch.run.host_engine import HostEngine
 from astitch.toolchain.nvrtc import compile_cuda
 from benchmarks import irregular, kernels, peers, prepare, timing
+from benchmarks.device_timing import DeviceTimes, GpuTime
 from benchmarks.patterns import DTYPES, ON_CHIP_BYTES, PATTERNS, SIZES, Case, Pattern, choose_cases
 from benchmarks.results import (
     NOTHING,
@@ -40,7 +41,6 @@ from benchmarks.results import (
     save_results,
     tolerance,
 )
-from benchmarks.spans import GpuTime, Spans
 from tests.hlo_runner import lower
 
 BENCHMARKS = Path(kernels.__file__).parent
@@ -708,7 +708,7 @@ def test_point_becomes_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     case = irregular.Point("softmax", "primes", 7, 31).case()
     runs: list[str] = []
 
-    class Recorder(Spans):
+    class Recorder(DeviceTimes):
         def run(self, key: Hashable, runner: Runner, calls: int) -> None:
             runs.append(runner.name)
 

@@ -16,20 +16,20 @@ import pytest
 
 from astitch.device.gpu import preset
 from astitch.run.emulate import compile_host
-from benchmarks import sanitize, specimens
+from benchmarks import kernel_samples, sanitize
+from benchmarks.kernel_samples import Fill, KernelSample, Source, collect, list_sources
 from benchmarks.patterns import PATTERNS
 from benchmarks.sanitize import Log, read_log
-from benchmarks.specimens import Fill, Source, Specimen, collect, list_sources
 from tests.programs import PROGRAMS
 
 H100 = preset("h100")
 
 
-def emulate(specimen: Specimen, *, check: bool) -> list[np.ndarray]:
+def emulate(sample: KernelSample, *, check: bool) -> list[np.ndarray]:
     """The arguments after a launch; a checked one refuses to read what nobody wrote, and to leave an array."""
-    kernel = specimen.kernel
+    kernel = sample.kernel
     arrays, unwritten = [], []
-    for number, argument in enumerate(specimen.arguments):
+    for number, argument in enumerate(sample.arguments):
         words = argument.make()
         if words is None:
             unwritten.append(number)
@@ -49,7 +49,7 @@ def emulate(specimen: Specimen, *, check: bool) -> list[np.ndarray]:
     return arrays
 
 
-# ---- specimens ---------------------------------------------------------------------------------------------------
+# ---- samples ---------------------------------------------------------------------------------------------------
 
 
 def test_sources_are_all_patterns_programs_and_models() -> None:
@@ -64,11 +64,11 @@ def test_sources_are_all_patterns_programs_and_models() -> None:
 
 @pytest.mark.parametrize("few", [False, True])
 def test_a_sum_of_columns_gets_its_arguments(few: bool) -> None:
-    (specimen,) = collect(Source("sum", "700x33-f32-0", few), H100)
-    assert specimen.symbol.startswith("stitch_") and specimen.cubin
-    assert sanitize.SYMBOL.fullmatch(specimen.symbol)
-    arrays = emulate(specimen, check=True)
-    filled = [a for a, b in zip(arrays, specimen.arguments, strict=True) if b.fill is Fill.VALUES]
+    (sample,) = collect(Source("sum", "700x33-f32-0", few), H100)
+    assert sample.symbol.startswith("stitch_") and sample.cubin
+    assert sanitize.SYMBOL.fullmatch(sample.symbol)
+    arrays = emulate(sample, check=True)
+    filled = [a for a, b in zip(arrays, sample.arguments, strict=True) if b.fill is Fill.VALUES]
     sums = sorted((a for a in arrays if a.shape == (33,)), key=lambda a: float(a[0]))
     x = filled[0].astype(np.float64)
     np.testing.assert_allclose(sums[0], np.square(x).sum(0), rtol=1e-5)
@@ -78,14 +78,14 @@ def test_a_sum_of_columns_gets_its_arguments(few: bool) -> None:
 @pytest.mark.parametrize("source", ["corpus/embedding_layer_norm", "corpus/two_layer_norms"])
 def test_programs_kernels_get_their_arguments(source: str) -> None:
     group, _, name = source.partition("/")
-    for specimen in collect(Source(group, name), H100):
-        assert specimen.name.startswith(f"{source} ")
-        emulate(specimen, check=True)
+    for sample in collect(Source(group, name), H100):
+        assert sample.name.startswith(f"{source} ")
+        emulate(sample, check=True)
 
 
 def test_a_loops_kernel_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"crnn": ((2, 3, 4, 4, 6, 6, 8), 5, 7, 2, 20, 3)}
-    monkeypatch.setattr(specimens, "LOOPS", sizes)
+    monkeypatch.setattr(kernel_samples, "LOOPS", sizes)
     (loop,) = collect(Source("loop", "crnn-infer"), H100)
     assert loop.name == "loop/crnn-infer loop_0"
     fills = Counter(argument.fill for argument in loop.arguments)
@@ -139,23 +139,23 @@ class FakeDriver(SimpleNamespace):
 
 
 def test_a_launch_has_arrays_of_their_own_that_are_as_large_as_they_are() -> None:
-    (specimen,) = collect(Source("sum", "3x5-f32-0"), H100)
-    cupy = FakeDriver(len(specimen.arguments))
-    assert specimens.launch(cupy, specimen) == ""
+    (sample,) = collect(Source("sum", "3x5-f32-0"), H100)
+    cupy = FakeDriver(len(sample.arguments))
+    assert kernel_samples.launch(cupy, sample) == ""
     (((_, grid, _, _, block, _, _, shared, *_), memories),) = cupy.launched
-    kernel = specimen.kernel
+    kernel = sample.kernel
     assert (grid, block, shared) == (kernel.grid, kernel.block, kernel.shared_bytes)
-    assert [len(memory) for memory in memories] == [a.type.bytes for a in specimen.arguments]
-    for memory, argument in zip(memories, specimen.arguments, strict=True):
+    assert [len(memory) for memory in memories] == [a.type.bytes for a in sample.arguments]
+    for memory, argument in zip(memories, sample.arguments, strict=True):
         words = argument.make()
         assert bytes(memory) == (bytes(len(memory)) if words is None else words.tobytes())
 
 
 def test_blocks_that_wait_for_each_other_are_not_launched_where_they_do_not_fit() -> None:
     found = collect(Source("sum", "9001x40-f32-0"), H100)
-    (specimen,) = [s for s in found if s.kernel.cooperative]
-    cupy = FakeDriver(len(specimen.arguments), resident=1)
-    assert "wait for each other, 2 are resident" in specimens.launch(cupy, specimen)
+    (sample,) = [s for s in found if s.kernel.cooperative]
+    cupy = FakeDriver(len(sample.arguments), resident=1)
+    assert "wait for each other, 2 are resident" in kernel_samples.launch(cupy, sample)
     assert cupy.launched == []
 
 
@@ -256,19 +256,19 @@ print("== end")
 
 @pytest.fixture
 def kernels(tmp_path: Path) -> Path:
-    """Three specimens in a file, as --collect writes them."""
+    """Three samples in a file, as --collect writes them."""
     found = [
-        specimen
+        sample
         for name in ("3x5-f32-0", "3x5-bf16-0", "700x33-f32-0")
-        for specimen in collect(Source("sum", name), H100)
+        for sample in collect(Source("sum", name), H100)
     ]
     file = tmp_path / "kernels.pickle"
     file.write_bytes(pickle.dumps(found))
     return file
 
 
-def put_sanitizer(folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> list[Specimen]:
-    found: list[Specimen] = pickle.loads(file.read_bytes())
+def put_sanitizer(folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> list[KernelSample]:
+    found: list[KernelSample] = pickle.loads(file.read_bytes())
     fake = folder / "compute-sanitizer"
     fake.write_text(FAKE.format(python=sys.executable, count=len(found), symbol=found[1].symbol))
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
@@ -352,5 +352,5 @@ def test_sources_are_compiled_without_a_gpu(
     assert sanitize.main(command) == 0
     found = pickle.loads(file.read_bytes())
     # Planned for few SMs it is the same kernel.
-    assert [specimen.name for specimen in found] == ["sum/3x5-f32-0 stitch_0"]
+    assert [sample.name for sample in found] == ["sum/3x5-f32-0 stitch_0"]
     assert "1 kernels of 2 programs compiled for h100" in capsys.readouterr().out

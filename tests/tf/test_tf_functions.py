@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow")
 import tf_addon  # noqa: E402
 from astitch.errors import EngineUnavailable  # noqa: E402
 from tests.tf_support import assert_equal, both, check_stitched  # noqa: E402
-from tf_addon.switch import Wishes, the_switch  # noqa: E402
+from tf_addon.enabling import Wishes, the_switch  # noqa: E402
 
 rng = np.random.default_rng(0)
 

@@ -17,8 +17,8 @@ tf = pytest.importorskip("tensorflow")
 import tf_addon  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
 from tf_addon import python_tier  # noqa: E402
+from tf_addon.enabling import Wishes, the_switch  # noqa: E402
 from tf_addon.errors import UnsupportedSignature  # noqa: E402
-from tf_addon.switch import Wishes, the_switch  # noqa: E402
 
 function = tf_addon.function(tier="python")
 

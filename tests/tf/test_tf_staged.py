@@ -25,7 +25,7 @@ from astitch.program.steps import CudaKernel, KernelStep, LibraryStep, Program, 
 from astitch.run.gpu_call import DirectProduct  # noqa: E402
 from tests.fake_cupy import Fake, OutOfMemoryError  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
-from tf_addon import launch_table, programs, switch  # noqa: E402
+from tf_addon import enabling, launch_table, programs  # noqa: E402
 from tf_addon import shim_library as rows  # noqa: E402
 
 SOURCE = Path(__file__).parents[1] / "data" / "fake_cuda_driver.cc"
@@ -211,7 +211,7 @@ def test_a_cublas_of_tensorflow_s_without_libraries_is_told(
     found = SimpleNamespace(**({} if status is None else {"cublasGetProperty": lambda *_: status}))
     monkeypatch.setattr(programs, "choose_launcher", lambda engine: "executor")
     monkeypatch.setattr(programs, "current_gpu", lambda: 0)
-    monkeypatch.setattr(switch, "count_gpus", lambda: 1)
+    monkeypatch.setattr(enabling, "count_gpus", lambda: 1)
     monkeypatch.setattr(programs.ctypes, "CDLL", lambda name: found)
     if not status:
         assert programs.choose_place(-1, None) == programs.Place(0, staged=True)
@@ -287,7 +287,7 @@ def test_variables_travel_where_managed_memory_is_short(cuda: FakeCuda) -> None:
 def test_variables_travel_where_the_host_cannot_share_memory(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shim = switch.the_switch.install()
+    shim = enabling.the_switch.install()
     unmanaged = launch_table.find_driver(cuda.library, managed=False)
     monkeypatch.setattr(
         programs, "find_cuda", lambda: unmanaged
@@ -456,7 +456,7 @@ def check_graphs(cuda: FakeCuda, x: np.ndarray) -> None:
     made, launched = cuda.graphs
     # Two sets of memory take turns for the variables; orders of them repeat too.
     assert 1 <= made <= 8 and launched >= 8, cuda.graphs
-    assert switch.the_switch.install().count_graphs()[0] >= made
+    assert enabling.the_switch.install().count_graphs()[0] >= made
     tf_addon.disable()
     assert_equal(ours, run_network(20, lambda n: x + n / 10), rtol=1e-4, atol=1e-5)
 
@@ -525,13 +525,13 @@ def test_python_launches_a_product_once(
     """And no more than that, whatever addresses come then; what it does is what Python did."""
     if not graphs:
         monkeypatch.setattr(FakeCudaRunner, "capture_stream", 0)
-    before = switch.the_switch.install().count_products()
+    before = enabling.the_switch.install().count_products()
     x = np.concatenate([X, X])[: 8 + graphs]  # a module that no other test makes
     ours = run_network(20, lambda n: x * (n + 1) / 4)
     (runner,) = runners
     products = sum(isinstance(step, LibraryStep) for step in runner._program.steps)
     assert runner.steps_run == products > 2
-    launched = switch.the_switch.install().count_products() - before
+    launched = enabling.the_switch.install().count_products() - before
     assert launched == cuda.count(6) > 0
     assert (launched == 19 * products) == (cuda.graphs == (0, 0)) == (not graphs)
     tf_addon.disable()

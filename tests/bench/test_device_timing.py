@@ -8,8 +8,15 @@ import pytest
 
 from astitch.profiling.kernel_trace import Launch, NothingRecorded
 from astitch.profiling.timing import Runner
-from benchmarks import spans
-from benchmarks.spans import MARK, GpuTime, Spans, measure_gpu, split_at_marks, time_of_call
+from benchmarks import device_timing
+from benchmarks.device_timing import (
+    MARK,
+    DeviceTimes,
+    GpuTime,
+    measure_gpu,
+    split_at_marks,
+    time_of_call,
+)
 from benchmarks.timing import PLUG_NAME, SPIN_NAME
 
 
@@ -60,8 +67,8 @@ class Recording:
         self.launches: list[Launch] = []
         self.held: list[float] = []
         self.now = 0.0
-        monkeypatch.setattr(spans, "_mark", lambda: lambda: self.add(MARK, 0.1))
-        monkeypatch.setattr(spans, "record_launches", self.record)
+        monkeypatch.setattr(device_timing, "_mark", lambda: lambda: self.add(MARK, 0.1))
+        monkeypatch.setattr(device_timing, "record_launches", self.record)
 
     def add(self, name: str, us: float) -> None:
         self.launches.append(launch(name, self.now, us))
@@ -92,7 +99,7 @@ class Recording:
 
 def test_a_call_that_fails_leaves_the_others_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = Recording(monkeypatch)
-    batches = Spans()
+    batches = DeviceTimes()
 
     def measure() -> None:
         with pytest.raises(MemoryError):
@@ -121,7 +128,7 @@ def test_calls_that_the_host_was_late_for_are_queued_again(monkeypatch: pytest.M
     """On a clock that each call moves on by 2 ms: 10 calls need 20 ms, and the GPU is held back for 3 at first."""
     recording = Recording(monkeypatch)
     clock = [0.0]
-    monkeypatch.setattr(spans.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(device_timing.time, "perf_counter", lambda: clock[0])
 
     def slow(runner: Runner) -> Runner:
         def call() -> None:
@@ -130,7 +137,7 @@ def test_calls_that_the_host_was_late_for_are_queued_again(monkeypatch: pytest.M
 
         return Runner(runner.name, call, runner.wait, list, runner.hold)
 
-    batches = Spans()
+    batches = DeviceTimes()
     runner = slow(recording.runner(5.0))
     found = batches.record(lambda: batches.run("slow", runner, 10))
     assert found["slow"].kernel_us == 5.0 and batches.exposed == set()
@@ -139,7 +146,7 @@ def test_calls_that_the_host_was_late_for_are_queued_again(monkeypatch: pytest.M
 
     short = Runner("short", runner.call, runner.wait, list, lambda us: runner.hold(us) and 100.0)
     recording.launches.clear()
-    again = Spans()
+    again = DeviceTimes()
     again.record(lambda: again.run("short", short, 4))
     assert again.exposed == {"short"}
     assert [calls for _, calls in again.runs] == [0, 0, 0, 1]
@@ -147,6 +154,6 @@ def test_calls_that_the_host_was_late_for_are_queued_again(monkeypatch: pytest.M
 
 def test_without_a_recording_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = Recording(monkeypatch)
-    monkeypatch.setattr(spans, "record_launches", lambda measure: measure() or [])
+    monkeypatch.setattr(device_timing, "record_launches", lambda measure: measure() or [])
     with pytest.raises(NothingRecorded, match="CUPTI"):
         measure_gpu([recording.runner(1.0)], {"astitch": 10.0}, 1)

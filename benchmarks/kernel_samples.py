@@ -1,6 +1,6 @@
 """Kernels to be launched once each under compute-sanitizer: of the suite, the corpus, the models, scans, sums, loops.
 
-Takes sources of programs and a device, hands on Specimens: a compiled kernel with what each of its arguments is.  The
+Takes sources of programs and a device, hands on Samples: a compiled kernel with what each of its arguments is.  The
 sources are compiled without a GPU; what launches them loads neither JAX nor the compiler.
 """
 
@@ -32,7 +32,7 @@ from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import Request
 
 BEGIN, REFUSED, FAILED, END = "== begin", "== refused", "== failed", "== end"
-"""How the process that launches tells how far it is; the first three with the number of a specimen."""
+"""How the process that launches tells how far it is; the first three with the number of a sample."""
 
 FEW_SMS = 4
 """Planned for so few, blocks have many tasks each, and block groups meet, on small data."""
@@ -71,7 +71,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Specimen:
+class KernelSample:
     """name: source and kernel.  symbol: what the kernel is called in its cubin, and so in a report."""
 
     name: str
@@ -201,7 +201,7 @@ def _lower_model(name: str, mode: str) -> bytes:
 # ---- compiling ---------------------------------------------------------------------------------------------------
 
 
-def collect(source: Source, gpu: Gpu) -> list[Specimen]:
+def collect(source: Source, gpu: Gpu) -> list[KernelSample]:
     """The kernels of a source: of the group "loop" those of loops alone.  Raises AstitchError."""
     from astitch.compile import compile_hlo
     from astitch.xla.compile_module import compile_for_xla
@@ -221,13 +221,13 @@ def collect(source: Source, gpu: Gpu) -> list[Specimen]:
         for plan in compilation.plans:
             kernel = make_cuda_kernel(plan.kernel)
             found.append((kernel, bind_plan(compilation.scopes.graph, plan, kernel)))
-    specimens = []
+    samples = []
     for kernel, arguments in found:
         compiled = compile_cached(Request(kernel.source, gpu.arch))
         symbol = compiled.symbol(kernel.name)
         name = f"{source} {kernel.name}"
-        specimens.append(Specimen(name, symbol, kernel, arguments, compiled.cubin))
-    return specimens
+        samples.append(KernelSample(name, symbol, kernel, arguments, compiled.cubin))
+    return samples
 
 
 def bind_plan(graph: Graph, plan: Plan, kernel: CudaKernel) -> tuple[Argument, ...]:
@@ -267,20 +267,20 @@ def bind_barrier(kernel: CudaKernel) -> Iterator[Argument]:
 
 
 def launch_all(file: Path, part: int, parts: int, after: int) -> None:
-    """Every `parts`-th specimen of a pickled list, from number `part` on, beyond number `after`: each once.
+    """Every `parts`-th sample of a pickled list, from number `part` on, beyond number `after`: each once.
 
     Tells on stdout what begins, and exits with status 3 after the first that breaks the CUDA context.
     """
     import cupy
 
-    specimens: Sequence[Specimen] = pickle.loads(file.read_bytes())
+    samples: Sequence[KernelSample] = pickle.loads(file.read_bytes())
     cupy.cuda.Device().use()
     cupy.cuda.runtime.free(0)  # the context
-    for number in range(part, len(specimens), parts):
+    for number in range(part, len(samples), parts):
         if number > after:
             print(f"{BEGIN} {number}", flush=True)
             try:
-                refused = launch(cupy, specimens[number])
+                refused = launch(cupy, samples[number])
                 if refused:
                     print(f"{REFUSED} {number} {refused}", flush=True)
             except Exception as error:  # CUDA's: nothing can be launched any more
@@ -289,17 +289,17 @@ def launch_all(file: Path, part: int, parts: int, after: int) -> None:
     print(END, flush=True)
 
 
-def launch(cupy: Any, specimen: Specimen) -> str:
+def launch(cupy: Any, sample: KernelSample) -> str:
     """One launch, waited for.  Why it was refused, "" if it was not.
 
     Each argument is an allocation of its own, exactly as large as it is, and is filled by copies: no kernel but the
-    specimen runs, and what lies beyond an array belongs to nobody.
+    sample runs, and what lies beyond an array belongs to nobody.
     """
-    kernel = specimen.kernel
+    kernel = sample.kernel
     driver, runtime = cupy.cuda.driver, cupy.cuda.runtime
     module = cupy.cuda.function.Module()
-    module.load(specimen.cubin)
-    function = int(module.get_function(specimen.symbol).ptr)
+    module.load(sample.cubin)
+    function = int(module.get_function(sample.symbol).ptr)
     driver.funcSetAttribute(
         function, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.shared_bytes
     )
@@ -310,9 +310,7 @@ def launch(cupy: Any, specimen: Specimen) -> str:
         room = resident * cupy.cuda.Device().attributes["MultiProcessorCount"]
         if room < kernel.grid:
             return f"{kernel.grid} blocks wait for each other, {room} are resident"
-    memories = [
-        place(cupy, argument.make(), argument.type.bytes) for argument in specimen.arguments
-    ]
+    memories = [place(cupy, argument.make(), argument.type.bytes) for argument in sample.arguments]
     pointers = np.array([memory.ptr for memory in memories], np.uint64)
     if kernel.pointer_table:
         table = place(cupy, pointers.view(np.uint8), pointers.nbytes)

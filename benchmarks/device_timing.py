@@ -105,7 +105,7 @@ def time_of_call(launches: Sequence[Launch], calls: int) -> GpuTime | None:
     return GpuTime((end - own[0].start_us) / calls, busy / calls, len(own) / calls)
 
 
-class Spans:
+class DeviceTimes:
     """What is measured in one recording.  Calls of XLA's must launch no products: those hold the GPU back.
 
     exposed: keys whose last calls the host could not queue in time, so that its gaps are in their spans.
@@ -194,7 +194,7 @@ def measure_gpu(
     held = [runner for runner in runners if runner.hold is not None]
     if not held:
         return {}, {}
-    spans = Spans()
+    spans = DeviceTimes()
 
     def measure() -> None:
         for _ in take_turns(batches, budget_s):
