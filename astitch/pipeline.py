@@ -20,6 +20,7 @@ from astitch.graph.collectives import find_scattered
 from astitch.graph.ir import Graph
 from astitch.library.xla_fallback import has_jax
 from astitch.loops.plan import LoopPlanner, hoist_planned, leave_starts
+from astitch.loops.restore import restore_loops
 from astitch.program.steps import CudaKernel, Program
 from astitch.rewrite.convolution_layouts import arrange_convolutions
 from astitch.rewrite.expand import expand
@@ -65,13 +66,15 @@ class RegionRules:
 class Target:
     """For whom a graph is compiled, and who is told on the way.
 
-    region: set for Launcher.REGION.  loops: plans the loops that can be one kernel; None: there are none.
+    region: set for Launcher.REGION.  simplified: the graph comes out of the middle of XLA's compilation.
+    loops: plans the loops that can be one kernel; None: there are none.
     render: the CUDA source that the engine submits; with it kernels are compiled while others are planned.
     on_kernel: is given those.  after: by the name of a pass, a callback that gets what the pass hands on.
     """
 
     launcher: Launcher = Launcher.OWN
     region: RegionRules | None = None
+    simplified: bool = False
     loops: LoopPlanner | None = None
     render: Render | None = None
     on_kernel: OnKernel = lambda plan, compiled: None
@@ -216,7 +219,17 @@ def _build(emitted: Emitted, job: Job) -> Program:
     )
 
 
+def _restore(graph: Graph, job: Job) -> Graph:
+    assert job.target.loops
+    return restore_loops(graph, job.target.loops)
+
+
 PASSES: tuple[Pass, ...] = (
+    _rewrite(
+        "restore_products",
+        _restore,
+        lambda job: job.target.simplified and job.target.loops is not None,
+    ),
     _rewrite("simplify", lambda graph, job: simplify(graph)),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
     _rewrite("expand", _expand),

@@ -56,14 +56,15 @@ def compile_for_xla(
     tune: bool = False,
     strict: bool = False,
     code: Code = Code.PTX,
-    bodies: bool = False,
+    simplified: bool = False,
     on_scopes: Callable[[Scopes], object] = lambda scopes: None,
     hand_out: Callable[[Sequence[Unit]], object] = lambda units: None,
 ) -> tuple[Compilation, bytes]:
     """The compilation of a graph, and the program with its kernels as a serialized HloModuleProto.
 
     donated: which of the parameters; none where it is empty.  tune, strict: as for compile_hlo.  code: of the kernels.
-    bodies: stitch the bodies of loops and the branches of conditionals too, where the environment says nothing.
+    simplified: the graph comes out of the middle of XLA's compilation.  Then the bodies of loops and the branches of
+    conditionals are stitched too, where the environment says nothing.
     on_scopes: is given what will have a kernel each, if none of them is split.
     hand_out: is given kernels that are PTX, in parts: most of those that XLA will load as soon as they are compiled,
     from several threads, all of them in the end, and some that it will not load.
@@ -72,7 +73,7 @@ def compile_for_xla(
     Raises AstitchError.
     """
     wanted = options.loops()
-    if bodies and wanted is options.Loops.KERNELS:
+    if simplified and wanted is options.Loops.KERNELS:
         wanted = options.Loops.BODIES
     faults = FaultLog(strict or None)
     job = _Job(
@@ -85,6 +86,7 @@ def compile_for_xla(
         hand_out,
         faults,
         None if wanted is options.Loops.NONE else LoopPlanner(gpu, faults),
+        simplified,
     )
     compilation = _plan_kernels(job, on_scopes)
     in_place = _find_in_place(job, compilation)
@@ -116,6 +118,7 @@ class _Job:
     hand_out: Callable[[Sequence[Unit]], object]
     faults: FaultLog
     planner: LoopPlanner | None
+    simplified: bool
 
     def hand_out_compiled(self, name: str, built: CompiledKernel) -> None:
         if self.code is Code.PTX:
@@ -136,6 +139,7 @@ def _plan_kernels(job: _Job, on_scopes: Callable[[Scopes], object]) -> Compilati
 
     target = Target(
         launcher=Launcher.XLA,
+        simplified=job.simplified,
         loops=job.planner,
         render=lambda plan: emit_plan_for_xla(plan, job.donated),
         on_kernel=lambda plan, built: job.hand_out_compiled(plan.kernel.name, built),

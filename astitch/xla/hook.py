@@ -7,20 +7,16 @@ the module that XLA compiles in its place, or the reason why it stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from astitch import options
 from astitch.device.gpu import Gpu
 from astitch.errors import UnsupportedOp
-from astitch.graph.ir import Graph, Node
+from astitch.graph.ir import Graph
 from astitch.hlo import schema
 from astitch.hlo.schema import decode
 from astitch.hlo.shapes import TUPLE
 from astitch.hlo_import import import_from_compiler
-from astitch.loops.plan import LoopPlanner
-from astitch.rewrite.restore_dots import restore_dots
-from astitch.rewrite.simplify import simplify
 from astitch.show.compilation import Compilation
 from astitch.toolchain.driver_assembly import Unit
 from astitch.xla.compile_module import compile_for_xla
@@ -102,7 +98,7 @@ def stitch_module(
     """
     _refuse_forms(module)
     kept = dict.fromkeys(find_unmarked(module), OUTSIDE) if only_marked else {}
-    graph = restore_loops(import_from_compiler(module, kept), gpu)
+    graph = import_from_compiler(module, kept)
     gpu = leave_room(gpu, graph)
     compilation, written = compile_for_xla(
         graph,
@@ -111,7 +107,7 @@ def stitch_module(
         tune=tune,
         strict=strict,
         code=code,
-        bodies=True,
+        simplified=True,
         hand_out=hand_out,
     )
     new = read_module(written)
@@ -119,31 +115,6 @@ def stitch_module(
     if not kernels:
         return Stitching(compilation, None, reason=NOTHING)
     return Stitching(compilation, graft(module, new), kernels)
-
-
-def restore_loops(graph: Graph, gpu: Gpu) -> Graph:
-    """The graph with products in loops as products again, where that makes a loop one kernel; see restore_dots.
-
-    Other loops stay as XLA wrote them: stitch ops of their bodies take the sums in.
-    """
-    if options.loops() is options.Loops.NONE:
-        return graph
-    changed: dict[str, Node] = {}
-    for node in graph:
-        if node.op == "while":
-            condition, body = node.regions
-            restored = restore_dots(body)
-            if restored is not body:
-                changed[node.name] = replace(node, regions=(condition, restored))
-    if not changed:
-        return graph
-    restored = replace(graph, nodes={**graph.nodes, **changed})
-    planner = LoopPlanner(gpu)
-    before, after = (
-        {plan.loop.node.name for plan in planner.find_plans(simplify(g))} for g in (graph, restored)
-    )
-    kept = {name: changed[name] for name in changed if name in after - before}
-    return replace(graph, nodes={**graph.nodes, **kept}) if kept else graph
 
 
 def find_donated(module: Any, graph: Graph) -> list[bool]:

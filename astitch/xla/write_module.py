@@ -180,9 +180,15 @@ class _ModuleWriter:
         aliases = tuple((indices.index(p.written), reads.index(p.read)) for p in kernel.in_place)
         operands = [(self.read(view), view.type) for _, view in read]
         results = [(i, view.type) for i, view in written]
-        names = self.add_call(f"kernel/{kernel.name}", kernel, operands, results, aliases)
+        origin = self.find_origin(kernel.name)
+        names = self.add_call(f"kernel/{kernel.name}", kernel, operands, results, aliases, origin)
         for (_, view), name in zip(written, names, strict=False):
             self.write(view.buffer, name, view.type)
+
+    def find_origin(self, kernel: str) -> Node | None:
+        """The last op of a stitch op of which the user's program is known."""
+        nodes = (self.graph[name] for name in reversed(self.members[kernel]))
+        return next((node for node in nodes if node.op_name), None)
 
     def add_call(
         self,
@@ -191,8 +197,12 @@ class _ModuleWriter:
         operands: Sequence[tuple[str, ArrayType]],
         results: Sequence[tuple[int, ArrayType]],
         aliases: tuple[tuple[int, int], ...] = (),
+        origin: Node | None = None,
     ) -> tuple[str, ...]:
-        """A custom call; the names of its results.  results: which parameter of the kernel each is."""
+        """A custom call; the names of its results.
+
+        results: which parameter of the kernel each is.  origin: the op by which profilers find the user's line.
+        """
         indices = [i for i, _ in results]
         types = [type_ for _, type_ in results]
         given = list(operands)
@@ -211,6 +221,8 @@ class _ModuleWriter:
         )
         type_ = types[0] if len(types) == 1 else TupleType(tuple(types))
         call = Node(name, "custom-call", type_, tuple(value for value, _ in given), attrs)
+        if origin is not None:
+            call = replace(call, op_name=origin.op_name, source=origin.source)
         names = self.builder.add_results(call)
         if kernel.ordered:
             self.token = names[-1]
@@ -222,7 +234,7 @@ class _ModuleWriter:
         types = loop.plan.loop.types
         read = [(operands[i], types[i]) for i in loop.operands]
         written = [(len(read) + i, types[state]) for i, state in enumerate(loop.results)]
-        made = self.add_call(f"{name}/{call.kernel.name}", call.kernel, read, written)
+        made = self.add_call(f"{name}/{call.kernel.name}", call.kernel, read, written, origin=node)
         results = list(operands)
         for state, value in zip(loop.results, made, strict=False):
             results[state] = value
