@@ -44,16 +44,24 @@ def find_carried_in_place(compilation: Compilation) -> dict[str, list[InPlace]]:
 
 
 def _match_donated(graph: Graph, donated: Sequence[bool]) -> dict[str, str]:
-    """The buffer that a result may take over, by the result's buffer."""
+    """The buffer that a result may take over, by the result's buffer.
+
+    As the graph says, else by JAX's rule.
+    """
+    into = {
+        storage_name(graph, graph.outputs[output]): graph.parameters[parameter]
+        for output, parameter in graph.aliases
+    }
+    taken = set(into.values())
     waiting: dict[ArrayType, list[str]] = {}
     for parameter, given in zip(graph.parameters, donated, strict=True):
-        if given:
+        if given and parameter not in taken:
             waiting.setdefault(graph[parameter].array, []).append(parameter)
-    return {
-        storage_name(graph, output): waiting[graph[output].array].pop(0)
-        for output in graph.outputs
-        if waiting.get(graph[output].array)
-    }
+    for output in graph.outputs:
+        name = storage_name(graph, output)
+        if name not in into and waiting.get(graph[output].array):
+            into[name] = waiting[graph[output].array].pop(0)
+    return into
 
 
 def _find_in_place(compilation: Compilation, into: Mapping[str, str]) -> dict[str, list[InPlace]]:
@@ -91,7 +99,8 @@ def _find_pairs(
     for source, number in numbers.items():
         array = None if number in written else _used_up(graph, scope, source)
         for result in written if array else ():
-            if storage_type(graph, arguments[result].source) == array:
+            made = storage_type(graph, arguments[result].source)
+            if array and (made.dtype, made.size) == (array.dtype, array.size):
                 candidates.append(InPlace(number, result))
     names = {arguments[i].name for pair in candidates for i in (pair.read, pair.written)}
     uses = find_uses(kernel.body, names) if candidates else {}

@@ -178,7 +178,10 @@ class _ModuleWriter:
         read = [(i, view) for i, view in arguments if i not in step.written]
         reads, indices = [i for i, _ in read], [i for i, _ in written]
         aliases = tuple((indices.index(p.written), reads.index(p.read)) for p in kernel.in_place)
-        operands = [(self.read(view), view.type) for _, view in read]
+        # What shares memory has one type in XLA.
+        types = {p.read: step.arguments[p.written].type for p in kernel.in_place}
+        views = [replace(view, type=types.get(i, view.type)) for i, view in read]
+        operands = [(self.read(view), view.type) for view in views]
         results = [(i, view.type) for i, view in written]
         origin = self.find_origin(kernel.name)
         names = self.add_call(f"kernel/{kernel.name}", kernel, operands, results, aliases, origin)
