@@ -32,18 +32,20 @@ format: $(INSTALLED)
 test-tf: $(WITH_TENSORFLOW)
 	$(BIN)/python -m pytest -q tests/tf
 
-# Programs that XLA compiles for NVIDIA GPUs that are not here, with astitch in XLA's hook.  That needs Python 3.12 and
-# an environment of its own; where there is no such Python it says so and does nothing.
+# The training loops in examples/, and programs that XLA compiles for NVIDIA GPUs that are not here, with astitch in
+# XLA's hook.  That needs Python 3.12 and an environment of its own; where there is no such Python it says so and does
+# nothing.
 WHERE := -c "import sys; print(sys.executable)" 2>/dev/null
 PYTHON_XLA ?= $(shell python3.12 $(WHERE) || PYENV_VERSION=$$(pyenv latest 3.12 2>/dev/null) python3.12 $(WHERE))
 test-xla:
 	@test -n "$(PYTHON_XLA)" || { echo "make test-xla: skipped: there is no Python 3.12"; exit 0; }; \
 	$(MAKE) --no-print-directory $(VENV)-xla/.installed VENV=$(VENV) && \
+	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest -n $(WORKERS) -q -m 'not ahead' tests/whole/test_examples.py && \
 	JAX_PLATFORMS=cpu $(VENV)-xla/bin/python -m pytest -n $(WORKERS) -q -m ahead
 
 $(VENV)-xla/.installed: pyproject.toml
 	$(PYTHON_XLA) -m venv $(VENV)-xla
-	$(VENV)-xla/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,xla-cuda13]' 'jax>=0.11.2'
+	$(VENV)-xla/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples,xla-cuda13]'
 	touch $@
 
 # The wheel, built and used in an environment of its own.
