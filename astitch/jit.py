@@ -125,7 +125,7 @@ def jit(
     tune: measure the best plans of each kernel on the GPU, once, and take the fastest, which is remembered on disk
     (None: as ASTITCH_TUNE says).  Only speed and the order of sums depend on it.
     strict: raise UnsupportedOp for what no stitched kernel and no library computes; else it is left to XLA.  Inside a
-    JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) it has no effect: there XLA computes the function.
+    JAX transformation (jax.grad, jax.vmap, an outer jax.jit ...) nothing is raised.
     engine: "xla" (kernels inside an XLA program), "executor" (CuPy), "gpu" (xla where JAX can, else executor) or "host"
     (the emulation); None: as ASTITCH_ENGINE says, else gpu where there is one.  It is chosen at the first call, which
     raises EngineUnavailable where it cannot be had.
