@@ -157,6 +157,9 @@ def refuse_effects(instruction: Any, where: str) -> None:
         )
 
 
+_HOST_MEMORY = frozenset({b"MoveToHost", b"MoveToDevice", b"annotate_device_placement"})
+
+
 def why_carried(instruction: Any) -> str:
     """Why an instruction of the compiler's module stays as it is, though astitch knows its opcode; nothing: "".
 
@@ -182,6 +185,10 @@ def refuse_order(instruction: Any, where: str) -> None:
     """Raises UnsupportedOp for what a Graph cannot say: an order of effects, or memory of the host."""
     if instruction.control_predecessor_ids:
         raise UnsupportedOp(f"{where}: it has control dependencies, which are left as they are")
+    if instruction.custom_call_target in _HOST_MEMORY:
+        raise UnsupportedOp(
+            f"{where}: it moves an array between the host's memory and the device's"
+        )
     for leaf, _ in shape_leaves(instruction.shape):
         if schema.ELEMENT_TYPES.get(leaf.element_type) == "token":
             raise UnsupportedOp(
