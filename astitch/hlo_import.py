@@ -532,6 +532,8 @@ class _Reader:
         self, frame: _Frame, instruction: Any, reason: str, name: str, where: str
     ) -> _Value:
         """An op that is the instruction itself: see hlo/opaque.py."""
+        if self.module.origin is not Origin.COMPILER:
+            refuse_effects(instruction, where)
         type_ = read_type(instruction.shape, where)
         values = [self._operand(frame, instruction, i) for i in range(len(instruction.operand_ids))]
         shapes = [frame.shapes[id_] for id_ in instruction.operand_ids]

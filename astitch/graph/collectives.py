@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from astitch.graph.ir import ArrayType, Graph, Node, OpaqueAttrs
+from astitch.graph.ir import ArrayType, DynamicSliceAttrs, Graph, Node, OpaqueAttrs
+from astitch.graph.ops import OPS
 
 COLLECTIVES = frozenset(
     "all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all "
@@ -34,9 +35,6 @@ def find_awaited(graph: Graph) -> dict[str, int]:
 SLICED = frozenset({"all-reduce", "all-reduce-done"})
 """What XLA turns into a reduce-scatter where each device reads only its own part of the result."""
 
-_PASSED = frozenset({"reshape", "convert"})
-"""Between such a collective and the slice."""
-
 
 def find_scattered(graph: Graph) -> dict[str, str]:
     """The ops that XLA makes a part of a reduce-scatter, each with the reason: no kernel may compute them.
@@ -51,9 +49,9 @@ def find_scattered(graph: Graph) -> dict[str, str]:
             collective[node.name] = node.name
             continue
         source = collective.get(node.operands[0], "") if node.operands else ""
-        if source and node.op in _PASSED:
+        if source and (OPS[node.op].is_view or OPS[node.op].is_conversion):
             collective[node.name] = source
-        elif source and node.op == "dynamic-slice":
+        elif source and isinstance(node.attrs, DynamicSliceAttrs):
             reason = f"XLA makes a reduce-scatter of it and %{source}"
             reasons[node.name] = reason
             reasons.update(dict.fromkeys(_list_passed(graph, node.operands[0], source), reason))

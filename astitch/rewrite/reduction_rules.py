@@ -16,6 +16,7 @@ from astitch.graph.ir import (
     Node,
     TransposeAttrs,
 )
+from astitch.graph.ops import OPS
 from astitch.rewrite.draft import Draft, ascends, become, is_run
 
 
@@ -138,7 +139,7 @@ def _merge_before_transpose(
     None if it is not reshape(transpose(x)), or if the reshape does more than to merge dimensions that lie together.
     """
     reshape = draft[name]
-    if reshape.op != "reshape":
+    if not OPS[reshape.op].is_view:
         return None
     transpose = draft[reshape.operands[0]]
     if not isinstance(transpose.attrs, TransposeAttrs):

@@ -20,6 +20,7 @@ from astitch.graph.ir import (
     Graph,
     Node,
 )
+from astitch.graph.ops import OPS
 
 EXACT = ("HIGHEST", "HIGHEST")
 """The sum was in f32, so the product is, too: no library may multiply in TF32."""
@@ -40,7 +41,7 @@ def _find_dot(graph: Graph, node: Node) -> Node | None:
         return None
     product = graph[node.operands[0]]
     read_by_others = len(graph.users[product.name]) > 1 or product.name in graph.outputs
-    if product.op != "multiply" or read_by_others:
+    if OPS[product.op].combiner is not np.multiply or read_by_others:
         return None
     summed = node.attrs.dimensions
     for vector, matrix in (product.operands, product.operands[::-1]):
@@ -73,11 +74,11 @@ def _find_dot(graph: Graph, node: Node) -> Node | None:
 
 def _adds(graph: Graph, node: Node) -> bool:
     """Is it a reduce of one f32 array that adds, from zero?"""
-    if node.op != "reduce" or len(node.operands) != 2 or node.dtype is not DType.F32:
+    if not OPS[node.op].is_reduce or len(node.operands) != 2 or node.dtype is not DType.F32:
         return False
     start = graph[node.operands[1]].attrs
     if not isinstance(start, ConstantAttrs) or np.any(start.value.numpy()):
         return False
     (region,) = node.regions
     root = region[region.outputs[0]]
-    return root.op == "add" and set(root.operands) == set(region.parameters)
+    return OPS[root.op].combiner is np.add and set(root.operands) == set(region.parameters)

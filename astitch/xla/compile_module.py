@@ -245,7 +245,7 @@ def _note_loops(
     for step in program.steps:
         if isinstance(step, FallbackStep):
             graph = read_fallback(step.hlo)
-            taken = {n.name for n in graph if n.op == "while" and loop_key(graph, n) in calls}
+            taken = {n.name for n in graph if OPS[n.op].is_loop and loop_key(graph, n) in calls}
             left = (op for op in step.ops if op.name not in taken and op.reason != START)
             step = replace(step, ops=tuple(left))
         steps.append(step)

@@ -221,9 +221,9 @@ def test_filters_are_laid_out_by_us_and_operands_of_products_by_xla() -> None:
 
     def fn(x: Any, k: Any, m: Any, n: Any) -> Any:
         y = jnp.tanh(convolve(x, k))
-        return y, jnp.tanh(m @ n.transpose(1, 2, 0).reshape(16, 8))
+        return y, jnp.tanh(m @ n.transpose(0, 2, 1).reshape(16, 8))
 
-    planned = plan_for_xla(fn, X, K, whole(8, 16), whole(8, 4, 4))
+    planned = plan_for_xla(fn, X, K, whole(8, 16), whole(4, 8, 4))
     graph = planned.announced.graph
     kernel, matrix = graph.parameters[1], graph.parameters[3]
     filters, matrices = (scope_of(planned.announced, name) for name in (kernel, matrix))
