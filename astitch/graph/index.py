@@ -51,9 +51,12 @@ class Remainder:
 Term = Symbol | Quotient | Remainder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """constant + sum of coefficient * term; terms are distinct and have coefficients other than 0."""
+    """constant + sum of coefficient * term; terms are distinct and have coefficients other than 0.
+
+    Forms are equal whatever the order of their terms, which depends on the reshapes that led to them.
+    """
 
     constant: int = 0
     terms: tuple[tuple[Term, int], ...] = ()
@@ -63,8 +66,17 @@ class Linear:
     def __hash__(self) -> int:
         """Computed once: forms are keys of caches, and their trees are deep."""
         if self._hash is None:
-            object.__setattr__(self, "_hash", hash((self.constant, self.terms)))
+            object.__setattr__(self, "_hash", hash((self.constant, frozenset(self.terms))))
         return self._hash  # type: ignore[return-value]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Linear):
+            return NotImplemented
+        if self is other:
+            return True
+        if self.constant != other.constant or len(self.terms) != len(other.terms):
+            return False
+        return self.terms == other.terms or dict(self.terms) == dict(other.terms)
 
     def __str__(self) -> str:
         parts = [str(t) if c == 1 else f"{t} * {c}" for t, c in self.terms]

@@ -43,6 +43,16 @@ def linear_forms(lowest: int = -30) -> st.SearchStrategy[Linear]:
 
 
 @QUICK
+@given(linear_forms(), linear_forms())
+def test_equal_forms_are_equal_whatever_the_order_of_their_terms(a: Linear, b: Linear) -> None:
+    one, other = ix.add(a, b), ix.add(b, a)
+    assert one == other and hash(one) == hash(other)
+    assert {one: 1}[other] == 1
+    moved = ix.offset(other, 1)
+    assert one != moved and one != ix.add(one, ix.of_symbol(I))
+
+
+@QUICK
 @given(linear_forms(), st.integers(1, 24))
 def test_divide_is_floor_division_and_modulo_the_rest(form: Linear, divisor: int) -> None:
     quotient, rest = ix.divide(form, divisor), ix.modulo(form, divisor)

@@ -89,6 +89,24 @@ def test_softmax_is_one_loop_of_three_phases() -> None:
     assert [p.stored for p in arrangement.placements.values()] == [False, False, True]
 
 
+@pytest.mark.parametrize("rows", [(16, 64), (4, 16, 16), (64, 16, 1)])
+def test_softmax_whose_rows_are_folded_on_the_way_is_one_loop(rows: tuple[int, ...]) -> None:
+    """The largest elements are of the array as a matrix, all else is of the array with its dimensions."""
+    g = GraphBuilder()
+    shape = (*rows, 1024)
+    x = g.parameter("f32[1024,1024]", "x")
+    largest = g.reduce(x, (1,), "maximum", name="largest")
+    folded = g.reshape(largest, rows)
+    outer = tuple(range(len(rows)))
+    apart = g.same("subtract", g.reshape(x, shape), g.broadcast(folded, shape, outer))
+    e = g.same("exponential", apart, name="e")
+    total = g.reduce(e, (len(rows),), "add", name="total")
+    y = g.same("divide", e, g.broadcast(total, shape, outer), name="y")
+    arrangement = arrange(g.build(y))
+    assert where(arrangement) == {"largest": (0, 0, 0), "total": (0, 0, 1), "y": (0, 0, 2)}
+    assert schemes(arrangement)["largest"] == "regional"
+
+
 def test_softmax_of_few_long_rows_meets_at_global_barriers() -> None:
     arrangement = arrange(softmax(2, 1 << 23))
     places = arrangement.placements
