@@ -28,6 +28,7 @@ from astitch.rewrite.narrow_reductions import reshape_narrow_reductions
 from astitch.rewrite.products import arrange_products
 from astitch.rewrite.reassociate import reassociate
 from astitch.rewrite.recompute import Staged, recompute
+from astitch.rewrite.restore_windows import restore_windows
 from astitch.rewrite.scatter_order import order_scatters
 from astitch.rewrite.simplify import simplify
 from astitch.rewrite.small_dots import decompose_small_dots
@@ -231,6 +232,11 @@ PASSES: tuple[Pass, ...] = (
         lambda job: job.target.simplified and job.target.loops is not None,
     ),
     _rewrite("simplify", lambda graph, job: simplify(graph)),
+    _rewrite(
+        "restore_windows",
+        lambda graph, job: restore_windows(graph),
+        lambda job: job.target.simplified,
+    ),
     _rewrite("hoist_loops", _hoist, lambda job: job.target.loops is not None),
     _rewrite("expand", _expand),
     _rewrite(

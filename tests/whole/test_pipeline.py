@@ -64,6 +64,7 @@ def test_a_target_says_which_passes_are_run() -> None:
     assert set(own) ^ set(inside) == {"split_products"}
     assert set(NAMES) - set(own) == {
         "restore_products",
+        "restore_windows",
         "split_products",
         "hoist_loops",
         "rename_scopes",

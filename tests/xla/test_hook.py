@@ -97,3 +97,28 @@ def test_a_loop_whose_products_xla_wrote_out_is_one_kernel():
     assert opcodes.count(b"dot") == 1, "XLA's simplifier writes products with vectors out no more"
     assert count(alone, kind=MEMORY) > 64
     assert len(launches_of(stitched)) == 1
+
+
+WINDOWS = {
+    "cumsum": (lambda x: jnp.cumsum(x, -1), (8, 1000)),
+    "cumsum of columns": (lambda x: jnp.cumsum(x, 0), (3000, 32)),
+    "cummax from behind": (lambda x: lax.cummax(x, 1, reverse=True), (8, 300)),
+    "cumlogsumexp": (lambda x: lax.cumlogsumexp(x, 1), (8, 5000)),
+    "gradient of a pooling": (
+        jax.grad(
+            lambda x: jnp.sum(
+                lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME") ** 2
+            )
+        ),
+        (4, 28, 28, 64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_that_xla_wrote_out_are_in_kernels(name):
+    fn, shape = WINDOWS[name]
+    _, stitched, _ = compile_both(fn, jax.ShapeDtypeStruct(shape, jnp.float32))
+    launches = launches_of(stitched)
+    assert launches and all(k.ours for k in launches)
+    assert sum(k.launches for k in launches) <= 2
