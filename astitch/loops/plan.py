@@ -113,6 +113,10 @@ class LoopPlanner:
         own = replace(node, regions=found.loop.node.regions)
         return replace(found, loop=replace(found.loop, node=own))
 
+    def is_kernel(self, graph: Graph, node: Node) -> bool:
+        """Is a while one kernel?"""
+        return isinstance(self.plan(graph, node), LoopPlan)
+
     def find_plans(self, graph: Graph) -> list[LoopPlan]:
         """Of the whiles that are one kernel each."""
         plans = [self.plan(graph, node) for node in graph if OPS[node.op].is_loop]
@@ -206,11 +210,7 @@ class LoopPlanner:
 def hoist_planned(graph: Graph, planner: LoopPlanner) -> Graph:
     """The graph in which the loops that can be one kernel do only what must wait for the turn before, two at once where
     that is faster."""
-
-    def is_kernel(made: Graph, node: Node) -> bool:
-        return isinstance(planner.plan(made, node), LoopPlan)
-
-    return _merge_planned(hoist_loops(graph, is_kernel), planner)
+    return _merge_planned(hoist_loops(graph, planner.is_kernel), planner)
 
 
 def describe_loops(graph: Graph, gpu: Gpu) -> list[str]:
