@@ -361,9 +361,9 @@ def _emit_keep_set(printer: _Printer, keep: k.KeepSet) -> Iterator[str]:
 # ---- prefetches -------------------------------------------------------------------------------------------------
 
 
-def _emit_ahead(printer: _Printer, ahead: k.Ahead) -> Iterator[str]:
-    kind = _vector_type(ahead.dtype, ahead.width)
-    yield f"words_of<{kind}>::type {ahead.name}[{ahead.count}];"
+def _emit_prefetch_registers(printer: _Printer, registers: k.PrefetchRegisters) -> Iterator[str]:
+    kind = _vector_type(registers.dtype, registers.width)
+    yield f"words_of<{kind}>::type {registers.name}[{registers.count}];"
 
 
 def _render_shared(step: k.KeepVector | k.Fetch | k.TakeVector, slot: str) -> str:
@@ -411,15 +411,19 @@ def _emit_take_vector(printer: _Printer, take: k.TakeVector) -> Iterator[str]:
 def _emit_prefetch(printer: _Printer, prefetch: k.Prefetch) -> Iterator[str]:
     inside = list_statements(prefetch.body)
     asynchronous = any(isinstance(s, k.Fetch) and s.target in printer.slot_names for s in inside)
-    start, ahead, ring = "first" if prefetch.first else "task", prefetch.ahead, prefetch.ring
-    blocks = "gridDim.x" if ahead == 1 else f"{ahead} * gridDim.x"
-    later = f"{start} + {blocks}" if ahead else start
+    start, distance, buffers = (
+        "first" if prefetch.first else "task",
+        prefetch.distance,
+        prefetch.buffers,
+    )
+    blocks = "gridDim.x" if distance == 1 else f"{distance} * gridDim.x"
+    later = f"{start} + {blocks}" if distance else start
     yield f"if (const {printer.integer} next = {later}; next < {prefetch.tasks}) {{"
     yield f"  const {printer.integer} task = next;"
     if asynchronous and prefetch.first:
-        yield f"  const int next_turn = {ahead};"
+        yield f"  const int next_turn = {distance};"
     elif asynchronous:
-        place = f"turn < {ring - ahead} ? turn + {ahead} : turn - {ring - ahead}"
+        place = f"turn < {buffers - distance} ? turn + {distance} : turn - {buffers - distance}"
         yield f"  const int next_turn = {place};"
     yield from printer.inner(prefetch.body)
     yield "}"
@@ -590,7 +594,7 @@ def _emit_collect(printer: _Printer, step: k.Collect) -> Iterator[str]:
 
 
 def _emit_meeting(printer: _Printer, meeting: k.Meeting) -> Iterator[str]:
-    ago = f", {meeting.lag} tasks ago" if meeting.lag else ""
+    ago = f", {meeting.delay} tasks ago" if meeting.delay else ""
     warps = max(printer.kernel.block // 32, 1)
     yield f"// parts of {meeting.blocks} blocks{ago}"
     if meeting.packed <= warps:
@@ -674,17 +678,17 @@ def _emit_common(printer: _Printer, common: k.Common) -> Iterator[str]:
 
 
 def _emit_task_loop(printer: _Printer, loop: k.TaskLoop) -> Iterator[str]:
-    tasks, ring, lag = loop.tasks, loop.ring, loop.lag
+    tasks, buffers, delay = loop.tasks, loop.buffers, loop.delay
     if loop.once:
         yield f"{printer.taking_part(tasks)}{{"
         yield f"  const {printer.integer} task = first;"
     else:
-        if ring:
-            yield f"int turn = {ring - 1};"
-        end = f"{tasks} + {lag} * gridDim.x" if lag else f"{tasks}"
+        if buffers:
+            yield f"int turn = {buffers - 1};"
+        end = f"{tasks} + {delay} * gridDim.x" if delay else f"{tasks}"
         yield f"for ({printer.integer} task = first; task < {end}; task += gridDim.x) {{"
-        if ring:
-            yield f"  turn = turn == {ring - 1} ? 0 : turn + 1;"
+        if buffers:
+            yield f"  turn = turn == {buffers - 1} ? 0 : turn + 1;"
     yield from printer.inner(loop.body)
     yield "}"
 
@@ -696,11 +700,11 @@ def _emit_current(printer: _Printer, current: k.Current) -> Iterator[str]:
 
 
 def _emit_previous(printer: _Printer, previous: k.Previous) -> Iterator[str]:
-    ring, lag = previous.ring, previous.lag
-    back = f"{lag} * int(gridDim.x)"
+    buffers, delay = previous.buffers, previous.delay
+    back = f"{delay} * int(gridDim.x)"
     yield f"if (task - {back} >= first) {{"
     yield f"  const {printer.integer} last_task = task - {back};"
-    yield f"  const int last_turn = turn < {lag} ? turn + {ring - lag} : turn - {lag};"
+    yield f"  const int last_turn = turn < {delay} ? turn + {buffers - delay} : turn - {delay};"
     yield "  {"
     yield f"    const {printer.integer} task = last_task;"
     yield "    const int turn = last_turn;"
@@ -730,7 +734,7 @@ EMITTERS: dict[type[k.Statement], Callable[[_Printer, Any], Iterator[str]]] = {
     k.Store: _emit_store,
     k.Keep: _emit_keep,
     k.KeepSet: _emit_keep_set,
-    k.Ahead: _emit_ahead,
+    k.PrefetchRegisters: _emit_prefetch_registers,
     k.KeepVector: _emit_keep_vector,
     k.Advance: _emit_advance,
     k.Prefetch: _emit_prefetch,

@@ -187,9 +187,11 @@ class Frame:
 class Counter:
     """What is counted of a kernel so far, and where the walk over its statements stands.
 
-    common: statements that are counted with the section that comes next.  lag: tasks that blocks are behind what they
-    published.  touched: arrays that the section has loaded before.  waiting: arrays loaded since the last wait, with
-    their batches; waiting_near: for what the L1 has.  batches: elements of each.
+    common: statements that are counted with the section that comes next.
+    meeting_delay: tasks between a block's publishing and its meeting.
+    touched: arrays that the section has loaded before.
+    waiting: arrays loaded since the last wait, with their batches; waiting_near: for what the L1 has.
+    batches: elements of each.
     """
 
     def __init__(self, kernel: k.Kernel):
@@ -206,7 +208,7 @@ class Counter:
         self.loop = LoopWork(0, 1, True)
         self.in_task = False
         self.common: tuple[k.Statement, ...] = ()
-        self.lag = 0
+        self.meeting_delay = 0
         self.prefetching = False
         self.touched: set[str] = set()
         self.waiting_near = False
@@ -463,9 +465,11 @@ def _price_keep_set(counter: Counter, keep: k.KeepSet, frame: Frame) -> None:
 # ---- prefetches
 
 
-def _price_ahead(counter: Counter, ahead: k.Ahead, frame: Frame) -> None:
-    words = ahead.count * ahead.width * ahead.dtype.bytes / 4
-    counter.registers.hold(ahead.name, words, always=True)
+def _price_prefetch_registers(
+    counter: Counter, registers: k.PrefetchRegisters, frame: Frame
+) -> None:
+    words = registers.count * registers.width * registers.dtype.bytes / 4
+    counter.registers.hold(registers.name, words, always=True)
 
 
 def _price_advance(counter: Counter, step: k.Advance, frame: Frame) -> None:
@@ -492,7 +496,7 @@ def _price_copy_wait(counter: Counter, wait: k.CopyWait, frame: Frame) -> None:
 
 def _price_prefetch(counter: Counter, prefetch: k.Prefetch, frame: Frame) -> None:
     if prefetch.first:  # waited for, but counted with the others
-        counter.loop.once_batches += prefetch.ahead == 0
+        counter.loop.once_batches += prefetch.distance == 0
     counter.walk_prefetched(() if prefetch.first else prefetch.body, frame)
 
 
@@ -618,7 +622,7 @@ def _price_publish(counter: Counter, step: k.Publish, frame: Frame) -> None:
 def _price_collect(counter: Counter, step: k.Collect, frame: Frame) -> None:
     area, loop = step.area, counter.loop
     # Columns are collected where they are needed, without a Meeting.
-    loop.meetings = max(loop.meetings, LATE_SHARE**counter.lag)
+    loop.meetings = max(loop.meetings, LATE_SHARE**counter.meeting_delay)
     loop.group_blocks = max(loop.group_blocks, area.parts)
     turns = math.ceil(area.parts / step.members)
     loop.exchanged_bytes += frame.threads * counter.kernel.block * turns * area.words * TAGGED_BYTES
@@ -631,7 +635,7 @@ def _price_collect(counter: Counter, step: k.Collect, frame: Frame) -> None:
 def _price_meeting(counter: Counter, meeting: k.Meeting, frame: Frame) -> None:
     counter.sync(frame, 1)
     # Blocks that wait tasks after they arrived find the others there already, most of the time.
-    met = counter.loop.meetings + frame.trips * LATE_SHARE**meeting.lag
+    met = counter.loop.meetings + frame.trips * LATE_SHARE**meeting.delay
     share = meeting.packed * 32 / counter.kernel.block
     counter.walk(meeting.body, frame.scaled(share, share))
     counter.loop.meetings, counter.loop.group_blocks = (
@@ -724,9 +728,9 @@ def _price_current(counter: Counter, current: k.Current, frame: Frame) -> None:
 
 def _price_previous(counter: Counter, previous: k.Previous, frame: Frame) -> None:
     counter.add({_I: 2.0}, frame.trips)
-    counter.lag = previous.lag
+    counter.meeting_delay = previous.delay
     counter.walk(previous.body, frame)
-    counter.lag = 0
+    counter.meeting_delay = 0
 
 
 PRICES: dict[type[k.Statement], Callable[[Counter, Any, Frame], None]] = {
@@ -738,7 +742,7 @@ PRICES: dict[type[k.Statement], Callable[[Counter, Any, Frame], None]] = {
     k.StoreLane: _price_store_lane,
     k.Keep: _price_keep,
     k.KeepSet: _price_keep_set,
-    k.Ahead: _price_ahead,
+    k.PrefetchRegisters: _price_prefetch_registers,
     k.Advance: _price_advance,
     k.KeepVector: _price_keep_vector,
     k.TakeVector: _price_take_vector,

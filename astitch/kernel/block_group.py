@@ -27,10 +27,10 @@ class BlockGroup:
         self.declarations, self.graph = nest.declarations, nest.graph
         self.mapping = nest.mapping
 
-    def gather(self, places: Sequence[Placement], lag: int) -> list[k.Statement]:
+    def gather(self, places: Sequence[Placement], delay: int) -> list[k.Statement]:
         """The parts of all blocks: each row of the task has a warp, whose lanes take some each and combine them.
 
-        lag: tasks between a block's part and its meeting with the others.
+        delay: tasks between a block's part and its meeting with the others.
         """
         m = self.mapping
         if m.rows_last:
@@ -58,7 +58,7 @@ class BlockGroup:
         frames = other.frames
         indices = [*frames[Depth.KERNEL].statements, *frames[Depth.TASK].statements]
         body = (*index_task(self.mapping), *indices, *gathering)
-        return [k.Meeting(m.parts, lag, m.outer_threads, body, tuple(totals))]
+        return [k.Meeting(m.parts, delay, m.outer_threads, body, tuple(totals))]
 
     def gather_columns(self, place: Placement) -> list[k.Statement]:
         """The parts of a thread's own columns: the threads that share them take some each, then combine."""

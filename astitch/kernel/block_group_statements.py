@@ -90,14 +90,14 @@ class Collect(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Meeting(Nest):
-    """The warps of a block gather what the `blocks` blocks of a group published `lag` tasks ago: one warp for each of
+    """The warps of a block gather what the `blocks` blocks of a group published `delay` tasks ago: one warp for each of
     the `packed` rows of a task, in turns.
 
     body: what a warp does for row `to`.
     """
 
     blocks: int
-    lag: int
+    delay: int
     packed: int
     body: tuple[Statement, ...]
     totals: tuple[Total, ...]

@@ -86,7 +86,7 @@ class KernelCheck:
         self.scopes: list[dict[str, _Variable]] = [{}]
         self.level = 0
         self.meetings = 0
-        self.most_ahead = 0
+        self.longest_distance = 0
         self.published: set[k.Area] = set()
         self.collected: set[k.Area] = set()
         self.section = -1
@@ -129,7 +129,7 @@ class KernelCheck:
                     raise self.fault(f"{type(statement).__name__} outside a section")
         self.require(
             self.level == self.kernel.global_barriers,
-            f"{self.level} global barriers are written, {self.kernel.global_barriers} are announced",
+            f"{self.level} global barriers are written, {self.kernel.global_barriers} are declared",
         )
         self.require(self.published == self.collected, "a part is published or collected in vain")
         ends = 0
@@ -242,7 +242,7 @@ class KernelCheck:
             raise self.fault(f"array {array} is {done} and does not exist")
         self.require(
             parameter.written if write else parameter.read,
-            f"{array} is {done}, though it is announced as only {not_done}",
+            f"{array} is {done}, though it is declared as only {not_done}",
         )
         self.check_type(array, dtype, done)
         levels = self.write_levels if write else self.read_levels
@@ -271,7 +271,7 @@ class KernelCheck:
                 self.write_levels.get(parameter.name, []),
             )
             self.require(
-                bool(reads) == parameter.read, f"{parameter.name} is announced as read and never is"
+                bool(reads) == parameter.read, f"{parameter.name} is declared as read and never is"
             )
             if not parameter.written:
                 self.require(bool(reads), f"{parameter.name} is passed and not used")
@@ -462,9 +462,11 @@ def _check_start(check: KernelCheck, start: k.Start, uniform: bool) -> Trace:
     return check.follow(start, uniform)
 
 
-def _check_ahead(check: KernelCheck, ahead: k.Ahead, uniform: bool) -> Trace:
-    check.require(ahead.count > 0, f"{ahead.name} holds {ahead.count} vectors")
-    return check.follow(ahead, uniform)
+def _check_prefetch_registers(
+    check: KernelCheck, registers: k.PrefetchRegisters, uniform: bool
+) -> Trace:
+    check.require(registers.count > 0, f"{registers.name} holds {registers.count} vectors")
+    return check.follow(registers, uniform)
 
 
 def _check_keep(check: KernelCheck, keep: k.Keep, uniform: bool) -> Trace:
@@ -473,7 +475,7 @@ def _check_keep(check: KernelCheck, keep: k.Keep, uniform: bool) -> Trace:
 
 
 def _check_advance(check: KernelCheck, step: k.Advance, uniform: bool) -> Trace:
-    target, source = (check.find(n, Held.AHEAD).dtype for n in (step.target, step.source))
+    target, source = (check.find(n, Held.PREFETCHED).dtype for n in (step.target, step.source))
     check.require(target is source, f"{step.source} and {step.target} hold different types")
     return check.follow(step, uniform)
 
@@ -688,37 +690,45 @@ def _check_rounds(check: KernelCheck, rounds: k.Rounds, uniform: bool) -> Trace:
 
 
 def _check_fetch_round(check: KernelCheck, fetch: k.FetchRound, uniform: bool) -> Trace:
-    sentence = f"{fetch.count} rounds over {fetch.variable} are fetched ahead"
+    sentence = f"{fetch.count} rounds over {fetch.variable} are prefetched"
     check.require(fetch.count > 1, sentence)
     return check.follow(fetch, uniform)
 
 
 def _check_task_loop(check: KernelCheck, loop: k.TaskLoop, uniform: bool) -> Trace:
-    tasks, once, ring, lag = loop.tasks, loop.once, loop.ring, loop.lag
-    check.require(ring != 1 and not (once and (ring or lag)), f"a ring of {ring}")
-    check.require(not lag or lag < ring, f"{lag} tasks behind in a ring of {ring}")
+    tasks, once, buffers, delay = loop.tasks, loop.once, loop.buffers, loop.delay
+    check.require(
+        buffers != 1 and not (once and (buffers or delay)), f"a circular buffer of {buffers}"
+    )
+    check.require(not delay or delay < buffers, f"{delay} tasks of delay with {buffers} buffers")
     check.require(tasks > 0, f"a loop of {tasks} tasks")
     fits = not once or tasks <= check.kernel.grid
     check.require(fits, f"{tasks} tasks at once on {check.kernel.grid} blocks")
-    check.most_ahead = 0
+    check.longest_distance = 0
     trace = check.follow(loop, uniform)
-    room = ring >= lag + check.most_ahead
-    check.require(not lag or room, f"{lag} behind, {check.most_ahead} ahead in {ring}")
+    room = buffers >= delay + check.longest_distance
+    check.require(
+        not delay or room,
+        f"{delay} of delay and {check.longest_distance} of prefetch with {buffers}",
+    )
     return trace
 
 
 def _check_previous(check: KernelCheck, previous: k.Previous, uniform: bool) -> Trace:
-    lag, ring = previous.lag, previous.ring
-    check.require(0 < lag < ring, f"{lag} tasks behind in a ring of {ring}")
+    delay, buffers = previous.delay, previous.buffers
+    check.require(0 < delay < buffers, f"{delay} tasks of delay with {buffers} buffers")
     return check.follow(previous, uniform)
 
 
 def _check_prefetch(check: KernelCheck, prefetch: k.Prefetch, uniform: bool) -> Trace:
-    ahead, ring = prefetch.ahead, prefetch.ring
+    distance, buffers = prefetch.distance, prefetch.buffers
     check.require(prefetch.tasks > 0, f"a prefetch of {prefetch.tasks} tasks")
-    check.require(prefetch.first or ahead > 0, "a prefetch of the task itself")
-    check.require(not ring or ahead < ring, f"a task {ahead} ahead in a ring of {ring}")
-    check.most_ahead = max(check.most_ahead, ahead)
+    check.require(prefetch.first or distance > 0, "a prefetch of the task itself")
+    check.require(
+        not buffers or distance < buffers,
+        f"a prefetch distance of {distance} with {buffers} buffers",
+    )
+    check.longest_distance = max(check.longest_distance, distance)
     return check.follow(prefetch, uniform)
 
 
@@ -733,7 +743,7 @@ RULES: dict[type[k.Statement], Callable[[KernelCheck, Any, bool], Trace]] = {
     k.Common: _refuse_common,
     k.ChooseIndex: _check_choose_index,
     k.Start: _check_start,
-    k.Ahead: _check_ahead,
+    k.PrefetchRegisters: _check_prefetch_registers,
     k.Keep: _check_keep,
     k.Advance: _check_advance,
     k.States: _check_states,

@@ -3,7 +3,7 @@
     Kernel    = (name, parameters, reducers, slots, body, launch numbers)
     Statement = Index | ChooseIndex | Start | Value | Load | LoadVector | VectorVariable | StoreLane | StoreVector
               | Store | Keep | KeepSet                                            (element_statements.py)
-              | Ahead | KeepVector | Advance | Prefetch | Fetch | CopyWait | TakeVector | FetchRound
+              | PrefetchRegisters | KeepVector | Advance | Prefetch | Fetch | CopyWait | TakeVector | FetchRound
                                                                                  (prefetch_statements.py)
               | States | Accumulate | AccumulateProduct | AccumulateElement | Batch | BatchSet | AccumulateBatch
               | AccumulateState | ReduceAcross | ScanAcross | Finish            (reduction_statements.py)
@@ -66,12 +66,12 @@ from astitch.kernel.nest_statements import (
 )
 from astitch.kernel.prefetch_statements import (
     Advance,
-    Ahead,
     CopyWait,
     Fetch,
     FetchRound,
     KeepVector,
     Prefetch,
+    PrefetchRegisters,
     TakeVector,
 )
 from astitch.kernel.reduction_statements import (
@@ -108,7 +108,6 @@ __all__ = [
     "AccumulateProduct",
     "AccumulateState",
     "Advance",
-    "Ahead",
     "Area",
     "Barrier",
     "Batch",
@@ -145,6 +144,7 @@ __all__ = [
     "Part",
     "Position",
     "Prefetch",
+    "PrefetchRegisters",
     "Previous",
     "Publish",
     "ReduceAcross",
@@ -191,7 +191,7 @@ STATEMENTS: tuple[type[Statement], ...] = (
     Store,
     Keep,
     KeepSet,
-    Ahead,
+    PrefetchRegisters,
     KeepVector,
     Advance,
     Prefetch,

@@ -44,7 +44,7 @@ class LoopLowering:
     """Lowers one task loop.
 
     grid: blocks.  offset: see Section.  budget: what the loop may keep on chip.  backward: see ElementLoops.
-    after_meeting: what a lagging block does for an earlier task, once the cooperating blocks have met.
+    after_meeting: what a delayed block does for an earlier task, once the cooperating blocks have met.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class LoopLowering:
             fetches = tuple(self.prefetch.round_fetches)
             body = wrap_rounds(m, tuple(body), tuple(self.scans.carried), fetches)
         body = [*index_task(m), *fetch_next, *body]
-        buffers, lag = self.prefetch.buffers, self.prefetch.lag
-        if lag:
+        buffers, delay = self.prefetch.buffers, self.prefetch.delay
+        if delay:
             current = k.Current(m.tasks, tuple(body))
             after_meeting = (*index_task(m), *self.after_meeting)
-            body = [current, k.Previous(buffers, after_meeting, lag), *fetch_last]
+            body = [current, k.Previous(buffers, after_meeting, delay), *fetch_last]
         loop = k.TaskLoop(
-            m.tasks, self.prefetch.once, tuple(body), 0 if m.carried else buffers, lag
+            m.tasks, self.prefetch.once, tuple(body), 0 if m.carried else buffers, delay
         )
         # Accumulators of blocks without a task hold identities; they only keep the barriers inside uniform.
         after: list[k.Statement] = list(self.exchange.reduce_across(across))
@@ -147,7 +147,7 @@ class LoopLowering:
         An odd number of exchanges starts the next task on the slot that the last one used; a Regional buffer is read
         until the end of the task.
         """
-        if self.prefetch.lag:
+        if self.prefetch.delay:
             return False  # a turn has at least the barrier of its meeting, or one in its place
         if self.prefetch.once and not self.mapping.carried:
             return False
@@ -162,7 +162,7 @@ class LoopLowering:
         body: list[k.Statement] = []
         for phase in range(self.nest.phases):
             statements = self.lower_phase(phase)
-            if self.prefetch.lag and phase > 0:
+            if self.prefetch.delay and phase > 0:
                 self.after_meeting += statements
             else:
                 body += statements
@@ -180,7 +180,7 @@ class LoopLowering:
         residency = choose_residency(
             self.declarations.arrangement, self.loop, registers, self.budget.shared_bytes
         )
-        self.on_chip.keep(residency, lagging=self.prefetch.lag > 0)
+        self.on_chip.keep(residency, delayed=self.prefetch.delay > 0)
 
     def lower_phase(self, phase: int) -> list[k.Statement]:
         """What a task does between two barriers of its reduces."""
@@ -203,11 +203,11 @@ class LoopLowering:
         for place in group:
             result += self.results.store_partials(place, number_partial(self.mapping, place))
         then = result
-        if group and self.prefetch.lag:
+        if group and self.prefetch.delay:
             self.nest.frames[Depth.TASK] = Frame()  # the rest works for the task before
             then = self.after_meeting
         if group:
-            then += self.group.gather(group, self.prefetch.lag)
+            then += self.group.gather(group, self.prefetch.delay)
         for place in complete:
             then += self.results.complete(place)
         return result

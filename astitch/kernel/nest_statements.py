@@ -125,25 +125,28 @@ class Rounds(Nest):
 
 @dataclass(frozen=True, slots=True)
 class TaskLoop(Nest):
-    """for (int task = first; task < tasks; task += blocks).  once: every block has at most one task.
-    ring: places of a ring in shared memory, `turn` being that of this task; 0: no ring.
-    lag: so many turns more after the last task, for what Previous holds."""
+    """for (int task = first; task < tasks; task += blocks).
+
+    once: every block has at most one task.
+    buffers: tasks that a circular buffer in shared memory holds; 0: there is none.  `turn` is this task's place in it.
+    delay: turns after the last task, for the body of Previous.
+    """
 
     tasks: int
     once: bool
     body: tuple[Statement, ...]
-    ring: int = 0
-    lag: int = 0
+    buffers: int = 0
+    delay: int = 0
 
     def effects(self) -> Iterator[Effect]:
         yield Together("a task loop where not all threads come by")
-        names = ("task", "turn") if self.ring else ("task",)
+        names = ("task", "turn") if self.buffers else ("task",)
         yield Body(self.body, names, uniform=True, repeated=not self.once)
 
 
 @dataclass(frozen=True, slots=True)
 class Current(Nest):
-    """In a task loop with lag: the body for this turn's task, if there is one."""
+    """In a task loop with delay: the body for this turn's task, if there is one."""
 
     tasks: int
     body: tuple[Statement, ...]
@@ -155,11 +158,14 @@ class Current(Nest):
 
 @dataclass(frozen=True, slots=True)
 class Previous(Nest):
-    """In a task loop with lag: the body for the task `lag` turns before, if there was one.  ring: see TaskLoop."""
+    """In a task loop with delay: the body for the task of `delay` turns before, if there was one.
 
-    ring: int
+    buffers: see TaskLoop.
+    """
+
+    buffers: int
     body: tuple[Statement, ...]
-    lag: int = 1
+    delay: int = 1
 
     def effects(self) -> Iterator[Effect]:
         yield Together("a previous task where not all threads come by")

@@ -19,10 +19,10 @@ from astitch.kernel.nest import LANE, Depth, Key
 from astitch.kernel.residency import Place, Residency
 from astitch.tiling.space import Mapping
 
-MAX_PREFETCHES, MAX_LAG = 2, 3
-"""Tasks whose copies are on their way, and tasks that wait for the cooperating blocks."""
+MAX_PREFETCHES, MAX_DELAY = 2, 3
+"""The largest prefetch distance and the largest pipeline delay, in tasks."""
 
-MAX_BUFFERS = MAX_PREFETCHES + MAX_LAG
+MAX_BUFFERS = MAX_PREFETCHES + MAX_DELAY
 """Tasks in a circular buffer.  A copy starts when the oldest task has left its place."""
 
 
@@ -114,8 +114,8 @@ class OnChip:
 
     # -- kept across phases ------------------------------------------------------------------------------------
 
-    def keep(self, residency: Residency, *, lagging: bool) -> None:
-        """Declare what stays on chip across the phases of a task.  lagging: later phases work for another task."""
+    def keep(self, residency: Residency, *, delayed: bool) -> None:
+        """Declare what stays on chip across the phases of a task.  delayed: later phases work for another task."""
         staged = {p.load.key for p in self.prefetched.values()}  # these are on chip anyway
         keys = [h.key for h in residency.values]
         declarations, number = self.nest.declarations, self.nest.loop.number
@@ -123,7 +123,7 @@ class OnChip:
             declarations.notes.append(f"loop {number}: {residency.reason}")
         shared = residency.place is Place.SHARED
         for held in residency.values:
-            if held.key in staged or lagging:
+            if held.key in staged or delayed:
                 continue
             dtype = self.nest.graph[held.key[0]].dtype
             name = declarations.fresh(f"{held.key[0]}_kept")
@@ -141,7 +141,9 @@ class OnChip:
             if kept.shared:
                 continue
             if kept.key in self.kept_whole:
-                yield k.Ahead(kept.name, kept.dtype, m.vector, m.row_steps * m.col_steps)
+                yield k.PrefetchRegisters(
+                    kept.name, kept.dtype, m.vector, m.row_steps * m.col_steps
+                )
             else:
                 yield k.Keep(kept.name, kept.dtype, kept.count(m), kept.raw)
 

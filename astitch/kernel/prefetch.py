@@ -20,7 +20,7 @@ from astitch.kernel.loop_nest import LoopNest
 from astitch.kernel.nest import Depth, at_first_lane
 from astitch.kernel.on_chip import (
     MAX_BUFFERS,
-    MAX_LAG,
+    MAX_DELAY,
     MAX_PREFETCHES,
     Buffer,
     OnChip,
@@ -50,9 +50,10 @@ class Budget:
 class Prefetch:
     """Chooses and emits what one loop loads early.
 
-    grid: blocks.  buffers, ahead: tasks in the circular buffer, and those of them that are on their way.  lag: tasks
-    between a block's part and its meeting with the cooperating blocks.  round_fetches: copies of the first round and of
-    each next one.
+    grid: blocks.
+    buffers: tasks that the circular buffer holds.  distance: how many tasks early a vector is loaded.
+    delay: tasks between a block's part and its meeting with the cooperating blocks.
+    round_fetches: copies of the first round and of each next one.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Prefetch:
         self.declarations = nest.declarations
         self.graph, self.mapping = nest.graph, nest.mapping
         self.grid, self.schedule = grid, schedule
-        self.buffers, self.ahead, self.lag = 0, 1, 0
+        self.buffers, self.distance, self.delay = 0, 1, 0
         self.round_fetches: list[k.Statement] = []
 
     @property
@@ -115,28 +116,31 @@ class Prefetch:
         if moving and self.budget.shared_bytes // round_bytes >= 2:
             self.buffers = 2
             self.budget.shared_bytes -= 2 * round_bytes
-            why = f"{round_bytes} B a block of the next round are copied ahead"
+            why = f"{round_bytes} B a block of the next round are prefetched"
             self.add(moving, Buffer.CIRCULAR, why)
 
     def choose_for_tasks(self, moving: Sequence[VectorLoad], still: Sequence[VectorLoad]) -> None:
         """Load the vectors of the next task while this one is worked on, and once those that are always the same."""
         task_bytes = self.count_bytes(moving) * self.mapping.block
         fitting = self.budget.shared_bytes // task_bytes if moving else 0
-        lags = self.may_lag() and fitting > MAX_PREFETCHES
-        ahead = self.loops.unrolled and self.count_bytes(moving) <= MAX_PREFETCH_BYTES and not lags
-        ahead = ahead and self.mapping.vector > 1
+        delayed = self.may_delay() and fitting > MAX_PREFETCHES
+        in_registers = (
+            self.loops.unrolled and self.count_bytes(moving) <= MAX_PREFETCH_BYTES and not delayed
+        )
+        in_registers = in_registers and self.mapping.vector > 1
         if self.loops.unrolled and still:
-            self.choose_once(still, 2 * self.count_bytes(moving) if ahead else 0)
+            self.choose_once(still, 2 * self.count_bytes(moving) if in_registers else 0)
         if not moving:
             return
-        if ahead:
-            why = f"{self.count_bytes(moving)} B a thread of the next task are loaded ahead"
+        if in_registers:
+            why = f"{self.count_bytes(moving)} B a thread of the next task are prefetched"
             self.add(moving, Buffer.PREFETCHED, why)
         elif fitting >= 2:
-            self.choose_depth(fitting, lags=lags)
+            self.choose_depth(fitting, delayed=delayed)
             self.budget.shared_bytes -= self.buffers * task_bytes
-            why = f"{self.buffers} tasks of {task_bytes} B a block lie in a ring, {self.ahead} on their way"
-            why += f", blocks wait for a block group {self.lag} tasks later" if self.lag else ""
+            why = f"{self.buffers} tasks of {task_bytes} B a block lie in a circular buffer"
+            why += f", {self.distance} on their way"
+            why += f", blocks wait for a block group {self.delay} tasks later" if self.delay else ""
             self.add(moving, Buffer.CIRCULAR, why)
 
     def choose_once(self, still: Sequence[VectorLoad], moving_bytes: int) -> None:
@@ -196,19 +200,19 @@ class Prefetch:
                 found.append(load)
         return found
 
-    def choose_depth(self, fitting: int, *, lags: bool) -> None:
+    def choose_depth(self, fitting: int, *, delayed: bool) -> None:
         """Places of the circular buffer, of which `fitting` >= 2 fit.
 
-        A lagging block starts a copy when its oldest task is done, at the end of a turn: that needs two on their way.
+        A delayed block starts a copy when its oldest task is done, at the end of a turn: that needs two on their way.
         """
-        self.buffers, self.ahead, self.lag = 2, 1, 0
-        if lags:
+        self.buffers, self.distance, self.delay = 2, 1, 0
+        if delayed:
             tasks = ceil_div(self.mapping.tasks, self.grid)  # of a block
-            self.ahead = MAX_PREFETCHES
-            self.lag = min(fitting - MAX_PREFETCHES, MAX_LAG, max(tasks - 1, 1))
-            self.buffers = self.ahead + self.lag
+            self.distance = MAX_PREFETCHES
+            self.delay = min(fitting - MAX_PREFETCHES, MAX_DELAY, max(tasks - 1, 1))
+            self.buffers = self.distance + self.delay
 
-    def may_lag(self) -> bool:
+    def may_delay(self) -> bool:
         """Can what follows the meeting of cooperating blocks wait until the next task's part is done?
 
         It must need nothing of the first phase but the reductions that they meet for, and what is in the buffer.
@@ -278,12 +282,12 @@ class Prefetch:
             body = (*index_task(m), *self.fetch(moving, target))
             before += [
                 k.Prefetch(True, m.tasks, body, number, self.buffers)
-                for number in range(self.ahead)
+                for number in range(self.distance)
             ]
-            fetch = k.Prefetch(False, m.tasks, body, self.ahead, self.buffers)
-            (end if self.lag else start).append(fetch)
+            fetch = k.Prefetch(False, m.tasks, body, self.distance, self.buffers)
+            (end if self.delay else start).append(fetch)
         if any(p.buffer is Buffer.CIRCULAR for p in moving) and not m.carried:
-            start.append(k.CopyWait(self.ahead - 1 if self.lag else self.ahead))
+            start.append(k.CopyWait(self.distance - 1 if self.delay else self.distance))
         return before, start, end
 
     def declare_registers(self) -> tuple[list[k.Statement], list[k.Statement], dict[str, str]]:
@@ -295,10 +299,12 @@ class Prefetch:
         for found in self.on_chip.prefetched.values():
             target[found.name] = found.name
             if found.buffer in (Buffer.ONCE, Buffer.PREFETCHED, Buffer.FIRST_PHASE):
-                before.append(k.Ahead(found.name, found.load.dtype, width, steps))
+                before.append(k.PrefetchRegisters(found.name, found.load.dtype, width, steps))
             if found.buffer is Buffer.PREFETCHED:
                 target[found.name] = self.nest.fresh(f"{found.load.key[0]}_ahead")
-                before.append(k.Ahead(target[found.name], found.load.dtype, width, steps))
+                before.append(
+                    k.PrefetchRegisters(target[found.name], found.load.dtype, width, steps)
+                )
                 start.append(k.Advance(found.name, target[found.name], steps))
         return before, start, target
 

@@ -25,7 +25,7 @@ from astitch.kernel.statement import (
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead(Statement):
+class PrefetchRegisters(Statement):
     """The words of `count` vectors Vec<T, width> that a thread holds in registers: loaded before a task's turn, or kept
     from phase to phase."""
 
@@ -35,12 +35,12 @@ class Ahead(Statement):
     count: int
 
     def effects(self) -> Iterator[Effect]:
-        yield Define(self.name, Held.AHEAD, self.dtype, self.width)
+        yield Define(self.name, Held.PREFETCHED, self.dtype, self.width)
 
 
 @dataclass(frozen=True, slots=True)
 class KeepVector(Statement):
-    """target[at] = a vector variable.  target: an Ahead, or a shared slot; at counts vectors."""
+    """target[at] = a vector variable.  target: PrefetchRegisters, or a shared slot; at counts vectors."""
 
     target: str
     at: Linear
@@ -50,7 +50,7 @@ class KeepVector(Statement):
 
     def effects(self) -> Iterator[Effect]:
         yield Evaluate(self.at)
-        yield UseOwn(self.target, Held.AHEAD, self.dtype)
+        yield UseOwn(self.target, Held.PREFETCHED, self.dtype)
         yield Use(self.vector, Held.VECTOR, self.dtype, self.width)
 
 
@@ -63,23 +63,24 @@ class Advance(Statement):
     count: int
 
     def effects(self) -> Iterator[Effect]:
-        yield Use(self.target, Held.AHEAD)
-        yield Use(self.source, Held.AHEAD)
+        yield Use(self.target, Held.PREFETCHED)
+        yield Use(self.source, Held.PREFETCHED)
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Nest):
     """The body for a later task of the block, if there is one.
 
-    first: before the loop, for task number `ahead` of the block; else in the loop, for the task `ahead` turns on.
-    ring: see TaskLoop; `next_turn` is the task's place in it.
+    distance: with `first`, before the loop, the number of the block's task; else, in the loop, how many turns later
+        the task's own turn is.
+    buffers: see TaskLoop; `next_turn` is the task's place in it.
     """
 
     first: bool
     tasks: int
     body: tuple[Statement, ...]
-    ahead: int = 1
-    ring: int = 0
+    distance: int = 1
+    buffers: int = 0
 
     def effects(self) -> Iterator[Effect]:
         yield Together("a prefetch where not all threads come by")
@@ -90,7 +91,7 @@ class Prefetch(Nest):
 class Fetch(Statement):
     """target[at] = the `width` elements at array + position (aligned).
 
-    target: an Ahead, or a shared slot, into which they are copied asynchronously; at counts vectors.
+    target: PrefetchRegisters, or a shared slot, into which they are copied asynchronously; at counts vectors.
     """
 
     target: str
@@ -104,7 +105,7 @@ class Fetch(Statement):
         yield Read(self.array, self.dtype, self.position, self.width)
         yield Evaluate(self.at)
         width = self.width if self.width != 1 else None
-        yield UseOwn(self.target, Held.AHEAD, self.dtype, width)
+        yield UseOwn(self.target, Held.PREFETCHED, self.dtype, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class TakeVector(Statement):
 
     def effects(self) -> Iterator[Effect]:
         yield Evaluate(self.at)
-        yield UseOwn(self.source, Held.AHEAD, self.dtype)
+        yield UseOwn(self.source, Held.PREFETCHED, self.dtype)
         yield Define(self.name, Held.VECTOR, self.dtype, self.width)
 
 

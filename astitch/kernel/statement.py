@@ -27,7 +27,7 @@ class Held(enum.Enum):
     VECTOR = "vector"
     STATE = "state"
     KEPT = "kept"
-    AHEAD = "ahead"
+    PREFETCHED = "prefetched"
     BATCH = "batch"
 
 

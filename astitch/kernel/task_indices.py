@@ -98,7 +98,7 @@ def wrap_rounds(
         turn = k.Rounds(f"{m.carried}_tile", m.rounds, m.backward, body)
         return [*carried, turn]
     first = fetches[:1]
-    ahead = [*fetches[1:], k.CopyWait(1)] if first else []
-    inside = (index_own_tile(m), *ahead, *body)
+    copied = [*fetches[1:], k.CopyWait(1)] if first else []
+    inside = (index_own_tile(m), *copied, *body)
     turns = k.Rounds("round", m.rounds, m.backward, inside)
     return [*carried, *first, turns]

@@ -340,6 +340,6 @@ class RootReads:
         if row_reduces and len(group.roots) > 1:
             types = [array_of(self.graph[a]) for a in arrays]
             inputs = sum(t.dtype.bytes / 4 for t in types if t.size >= size_of(space.atoms))
-            # With sums over the rows a block has many tasks, and those of the next one are loaded ahead.
+            # With sums over the rows a block has many tasks, and the loads of the next one are prefetched.
             words += 2 * inputs if words else inputs
         return words

@@ -161,25 +161,26 @@ def test_a_choice_of_vectors_reads_vectors_of_what_it_takes():
     assert {a.vector_bytes for a in reads(unaligned)} == {4}
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2, 3])
-def test_who_waits_tasks_later_waits_less(lag):
-    """The meeting itself: a lag of its own, as the rest of the kernel has."""
+@pytest.mark.parametrize("delay", [0, 1, 2, 3])
+def test_who_waits_tasks_later_waits_less(delay):
+    """The meeting itself: a delay of its own, as the rest of the kernel has."""
     found = plan(softmax, ((60, 100_000), F32), schedule=DEFAULT)
     parts = found.arrangement.loops[0].mapping.parts
 
-    def with_lag(body):
+    def with_delay(body):
         inside = [
-            dataclasses.replace(s, body=with_lag(s.body)) if hasattr(s, "body") else s for s in body
+            dataclasses.replace(s, body=with_delay(s.body)) if hasattr(s, "body") else s
+            for s in body
         ]
         return tuple(
-            dataclasses.replace(s, lag=lag) if isinstance(s, k.Meeting) else s for s in inside
+            dataclasses.replace(s, delay=delay) if isinstance(s, k.Meeting) else s for s in inside
         )
 
-    kernel = dataclasses.replace(found.kernel, body=with_lag(found.kernel.body))
+    kernel = dataclasses.replace(found.kernel, body=with_delay(found.kernel.body))
     (loop,) = count_workload(kernel).loops
     meetings = len(find_statements(kernel.body, k.Meeting))
     assert loop.group_blocks == parts > 1
-    assert loop.meetings == meetings * LATE_SHARE**lag
+    assert loop.meetings == meetings * LATE_SHARE**delay
 
 
 def test_parts_that_more_blocks_exchange_cost_more():

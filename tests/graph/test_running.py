@@ -246,7 +246,7 @@ def test_blocks_of_a_block_group_hand_on_their_totals(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HANDED_ON)
-def test_rounds_are_copied_ahead(name: str) -> None:
+def test_rounds_are_prefetched(name: str) -> None:
     fn, arguments, _ = HANDED_ON[name]
     planned = plan(fn, *arguments, schedule=ROOMY)
     assert find_statements(planned.plan.kernel.body, k.FetchRound)
@@ -480,10 +480,14 @@ def handed(**changes: Any) -> k.ScanAcross:
     return replace(HANDED, handover=replace(HANDED.handover, **changes))
 
 
-AHEAD_KERNEL = plan(lambda a: jnp.cumsum(a, 1), numbers(2, 40_000), schedule=ROOMY).plan.kernel
-FETCHES = find_statements(AHEAD_KERNEL.body, k.FetchRound)
+PREFETCHING = plan(lambda a: jnp.cumsum(a, 1), numbers(2, 40_000), schedule=ROOMY).plan.kernel
+FETCHES = find_statements(PREFETCHING.body, k.FetchRound)
 BROKEN_FETCHES: dict[str, tuple[Any, Any, str]] = {
-    "no next round": (FETCHES[0], replace(FETCHES[0], count=1), "1 rounds over round are fetched"),
+    "no next round": (
+        FETCHES[0],
+        replace(FETCHES[0], count=1),
+        "1 rounds over round are prefetched",
+    ),
     "of other rounds": (FETCHES[1], replace(FETCHES[1], variable="turn"), "turn is used before"),
     "in a branch": (
         FETCHES[1],
@@ -496,16 +500,16 @@ BROKEN_FETCHES: dict[str, tuple[Any, Any, str]] = {
 @pytest.mark.parametrize("name", BROKEN_FETCHES)
 def test_a_broken_fetch_is_refused(name: str) -> None:
     old, new, sentence = BROKEN_FETCHES[name]
-    check_kernel(AHEAD_KERNEL)
-    body = tuple(replaced(s, old, (new,)) for s in AHEAD_KERNEL.body)
+    check_kernel(PREFETCHING)
+    body = tuple(replaced(s, old, (new,)) for s in PREFETCHING.body)
     with pytest.raises(IllegalProduct, match=sentence):
-        check_kernel(replace(AHEAD_KERNEL, body=body))
+        check_kernel(replace(PREFETCHING, body=body))
 
 
 def test_the_next_round_of_a_block_group_is_on_its_way() -> None:
     assert [f.first for f in FETCHES] == [True, False]
     planned = plan(lambda a: jnp.cumsum(a, 1), numbers(2, 40_000), schedule=ROOMY)
-    assert "B a block of the next round are copied ahead" in planned.notes
+    assert "B a block of the next round are prefetched" in planned.notes
     without = plan(
         lambda a: jnp.cumsum(a, 1), numbers(2, 40_000), schedule=replace(ROOMY, prefetch=False)
     )
@@ -541,7 +545,7 @@ def test_scans_on_a_gpu(shape: tuple[int, int], axis: int, dtype: np.dtype) -> N
     x = numbers(*shape, dtype=dtype)
     fn = lambda a: (lax.cumsum(a, axis) * 2, lax.cummax(a, axis, reverse=True))  # noqa: E731
     got = [np.asarray(y) for y in astitch.jit(fn)(x)]
-    ahead = np.cumsum(x.astype(F64), axis)
+    before = np.cumsum(x.astype(F64), axis)
     behind = np.flip(np.maximum.accumulate(np.flip(x, axis), axis), axis)
-    want = [(ahead.astype(dtype) * 2).astype(dtype), behind]
+    want = [(before.astype(dtype) * 2).astype(dtype), behind]
     assert_close(got, want, TOLERANCE)

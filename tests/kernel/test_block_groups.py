@@ -1,4 +1,4 @@
-"""Block groups on few SMs: rows, groups and columns whose parts stay with the blocks that meet, lagged by up to
+"""Block groups on few SMs: rows, groups and columns whose parts stay with the blocks that meet, delayed by up to
 three tasks or not."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from astitch.device.gpu import Gpu, preset
 from astitch.device.schedule import DEFAULT, Schedule
 from astitch.kernel import kernel_ir as k
 from astitch.kernel.kernel_ir import BARRIER_STRIDE
-from astitch.kernel.on_chip import MAX_LAG
+from astitch.kernel.on_chip import MAX_DELAY
 from astitch.mapping.stitch_scheme import ReductionScope
 from astitch.program.steps import KernelStep
 from astitch.run.emulate import Order
@@ -338,8 +338,10 @@ def test_a_block_group_meets_once_a_task(name: str) -> None:
     assert len(find_statements(body, k.Meeting)) == (0 if columns else 1)
     source = found.plan.kernel.parameters[0].name
     reads = [s for kind in (k.Fetch, k.Load, k.LoadVector) for s in find_statements(body, kind)]
-    ahead = loop_of(found).ring and 2 + (loop_of(found).lag > 0)  # of the first tasks and the next
-    assert sum(s.array == source for s in reads) == (ahead or 1)
+    early = loop_of(found).buffers and 2 + (
+        loop_of(found).delay > 0
+    )  # of the first tasks and the next
+    assert sum(s.array == source for s in reads) == (early or 1)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -367,124 +369,129 @@ def test_every_part_has_words_of_its_own(name: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lagging:
-    """A plan whose blocks wait `lag` tasks after they have published."""
+class Delayed:
+    """A plan whose blocks wait `delay` tasks after they have published."""
 
     fn: Callable[..., Any]
     argument: np.ndarray
     sms: int
     schedule: Schedule
-    lag: int
+    delay: int
 
 
-LAGGING = {
-    "rows, 1": Lagging(softmax, normal(8, 17_000), 6, Schedule(block=256, blocks_per_sm=4, split=6), 1),
-    "rows, 2": Lagging(layer_norm, normal(8, 20_000, mean=3), 6, Schedule(block=256, blocks_per_sm=4, split=9), 2),
-    "rows, 3": Lagging(softmax, normal(7, 16_999), 6, Schedule(block=128, blocks_per_sm=4, split=9), 3),
-    "groups, 1": Lagging(group_norm_of_five, normal(6, 21, 23, 10), 2, Schedule(block=128, blocks_per_sm=4), 1),
-    "groups, 2": Lagging(group_norm, normal(6, 24, 20, 32, mean=3), 4, Schedule(block=128, blocks_per_sm=4), 2),
-    "groups, 3": Lagging(group_norm, normal(6, 24, 20, 32, mean=3), 2, Schedule(block=256, blocks_per_sm=2), 3),
-    "columns, 1": Lagging(softmax_of_columns, normal(500, 100), 4, Schedule(split=4), 1),
-    "columns, 2": Lagging(instance_norm, normal(5, 40, 23, 21, mean=3), 4, Schedule(split=5), 2),
-    "columns, 3": Lagging(instance_norm, normal(5, 40, 25, 96, mean=3), 4, Schedule(split=8), 3),
+DELAYED = {
+    "rows, 1": Delayed(softmax, normal(8, 17_000), 6, Schedule(block=256, blocks_per_sm=4, split=6), 1),
+    "rows, 2": Delayed(layer_norm, normal(8, 20_000, mean=3), 6, Schedule(block=256, blocks_per_sm=4, split=9), 2),
+    "rows, 3": Delayed(softmax, normal(7, 16_999), 6, Schedule(block=128, blocks_per_sm=4, split=9), 3),
+    "groups, 1": Delayed(group_norm_of_five, normal(6, 21, 23, 10), 2, Schedule(block=128, blocks_per_sm=4), 1),
+    "groups, 2": Delayed(group_norm, normal(6, 24, 20, 32, mean=3), 4, Schedule(block=128, blocks_per_sm=4), 2),
+    "groups, 3": Delayed(group_norm, normal(6, 24, 20, 32, mean=3), 2, Schedule(block=256, blocks_per_sm=2), 3),
+    "columns, 1": Delayed(softmax_of_columns, normal(500, 100), 4, Schedule(split=4), 1),
+    "columns, 2": Delayed(instance_norm, normal(5, 40, 23, 21, mean=3), 4, Schedule(split=5), 2),
+    "columns, 3": Delayed(instance_norm, normal(5, 40, 25, 96, mean=3), 4, Schedule(split=8), 3),
 }  # fmt: skip
 """Some blocks of the second and the third have a task more than others."""
 
 
 @functools.cache
-def lagging(name: str) -> Planned:
-    what = LAGGING[name]
+def delayed(name: str) -> Planned:
+    what = DELAYED[name]
     return plan_for(few_sms(what.sms), what.fn, what.argument, schedule=what.schedule)
 
 
-@pytest.mark.parametrize("name", LAGGING)
+@pytest.mark.parametrize("name", DELAYED)
 def test_blocks_with_many_tasks_wait_tasks_later(name: str) -> None:
     """The parts of a task are published, the next ones are begun, then the sums of the first are read and its place
-    in the ring is free for the task after the next."""
-    what, found, loop = LAGGING[name], lagging(name), loop_of(lagging(name))
+    in the circular buffer is free for the task after the next."""
+    what, found, loop = DELAYED[name], delayed(name), loop_of(delayed(name))
     assert_legal_block_groups(found, few_sms(what.sms))
-    assert (loop.lag, loop.ring) == (what.lag, what.lag + 2)
-    assert loop.lag <= -(-loop.tasks // found.plan.kernel.grid)
+    assert (loop.delay, loop.buffers) == (what.delay, what.delay + 2)
+    assert loop.delay <= -(-loop.tasks // found.plan.kernel.grid)
     current, previous, fetch = loop.body
     assert isinstance(current, k.Current) and isinstance(previous, k.Previous)
     assert isinstance(fetch, k.Prefetch)
-    assert (previous.lag, previous.ring, fetch.ahead) == (what.lag, loop.ring, 2)
+    assert (previous.delay, previous.buffers, fetch.distance) == (what.delay, loop.buffers, 2)
     assert find_statements(current.body, k.Publish) and not find_statements(current.body, k.Collect)
     assert find_statements(previous.body, k.Collect) and not find_statements(
         previous.body, k.Publish
     )
-    assert {m.lag for m in find_statements(previous.body, k.Meeting)} <= {what.lag}
+    assert {m.delay for m in find_statements(previous.body, k.Meeting)} <= {what.delay}
     first = [s for s in find_statements(found.plan.kernel.body, k.Prefetch) if s.first]
-    assert [s.ahead for s in first] == [0, 1]
+    assert [s.distance for s in first] == [0, 1]
     (wait,) = find_statements(current.body, k.CopyWait)
     assert wait.pending == 1, "the next task's may be on their way"
-    assert f"blocks wait for a block group {what.lag} tasks later" in found.notes
+    assert f"blocks wait for a block group {what.delay} tasks later" in found.notes
     engine = found.engine()
     for turn in range(2):
         argument = (what.argument * (turn + 1)).astype(what.argument.dtype)
         assert_close(engine.run([argument]), by_jax(what.fn, argument), TOLERANCE)
 
 
-@pytest.mark.parametrize("name", LAGGING)
+@pytest.mark.parametrize("name", DELAYED)
 def test_no_lag_changes_a_bit(name: str) -> None:
     """Of the same parts in the same order: one task after the other, or as many threads in another order."""
-    what = LAGGING[name]
-    wanted = [a.tobytes() for a in lagging(name).run(what.argument)]
+    what = DELAYED[name]
+    wanted = [a.tobytes() for a in delayed(name).run(what.argument)]
     at_once = dataclasses.replace(what.schedule, prefetch=False)
     plain = plan_for(few_sms(what.sms), what.fn, what.argument, schedule=at_once)
-    assert plain.block_groups == lagging(name).block_groups and loop_of(plain).lag == 0
+    assert plain.block_groups == delayed(name).block_groups and loop_of(plain).delay == 0
     assert [a.tobytes() for a in plain.run(what.argument)] == wanted
-    engine = lagging(name).engine(order=Order.RANDOM, seed=1)
+    engine = delayed(name).engine(order=Order.RANDOM, seed=1)
     assert [a.tobytes() for a in engine.run([what.argument])] == wanted
 
 
 @pytest.mark.parametrize("name", ["rows, 2", "rows, 3", "groups, 3", "columns, 2", "columns, 3"])
 def test_nothing_races_while_blocks_wait(name: str) -> None:
-    what = LAGGING[name]
-    engine = lagging(name).engine(check=True)
+    what = DELAYED[name]
+    engine = delayed(name).engine(check=True)
     for _ in range(2):
         assert_close(engine.run([what.argument]), by_jax(what.fn, what.argument), TOLERANCE)
 
 
 @pytest.mark.parametrize("rows", [2, 3, 4, 5, 6, 7, 9, 11])
 def test_lags_end_with_the_tasks(rows: int) -> None:
-    """Blocks with fewer tasks than they may lag, with as many, and where the last round is not full."""
+    """Blocks with fewer tasks than the largest delay, with as many, and where the last round is not full."""
     x = normal(rows, 17_000)
     schedule = Schedule(block=256, blocks_per_sm=2, split=6)
     found = plan_for(few_sms(6), softmax, x, schedule=schedule)
     assert found.block_groups == (6,) and found.plan.kernel.grid == 12
     tasks = -(-rows // 2)  # of a block: there are two block groups
-    assert loop_of(found).lag == (min(max(tasks - 1, 1), MAX_LAG) if tasks > 1 else 0)
+    assert loop_of(found).delay == (min(max(tasks - 1, 1), MAX_DELAY) if tasks > 1 else 0)
     assert_close(found.run(x, check=True), by_jax(softmax, x), TOLERANCE)
 
 
 def test_a_lagging_kernel_of_large_arrays_compiles() -> None:
     """Its task numbers are long long."""
-    found = lagging("rows, 3")
+    found = delayed("rows, 3")
     wide = dataclasses.replace(found.plan.kernel, wide_index=True)
     (step,) = found.program.steps
     assert isinstance(step, KernelStep)
     step = dataclasses.replace(step, kernel=make_cuda_kernel(wide))
     program = dataclasses.replace(found.program, steps=(step,))
-    x = LAGGING["rows, 3"].argument
+    x = DELAYED["rows, 3"].argument
     assert_close(HostEngine(program).run([x]), by_jax(softmax, x), TOLERANCE)
     assert list(compile_cuda(step.kernel.source, "sm_90").kernels) == [wide.name]
 
 
-def test_a_tile_too_large_for_a_ring_of_three_does_not_lag() -> None:
+def test_a_tile_too_large_for_a_circular_buffer_of_three_has_no_delay() -> None:
     x = normal(4, 50_000)
     schedule = Schedule(block=1024, blocks_per_sm=2, split=4)
     found = plan_for(few_sms(2), softmax, x, schedule=schedule)
     loop = loop_of(found)
-    assert found.block_groups and loop.tasks > found.plan.kernel.grid and loop.lag == 0
+    assert found.block_groups and loop.tasks > found.plan.kernel.grid and loop.delay == 0
     assert_close(found.run(x, check=True), by_jax(softmax, x), TOLERANCE)
 
 
-def test_kernels_of_one_task_a_block_do_not_lag() -> None:
+def test_kernels_of_one_task_a_block_have_no_delay() -> None:
     found = plan_for(few_sms(8), softmax, normal(2, 60_000), schedule=DEFAULT)
     (meeting,) = find_statements(found.plan.kernel.body, k.Meeting)
     loop = loop_of(found)
-    assert found.block_groups and (meeting.lag, loop.once, loop.lag, loop.ring) == (0, True, 0, 0)
+    assert found.block_groups and (meeting.delay, loop.once, loop.delay, loop.buffers) == (
+        0,
+        True,
+        0,
+        0,
+    )
     assert "tasks ago" not in found.text
 
 

@@ -320,7 +320,7 @@ def test_guards(guards: tuple[Within | Divisible, ...], text: str) -> None:
 AT = of_symbol(I)
 VALUE = k.Name("value")
 BODY = (k.Index("x", AT),)
-FETCH = k.Fetch("ring", AT, BF16, "p", AT, 8)
+FETCH = k.Fetch("places", AT, BF16, "p", AT, 8)
 AREA = k.Area(6, 10, 6, 2)
 STATEMENTS: list[tuple[k.Statement, str]] = [
     (k.Index("at", ix.offset(AT, 2)), "const int at = i + 2;"),
@@ -528,9 +528,9 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     (k.Batch("b", F32, 4), "float b[4];"),
     (k.BatchSet("b", F32, VALUE), "b[lane] = value;"),
     (k.AccumulateBatch("s", AT, 0, "b"), "add_batch_to_(s[i], b);"),
-    (k.Ahead("a", BF16, 8, 2), "words_of<Vec<bf16, 8>>::type a[2];"),
+    (k.PrefetchRegisters("a", BF16, 8, 2), "words_of<Vec<bf16, 8>>::type a[2];"),
     (k.KeepVector("a", AT, BF16, "v", 8), "a[i] = to_words(v);"),
-    (k.KeepVector("ring", AT, BF16, "v", 8), "shared_vec<bf16, 8>(ring, (i) * 8) = v;"),
+    (k.KeepVector("places", AT, BF16, "v", 8), "shared_vec<bf16, 8>(places, (i) * 8) = v;"),
     (
         k.AccumulateProduct("s", AT, VALUE, VALUE),
         "s[i].f0 = hlo_multiply_add(value, value, s[i].f0);",
@@ -548,24 +548,24 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
         k.Prefetch(False, 7, (FETCH,), 1, 2),
         "if (const int next = task + gridDim.x; next < 7) {\n  const int task = next;\n"
         "  const int next_turn = turn < 1 ? turn + 1 : turn - 1;\n"
-        "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
+        "  copy_async(&shared_vec<bf16, 8>(places, (i) * 8), p + (i));\n}\ncopy_commit();",
     ),
     (
         k.Prefetch(False, 7, (FETCH,), 2, 5),
         "if (const int next = task + 2 * gridDim.x; next < 7) {\n  const int task = next;\n"
         "  const int next_turn = turn < 3 ? turn + 2 : turn - 3;\n"
-        "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
+        "  copy_async(&shared_vec<bf16, 8>(places, (i) * 8), p + (i));\n}\ncopy_commit();",
     ),
     (
         k.Prefetch(True, 7, (FETCH,), 0, 5),
         "if (const int next = first; next < 7) {\n  const int task = next;\n  const int next_turn = 0;\n"
-        "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
+        "  copy_async(&shared_vec<bf16, 8>(places, (i) * 8), p + (i));\n}\ncopy_commit();",
     ),
     (
         k.Prefetch(True, 7, (FETCH,), 1, 5),
         "if (const int next = first + gridDim.x; next < 7) {\n  const int task = next;\n"
         "  const int next_turn = 1;\n"
-        "  copy_async(&shared_vec<bf16, 8>(ring, (i) * 8), p + (i));\n}\ncopy_commit();",
+        "  copy_async(&shared_vec<bf16, 8>(places, (i) * 8), p + (i));\n}\ncopy_commit();",
     ),
     (
         k.Fetch("a", AT, BF16, "p", AT, 8),
@@ -576,8 +576,8 @@ STATEMENTS: list[tuple[k.Statement, str]] = [
     (k.CopyWait(None), "copy_commit();\ncopy_wait<0>();"),
     (k.TakeVector("v", BF16, "a", AT, 8), "const Vec<bf16, 8> v = from_words<Vec<bf16, 8>>(a[i]);"),
     (
-        k.TakeVector("v", BF16, "ring", AT, 8),
-        "const Vec<bf16, 8> v = shared_vec<bf16, 8>(ring, (i) * 8);",
+        k.TakeVector("v", BF16, "places", AT, 8),
+        "const Vec<bf16, 8> v = shared_vec<bf16, 8>(places, (i) * 8);",
     ),
     (k.If((Within(AT, 0, 5),), BODY), "if (i < 5) {\n  const int x = i;\n}"),
     (
@@ -630,9 +630,9 @@ def small_kernel(*body: k.Statement) -> k.Kernel:
 @pytest.mark.parametrize(("statement", "text"), STATEMENTS, ids=[t[:40] for _, t in STATEMENTS])
 def test_statements(statement: k.Statement, text: str) -> None:
     kernel = small_kernel(statement)
-    ring = k.Slot("ring", BF16, None, 8, 16, (0, 0), (0, 0))
-    if "ring" in text:
-        kernel = replace(kernel, slots=(ring,))
+    places = k.Slot("places", BF16, None, 8, 16, (0, 0), (0, 0))
+    if "places" in text:
+        kernel = replace(kernel, slots=(places,))
     lines = emit_cuda(kernel).splitlines()
     start = lines.index("  assume_threads<256>();") + 1 + len(kernel.slots)
     assert "\n".join(line.removeprefix("  ") for line in lines[start:-1]) == text

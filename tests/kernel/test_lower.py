@@ -143,7 +143,7 @@ def test_a_row_that_fits_no_block_stays_with_a_block_group() -> None:
     found = plan(softmax(60, 100_000), schedule=DEFAULT)
     (loop,) = found.arrangement.loops
     assert loop.mapping.cooperative
-    assert loads_of(found.kernel, "x") <= 1  # none but through a ring
+    assert loads_of(found.kernel, "x") <= 1  # none but through a circular buffer
     assert found.kernel.block_groups * loop.mapping.parts == found.kernel.grid
     assert found.kernel.global_barriers == 0
 

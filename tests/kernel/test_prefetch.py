@@ -1,7 +1,7 @@
 """Persistent task loops on few SMs: what is loaded before a task's turn and where it lies, and where loops end.
 
-The race checker watches every kernel here: a ring that is one place short, or a vector that is taken before its copy
-has come, is a fault or a wrong result.
+The race checker watches every kernel here.  A circular buffer one place short, or a vector taken before its copy has
+come, is a fault or a wrong result.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Case:
     sms: int = 2
 
 
-STILL, STILL_SHARED, AHEAD, RING = (
+STILL, STILL_SHARED, PREFETCHED, CIRCULAR = (
     "loaded once",
     "copied to shared memory once",
-    "loaded ahead",
-    "in a ring",
+    "of the next task are prefetched",
+    "in a circular buffer",
 )
 
 
@@ -97,16 +97,16 @@ def case(
 
 CASES = {
     "softmax": case(softmax, (normal(50, 512),), schedule=PERSISTENT),
-    "softmax of long rows": case(softmax, (normal(20, 9000),), RING, schedule=PERSISTENT),
+    "softmax of long rows": case(softmax, (normal(20, 9000),), CIRCULAR, schedule=PERSISTENT),
     "layer norm": case(layer_norm, (normal(60, 512), normal(512), normal(512)), STILL, schedule=PERSISTENT),
     "layer norm of odd rows": case(layer_norm, (normal(61, 500), normal(500), normal(500)), STILL, schedule=PERSISTENT),
-    "layer norm backward": case(layer_norm_backward, norm_arguments(70, 512), STILL, AHEAD),
-    "layer norm backward of bf16": case(layer_norm_backward, norm_arguments(100, 768, BF16), STILL_SHARED, AHEAD),
-    "layer norm backward of f16": case(layer_norm_backward, norm_arguments(67, 1016, F16), AHEAD),
-    "layer norm backward of long rows": case(layer_norm_backward, norm_arguments(17, 4096), STILL, RING),
-    "rms norm backward": case(rms_norm_backward, norm_arguments(50, 1024), STILL, AHEAD),
-    "rms norm backward of long rows": case(rms_norm_backward, norm_arguments(17, 8192, BF16), STILL, RING),
-    "centered columns": case(softmax_of_centered_columns, (normal(60, 1024),), AHEAD),
+    "layer norm backward": case(layer_norm_backward, norm_arguments(70, 512), STILL, PREFETCHED),
+    "layer norm backward of bf16": case(layer_norm_backward, norm_arguments(100, 768, BF16), STILL_SHARED, PREFETCHED),
+    "layer norm backward of f16": case(layer_norm_backward, norm_arguments(67, 1016, F16), PREFETCHED),
+    "layer norm backward of long rows": case(layer_norm_backward, norm_arguments(17, 4096), STILL, CIRCULAR),
+    "rms norm backward": case(rms_norm_backward, norm_arguments(50, 1024), STILL, PREFETCHED),
+    "rms norm backward of long rows": case(rms_norm_backward, norm_arguments(17, 8192, BF16), STILL, CIRCULAR),
+    "centered columns": case(softmax_of_centered_columns, (normal(60, 1024),), PREFETCHED),
 }  # fmt: skip
 
 
@@ -123,11 +123,11 @@ def task_loops(found: Planned) -> list[k.TaskLoop]:
 @pytest.mark.parametrize("name", CASES)
 def test_vectors_wait_where_the_plan_says(name: str) -> None:
     what, found = CASES[name], planned(name)
-    stages = {s for s in (STILL, STILL_SHARED, AHEAD, RING) if s in found.notes}
+    stages = {s for s in (STILL, STILL_SHARED, PREFETCHED, CIRCULAR) if s in found.notes}
     assert what.stages <= stages
     text = found.text
-    assert ("copy_async(" in text) == bool(stages & {RING, STILL_SHARED})
-    assert ("next_turn" in text) == (RING in stages)
+    assert ("copy_async(" in text) == bool(stages & {CIRCULAR, STILL_SHARED})
+    assert ("next_turn" in text) == (CIRCULAR in stages)
     assert any(not loop.once and loop.tasks > 1 for loop in task_loops(found))
     assert_close(
         found.run(*what.arguments, check=True), by_jax(what.fn, *what.arguments), TOLERANCE
@@ -151,7 +151,7 @@ def test_prefetching_changes_no_bit(name: str) -> None:
     what = CASES[name]
     without = dataclasses.replace(what.schedule, prefetch=False)
     plain = plan_for(few_sms(what.sms), what.fn, *what.arguments, schedule=without)
-    assert not any(s in plain.notes for s in (STILL, STILL_SHARED, AHEAD, RING))
+    assert not any(s in plain.notes for s in (STILL, STILL_SHARED, PREFETCHED, CIRCULAR))
     for got, wanted in zip(
         plain.run(*what.arguments), planned(name).run(*what.arguments), strict=True
     ):
@@ -166,14 +166,14 @@ def test_rings_end_with_the_tasks(rows: int) -> None:
     assert_close(found.run(x, check=True), by_jax(softmax, x), 2e-5)
     (loop,) = task_loops(found)
     assert (loop.tasks, loop.once) == (rows, rows <= found.plan.kernel.grid)
-    assert (RING in found.notes) == (loop.ring > 0)
+    assert (CIRCULAR in found.notes) == (loop.buffers > 0)
     first, later = [
         [p for p in find_statements(found.plan.kernel.body, k.Prefetch) if p.first is where]
         for where in (True, False)
     ]
-    if loop.ring:  # no block waits for others: two places, the next task is on its way
-        assert (loop.ring, loop.lag) == (2, 0)
-        assert [p.ahead for p in first] == [0] and [p.ahead for p in later] == [1]
+    if loop.buffers:  # no block waits for others: two places, the next task is on its way
+        assert (loop.buffers, loop.delay) == (2, 0)
+        assert [p.distance for p in first] == [0] and [p.distance for p in later] == [1]
         (wait,) = find_statements(loop.body, k.CopyWait)
         assert wait.pending == 1
 
@@ -221,7 +221,7 @@ LONG = Schedule(block=256, blocks_per_sm=2)
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "schedule", "ring"),
+    ("shape", "dtype", "schedule", "circular"),
     [
         ((40, 8706), F32, LONG, True),
         ((24, 17_410), BF16, DEFAULT, True),
@@ -231,12 +231,12 @@ LONG = Schedule(block=256, blocks_per_sm=2)
     ],
 )
 def test_a_second_reading_runs_backward(
-    shape: tuple[int, int], dtype: np.dtype, schedule: Schedule, ring: bool
+    shape: tuple[int, int], dtype: np.dtype, schedule: Schedule, circular: bool
 ) -> None:
-    """The end of what was read last is still in the L2.  A ring holds steps in the order in which they are taken."""
+    """The end of what was read last is still in L2.  The buffer holds steps in the order in which they are taken."""
     x = normal(*shape, dtype=dtype)
     found = plan_for(few_sms(2), softmax_of_centered_columns, x, schedule=schedule)
-    assert (RING in found.notes) == ring
+    assert (CIRCULAR in found.notes) == circular
     loops = [loop.mapping for loop in found.plan.arrangement.loops]
     assert max(m.row_steps * m.col_steps for m in loops) > 16, "such loops are not unrolled"
     assert re.search(r"\(l \* -1 \+|-1 \* l|l_end - 1|l \* -\d+", found.text), (

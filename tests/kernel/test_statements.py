@@ -105,7 +105,7 @@ def test_the_new_statement_is_printed_and_runs(emitter: None) -> None:
         ((LOAD, STORE), "both is used before it is defined"),
         ((LOAD, SUM, SUM, STORE), "both is defined twice in one scope"),
         ((LOAD, replace(SUM, array="w"), STORE), "array w is read and does not exist"),
-        ((LOAD, replace(SUM, array="z"), STORE), "announced as only written"),
+        ((LOAD, replace(SUM, array="z"), STORE), "declared as only written"),
         (
             (LOAD, replace(SUM, position=of_symbol(Symbol("i", 4))), STORE),
             "i is used before it is defined",

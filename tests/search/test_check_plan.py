@@ -210,11 +210,11 @@ BROKEN_KERNELS: list[tuple[k.Kernel, str]] = [
     (kernel(section(task_loop(replace(LOAD, dtype=DType.S32)))), "x of f32 is read as s32"),
     (
         kernel(section(task_loop(replace(LOAD, array="y")))),
-        "y is read, though it is announced as only written",
+        "y is read, though it is declared as only written",
     ),
     (
         kernel(section(task_loop(LOAD, replace(STORE, array="x")))),
-        "x is written, though it is announced as only read",
+        "x is written, though it is declared as only read",
     ),
     (kernel(section(task_loop(LOAD))), "y is stored by 0 statements, not by one"),
     (kernel(section(task_loop(LOAD, STORE, STORE))), "y is stored by 2 statements, not by one"),
@@ -223,7 +223,7 @@ BROKEN_KERNELS: list[tuple[k.Kernel, str]] = [
             section(task_loop(LOAD, STORE)),
             parameters=(READ, WRITTEN, replace(READ, name="z", source="z")),
         ),
-        "z is announced as read and never is",
+        "z is declared as read and never is",
     ),
     (
         kernel(section(task_loop(LOAD, STORE)), parameters=(READ, WRITTEN, READ)),
@@ -261,7 +261,7 @@ BROKEN_KERNELS: list[tuple[k.Kernel, str]] = [
     (kernel(section(task_loop(LOAD, STORE, GLOBAL))), "a global barrier inside a section: why"),
     (
         kernel(section(task_loop(LOAD, STORE)), GLOBAL),
-        "1 global barriers are written, 0 are announced",
+        "1 global barriers are written, 0 are declared",
     ),
     (kernel(section(section(task_loop(LOAD, STORE)))), "section 0 inside a section"),
     (kernel(task_loop(LOAD, STORE)), "TaskLoop outside a section"),
@@ -346,7 +346,7 @@ TASK, TO = of_symbol(Symbol("task", 12)), of_symbol(Symbol("to", 1))
 AREA = k.Area(0, 3, 4, 1)
 ROW = divide(TASK, 4)
 MEETS = k.Slot("met", None, 0, 1, 4, (0, 0), (0, 1), 0)
-RING = k.Slot("ring", F32, None, 160, 640, (0, 0), (0, 1), 128)
+PLACES = k.Slot("places", F32, None, 160, 640, (0, 0), (0, 1), 128)
 TOTAL = k.Total("found", "total", 0, "met")
 FIRST_OF_WARP = Within(THREAD, 0, 1)
 
@@ -382,33 +382,33 @@ def block_group_kernel(
 ) -> k.Kernel:
     """Three rows of four tasks each, four blocks."""
     made = kernel(
-        section(loop or k.TaskLoop(12, False, body)), reducers=(SUM,), slots=(MEETS, RING), grid=4,
+        section(loop or k.TaskLoop(12, False, body)), reducers=(SUM,), slots=(MEETS, PLACES), grid=4,
         shared_bytes=1024, blocks_per_sm=1, block_groups=1, tagged_words=12,
     )  # fmt: skip
     return replace(made, **changes)
 
 
-def lagging_kernel(
-    *, lag: int = 2, ring: int = 5, ahead: int = 2, first: int = 1, back: int = 2
+def delayed_kernel(
+    *, delay: int = 2, buffers: int = 5, distance: int = 2, first: int = 1, back: int = 2
 ) -> k.Kernel:
-    """Tasks two behind are met for; vectors of those two ahead are on their way."""
+    """Blocks meet `delay` tasks late; vectors are loaded `distance` tasks early."""
     next_turn, turn = (of_symbol(Symbol(name, 5)) for name in ("next_turn", "turn"))
-    fetch = (k.Fetch("ring", next_turn, F32, "x", THREAD, 4),)
-    take = k.TakeVector("taken", F32, "ring", turn, 4)
+    fetch = (k.Fetch("places", next_turn, F32, "x", THREAD, 4),)
+    take = k.TakeVector("taken", F32, "places", turn, 4)
     states, accumulate, *publishing = publish()
     lanes = k.Loop("lane", 4, True, (k.Value("value", F32, k.Lane("taken", F32)), accumulate))
     current = k.Current(12, (k.CopyWait(1), take, states, lanes, *publishing, BLOCK))
-    previous = k.Previous(ring, (meeting(lag=lag), PUT_TOTAL), back)
-    later = k.Prefetch(False, 12, fetch, ahead, ring)
-    loop = k.TaskLoop(12, False, (current, previous, later), ring, lag)
-    body = (*(k.Prefetch(True, 12, fetch, number, ring) for number in (0, first)), loop)
+    previous = k.Previous(buffers, (meeting(delay=delay), PUT_TOTAL), back)
+    later = k.Prefetch(False, 12, fetch, distance, buffers)
+    loop = k.TaskLoop(12, False, (current, previous, later), buffers, delay)
+    body = (*(k.Prefetch(True, 12, fetch, number, buffers) for number in (0, first)), loop)
     made = block_group_kernel()
     return replace(made, body=(section(*body),))
 
 
 def test_legal_block_groups() -> None:
     check_kernel(block_group_kernel(LOAD, *publish(), meeting(), PUT_TOTAL, BLOCK))
-    check_kernel(lagging_kernel())
+    check_kernel(delayed_kernel())
     inside = replace(AREA, elements_inside=True)
     check_kernel(
         block_group_kernel(LOAD, *publish(area=inside), meeting(area=inside), PUT_TOTAL, BLOCK)
@@ -422,16 +422,16 @@ def block_group_task(*body: k.Statement) -> k.Kernel:
 
 
 BROKEN_BLOCK_GROUPS: list[tuple[Callable[[], k.Kernel], str]] = [
-    (lambda: lagging_kernel(lag=5), "5 tasks behind in a ring of 5"),
-    (lambda: lagging_kernel(back=5), "5 tasks behind in a ring of 5"),
-    (lambda: lagging_kernel(back=0), "0 tasks behind in a ring of 5"),
-    (lambda: lagging_kernel(ahead=5), "a task 5 ahead in a ring of 5"),
-    (lambda: lagging_kernel(first=7), "a task 7 ahead in a ring of 5"),
-    (lambda: lagging_kernel(ahead=0), "a prefetch of the task itself"),
-    (lambda: lagging_kernel(lag=0, ring=1), "a ring of 1"),
+    (lambda: delayed_kernel(delay=5), "5 tasks of delay with 5 buffers"),
+    (lambda: delayed_kernel(back=5), "5 tasks of delay with 5 buffers"),
+    (lambda: delayed_kernel(back=0), "0 tasks of delay with 5 buffers"),
+    (lambda: delayed_kernel(distance=5), "a prefetch distance of 5 with 5 buffers"),
+    (lambda: delayed_kernel(first=7), "a prefetch distance of 7 with 5 buffers"),
+    (lambda: delayed_kernel(distance=0), "a prefetch of the task itself"),
+    (lambda: delayed_kernel(delay=0, buffers=1), "a prefetch distance of 1 with 1 buffers"),
     (
         lambda: block_group_kernel(loop=k.TaskLoop(12, False, (LOAD, STORE), 0, 1)),
-        "1 tasks behind in a ring of 0",
+        "1 tasks of delay with 0 buffers",
     ),
     (
         lambda: block_group_task(*publish(), meeting(body=()), PUT_TOTAL, BLOCK),
@@ -446,8 +446,8 @@ BROKEN_BLOCK_GROUPS: list[tuple[Callable[[], k.Kernel], str]] = [
         "a meeting of 3 blocks",
     ),
     (
-        lambda: block_group_task(*publish(), meeting(totals=(replace(TOTAL, slot="ring"),)), PUT_TOTAL, BLOCK),
-        "total comes through ring, which holds no such states",
+        lambda: block_group_task(*publish(), meeting(totals=(replace(TOTAL, slot="places"),)), PUT_TOTAL, BLOCK),
+        "total comes through places, which holds no such states",
     ),
     (
         lambda: block_group_task(*publish(), meeting(totals=(replace(TOTAL, slot="none"),)), PUT_TOTAL, BLOCK),
@@ -547,9 +547,9 @@ def in_a_guard(kind: type[k.Statement]) -> Callable[[k.Statement], Body]:
         (drop(k.States), "is used before it is defined"),
         (drop(k.Index), "is used before it is defined"),
         (drop(k.Load), "is used before it is defined"),
-        (drop(k.Fetch), "announced as read and never is"),
+        (drop(k.Fetch), "declared as read and never is"),
         (drop(k.TakeVector), "is used before it is defined"),
-        (drop(k.Ahead), "is used before it is defined"),
+        (drop(k.PrefetchRegisters), "is used before it is defined"),
         (drop(k.StoreVector), "is stored by 0 statements"),
         (in_a_guard(k.ReduceAcross), "is reduced across threads where not all of them come by"),
         (in_a_guard(k.TaskLoop), "a task loop where not all threads come by"),

@@ -88,7 +88,7 @@ LARGE_GRIDS = """
 FEW_SMS = {
     "layer_norm_backward": 2,  # the next task's vectors in registers
     "layer_norm_backward_mixed": 2,  # and gamma in shared memory
-    "softmax_long_rows": 8,  # blocks wait for their block group a task later; a ring of three
+    "softmax_long_rows": 8,  # blocks wait for their block group a task later; a circular buffer of three
     "group_norm_many_pixels": 8,  # three tasks later, for groups; neighbours packed inside
     "batch_norm_training_nhwc": 2,  # a block group for columns; a part of each is exchanged
     "layer_norm_4x20000": 16,  # a block group that meets once, one task a block
