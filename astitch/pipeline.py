@@ -340,5 +340,5 @@ def _tell(name: str, product: Any, job: Job) -> None:
             lambda: None,
             stage=f"after {name}",
             subject=job.name,
-            cost="it is not begun ahead",
+            cost="it begins later",
         )

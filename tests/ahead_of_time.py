@@ -22,7 +22,7 @@ from astitch.xla.hook import Stitching, is_worth, read_module, stitch_module
 GPU = "h100"
 
 
-needs_hook = pytest.mark.ahead
+needs_hook = pytest.mark.xla_hook
 """Of a test: without the hook it is skipped."""
 
 

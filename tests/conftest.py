@@ -1,4 +1,6 @@
-"""Fixtures and rules for all tests: those marked `gpu` want a GPU that CuPy sees, those marked `ahead` XLA's hook."""
+"""Fixtures and rules for all tests.
+
+Those marked `gpu` want a GPU that CuPy sees, those marked `xla_hook` XLA's hook."""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not count_gpus():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and CuPy"))
-    ahead = [item for item in items if item.get_closest_marker("ahead")]
-    if ahead and (reason := why_no_hook()):
-        for item in ahead:
+    hooked = [item for item in items if item.get_closest_marker("xla_hook")]
+    if hooked and (reason := why_no_hook()):
+        for item in hooked:
             item.add_marker(pytest.mark.skip(reason=f"{reason} (make test-xla)"))
 
 

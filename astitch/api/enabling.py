@@ -34,7 +34,7 @@ def enable(*, gpu: str | None = None, tune: bool | None = None, strict: bool = F
     Functions that were compiled before are compiled anew at their next call.  It may be the first line of a program:
     it starts no backend of JAX's.  Programs for other devices are compiled as ever.
 
-    gpu: the preset to plan for, where programs are compiled ahead for a GPU that is not here; None: as the device says.
+    gpu: the preset to plan for, where programs are compiled for a GPU that is not here; None: as the device says.
     tune, strict: see astitch.jit; what strict refuses is raised from the call that compiles.
     Raises InvalidOption for an unknown preset, EngineUnavailable where JAX has no hook.
     """

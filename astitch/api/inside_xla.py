@@ -110,7 +110,7 @@ def stitch(
 
     @functools.wraps(fn)
     def stitched(*args: Any, **kwargs: Any) -> Any:
-        from astitch.toolchain.nvrtc import find_ahead
+        from astitch.toolchain.nvrtc import find_in_background
         from astitch.xla.stitched_call import Stitched, call_stitched
 
         if current() is not None:  # XLA's hook stitches it, or nobody does
@@ -148,7 +148,7 @@ def stitch(
             """`fn`, of which JAX has no trace yet; its errors name `fn` and its arguments."""
             return fn(*args, **kwargs)
 
-        find_ahead()  # while JAX traces
+        find_in_background()  # while JAX traces
         anew.__name__ = name
         named = dict(zip(kwargs, types[len(args) :], strict=True))
         traced = jax.jit(anew, keep_unused=True, **statics).trace(*types[: len(args)], **named)

@@ -21,7 +21,7 @@ from astitch.faults import FaultLog, is_fault, report_faults
 from astitch.hlo.schema import decode
 from astitch.show.trace import trace_compilation
 from astitch.system.callbacks import pass_interrupt
-from astitch.toolchain.driver_assembly import assemble_ahead
+from astitch.toolchain.driver_assembly import assemble_in_background
 from astitch.xla.agreement import Agreed, agree
 from astitch.xla.hook import NOTHING, Stitching, count_kernels, is_worth, read_module, stitch_module
 from astitch.xla.marks import read_marks
@@ -196,7 +196,7 @@ def _stitch(
     module: Any, data: bytes, compiling: Compiling, settings: Settings, gpu: Gpu, device: Any | None
 ) -> Stitching:
     tune = options.tune() if settings.tune is None else settings.tune
-    with assemble_ahead(device) as assemble:
+    with assemble_in_background(device) as assemble:
         made = stitch_module(
             module,
             gpu,

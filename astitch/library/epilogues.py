@@ -68,7 +68,7 @@ def find_epilogues(
     return _find_epilogues(graph, kernels, products, readers)
 
 
-def foresee_epilogues(scopes: Scopes) -> tuple[Epilogue, ...]:
+def predict_epilogues(scopes: Scopes) -> tuple[Epilogue, ...]:
     """The same before anything is planned; kernels go by the names of their scopes, in case none is split."""
     graph = scopes.graph
     kernels = [

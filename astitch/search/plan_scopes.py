@@ -20,7 +20,7 @@ from astitch.search.plan import Plan, Planner
 from astitch.search.split_scopes import PlannedScopes, split_scopes
 from astitch.search.tune import tune_scopes
 from astitch.stitch_scope import Scopes
-from astitch.toolchain.compile_pool import Ahead
+from astitch.toolchain.compile_pool import CompilePool
 from astitch.toolchain.kernel_cache import compile_cached
 from astitch.toolchain.nvrtc import CompiledKernel, Request, Resources, count_threads
 
@@ -73,7 +73,7 @@ def plan_scopes(
     faults = faults or FaultLog()
     text_of = render or render_kernel
     threads = 0 if gpu.name == "host" else count_threads()
-    with Ahead(threads) as pool:
+    with CompilePool(threads) as pool:
 
         def ask_compiler(plan: Plan) -> Resources | None:
             return observe_plan(plan, gpu, text_of)
@@ -97,7 +97,7 @@ def plan_scopes(
             project=lambda plan, resources: project(plan.kernel, gpu, resources, plan.work),
             observe=observe,
             finalize=pool.ask(finalize) if render and finalizes else None,
-            ahead=pool,
+            pool=pool,
             faults=faults,
         )
 

@@ -31,7 +31,7 @@ from astitch.search.fusion_explorer import (
 from astitch.search.patterns import FusionGraph, estimate_statements, make_fusion_graph
 from astitch.search.plan import Observe, Plan
 from astitch.stitch_scope import Scope, Scopes
-from astitch.toolchain.compile_pool import Ahead
+from astitch.toolchain.compile_pool import CompilePool
 from astitch.toolchain.nvrtc import Resources
 
 LONG_CODE = 2400
@@ -221,12 +221,12 @@ class _Splitter:
         project: Projector,
         observe: Observe,
         finalize: Finalize | None,
-        ahead: Ahead,
+        pool: CompilePool,
         faults: FaultLog,
     ) -> None:
         self.scopes, self.gpu = scopes, gpu
         self.planner, self.draft, self.project, self.observe = plan, draft, project, observe
-        self.finalize, self.ahead, self.faults = finalize, ahead, faults
+        self.finalize, self.pool, self.faults = finalize, pool, faults
         self.left: dict[str, str] = {}
         self.finalized: set[Structure] = set()
         self.plans: list[Plan] = []
@@ -238,7 +238,7 @@ class _Splitter:
         self.best: dict[tuple[Structure, Scope], _Best] = {}
         self.unplanned: dict[tuple[Structure, Scope], _Best] = {}
 
-    def look_ahead(self, graph: Graph, scopes: Iterable[Scope], rounds: int = 0) -> None:
+    def start_planning(self, graph: Graph, scopes: Iterable[Scope], rounds: int = 0) -> None:
         """Begins to plan and judge scopes that will be asked for, those that take longest first.
 
         rounds: with some left it is looked for the best split of those with a symptom, too.
@@ -250,7 +250,7 @@ class _Splitter:
                     continue
                 work = self.prepare_unplanned
             job = partial(work, graph, scope, structure, rounds)
-            self.ahead.start(structure, job, len(scope.members))
+            self.pool.start(structure, job, len(scope.members))
 
     def prepare(self, graph: Graph, scope: Scope, structure: Structure, rounds: int) -> None:
         """Plans and judges a scope; its kernel is compiled if it will do."""
@@ -273,12 +273,12 @@ class _Splitter:
     ) -> None:
         """Plans and judges the parts of a scope that is surely too long for one kernel."""
         parts = self.find_unplanned(graph, scope, structure).parts
-        self.look_ahead(parts.graph, parts.scopes, rounds - 1)
+        self.start_planning(parts.graph, parts.scopes, rounds - 1)
 
     def judge(self, plan: Plan) -> Projection:
         """The projection, with the compiler's registers where they may be too many."""
         structure = structure_of(plan.arrangement.graph, plan.scope)
-        self.ahead.finish(structure)
+        self.pool.finish(structure)
         return self.find_projection(plan, structure)
 
     def find_projection(self, plan: Plan, structure: Structure) -> Projection:
@@ -293,7 +293,7 @@ class _Splitter:
     def make_plan(self, graph: Graph, scope: Scope) -> Plan | None:
         """The plan, made once for each scope, whatever graph it is in.  Raises IllegalProduct."""
         structure = structure_of(graph, scope)
-        self.ahead.finish(structure)
+        self.pool.finish(structure)
         return self.find_plan(graph, scope, structure)
 
     def find_plan(self, graph: Graph, scope: Scope, structure: Structure) -> Plan | None:
@@ -311,7 +311,7 @@ class _Splitter:
 
     def rate_parts(self, parts: Scopes) -> float:
         """The time of all kernels of a split as they will be."""
-        self.look_ahead(parts.graph, parts.scopes)
+        self.start_planning(parts.graph, parts.scopes)
         return _sum_times(parts, self.make_plan, self.judge, self.planned_us)
 
     def add(self, scope: Scope, rounds: int) -> None:
@@ -366,7 +366,7 @@ class _Splitter:
         structure = structure_of(plan.arrangement.graph, plan.scope)
         if self.finalize and structure not in self.finalized:
             self.finalized.add(structure)
-            self.ahead.start(plan.kernel.name, partial(self.finalize, plan))
+            self.pool.start(plan.kernel.name, partial(self.finalize, plan))
 
     def split_unplanned(self, scope: Scope, rounds: int) -> bool:
         """Replaces a scope by its parts of the largest gain, if it is surely too long for one kernel."""
@@ -375,7 +375,7 @@ class _Splitter:
         if statements <= SURELY_LONG:
             return False
         structure = structure_of(graph, scope)
-        self.ahead.finish(structure)
+        self.pool.finish(structure)
         parts = self.divide(graph, scope, self.find_unplanned(graph, scope, structure))
         if len(parts.scopes) < 2:
             return False
@@ -507,14 +507,14 @@ def split_scopes(
     draft: MakePlan | None = None,
     observe: Observe = lambda _: None,
     finalize: Finalize | None = None,
-    ahead: Ahead | None = None,
+    pool: CompilePool | None = None,
     faults: FaultLog | None = None,
 ) -> PlannedScopes:
     """A plan for every scope; those with a symptom split where the parts project faster.
 
     draft: a quicker planner, to rank splits with.
     finalize: has the kernels of plans that will stay compiled meanwhile, one of each structure.
-    ahead: plans scopes before their turn, with the same result.
+    pool: plans scopes before their turn, with the same result.
     faults: keeps the errors that leave a scope without a plan; where it raises them, IllegalProduct for a scope that no
     kernel and no split of it can compute.
     """
@@ -526,10 +526,10 @@ def split_scopes(
         project,
         observe,
         finalize,
-        ahead or Ahead(0),
+        pool or CompilePool(0),
         faults or FaultLog(),
     )
-    splitter.look_ahead(scopes.graph, scopes.scopes, ROUNDS)
+    splitter.start_planning(scopes.graph, scopes.scopes, ROUNDS)
     for scope in scopes.scopes:
         splitter.add(scope, ROUNDS)
     return PlannedScopes(

@@ -63,7 +63,7 @@ class _Turn:
                 heapq.heappop(self._waiting)[-1].release()
 
 
-class Ahead:
+class CompilePool:
     """Use it in a `with`: the block, and each piece of work, run one at a time, the block when nothing else can.
 
     threads: how many pieces of work may wait for the compiler at once; 0: none is begun before it is asked for.
@@ -76,7 +76,7 @@ class Ahead:
         self._turn = _Turn()
         self._block = 0
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> CompilePool:
         self._block = threading.get_ident()
         self._turn.take(_Rank.BLOCK)
         return self

@@ -43,7 +43,7 @@ Assemble = Callable[[Iterable[Unit]], object]
 
 
 @contextmanager
-def assemble_ahead(device: Any) -> Iterator[Assemble]:
+def assemble_in_background(device: Any) -> Iterator[Assemble]:
     """In the block PTX can be given to the driver, for a device of JAX's.
 
     Of what waits the longest is next; what was given before is not assembled again.  What still waits when the block
@@ -121,7 +121,7 @@ class _Queue:
                     pair = self._next()
                 pickle.dump(None, process.stdin)
         except OSError as error:
-            log.debug("no process assembles kernels ahead: %s", error)
+            log.debug("no process assembles kernels in the background: %s", error)
 
     def _next(self) -> tuple[str, bytes] | None:
         """The longest that waits, as soon as there is one; None when nothing more comes."""

@@ -178,7 +178,7 @@ def find_nvrtcs() -> tuple[Nvrtc, ...]:
         return _find_nvrtcs()
 
 
-def find_ahead() -> None:
+def find_in_background() -> None:
     """Begins to look for the libraries, of 100 MB each, in a thread; find_nvrtcs waits for what is left of it."""
     threading.Thread(target=find_nvrtcs, name="astitch-nvrtc", daemon=True).start()
 

@@ -22,7 +22,7 @@ from astitch.graph.ir import ArrayType, ConvolutionAttrs, DotAttrs, Graph, Node,
 from astitch.graph.ops import OPS, Kind
 from astitch.graph.storage import storage_name, stored_value
 from astitch.hlo.export import ModuleBuilder
-from astitch.library.epilogues import fits_into_xla_product, foresee_epilogues
+from astitch.library.epilogues import fits_into_xla_product, predict_epilogues
 from astitch.library.xla_fallback import AROUND_KERNELS, compile_module
 from astitch.stitch_scope import Scope, Scopes
 from astitch.system.private_files import temporary_folder
@@ -101,7 +101,7 @@ def find_finishers(scopes: Scopes) -> dict[str, Scope]:
     named = {scope.name: scope for scope in scopes.scopes}
     return {
         epilogue.product: named[epilogue.kernel]
-        for epilogue in foresee_epilogues(scopes)
+        for epilogue in predict_epilogues(scopes)
         if fits_into_xla_product(epilogue)
     }
 
@@ -177,7 +177,7 @@ def export_library_calls(calls: Iterable[LibraryCall]) -> bytes:
 
 
 @contextmanager
-def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
+def tune_in_background(device: Any) -> Iterator[Callable[[Scopes], None]]:
     """Hands on what begins to tune the library calls around scopes; the end of the block waits until all is measured.
 
     So nothing else is measured on the GPU at that time: one pass of XLA's measures products and what is fused (jaxlib
@@ -200,7 +200,7 @@ def tune_ahead(device: Any) -> Iterator[Callable[[Scopes], None]]:
             if device is None or count_threads() < LEAST_CORES or jax.process_count() > 1:
                 return
             # One module: XLA measures several no faster, and each has a second of its own.
-            assert not begun, "scopes are announced once"
+            assert not begun, "scopes come once"
             if calls := find_library_calls(scopes):
                 begun.append(pool.submit(_tune, calls, device, measured))
 

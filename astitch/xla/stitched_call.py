@@ -22,9 +22,9 @@ from astitch.library.xla_fallback import default_gpu
 from astitch.show.compilation import Compilation
 from astitch.show.trace import trace_compilation
 from astitch.system.forks import ForkLock, cached_property
-from astitch.toolchain.driver_assembly import assemble_ahead
+from astitch.toolchain.driver_assembly import assemble_in_background
 from astitch.xla.compile_module import compile_for_xla
-from astitch.xla.library_tuning import tune_ahead
+from astitch.xla.library_tuning import tune_in_background
 from astitch.xla.module_cache import LONGEST_WAIT_S, open_cache
 from astitch.xla.module_cache import key_of as module_key
 from astitch.xla.prepare_kernels import Code, choose_code
@@ -113,10 +113,10 @@ class Stitched:
             if self._made is None:
                 tune = options.tune() if self._tune is None else self._tune
                 # While plans are measured nothing else may run on the GPU.
-                ahead = None if tune else default_gpu()
+                device = None if tune else default_gpu()
                 with (
-                    tune_ahead(ahead) as begin_to_tune,
-                    assemble_ahead(ahead) as assemble,
+                    tune_in_background(device) as begin_to_tune,
+                    assemble_in_background(device) as assemble,
                 ):
                     compilation, module = compile_for_xla(
                         self.graph,

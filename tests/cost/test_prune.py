@@ -233,18 +233,18 @@ def test_while_the_compiler_looks_at_what_likely_spills_it_is_given_the_next(mon
     monkeypatch.setattr(planning, "DOUBTFUL_REGISTERS", 256)
     graph, scope = scope_of(*SCOPES["column_sum"])
     observe, asked = spilling(*(plan.schedule for plan, _ in rank_plans(graph, scope, H100)))
-    foreseen = []
+    early = []
 
     def compile_early(plan):
         assert not asked  # before anything is waited for
-        foreseen.append(plan.schedule)
+        early.append(plan.schedule)
 
     plan_scope(graph, scope, H100, observe=observe, compile_early=compile_early)
-    assert len(asked) == planning.MOST_OBSERVED and not foreseen
+    assert len(asked) == planning.MOST_OBSERVED and not early
     del asked[:]
     monkeypatch.setattr(planning, "LIKELY_REGISTERS", 256)
     plan = plan_scope(graph, scope, H100, observe=observe, compile_early=compile_early)
-    assert foreseen == asked[1:2]
+    assert early == asked[1:2]
     # The plan is the same, whether the next is asked for early or not.
     assert plan == plan_scope(graph, scope, H100, observe=observe)
 
@@ -253,9 +253,9 @@ def test_a_kernel_of_enough_registers_is_not_compiled_early(monkeypatch):
     monkeypatch.setattr(planning, "LIKELY_REGISTERS", 256)
     monkeypatch.setattr(planning, "DOUBTFUL_REGISTERS", -256)
     graph, scope = scope_of(*SCOPES["column_sum"])
-    foreseen = []
-    plan_scope(graph, scope, H100, observe=spilling()[0], compile_early=foreseen.append)
-    assert not foreseen
+    early = []
+    plan_scope(graph, scope, H100, observe=spilling()[0], compile_early=early.append)
+    assert not early
 
 
 def test_two_kernels_of_one_scope_are_with_the_compiler_at_once(monkeypatch):

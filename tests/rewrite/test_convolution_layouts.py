@@ -195,20 +195,20 @@ def test_double_precision_stays() -> None:
 
 @dataclass(frozen=True)
 class Planned:
-    """A program as XLA gets it.  announced: its scopes before any was planned."""
+    """A program as XLA gets it.  before_planning: its scopes before any was planned."""
 
     compilation: Compilation
-    announced: Scopes
+    before_planning: Scopes
 
 
 def plan_for_xla(fn: Any, *arguments: Any) -> Planned:
-    announced: list[Scopes] = []
+    seen: list[Scopes] = []
     compilation = compile_graph(
         import_hlo(lower(fn, *arguments)),
         H100,
-        Target(launcher=Launcher.XLA, after={"stitch_remotely": announced.append}),
+        Target(launcher=Launcher.XLA, after={"stitch_remotely": seen.append}),
     )
-    return Planned(compilation, announced[-1])
+    return Planned(compilation, seen[-1])
 
 
 def scope_of(scopes: Scopes, parameter: str) -> Scope:
@@ -224,11 +224,11 @@ def test_filters_are_laid_out_by_us_and_operands_of_products_by_xla() -> None:
         return y, jnp.tanh(m @ n.transpose(0, 2, 1).reshape(16, 8))
 
     planned = plan_for_xla(fn, X, K, whole(8, 16), whole(4, 8, 4))
-    graph = planned.announced.graph
+    graph = planned.before_planning.graph
     kernel, matrix = graph.parameters[1], graph.parameters[3]
-    filters, matrices = (scope_of(planned.announced, name) for name in (kernel, matrix))
+    filters, matrices = (scope_of(planned.before_planning, name) for name in (kernel, matrix))
     assert not lays_out(graph, filters) and lays_out(graph, matrices)
-    assert find_layouts(planned.announced) == set(matrices.members)
+    assert find_layouts(planned.before_planning) == set(matrices.members)
     moved = find_moves(planned.compilation)
     (name,) = moved
     (plan,) = (plan for plan in planned.compilation.plans if plan.kernel.name == name)
@@ -241,7 +241,7 @@ def test_what_a_convolution_reads_too_is_laid_out_by_us() -> None:
         return convolve(jnp.concatenate([product, product], axis=3), k, OWN)
 
     planned = plan_for_xla(fn, X, whole(16, 16), whole(8, 3, 3, 16))
-    assert not find_layouts(planned.announced) and not find_moves(planned.compilation)
+    assert not find_layouts(planned.before_planning) and not find_moves(planned.compilation)
     assert len(planned.compilation.plans) == 1
 
 
@@ -251,10 +251,10 @@ def test_a_kernel_of_moves_with_a_barrier_is_known_before_it_is_planned() -> Non
         return product @ jnp.concatenate([product, n], axis=1)
 
     planned = plan_for_xla(fn, whole(64, 64), whole(64, 64))
-    ahead = find_layouts(planned.announced)
+    early = find_layouts(planned.before_planning)
     members = {p.kernel.name: p.scope.members for p in planned.compilation.plans}
     moved = {member for name in find_moves(planned.compilation) for member in members[name]}
-    assert moved and moved <= ahead
+    assert moved and moved <= early
 
 
 @st.composite

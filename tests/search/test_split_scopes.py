@@ -48,7 +48,7 @@ from astitch.search.split_scopes import (
 )
 from astitch.show.compilation import Compilation
 from astitch.stitch_scope import Scope, Scopes
-from astitch.toolchain.compile_pool import Ahead
+from astitch.toolchain.compile_pool import CompilePool
 from astitch.toolchain.nvrtc import Resources
 from tests.programs import load
 from tests.scopes import find_scopes
@@ -263,7 +263,7 @@ def test_what_is_surely_too_long_is_split_before_it_is_planned() -> None:
     assert str(decision).startswith(f"stitch_0: {detail} compile fast: split into stitch_0_0")
 
 
-def assert_divided_ahead(
+def assert_divided_early(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, finalize: Callable[[Plan], None] | None = None
 ) -> None:
     """By threads alone, and as without them."""
@@ -277,23 +277,23 @@ def assert_divided_ahead(
     monkeypatch.setattr(module, "choose_partition", noting)
     calls: dict[str, Any] = {"plan": plan_on_h100, "draft": plan_on_h100, "finalize": finalize}
     calls["project"] = lambda plan, _: project(plan.kernel, H100)
-    with Ahead(2) as ahead:
-        pause = ahead.ask(lambda _: time.sleep(0.05))
+    with CompilePool(2) as pool:
+        pause = pool.ask(lambda _: time.sleep(0.05))
         calls["observe"] = pause
-        found = split_scopes(scopes_of(graph), H100, ahead=ahead, **calls)
+        found = split_scopes(scopes_of(graph), H100, pool=pool, **calls)
     assert found.splits
     assert asked and threading.main_thread() not in asked
     assert found == split_scopes(scopes_of(graph), H100, **calls | {"observe": lambda _: None})
 
 
 @pytest.mark.usefixtures("surely_long")
-def test_what_is_surely_too_long_is_divided_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_divided_ahead(statistics(5), monkeypatch)
+def test_what_is_surely_too_long_is_divided_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_divided_early(statistics(5), monkeypatch)
 
 
-def test_a_split_is_looked_for_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_is_looked_for_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONG_CODE", 60)
-    assert_divided_ahead(statistics(5), monkeypatch, lambda _: None)
+    assert_divided_early(statistics(5), monkeypatch, lambda _: None)
 
 
 def test_what_is_not_surely_too_long_is_planned_as_a_whole(
@@ -445,7 +445,7 @@ def test_compiling_again_splits_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.splits == second.splits != ()
 
 
-def test_planning_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_early_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a compiler that sees spills by chance, once for each text."""
     monkeypatch.setattr(module, "OBSERVED_STATEMENTS", 0)
     asked: list[str] = []
@@ -496,7 +496,7 @@ def test_a_kernel_that_will_hardly_be_split_is_compiled_meanwhile(
     """Of 100 us: what its parts take is looked at all the same."""
     events: list[tuple[str, str]] = []
 
-    class Noting(Ahead):
+    class Noting(CompilePool):
         def start(
             self, key: Hashable, work: Callable[[], object], weight: float = math.inf
         ) -> None:
@@ -511,7 +511,7 @@ def test_a_kernel_that_will_hardly_be_split_is_compiled_meanwhile(
         whole = plan.scope.name == "stitch_0"
         return replace(healthy()[1], time_us=100.0 if whole else part_us)
 
-    with Noting(0) as ahead:
+    with Noting(0) as pool:
         found = split_scopes(
             scopes_of(statistics(6)),
             H100,
@@ -519,7 +519,7 @@ def test_a_kernel_that_will_hardly_be_split_is_compiled_meanwhile(
             draft=plan_on_h100,
             project=project,
             finalize=lambda _: None,
-            ahead=ahead,
+            pool=pool,
         )
     assert events[0] == ("planned", "stitch_0") and len(events) > 3
     assert (events[1] == ("compiled", "stitch_0")) is early

@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 from interrupt_at import interrupt_at
 
-from astitch.toolchain import compile_pool as ahead_module
-from astitch.toolchain.compile_pool import Ahead
+from astitch.toolchain import compile_pool as pool_module
+from astitch.toolchain.compile_pool import CompilePool
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -24,20 +24,20 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 def test_nothing_is_begun_without_threads() -> None:
     done: list[str] = []
-    with Ahead(0) as ahead:
-        ahead.start("a", lambda: done.append("a"))
-        ahead.finish("a")
+    with CompilePool(0) as pool:
+        pool.start("a", lambda: done.append("a"))
+        pool.finish("a")
     assert done == []
 
 
 def test_work_waits_for_its_turn_and_is_done_once() -> None:
     done: list[str] = []
-    with Ahead(2) as ahead:
-        ahead.start("a", lambda: done.append("first"))
-        ahead.start("a", lambda: done.append("second"))
+    with CompilePool(2) as pool:
+        pool.start("a", lambda: done.append("first"))
+        pool.start("a", lambda: done.append("second"))
         time.sleep(0.05)
         assert done == []  # the block has the turn
-        ahead.finish("a")
+        pool.finish("a")
         assert done == ["first"]
 
 
@@ -51,8 +51,8 @@ def test_while_one_asks_the_others_work() -> None:
         together.wait(10)
         return name
 
-    with Ahead(3) as ahead:
-        ask = ahead.ask(question)
+    with CompilePool(3) as pool:
+        ask = pool.ask(question)
 
         def work(name: str) -> None:
             assert busy.acquire(blocking=False)
@@ -65,9 +65,9 @@ def test_while_one_asks_the_others_work() -> None:
             busy.release()
 
         for name in "abc":
-            ahead.start(name, partial(work, name))
+            pool.start(name, partial(work, name))
         for name in "abc":
-            ahead.finish(name)
+            pool.finish(name)
     assert sorted(answers) == ["a", "b", "c"]
 
 
@@ -79,21 +79,21 @@ def test_what_has_begun_comes_first_then_the_heaviest_and_the_block_last() -> No
         asked.set()
         go.wait(10)
 
-    with Ahead(2) as ahead:
-        ask = ahead.ask(wait_for_it)
+    with CompilePool(2) as pool:
+        ask = pool.ask(wait_for_it)
 
         def work() -> None:
             ask("")
             done.append("begun")
 
-        ahead.start("begun", work)
-        ahead.ask(lambda _: asked.wait(10))("")
+        pool.start("begun", work)
+        pool.ask(lambda _: asked.wait(10))("")
         for weight in (1, 3, 2):
-            ahead.start(weight, partial(done.append, str(weight)), weight)
+            pool.start(weight, partial(done.append, str(weight)), weight)
         time.sleep(0.05)  # now one thread waits for its turn
         go.set()
         time.sleep(0.05)  # and another
-        ahead.finish(1)
+        pool.finish(1)
         done.append("block")
     assert done == ["begun", "3", "2", "1", "block"]
 
@@ -106,15 +106,15 @@ def test_what_no_thread_has_begun_is_left_to_who_asks() -> None:
         begun.set()
         return go.wait(10)
 
-    with Ahead(1) as ahead:
-        ask = ahead.ask(block)
-        ahead.start("a", lambda: done.append(str(ask("a"))))
-        ahead.start("b", lambda: done.append("b"))
-        ahead.ask(lambda _: begun.wait(10))("")
-        ahead.finish("b")  # returns at once: the one thread is at "a"
+    with CompilePool(1) as pool:
+        ask = pool.ask(block)
+        pool.start("a", lambda: done.append(str(ask("a"))))
+        pool.start("b", lambda: done.append("b"))
+        pool.ask(lambda _: begun.wait(10))("")
+        pool.finish("b")  # returns at once: the one thread is at "a"
         assert done == []
         go.set()
-        ahead.finish("a")
+        pool.finish("a")
     assert done == ["True"]
 
 
@@ -124,19 +124,19 @@ def test_an_error_ahead_is_left_to_who_asks_and_hands_the_turn_on() -> None:
     def fail() -> None:
         raise ValueError("not yet")
 
-    with Ahead(1) as ahead:
-        ahead.start("a", fail)
-        ahead.start("b", lambda: done.append("b"))
-        ahead.finish("a")
-        ahead.ask(lambda _: wait_until(lambda: done == ["b"]))("")
+    with CompilePool(1) as pool:
+        pool.start("a", fail)
+        pool.start("b", lambda: done.append("b"))
+        pool.finish("a")
+        pool.ask(lambda _: wait_until(lambda: done == ["b"]))("")
 
 
 def test_an_error_in_the_block_ends_all() -> None:
     done: list[int] = []
     before = threading.active_count()
-    with pytest.raises(ValueError, match="in the block"), Ahead(1) as ahead:
+    with pytest.raises(ValueError, match="in the block"), CompilePool(1) as pool:
         for number in range(100):
-            ahead.start(number, lambda: (time.sleep(0.01), done.append(1)))
+            pool.start(number, lambda: (time.sleep(0.01), done.append(1)))
         raise ValueError("in the block")
     assert len(done) < 100
     assert threading.active_count() == before
@@ -145,23 +145,23 @@ def test_an_error_in_the_block_ends_all() -> None:
 def test_an_interrupt_leaves_nobody_waiting() -> None:
     """At whichever line, but those of the block's end itself: all threads come to their end."""
 
-    def work(ahead: Ahead) -> None:
-        ahead.ask(lambda _: time.sleep(0.002))(0)
+    def work(pool: CompilePool) -> None:
+        pool.ask(lambda _: time.sleep(0.002))(0)
 
     for number in itertools.count():
-        ahead = Ahead(2)
+        pool = CompilePool(2)
 
-        def block(ahead: Ahead = ahead) -> None:
-            with ahead:
+        def block(pool: CompilePool = pool) -> None:
+            with pool:
                 for key in range(3):
-                    ahead.start(key, lambda: work(ahead))
-                work(ahead)
+                    pool.start(key, lambda: work(pool))
+                work(pool)
                 for key in range(3):
-                    ahead.finish(key)
+                    pool.finish(key)
 
-        interrupted = interrupt_at(number, [ahead_module], block, apart=Ahead.__exit__)
-        assert ahead._pool
-        threads = tuple(ahead._pool._threads)
+        interrupted = interrupt_at(number, [pool_module], block, apart=CompilePool.__exit__)
+        assert pool._pool
+        threads = tuple(pool._pool._threads)
         wait_until(lambda threads=threads: not any(t.is_alive() for t in threads))
         if not interrupted:
             break

@@ -1,4 +1,4 @@
-"""PTX that the driver assembles ahead, in a process: what it is asked for, in what order, and that nothing is told.
+"""PTX that the driver assembles in a background process: what it is asked for, in what order, and that nothing is told.
 
 The driver is a library of a few lines that writes down what it is asked; it assembles while there is no file `busy`.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from astitch.toolchain import assemble_ptx, driver_assembly
-from astitch.toolchain.driver_assembly import Unit, assemble_ahead
+from astitch.toolchain.driver_assembly import Unit, assemble_in_background
 
 DEVICE = SimpleNamespace(local_hardware_id=3)
 UNITS = [Unit(f"k{n}", f"// {n} {'long ' * n}".encode()) for n in range(4)]
@@ -116,7 +116,7 @@ def wait_for_threads() -> None:
 
 def assemble(device: Any = DEVICE) -> None:
     """All UNITS; waits for it."""
-    with assemble_ahead(device) as begin:
+    with assemble_in_background(device) as begin:
         begin(UNITS)
     wait_for_threads()
 
@@ -130,7 +130,7 @@ def test_the_longest_comes_first_and_nothing_stays_loaded(driver: Driver) -> Non
 
 
 def test_a_kernel_that_is_refused_is_left_to_whoever_loads_it(driver: Driver) -> None:
-    with assemble_ahead(DEVICE) as begin:
+    with assemble_in_background(DEVICE) as begin:
         begin([*UNITS[:2], Unit("bad", b"// refused, and the longest")])
     wait_for_threads()
     assert driver.asked("kernel") == ["k1", "k0"]
@@ -139,7 +139,7 @@ def test_a_kernel_that_is_refused_is_left_to_whoever_loads_it(driver: Driver) ->
 
 def test_what_comes_later_waits_its_turn_and_nothing_is_assembled_twice(driver: Driver) -> None:
     driver.stop()
-    with assemble_ahead(DEVICE) as begin:
+    with assemble_in_background(DEVICE) as begin:
         begin(UNITS[:1])
         wait_until(lambda: driver.asked("text"))
         begin(UNITS[1:2])
@@ -151,7 +151,7 @@ def test_what_comes_later_waits_its_turn_and_nothing_is_assembled_twice(driver: 
 
 
 def test_units_are_assembled_while_others_are_awaited(driver: Driver) -> None:
-    with assemble_ahead(DEVICE) as begin:
+    with assemble_in_background(DEVICE) as begin:
         for number, unit in enumerate(UNITS):
             begin([unit])
             wait_until(lambda number=number: len(driver.asked("unload")) == number + 1)
@@ -162,7 +162,7 @@ def test_units_are_assembled_while_others_are_awaited(driver: Driver) -> None:
 
 def test_what_waits_when_compiling_failed_is_dropped(driver: Driver) -> None:
     driver.stop()
-    with pytest.raises(ZeroDivisionError), assemble_ahead(DEVICE) as begin:
+    with pytest.raises(ZeroDivisionError), assemble_in_background(DEVICE) as begin:
         begin(UNITS)
         wait_until(lambda: driver.asked("text"))
         raise ZeroDivisionError
@@ -206,7 +206,7 @@ def test_the_process_is_told_the_end(driver: Driver, monkeypatch: pytest.MonkeyP
 
 
 def test_what_comes_after_the_end_is_left_to_whoever_loads_it(driver: Driver) -> None:
-    with assemble_ahead(DEVICE) as begin:
+    with assemble_in_background(DEVICE) as begin:
         pass
     begin(UNITS)
     wait_for_threads()
@@ -217,7 +217,7 @@ def test_a_little_is_left_to_whoever_loads_it(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_assembly, "LEAST_BYTES", sum(len(u.ptx) for u in UNITS))
-    with assemble_ahead(DEVICE) as begin:
+    with assemble_in_background(DEVICE) as begin:
         begin(UNITS[1:])
         begin(UNITS[1:])
     wait_for_threads()

@@ -301,7 +301,7 @@ def test_libraries_are_looked_for_once_whoever_asks(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(nvrtc, "_candidate_paths", find_paths)
     nvrtc._find_nvrtcs.cache_clear()
     try:
-        nvrtc.find_ahead()
+        nvrtc.find_in_background()
         assert begun.wait(60)
         threading.Timer(0.02, go_on.set).start()
         assert find_nvrtcs() == () and looked == ["astitch-nvrtc"]

@@ -116,7 +116,7 @@ def test_what_is_shown_of_a_pass_tells_of_faults(monkeypatch: pytest.MonkeyPatch
 def test_the_cuda_compiler_is_asked_about_what_the_engine_submits(
     monkeypatch: pytest.MonkeyPatch, tune: bool
 ) -> None:
-    """Also where plans are measured, when none is compiled ahead."""
+    """Also where plans are measured, when none is compiled in the background."""
     asked: list[str] = []
 
     def refuse(request: Request) -> CompiledKernel:

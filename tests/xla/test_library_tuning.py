@@ -1,4 +1,4 @@
-"""Library calls that XLA tunes ahead: which, in what module, and who waits for whom."""
+"""Library calls that XLA tunes in the background: which, in what module, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from astitch.xla.library_tuning import (
     WRITES_TO,
     export_library_calls,
     find_library_calls,
-    tune_ahead,
+    tune_in_background,
 )
 from astitch.xla.prepare_kernels import Code
 from tests.scopes import find_scopes
@@ -271,7 +271,7 @@ def test_the_end_of_the_block_waits_and_errors_are_not_told(
     scopes: Scopes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = Compiler(monkeypatch)
-    with tune_ahead("device") as begin:
+    with tune_in_background("device") as begin:
         begin(scopes)
         assert compiler.begun.wait(60) and not compiler.done
         compiler.go_on.set()
@@ -288,7 +288,7 @@ def test_the_end_of_the_block_waits_for_measurements_only(
     """Not for what XLA makes of them."""
     compiler = Compiler(monkeypatch, writes=True)
     try:
-        with tune_ahead("device") as begin:
+        with tune_in_background("device") as begin:
             begin(scopes)
         assert len(compiler.given) == 1 and not compiler.done
     finally:
@@ -314,7 +314,7 @@ def test_many_kinds_have_fewer_tilings_and_those_used_often_more(
     monkeypatch.setattr(library_tuning, "MANY", many)
     scopes = read(fn, normal(8, 16), normal(16, 16), normal(16, 4))
     assert [*find_library_calls(scopes).values()] == [layers, 1]
-    with tune_ahead("device") as begin:
+    with tune_in_background("device") as begin:
         begin(scopes)
     assert asked == [tilings]
 
@@ -331,7 +331,7 @@ def test_what_the_cost_model_has_no_tiling_of_is_measured_with_all(
             raise jax.errors.JaxRuntimeError("INTERNAL: No supported config found for HLO")
 
     monkeypatch.setattr(library_tuning, "compile_module", compile_module)
-    with tune_ahead("device") as begin:
+    with tune_in_background("device") as begin:
         begin(scopes)
     assert asked == [TILINGS, None]
 
@@ -342,7 +342,7 @@ def test_an_error_in_the_block_waits_for_nothing(
 ) -> None:
     compiler = Compiler(monkeypatch)
     try:
-        with pytest.raises(RuntimeError, match="planning"), tune_ahead("device") as begin:
+        with pytest.raises(RuntimeError, match="planning"), tune_in_background("device") as begin:
             begin(scopes)
             raise RuntimeError("planning")
         assert not compiler.done
@@ -365,7 +365,7 @@ def test_calls_that_cannot_be_written_down_are_not_tuned(
 
     compiler = Compiler(monkeypatch)
     monkeypatch.setattr(library_tuning, "export_library_calls", refuse)
-    with tune_ahead("device") as begin:
+    with tune_in_background("device") as begin:
         begin(scopes)
         assert refused.wait(60)
     assert asked == [find_library_calls(scopes)] and not compiler.given
@@ -381,7 +381,7 @@ def test_nothing_is_tuned_without_a_gpu_with_few_cores_or_among_processes(
     compiler = Compiler(monkeypatch)
     monkeypatch.setattr(library_tuning, "count_threads", lambda: cores)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    with tune_ahead(device) as begin:
+    with tune_in_background(device) as begin:
         begin(scopes)
     assert not compiler.given
 
@@ -412,11 +412,11 @@ def test_a_jitted_function_has_its_products_tuned_and_its_kernels_assembled(
     devices: list[Any] = []
 
     @contextmanager
-    def assemble_ahead(device: Any) -> Iterator[Assemble]:
+    def assemble_in_background(device: Any) -> Iterator[Assemble]:
         devices.append(device)
         yield loaded.extend
 
-    monkeypatch.setattr(stitched_call, "assemble_ahead", assemble_ahead)
+    monkeypatch.setattr(stitched_call, "assemble_in_background", assemble_in_background)
     arguments = normal(8, 16), normal(16, 16), normal(16, 4)
     traced: Any = astitch.jit(layers, tune=tune)
     lowered = traced._stitched_jit.trace(*arguments).lower(lowering_platforms=("cuda",))

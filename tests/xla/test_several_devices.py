@@ -1,4 +1,4 @@
-"""Programs for several devices, compiled ahead with astitch's hook and without it."""
+"""Programs for several devices, compiled ahead of time with astitch's hook and without it."""
 
 from __future__ import annotations
 
