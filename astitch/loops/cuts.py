@@ -134,12 +134,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a Moved is in shared memory: at byte `offset`, the rows of `buffers` turns.  lent: it shares its place with
-    others, so the block must meet before it is filled."""
+    """Where a Moved is in shared memory: at byte `offset`, the rows of `buffers` turns.
+
+    reused: others use the same bytes, so the block must meet before it fills them.
+    """
 
     offset: int
     buffers: int
-    lent: bool
+    reused: bool
 
 
 def place_slots(steps: Steps, cut: Cut) -> tuple[tuple[Slot, ...], int]:
@@ -150,7 +152,7 @@ def place_slots(steps: Steps, cut: Cut) -> tuple[tuple[Slot, ...], int]:
     """
     meetings = {m.stage for m in steps.moved} | {m.stage for m in steps.crossings}
     placed: list[tuple[int, int, bool]] = []
-    lent: dict[int, int] = {}
+    reused: dict[int, int] = {}
     offset = 0
     for number, moved in enumerate(steps.moved):
         size = len(moved.parts) * cut.rows * cut.stride * 4
@@ -158,14 +160,14 @@ def place_slots(steps: Steps, cut: Cut) -> tuple[tuple[Slot, ...], int]:
         # Where rows are padded with zeros they keep their place.
         many = steps.stages >= MANY_STAGES and cut.stride == cut.units
         if cut.members > 1 and many and last == moved.stage:
-            placed.append((lent.get(last, 0), 1, True))
-            lent[last] = lent.get(last, 0) + size
+            placed.append((reused.get(last, 0), 1, True))
+            reused[last] = reused.get(last, 0) + size
         else:
             met = max(meetings) > last or moved.stage > min(meetings)
             buffers = 1 if met and cut.members > 1 else 2
             placed.append((offset, buffers, False))
             offset += buffers * size
-    most = max(lent.values(), default=0)
+    most = max(reused.values(), default=0)
     slots = [Slot(at if shared else at + most, count, shared) for at, count, shared in placed]
     return tuple(slots), most + offset
 
@@ -241,13 +243,13 @@ def try_cut(
         return None
     if cut.members > 1 and cut.grid > gpu.sms:
         return None
-    ahead = 2 if steps.reads_ahead else 1
-    other = OTHER_REGISTERS + cut.owned * (ahead * steps.loaded + 8) + cut.rows * (most + 4)
+    turns_held = 2 if steps.prefetches_stacks else 1
+    other = OTHER_REGISTERS + cut.owned * (turns_held * steps.loaded + 8) + cut.rows * (most + 4)
     if cut.small > 1:
         crossing = sum(count_crossing(multiply, cut) for multiply in steps.crossings)
         if crossing > MAX_CROSSING:
             return None
-        other += cut.small_owned * (ahead * steps.small_loaded + 4) + crossing
+        other += cut.small_owned * (turns_held * steps.small_loaded + 4) + crossing
     if _count_registers(gpu, block, 1) < other:
         return None
     fixed = place_slots(steps, cut)[1] + count_crossing_bytes(steps, cut)

@@ -90,7 +90,7 @@ class _Emitter:
     def __init__(self, loop: Loop, share: Share) -> None:
         self.share, self.loop, self.body = share, loop, loop.body
         self.axes, self.steps, self.cut = share.axes, share.steps, share.cut
-        self.ahead = self.steps.reads_ahead
+        self.prefetches = self.steps.prefetches_stacks
         self.text = ShareText(loop, share)
         self.layout = Layout(share)
         self.rows = RowExchange(self.text, self.layout)
@@ -222,12 +222,12 @@ class _Emitter:
                 self.rows.receive(stage)
                 self.products.multiply(stage)
                 self.crossings.cross(stage)
-        self.hand_on(stacked if self.ahead else [])
+        self.hand_on(stacked if self.prefetches else [])
 
     def read_stacks(self, stacked: Sequence[tuple[Read, Part]]) -> None:
         """Slices of stacks: those of the next turn, which arrive while this one waits, or this turn's own."""
-        prefix, turn, depth = ("next_", "next", 2) if self.ahead else ("", "turn", 3)
-        if self.ahead:
+        prefix, turn, depth = ("next_", "next", 2) if self.prefetches else ("", "turn", 3)
+        if self.prefetches:
             self.text.out(2, f"const int next = min(turn + 1, {self.loop.trips - 1});")
             for _, part in stacked:
                 self.text.declare(2, part, prefix)
@@ -240,7 +240,7 @@ class _Emitter:
                 if part.small is small
             ]
             self.text.pairs(depth, small, lines)
-        if not self.ahead:
+        if not self.prefetches:
             self.text.out(2, "}")
 
     def compute(self, stage: int) -> None:

@@ -130,7 +130,7 @@ class LoopRewrite:
         return len(self.states) - 1
 
     def project(self, number: int) -> str:
-        """A part of the final state, after the loop; its number is settled when the loop is made."""
+        """A part of the final state, after the loop; its number is known when the loop is made."""
         attrs = GetTupleElementAttrs(number)
         type_ = self.states[number].type
         node = Node("", "get-tuple-element", type_, (self.node.name,), attrs)

@@ -103,7 +103,7 @@ class RowExchange:
         if not here and not crossings:
             return
         if self.layout.exchanges:
-            if any(self.layout.slots[number].lent for number, _ in here):
+            if any(self.layout.slots[number].reused for number, _ in here):
                 self.text.out(2, "__syncthreads();  // the rows of the stage before are read")
             for number, moved in here:
                 count = len(moved.parts) * cut.rows

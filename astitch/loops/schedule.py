@@ -21,8 +21,8 @@ from astitch.graph.ops import OPS, Cost, Kind
 from astitch.loops.analysis import Carried, Loop, Place, Stack
 from astitch.loops.axes import Axes, Axis, Form, Product
 
-MOST_AHEAD = 16
-"""Parts that a thread reads a turn ahead, in registers."""
+MOST_PREFETCHED = 16
+"""The most parts of stacks that a thread prefetches for the next turn, in registers."""
 
 
 class NoPlan(Exception):
@@ -113,9 +113,9 @@ class Steps:
         return len(self.computed) - 1
 
     @property
-    def reads_ahead(self) -> bool:
-        """Does a turn ask for what the next one reads of stacks?"""
-        return self.stacked <= MOST_AHEAD
+    def prefetches_stacks(self) -> bool:
+        """Does a turn prefetch what the next one reads of stacks?"""
+        return self.stacked <= MOST_PREFETCHED
 
     @property
     def shape(self) -> tuple[object, ...]:

@@ -225,7 +225,9 @@ class _Straightener:
                 find_place(body, user, user.operands[1:], user.shape, integers, self.trips)
                 for user in users
             ]
-            if write is None or not all(read and self.is_ahead(read, write) for read in reads):
+            if write is None or not all(
+                read and self.reads_unwritten(read, write) for read in reads
+            ):
                 continue
             known = self.starts.get(number)
             source = "" if known is not None else self.add_invariant(state)
@@ -237,7 +239,7 @@ class _Straightener:
                     operands = (source, *user.operands[1:])
                     self.body[user.name] = replace(user, operands=operands)
 
-    def is_ahead(self, read: Place, write: Place) -> bool:
+    def reads_unwritten(self, read: Place, write: Place) -> bool:
         """Does each turn read where no turn before it wrote?"""
         if read.dimension != write.dimension or self.trips > MOST_LISTED_TURNS:
             return False

@@ -783,7 +783,7 @@ def test_strict_hears_of_a_loop_whose_kernel_cannot_run(monkeypatch: pytest.Monk
         compile_for_xla(read(lstm, lstm_arguments(16)), H100, strict=True)
 
 
-def test_loops_whose_names_were_not_foreseen_are_handed_out_in_the_end(
+def test_loops_whose_names_were_not_predicted_are_handed_out_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(preparing, "name_loop", lambda number: f"early_{number}")
