@@ -17,7 +17,7 @@ import numpy as np
 
 from astitch.graph.ir import ArrayType, DType
 from astitch.library.xla_fallback import find_device
-from astitch.run.dlpack_export import Lent
+from astitch.run.dlpack_export import Exported
 from astitch.run.result_memory import note_array
 
 log = logging.getLogger("astitch")
@@ -72,9 +72,9 @@ class DeviceArray:
 
         if jax.default_backend() != "gpu" or not self.type.size:
             return jax.device_put(self.to_numpy())
-        return self.lend_to_jax(committed=committed)
+        return self.share_with_jax(committed=committed)
 
-    def lend_to_jax(self, *, committed: bool = True) -> Any:
+    def share_with_jax(self, *, committed: bool = True) -> Any:
         """A JAX array on the same memory, of at least one element; ready when CuPy's current stream has come here,
         and JAX, which does not own the memory, never gives it to another array."""
         import jax
@@ -107,7 +107,7 @@ class DeviceArray:
         dtype = self.type.dtype
         # DLPack names bool and the numbers; the narrow floats travel as words of their size.
         carrier = _DLPACK_CARRIER.get(dtype, dtype.numpy)
-        owner = None if self.owner is None else Lent(self.owner)
+        owner = None if self.owner is None else Exported(self.owner)
         memory = cupy.cuda.UnownedMemory(self.pointer, self.type.bytes, owner)
         words = cupy.ndarray(self.type.shape, carrier, cupy.cuda.MemoryPointer(memory, 0))
         is_known = dtype not in _DLPACK_CARRIER and words.__dlpack_device__()[0] != _DLPACK_MANAGED
@@ -196,4 +196,4 @@ class JaxHandover:
         import jax
 
         with jax.enable_x64(True):  # else JAX takes 64-bit numbers for 32-bit ones
-            return [array.lend_to_jax(committed=committed) for array in arrays]
+            return [array.share_with_jax(committed=committed) for array in arrays]

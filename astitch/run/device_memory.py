@@ -15,7 +15,7 @@ import numpy as np
 from astitch.device.cuda_driver import StreamAddress
 from astitch.errors import AstitchError, OutOfMemory
 from astitch.run.cuda_graph import WorkRooms
-from astitch.run.dlpack_export import last_returned, wait_for_jax
+from astitch.run.dlpack_export import last_released, wait_for_jax
 from astitch.run.result_memory import give_back_all
 
 _SHORTAGES = ("OutOfMemoryError", "OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "ALLOC_FAILED")
@@ -36,7 +36,7 @@ class DeviceMemory:
 
     def __init__(self, cupy: Any, device: int, program: str) -> None:
         self._cupy, self._device, self._program = cupy, device, program
-        self._returned = 0  # by JAX, when a stream waited last for what it computes
+        self._released = 0  # by JAX, when a stream waited last for what it computes
         # While launches are captured: where they find memory, and the stream of the call.
         self._rooms: WorkRooms | None = None
         self._outside: Any = None
@@ -67,10 +67,10 @@ class DeviceMemory:
 
     def wait_for_readers(self, stream: Any = None) -> None:
         """What JAX let go of may be written now, in the order of the stream: the current one unless it is given."""
-        returned = last_returned()
-        if returned != self._returned:
+        released = last_released()
+        if released != self._released:
             wait_for_jax(self._device, (stream or self._cupy.cuda.get_current_stream()).ptr)
-            self._returned = returned
+            self._released = released
 
     def no_room(self, what: str, error: Exception) -> OutOfMemory:
         """The error to raise."""

@@ -29,10 +29,10 @@ LEGACY_STREAM = 1
 """DLPack's name for CUDA's stream 0."""
 
 _turns = itertools.count(1)
-_returned = [0]
+_released = [0]
 
 
-class Lent:
+class Exported:
     """Keeps memory for JAX as long as it lives; that it goes is noted before the memory is free."""
 
     __slots__ = ("_memory",)
@@ -41,13 +41,13 @@ class Lent:
         self._memory = memory
 
     # Called from wherever a reference goes, in any thread, also when the process ends: without locks and globals.
-    def __del__(self, returned: list[int] = _returned, turns: Iterator[int] = _turns) -> None:
-        returned[0] = next(turns)
+    def __del__(self, released: list[int] = _released, turns: Iterator[int] = _turns) -> None:
+        released[0] = next(turns)
 
 
-def last_returned() -> int:
-    """A number that is another one whenever JAX has let go of memory meanwhile; 0 if it never did."""
-    return _returned[0]
+def last_released() -> int:
+    """A number that is another one whenever JAX has released memory meanwhile; 0 if it never did."""
+    return _released[0]
 
 
 def wait_for_jax(gpu: int, stream: int) -> None:

@@ -26,7 +26,7 @@ from astitch.run.device_memory import DeviceMemory, is_shortage
 from astitch.run.gpu_arguments import GpuArguments
 from astitch.run.gpu_call import Call, DirectProduct, PreparedStep
 from astitch.run.gpu_convolutions import ConvolutionSteps
-from astitch.run.gpu_fallbacks import FallbackSteps
+from astitch.run.gpu_fallbacks import OutsideSteps
 from astitch.run.gpu_kernels import KernelSteps
 from astitch.run.gpu_products import ProductSteps
 from astitch.run.graph_runs import GraphReplay, make_runs
@@ -159,7 +159,7 @@ class GpuExecutor:
         """What launches each step, and in which runs."""
         program, memory, cupy, number = self.program, self._memory, self.cupy, self.device.id
         self._kernels = KernelSteps(program, memory, cupy, self.device)
-        self._fallbacks = FallbackSteps(
+        self._fallbacks = OutsideSteps(
             program, memory, self._turns, self._handover, number, self._compiler_options
         )
         self._products = ProductSteps(memory, cupy, number)
@@ -231,7 +231,7 @@ class GpuExecutor:
                 names = [*map(name_step, self.program.steps), "the results"]
                 raise self._memory.no_room(f"step {call.step}, {names[call.step]}", error) from None
             finally:  # what was launched before a failure still uses the arena and the arguments
-                self._turns.finish(stream, call.lent)
+                self._turns.finish(stream, call.in_use)
 
     def run_to_jax(self, arguments: Sequence[Any], *, committed: bool = True) -> list[Any]:
         """What run gives, as JAX arrays: on the same memory where JAX runs on this GPU, else copies.
@@ -271,7 +271,7 @@ class GpuExecutor:
                 if repeat:
                     for row, (start, end) in zip(times, pairwise(events), strict=True):
                         row.append(1e3 * self.cupy.cuda.get_elapsed_time(start, end))
-            self._turns.finish(stream, call.lent)
+            self._turns.finish(stream, call.in_use)
         return [
             StepTime(name_step(step), type(step).__name__, statistics.median(row))
             for step, row in zip(self.program.steps, times, strict=True)
@@ -322,14 +322,14 @@ class GpuExecutor:
                 found = call.addresses[view.buffer]
                 if found != addresses[view.buffer]:  # XLA puts its results where it likes
                     self._memory.copy(addresses[view.buffer], found, view.type.bytes, stream)
-            if call.lent:
-                self._turns.keep(call.lent, there)
+            if call.in_use:
+                self._turns.keep(call.in_use, there)
             self._turns.let_go()
 
     # -- memory of a call --
 
     def _place_buffers(self, arguments: Sequence[Any], stream: int) -> Call:
-        placed, lent = self._arguments.place(arguments, stream)
+        placed, in_use = self._arguments.place(arguments, stream)
         outputs: dict[str, Any] = dict(self._results.take(stream, self._memory.allocate))
         self._memory.wait_for_readers()
         addresses = self._arguments.addresses.copy()
@@ -337,7 +337,7 @@ class GpuExecutor:
             addresses[name] = memory.ptr
         # The call holds `placed` until all is launched.  Copies of host arguments then go back to CuPy's pool,
         # which hands memory on in the order of the stream.
-        return Call(placed, outputs, addresses, stream, lent)
+        return Call(placed, outputs, addresses, stream, in_use)
 
     def _take_outputs(self, call: Call) -> list[DeviceArray]:
         """One array for each output; a small result, too, is copied out of its place."""

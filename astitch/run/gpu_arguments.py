@@ -68,18 +68,18 @@ class GpuArguments:
             if recall() is not argument or argument is None or argument.is_deleted()
         ]
         placed = self._placed.copy()
-        lent = []
+        in_use = []
         for number in changed:
             array = placed[number] = self._place_argument(number, arguments[number], stream)
             for name in self._buffers[number]:
                 self.addresses[name] = array.pointer
             if is_jax(array.owner) and number not in self._held:
-                lent.append(array.owner)
+                in_use.append(array.owner)
         if any(placed[number].type is not self._wanted[number] for number in changed):
             self.forget()
             self._types.check([array.type for array in placed])
-        lent += [arguments[number] for number in self._held]
-        return placed, lent
+        in_use += [arguments[number] for number in self._held]
+        return placed, in_use
 
     def forget(self) -> None:
         """The next call looks at all of its arguments."""

@@ -17,7 +17,7 @@ from astitch.run.device_array import DeviceArray
 class Call:
     """One call: its arguments on the device, the memory of its outputs, where every buffer lies, the stream.
 
-    A result that XLA computes lies where XLA put it: its step sets the address.  lent: what is in use until the end,
+    A result that XLA computes lies where XLA put it: its step sets the address.  in_use: what must live until the end,
     JAX arrays and graphs.  tables: where launches that are captured leave the memory of their tables of pointers.
     step: how many steps were launched.
     """
@@ -26,7 +26,7 @@ class Call:
     outputs: dict[str, Any]
     addresses: dict[str, int]
     stream: int
-    lent: list[Any]
+    in_use: list[Any]
     tables: list[Any] | None = None
     step: int = 0
 

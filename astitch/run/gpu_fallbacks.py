@@ -40,7 +40,7 @@ from astitch.run.gpu_call import Call, PreparedStep
 from astitch.run.stream_turns import StreamTurns
 
 
-class FallbackSteps:
+class OutsideSteps:
     """Launches what XLA or NumPy computes of a program.
 
     device: CUDA's number of the current device.  made_by_xla: the buffers whose values lie where XLA puts them.
@@ -108,7 +108,7 @@ class FallbackSteps:
         self.made_by_xla.update(view.buffer for view in results)
 
         def run(call: Call) -> None:
-            found = fallback.run(self._lend(call, operands, fallback))
+            found = fallback.run(self._share(call, operands, fallback))
             for view, array in zip(results, found, strict=True):
                 # No copy: the steps that follow read it where XLA put it.
                 call.addresses[view.buffer] = (
@@ -116,19 +116,19 @@ class FallbackSteps:
                 )
                 if self._program.buffers[view.buffer].space is Space.OUTPUT:
                     call.outputs[view.buffer] = array
-            call.lent.extend(found)
+            call.in_use.extend(found)
 
         return PreparedStep(run)
 
-    def _lend(self, call: Call, views: Sequence[View], fallback: FallbackSubgraph) -> list[Any]:
+    def _share(self, call: Call, views: Sequence[View], fallback: FallbackSubgraph) -> list[Any]:
         """The JAX arrays of operands, on the same memory where they lie as XLA wants its own."""
         arrays = [self._align(call, view) for view in views if view.type.size]
         event = self._turns.take_event()
         event.record()
-        lent = iter(self._handover.adopt(arrays, fallback.device, event))
+        shared = iter(self._handover.adopt(arrays, fallback.device, event))
         self._turns.return_event(event)
         return [
-            next(lent)
+            next(shared)
             if view.type.size
             else put_array(np.empty(view.type.shape, view.type.dtype.numpy), fallback.device)
             for view in views

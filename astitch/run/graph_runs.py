@@ -82,7 +82,7 @@ class GraphReplay:
                 captured.graph.launch(stream)
             except Exception as error:
                 pass_interrupt(error)
-                call.lent.extend(graphs.refuse(error))
+                call.in_use.extend(graphs.refuse(error))
             else:
                 self._counts.replayed += 1
                 call.step += len(run.launches)
@@ -104,12 +104,12 @@ class GraphReplay:
         except Exception as error:
             pass_interrupt(error)
             if not isinstance(error, OutOfMemory) and not is_shortage(error):
-                call.lent.extend(graphs.refuse(error))
+                call.in_use.extend(graphs.refuse(error))
             return None
         for table, pointers in tables:
             self._memory.write(int(table.ptr), pointers, call.stream)
         captured = CapturedRun(found[0], tuple(table for table, _ in tables))
         dropped = graphs.keep(key, captured)
         if dropped is not None:
-            call.lent.append(dropped)
+            call.in_use.append(dropped)
         return captured

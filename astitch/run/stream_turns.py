@@ -33,7 +33,7 @@ class StreamTurns:
         self.end: Any = cupy.cuda.Event(disable_timing=True)
         # Arrays of JAX that a call reads, with the event of its end: JAX knows nothing of our streams,
         # and would give their memory to others.
-        self._borrowed: list[tuple[Any, list[Any]]] = []
+        self._in_use: list[tuple[Any, list[Any]]] = []
         self._free_events: list[Any] = []
         self._broken_off = False  # an exception ended the latest call before its end was recorded
 
@@ -52,28 +52,28 @@ class StreamTurns:
             stream.wait_event(self.end)
             self._forget_arguments()  # who is held, and until when, is asked anew
         self._memory.wait_for_readers(stream)
-        if self._borrowed:
+        if self._in_use:
             self.let_go()
 
-    def finish(self, stream: Any, lent: list[Any]) -> None:
-        """The call is enqueued.  lent: what is in use until it has ended."""
+    def finish(self, stream: Any, in_use: list[Any]) -> None:
+        """The call is enqueued.  in_use: what must live until it has ended."""
         # Recorded now: by the next call the stream may be gone.
         self._last = stream
         self.end.record(stream)
-        if lent:
-            self.keep(lent, stream)
+        if in_use:
+            self.keep(in_use, stream)
         self._broken_off = False
 
-    def keep(self, lent: list[Any], stream: Any) -> None:
+    def keep(self, in_use: list[Any], stream: Any) -> None:
         """Keeps arrays until the stream has come here."""
         event = self.take_event()
         event.record(stream)
-        self._borrowed.append((event, lent))
+        self._in_use.append((event, in_use))
 
     def let_go(self) -> None:
         """Drops what ended calls kept."""
-        while self._borrowed and self._borrowed[0][0].done:
-            self._free_events.append(self._borrowed.pop(0)[0])
+        while self._in_use and self._in_use[0][0].done:
+            self._free_events.append(self._in_use.pop(0)[0])
 
     def take_event(self) -> Any:
         """An event that nobody uses."""

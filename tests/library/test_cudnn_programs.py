@@ -26,7 +26,7 @@ from astitch.library.xla_fallback import compile_fallback, find_device, put_arra
 from astitch.program.steps import LibraryStep, Program
 from astitch.run.executor import GpuExecutor
 from astitch.run.gpu_call import Call, PreparedStep
-from astitch.run.gpu_fallbacks import FallbackSteps
+from astitch.run.gpu_fallbacks import OutsideSteps
 from astitch.run.host_engine import HostEngine
 from tests.hlo_runner import lower, run_xla
 
@@ -140,7 +140,7 @@ def test_what_xla_convolves_lies_where_it_would_have(
     program = compile_fn(layer, X, K)
     (want,) = HostEngine(program).run([X, K])
 
-    def prepare(_: FallbackSteps, step: LibraryStep) -> PreparedStep:
+    def prepare(_: OutsideSteps, step: LibraryStep) -> PreparedStep:
         (result,) = step.results
 
         def run(call: Call) -> None:
@@ -152,7 +152,7 @@ def test_what_xla_convolves_lies_where_it_would_have(
     def fail(*_: Any) -> None:
         raise cudnn.NoCudnnPlan("none runs")
 
-    monkeypatch.setattr(FallbackSteps, "prepare_library", prepare)
+    monkeypatch.setattr(OutsideSteps, "prepare_library", prepare)
     monkeypatch.setattr(cudnn.Convolution, "launch", fail)
     executor = GpuExecutor(program)
     for _ in range(2):

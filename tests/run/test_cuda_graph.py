@@ -36,7 +36,7 @@ from astitch.run.cuda_graph import GraphCache, GraphCounts, WorkRooms, split_run
 from astitch.run.device_array import DeviceArray
 from astitch.run.executor import GpuExecutor
 from astitch.run.gpu_call import PreparedStep
-from astitch.run.gpu_fallbacks import FallbackSteps
+from astitch.run.gpu_fallbacks import OutsideSteps
 from astitch.run.gpu_kernels import KernelSteps
 from astitch.run.result_memory import ResultMemory, ResultPool, follows_stream, note_array
 
@@ -411,7 +411,7 @@ def test_results_of_fallbacks_are_read_where_xla_put_them(
     )
     made: list[Memory] = []
 
-    def prepare(fallbacks: FallbackSteps, _: Any) -> PreparedStep:
+    def prepare(fallbacks: OutsideSteps, _: Any) -> PreparedStep:
         fallbacks.made_by_xla.add("d")
 
         def run(call: Any) -> None:
@@ -421,7 +421,7 @@ def test_results_of_fallbacks_are_read_where_xla_put_them(
 
         return PreparedStep(run)
 
-    monkeypatch.setattr(FallbackSteps, "prepare_reference", prepare)
+    monkeypatch.setattr(OutsideSteps, "prepare_reference", prepare)
     executor = GpuExecutor(replace(program, steps=steps))
     w_there, x_there = put(fake, W), put(fake, X)
     for turn in range(5):

@@ -16,7 +16,7 @@ import pytest
 import stepped_programs as programs
 
 from astitch.run import dlpack_export
-from astitch.run.dlpack_export import Lent, last_returned, wait_for_jax
+from astitch.run.dlpack_export import Exported, last_released, wait_for_jax
 from astitch.run.executor import GpuExecutor
 from astitch.run.xla_ffi import Api, Entry, ErrorDestruction, Frame, P, StreamQuestion
 
@@ -24,13 +24,13 @@ from astitch.run.xla_ffi import Api, Entry, ErrorDestruction, Frame, P, StreamQu
 def test_that_jax_let_go_is_known_before_the_memory_is_free() -> None:
     class Memory:
         def __del__(self) -> None:
-            seen.append(last_returned())
+            seen.append(last_released())
 
     seen: list[int] = []
-    before, lent = last_returned(), Lent(Memory())
-    assert last_returned() == before and not seen
-    del lent
-    assert seen == [last_returned()] != [before]
+    before, exported = last_released(), Exported(Memory())
+    assert last_released() == before and not seen
+    del exported
+    assert seen == [last_released()] != [before]
 
 
 @pytest.mark.parametrize("knows_streams", [True, False])
@@ -93,7 +93,7 @@ STREAM = 0x7700
 
 
 class Xla:
-    """XLA's table of functions, which knows one stream or none, and an executable that calls lending's handler."""
+    """XLA's table of functions, which knows one stream or none, and an executable that calls the export's handler."""
 
     def __init__(self, stream: int | None, run: Callable[[Callable[[], None]], None]) -> None:
         self.stream, self.run = stream, run

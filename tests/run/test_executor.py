@@ -434,7 +434,7 @@ def test_results_go_to_jax_behind_one_event(
 
     monkeypatch.setattr(_jax, "dlpack_managed_tensor_to_buffer", adopt)
     monkeypatch.setattr(DeviceArray, "_to_dlpack", lambda array: Words(array))
-    monkeypatch.setattr(DeviceArray, "lend_to_jax", lambda a, **_: jax.device_put(a.to_numpy()))
+    monkeypatch.setattr(DeviceArray, "share_with_jax", lambda a, **_: jax.device_put(a.to_numpy()))
     monkeypatch.setattr(JaxHandover, "device", Gpu())
     waits: list[Any] = []
     fake.cuda.runtime.streamWaitEvent = lambda *given: waits.append(given)
