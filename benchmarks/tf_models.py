@@ -38,7 +38,7 @@ from astitch.profiling.xla_kernels import read_xla_kernels
 from astitch.program.steps import FallbackStep
 from astitch.run.executor import count_gpus
 from benchmarks.tf_workloads import MODELS, make_model
-from tf_addon.enabling import the_switch
+from tf_addon.enabling import takeover
 from tf_addon.launch_table import count_steps
 from tf_addon.programs import compile_for
 
@@ -198,7 +198,7 @@ def measure_overhead(name: str, part: str, calls: int) -> Overhead:
         with tf_addon.enabled(engine=engine):
             if engine == "gpu":
                 gpu_us.append(time_call(lambda: function(batch), calls))
-            the_switch.set(replace(the_switch.wishes, dry=True))
+            takeover.set(replace(takeover.wishes, dry=True))
             astitch_us.append(time_call(lambda: function(batch), calls))
     found = tf_addon.report(reset=True)
     if found.fallbacks:

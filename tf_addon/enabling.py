@@ -47,7 +47,7 @@ class Layer:
     wishes: Wishes
 
 
-class Switch:
+class Takeover:
     """The process's one: its wishes, and the shim once it is there."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ def forget_kernels() -> None:
     context.context().clear_kernel_cache()
 
 
-the_switch = Switch()
+takeover = Takeover()
 
 
 def enable(
@@ -161,7 +161,7 @@ def enable(
     Raises ShimUnavailable where the shim cannot be built, EngineUnavailable where there is no GPU or TensorFlow hides
     CuPy's cuBLAS, InvalidOption.
     """
-    the_switch.set(prepare(Wishes(True, strict, uncompiled, max_signatures, engine)))
+    takeover.set(prepare(Wishes(True, strict, uncompiled, max_signatures, engine)))
 
 
 def disable() -> None:
@@ -169,7 +169,7 @@ def disable() -> None:
 
     Inside of a `with enabled()` block it lasts as long as the block.
     """
-    the_switch.change(lambda wishes: replace(wishes, taken=False, strict=False))
+    takeover.change(lambda wishes: replace(wishes, taken=False, strict=False))
 
 
 @contextmanager
@@ -184,11 +184,11 @@ def enabled(
 
     Where blocks of several threads overlap, the options of the one that began last hold.
     """
-    layer = the_switch.begin(prepare(Wishes(True, strict, uncompiled, max_signatures, engine)))
+    layer = takeover.begin(prepare(Wishes(True, strict, uncompiled, max_signatures, engine)))
     try:
         yield
     finally:
-        the_switch.end(layer)
+        takeover.end(layer)
 
 
 def prepare(wishes: Wishes) -> Wishes:
@@ -207,7 +207,7 @@ def prepare(wishes: Wishes) -> Wishes:
     named = options.engine()
     if (wishes.engine or named) != "host" and count_gpus():
         check_cublas()
-    the_switch.install()
+    takeover.install()
     return wishes
 
 
@@ -216,7 +216,7 @@ def report(*, reset: bool = False) -> Report:
 
     reset: begin anew after this report.
     """
-    found = the_switch.make_report()
+    found = takeover.make_report()
     if reset:
-        the_switch.reset()
+        takeover.reset()
     return found

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, overload
 
 from astitch.errors import InvalidOption
-from tf_addon.enabling import the_switch
+from tf_addon.enabling import takeover
 from tf_addon.errors import ShimUnavailable
 from tf_addon.methods import Method
 from tf_addon.signatures import is_tensor, list_statics, make_key
@@ -92,7 +92,7 @@ def _stitch(fn: Callable[..., Any], tier: str | None, options: dict[str, Any]) -
     whole = tf.function(fn, **{**options, "jit_compile": True})
     if tier != "python":
         try:
-            the_switch.install()
+            takeover.install()
         except ShimUnavailable:
             if tier == "shim":
                 raise

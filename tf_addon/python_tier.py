@@ -18,7 +18,7 @@ from typing import Any
 from astitch.errors import AstitchError
 from astitch.program.steps import Program
 from astitch.system.callbacks import pass_interrupt
-from tf_addon.enabling import the_switch
+from tf_addon.enabling import takeover
 from tf_addon.errors import UnsupportedSignature
 from tf_addon.ffi import TARGET, the_handlers
 from tf_addon.marked_function import options_of
@@ -111,16 +111,16 @@ def lower_graph(
         captured_inputs=given[len(arguments) :],
         stage="hlo_serialized",
     )
-    place = choose_place(0 if gpus else -1, the_switch.wishes.engine)
+    place = choose_place(0 if gpus else -1, takeover.wishes.engine)
     start = time.perf_counter()
-    made = compile_module(read_module(hlo), place, strict=the_switch.wishes.strict)
+    made = compile_module(read_module(hlo), place, strict=takeover.wishes.strict)
     seconds, program = time.perf_counter() - start, made.program
     if len(program.parameters) != len(sources):
         raise UnsupportedSignature(
             f"{len(sources) - len(program.parameters)} arguments must be compile-time constants\n"
             "  pass them as Python numbers, or use the shim: tf_addon.enable()"
         )
-    note_compiled(the_switch.records, name, HOST, made, seconds)
+    note_compiled(takeover.records, name, HOST, made, seconds)
     updates = []
     for result, parameter in made.aliases:
         source = sources[parameter]
@@ -130,7 +130,7 @@ def lower_graph(
 
     def counted(stream: int, operands: Sequence[int], results: Sequence[int]) -> None:
         launch(stream, operands, results)
-        the_switch.records.note_run(name, HOST, STITCHED)
+        takeover.records.note_run(name, HOST, STITCHED)
 
     custom_call = _make_custom_call(program, the_handlers.add(counted), bool(gpus))
 
@@ -344,7 +344,7 @@ class PythonTier(Method):
         if made is not None:
             return made.run(tensors)
         if tf.executing_eagerly():
-            the_switch.records.note_run(self._name_part("inference"), HOST, XLA)
+            takeover.records.note_run(self._name_part("inference"), HOST, XLA)
         return self.plain(*args, **kwargs)
 
     def _convert(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -377,7 +377,7 @@ class PythonTier(Method):
 
         context = _has_tape(), tf.executing_eagerly()
         key = (make_key(given, leaves, places, tensors), context)
-        limit = the_switch.wishes.max_signatures
+        limit = takeover.wishes.max_signatures
         with self._lock:
             if key not in self._made:
                 if len(self._made) >= limit:
@@ -429,7 +429,7 @@ class PythonTier(Method):
             )
 
     def _refuse(self, reason: str) -> None:
-        note_refused(the_switch.records, self._name_part("inference"), HOST, reason, XLA)
+        note_refused(takeover.records, self._name_part("inference"), HOST, reason, XLA)
 
     def _lower(self, traced: Any, run: Callable[..., list[Any]], specs: Sequence[Any]) -> Made:
         """traced: the function's own graph.  run: the function, of tensors and to tensors."""

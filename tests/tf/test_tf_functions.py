@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow")
 import tf_addon  # noqa: E402
 from astitch.errors import EngineUnavailable  # noqa: E402
 from tests.tf_support import assert_equal, both, check_stitched  # noqa: E402
-from tf_addon.enabling import Wishes, the_switch  # noqa: E402
+from tf_addon.enabling import Wishes, takeover  # noqa: E402
 
 rng = np.random.default_rng(0)
 
@@ -533,18 +533,18 @@ def test_on_and_off_inside_of_blocks() -> None:
 
 
 def test_off_keeps_the_other_options_of_each_block() -> None:
-    before = the_switch.wishes
+    before = takeover.wishes
     base = Wishes(max_signatures=7)
-    the_switch.set(base)
+    takeover.set(base)
     try:
         with tf_addon.enabled(max_signatures=2, engine="host", uncompiled=False, strict=True):
             thread = threading.Thread(target=tf_addon.disable)
             thread.start()
             thread.join()
-            assert the_switch.wishes == Wishes(max_signatures=2, engine="host", uncompiled=False)
-        assert the_switch.wishes == base
+            assert takeover.wishes == Wishes(max_signatures=2, engine="host", uncompiled=False)
+        assert takeover.wishes == base
     finally:
-        the_switch.set(before)
+        takeover.set(before)
 
 
 def test_a_gpu_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ tf = pytest.importorskip("tensorflow")
 import tf_addon  # noqa: E402
 from tests.tf_support import assert_equal  # noqa: E402
 from tf_addon import python_tier  # noqa: E402
-from tf_addon.enabling import Wishes, the_switch  # noqa: E402
+from tf_addon.enabling import Wishes, takeover  # noqa: E402
 from tf_addon.errors import UnsupportedSignature  # noqa: E402
 
 function = tf_addon.function(tier="python")
@@ -25,11 +25,11 @@ function = tf_addon.function(tier="python")
 
 @pytest.fixture(autouse=True)
 def emulated() -> Iterator[None]:
-    before = the_switch.wishes
-    the_switch.set(Wishes(engine="host"))
+    before = takeover.wishes
+    takeover.set(Wishes(engine="host"))
     tf_addon.report(reset=True)
     yield
-    the_switch.set(before)
+    takeover.set(before)
 
 
 def normal(*shape: int) -> Any:
@@ -421,7 +421,7 @@ def test_signatures_beyond_the_cap_are_xla_s(caplog: pytest.LogCaptureFixture) -
     def soften(x: Any) -> Any:
         return tf.nn.softmax(x)
 
-    the_switch.set(Wishes(engine="host", max_signatures=2))
+    takeover.set(Wishes(engine="host", max_signatures=2))
     for size in (1, 2, 3, 4, 3, 1):
         x = normal(size)
         assert_equal(soften(x), tf.nn.softmax(x))

@@ -287,7 +287,7 @@ def test_variables_travel_where_managed_memory_is_short(cuda: FakeCuda) -> None:
 def test_variables_travel_where_the_host_cannot_share_memory(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shim = enabling.the_switch.install()
+    shim = enabling.takeover.install()
     unmanaged = launch_table.find_driver(cuda.library, managed=False)
     monkeypatch.setattr(
         programs, "find_cuda", lambda: unmanaged
@@ -357,7 +357,7 @@ def test_the_words_of_all_barriers_are_cleared_at_once() -> None:
 def test_a_step_gets_the_addresses_of_its_own_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up all of a program's would cost each product more than its launch."""
     calls: list[tuple[int, dict[str, int], int]] = []
-    settled: MatmulCall | None = None
+    chosen: MatmulCall | None = None
 
     class Executor:
         def __init__(self, *_: Any) -> None:
@@ -374,7 +374,7 @@ def test_a_step_gets_the_addresses_of_its_own_buffers(monkeypatch: pytest.Monkey
             if not isinstance(step, LibraryStep):
                 return None
             (lhs, rhs), (result,) = step.operands, step.results
-            matmul: Any = SimpleNamespace(find_call=lambda: settled)
+            matmul: Any = SimpleNamespace(find_call=lambda: chosen)
             return DirectProduct(matmul, lhs.buffer, rhs.buffer, result.buffer)
 
     monkeypatch.setattr(launch_table, "GpuExecutor", Executor)
@@ -400,11 +400,11 @@ def test_a_step_gets_the_addresses_of_its_own_buffers(monkeypatch: pytest.Monkey
     memory = {7: 1000}
     monkeypatch.setattr(launch_table, "find_workspace", lambda _, stream: memory.get(stream))
     assert runner.find_product(first, 7) is None
-    settled = MatmulCall(*range(20, 29), workspace_bytes=512)
+    chosen = MatmulCall(*range(20, 29), workspace_bytes=512)
     assert runner.find_product(first, 5) is None, "the stream captures"
     row = runner.find_product(first, 7)
     assert row is not None
-    assert [getattr(row, f.name) for f in dataclasses.fields(settled)] == [*range(20, 29), 512]
+    assert [getattr(row, f.name) for f in dataclasses.fields(chosen)] == [*range(20, 29), 512]
     assert (row.workspace, row.stream) == (1000, 7)
     step = program.steps[first]
     assert isinstance(step, LibraryStep)
@@ -456,7 +456,7 @@ def check_graphs(cuda: FakeCuda, x: np.ndarray) -> None:
     made, launched = cuda.graphs
     # Two sets of memory take turns for the variables; orders of them repeat too.
     assert 1 <= made <= 8 and launched >= 8, cuda.graphs
-    assert enabling.the_switch.install().count_graphs()[0] >= made
+    assert enabling.takeover.install().count_graphs()[0] >= made
     tf_addon.disable()
     assert_equal(ours, run_network(20, lambda n: x + n / 10), rtol=1e-4, atol=1e-5)
 
@@ -525,13 +525,13 @@ def test_python_launches_a_product_once(
     """And no more than that, whatever addresses come then; what it does is what Python did."""
     if not graphs:
         monkeypatch.setattr(FakeCudaRunner, "capture_stream", 0)
-    before = enabling.the_switch.install().count_products()
+    before = enabling.takeover.install().count_products()
     x = np.concatenate([X, X])[: 8 + graphs]  # a module that no other test makes
     ours = run_network(20, lambda n: x * (n + 1) / 4)
     (runner,) = runners
     products = sum(isinstance(step, LibraryStep) for step in runner._program.steps)
     assert runner.steps_run == products > 2
-    launched = enabling.the_switch.install().count_products() - before
+    launched = enabling.takeover.install().count_products() - before
     assert launched == cuda.count(6) > 0
     assert (launched == 19 * products) == (cuda.graphs == (0, 0)) == (not graphs)
     tf_addon.disable()
